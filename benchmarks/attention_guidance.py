@@ -18,32 +18,37 @@ from typing import Any
 
 import numpy as np
 import torch
-from code_clone import FAMILIES, Pairs, config_of, joined
-from code_data import PAD, Clones, Functions, arrays_of, read_clones, store
-from code_model import Rows
+from code_clone import PAIR_FAMILIES, ClonePairSampler, build_config, join_pair_rows
+from code_data import PAD_ID, CloneForms, EncodedFunctions, load_arrays, read_clones, save_arrays
+from code_model import FunctionRows
 from torch.nn import functional as F
 from transformers import RobertaConfig, RobertaForSequenceClassification
 
-from clearhead.training import Clock, load_checkpoint, ramp
-from clearhead.training.attention_guidance import Guide, guidance_loss, mass_on, strength
+from clearhead.training import TrainingBudget, compute_warmup_decay, load_checkpoint
+from clearhead.training.attention_guidance import (
+    HeadGuidance,
+    compute_class_attention,
+    compute_guidance_loss,
+    compute_guidance_weight,
+)
 
-CLASS = "separator"
-HEADS = (0, 1)
+GUIDED_CLASS = "separator"
+GUIDED_HEADS = (0, 1)
 #: So many pairs of functions are read: enough for a comparison, few enough to parse in a minute.
-MOST = {"train": 3_000, "valid": 476}
+MAX_FUNCTIONS = {"train": 3_000, "valid": 476}
 
 
 def main() -> None:
     options = parse_options()
     if options.prepare:
-        for split in MOST:
-            prepare(options.data, split)
+        for split in MAX_FUNCTIONS:
+            store_token_classes(options.data, split)
         return
     device = torch.device(options.device)
     rows = []
     for seed in range(options.seeds):
         for weight in options.strengths:
-            rows.append({"seed": seed, "strength": weight, **fine_tuned(options, weight, seed, device)})
+            rows.append({"seed": seed, "strength": weight, **fine_tune(options, weight, seed, device)})
             print(json.dumps(rows[-1]), flush=True)
             options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
@@ -63,100 +68,104 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def prepare(folder: Path, split: str) -> None:
+def store_token_classes(folder: Path, split: str) -> None:
     """The first so many functions in Java and C#, and which of their tokens are of the class."""
     from tokenizers import Tokenizer
 
-    from clearhead.studies.code.syntax import parse
+    from clearhead.studies.code.syntax import parse_source
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     clones = read_clones(folder, split)
     pairs = int((clones.forms[:, 2] < 0).sum())
-    kept = min(MOST[split], pairs)
+    kept = min(MAX_FUNCTIONS[split], pairs)
     rows, member = [], []
     for place in range(kept):
         for form, language in zip(clones.forms[place, :2], ("java", "csharp"), strict=True):
             text = tokenizer.decode(clones.functions[form].tolist(), skip_special_tokens=False)
             found = tokenizer.encode(text, add_special_tokens=False)
-            lexemes = [one for one in parse(text, language).lexemes if one.kind == CLASS]
+            lexemes = [one for one in parse_source(text, language).lexemes if one.token_class == GUIDED_CLASS]
             inside = {at for one in lexemes for at in range(one.start, one.stop)}
             rows.append(found.ids)
             member += [any(at in inside for at in range(*span)) for span in found.offsets]
     forms = np.full((kept, 3), -1, np.int32)
     forms[:, :2] = np.arange(2 * kept).reshape(kept, 2)
-    near = np.where(clones.near[:kept] < kept, clones.near[:kept], -1)
-    functions = Functions.of(rows)
-    store(guided(folder, split), functions, forms=forms, near=near, member=np.array(member, dtype=bool))
-    print(f"{split}: {kept} functions, {np.mean(member):.3f} of the tokens are of the class {CLASS}", flush=True)
+    near = np.where(clones.lookalikes[:kept] < kept, clones.lookalikes[:kept], -1)
+    functions = EncodedFunctions.from_rows(rows)
+    save_arrays(get_guided_path(folder, split), functions, forms=forms, near=near, member=np.array(member, dtype=bool))
+    print(f"{split}: {kept} functions, {np.mean(member):.3f} of the tokens are of the class {GUIDED_CLASS}", flush=True)
 
 
-def guided(folder: Path, split: str) -> Path:
+def get_guided_path(folder: Path, split: str) -> Path:
     return folder / f"{split}-guided.npz.xz"
 
 
-class Lessons:
+class GuidedPairs:
     """Pairs with the class of each of their tokens."""
 
     def __init__(self, folder: Path, split: str, device: torch.device) -> None:
-        arrays = arrays_of(guided(folder, split))
-        functions = Functions(arrays["ids"], arrays["ends"])
-        self.pairs = Pairs(Clones(functions, arrays["forms"], arrays["near"]), device)
+        arrays = load_arrays(get_guided_path(folder, split))
+        functions = EncodedFunctions(arrays["ids"], arrays["ends"])
+        self.pairs = ClonePairSampler(CloneForms(functions, arrays["forms"], arrays["near"]), device)
         # the same indexing gives ids and membership; special tokens are below the first real id and of no class
-        self.member = Rows([Functions(arrays["member"].astype(np.uint16) + PAD + 100, arrays["ends"])], device)
+        self.class_membership = FunctionRows(
+            [EncodedFunctions(arrays["member"].astype(np.uint16) + PAD_ID + 100, arrays["ends"])], device
+        )
         self.device = device
 
-    def draw(self, rng: np.random.Generator, count: int) -> tuple[Any, Any, Any]:
-        chosen, same = self.pairs.draw(rng, count, FAMILIES[0])
+    def draw_batch(self, rng: np.random.Generator, count: int) -> tuple[Any, Any, Any]:
+        chosen, same = self.pairs.draw(rng, count, PAIR_FAMILIES[0])
         one, other = (torch.from_numpy(chosen[:, side]).to(self.device) for side in range(2))
-        inside = joined(self.member, one, other) == PAD + 101
-        return self.pairs.batch(chosen), inside, torch.from_numpy(same).long().to(self.device)
+        inside = join_pair_rows(self.class_membership, one, other) == PAD_ID + 101
+        return self.pairs.collate(chosen), inside, torch.from_numpy(same).long().to(self.device)
 
 
-def fine_tuned(options: argparse.Namespace, weight: float, seed: int, device: torch.device) -> dict[str, Any]:
+def fine_tune(options: argparse.Namespace, guidance_weight: float, seed: int, device: torch.device) -> dict[str, Any]:
     torch.manual_seed(seed)
-    model = RobertaForSequenceClassification(RobertaConfig(**config_of(options.base)))
+    model = RobertaForSequenceClassification(RobertaConfig(**build_config(options.base)))
     model.set_attn_implementation("eager")  # fused kernels give no attention to guide
     model.load_state_dict(load_checkpoint(options.base / "model.safetensors")[0], strict=False)
     model = model.to(device)
-    lessons, held_out = (Lessons(options.data, split, device) for split in MOST)
-    before = looked(model, held_out, options.count)
+    lessons, held_out = (GuidedPairs(options.data, split, device) for split in MAX_FUNCTIONS)
+    before = evaluate(model, held_out, options.count)
     optimiser = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.01)
-    clock, rng = Clock(steps=options.steps), np.random.default_rng(seed)
-    guides = [Guide("class", HEADS)]
+    clock, rng = TrainingBudget(total_steps=options.steps), np.random.default_rng(seed)
+    guides = [HeadGuidance("class", GUIDED_HEADS)]
     model.train()
     while clock.fraction < 1:
-        ids, inside, same = lessons.draw(rng, options.batch)
-        optimiser.param_groups[0]["lr"] = 5e-4 * ramp(clock.fraction)
-        out = model(ids, attention_mask=(ids != PAD).long(), output_attentions=True)
+        ids, inside, same = lessons.draw_batch(rng, options.batch)
+        optimiser.param_groups[0]["lr"] = 5e-4 * compute_warmup_decay(clock.fraction)
+        out = model(ids, attention_mask=(ids != PAD_ID).long(), output_attentions=True)
         loss = F.cross_entropy(out.logits, same)
-        if weight:
+        if guidance_weight:
             attention = dict(enumerate(out.attentions))
-            loss = loss + strength(clock.fraction, weight) * guidance_loss(attention, guides, ids != PAD, inside)
+            loss = loss + compute_guidance_weight(clock.fraction, guidance_weight) * compute_guidance_loss(
+                attention, guides, ids != PAD_ID, inside
+            )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
-        clock.tick()
-    after = looked(model, held_out, options.count)
+        clock.record_step()
+    after = evaluate(model, held_out, options.count)
     return {"before": before, "after": after}
 
 
 @torch.no_grad()
-def looked(model: Any, lessons: Lessons, count: int) -> dict[str, float]:
+def evaluate(model: Any, pairs: GuidedPairs, count: int) -> dict[str, float]:
     """Accuracy, and the mean share of attention on the class by guided heads and by the others."""
     model.eval()
     rng, right, parts, seen = np.random.default_rng(12345), 0, [], 0
     while seen < count:
-        ids, inside, same = lessons.draw(rng, min(100, count - seen))
-        out = model(ids, attention_mask=(ids != PAD).long(), output_attentions=True)
+        ids, inside, same = pairs.draw_batch(rng, min(100, count - seen))
+        out = model(ids, attention_mask=(ids != PAD_ID).long(), output_attentions=True)
         right += int((out.logits.argmax(-1) == same).sum())
-        parts.append(torch.stack([mass_on(one, inside, ids != PAD) for one in out.attentions]).cpu())
+        parts.append(torch.stack([compute_class_attention(one, inside, ids != PAD_ID) for one in out.attentions]).cpu())
         seen += len(ids)
     mass = torch.stack(parts).mean((0, 1))
-    others = [head for head in range(len(mass)) if head not in HEADS]
+    others = [head for head in range(len(mass)) if head not in GUIDED_HEADS]
     return {
         "accuracy": right / seen,
-        "share on the class, guided heads": float(mass[list(HEADS)].mean()),
+        "share on the class, guided heads": float(mass[list(GUIDED_HEADS)].mean()),
         "share on the class, other heads": float(mass[others].mean()),
     }
 

@@ -11,33 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from marked import shown, table, write_between
+from marked import format_interval, render_table, replace_marked_sections
 
-from clearhead.studies.code.syntax import CLASSES
+from clearhead.studies.code.syntax import TOKEN_CLASSES
 
-NAMES = {
+TASK_TITLES = {
     "java": "Java, masked tokens",
     "python": "Python, masked tokens",
     "pairs": "Python, clones",
     "translation": "Java to C#",
 }
-FAMILIES = ("saliency", "integrated-gradients", "gradient-shap", "deeplift", "deeplift-shap")
-Found = dict[str, Any]
+METHOD_ORDER = ("saliency", "integrated-gradients", "gradient-shap", "deeplift", "deeplift-shap")
+StudyResults = dict[str, Any]
 
 
-def summary(found: Found) -> str:
+def render_summary(results: StudyResults) -> str:
     """What was asked, how often the model is right, and what tells right from wrong."""
 
     def row(name: str, cell: Any) -> list[str]:
-        return [name, *(cell(own) for own in found.values())]
+        return [name, *(cell(own) for own in results.values())]
 
     def detector(name: str) -> Any:
-        return lambda own: shown(own["detector"] and own["detector"]["auroc"][name], 3)
+        return lambda own: format_interval(own["detector"] and own["detector"]["auroc"][name], 3)
 
     rows = [
         row("model", lambda own: own["model"]),
         row("questions", lambda own: str(own["questions"])),
-        row("right", lambda own: shown(own["accuracy"], 3)),
+        row("right", lambda own: format_interval(own["accuracy"], 3)),
         row(
             "heads × classes that differ, right against wrong (q < 0.05)",
             lambda own: (
@@ -46,52 +46,52 @@ def summary(found: Found) -> str:
         ),
         row(
             "methods × classes that differ",
-            lambda own: _differing(own["attribution, wrong against right"]),
+            lambda own: _count_significant(own["attribution, wrong against right"]),
         ),
         *(row(f"AUROC of {one}", detector(one)) for one in ("confidence", "length", "syntax", "syntax and confidence")),
         row(
             "gain of both over confidence",
-            lambda own: shown(own["detector"] and own["detector"]["gain over confidence"], 3),
+            lambda own: format_interval(own["detector"] and own["detector"]["gain over confidence"], 3),
         ),
         row(
             "heads × classes changed by fine-tuning",
             lambda own: "–" if own["changed cells"] is None else f"{own['changed cells']} of {own['compared cells']}",
         ),
     ]
-    return table(["", *(NAMES[name] for name in found)], rows)
+    return render_table(["", *(TASK_TITLES[name] for name in results)], rows)
 
 
-def _differing(lines: list[Found]) -> str:
+def _count_significant(lines: list[StudyResults]) -> str:
     tested = [line for line in lines if line["q"] is not None]
     return f"{sum(line['q'] < 0.05 for line in tested)} of {len(tested)}" if tested else "–"
 
 
-def classes(found: Found) -> list[str]:
-    there = {line["class"] for own in found.values() for line in own["classes"]}
-    return [name for name in CLASSES if name in there]
+def list_present_classes(results: StudyResults) -> list[str]:
+    there = {line["class"] for own in results.values() for line in own["classes"]}
+    return [name for name in TOKEN_CLASSES if name in there]
 
 
-def by_class(found: Found) -> str:
+def render_attention_by_class(results: StudyResults) -> str:
     """Attention received by class."""
-    lines = {name: {line["class"]: line for line in own["classes"]} for name, own in found.items()}
+    lines = {name: {line["class"]: line for line in own["classes"]} for name, own in results.items()}
     rows = [
-        [one, *(shown(own[one]["attention received"] if one in own else None) for own in lines.values())]
-        for one in classes(found)
+        [one, *(format_interval(own[one]["attention received"] if one in own else None) for own in lines.values())]
+        for one in list_present_classes(results)
     ]
-    return table(["attention received", *(NAMES[name] for name in found)], rows)
+    return render_table(["attention received", *(TASK_TITLES[name] for name in results)], rows)
 
 
-def families(found: Found) -> str:
+def render_attribution_by_class(results: StudyResults) -> str:
     """Attribution by class, a table for each kind of question."""
     parts = []
-    for name, own in found.items():
-        methods = [method for method in (*FAMILIES, "generic") if method in own["classes"][0]]
-        rows = [[line["class"], *(shown(line[method]) for method in methods)] for line in own["classes"]]
-        parts.append(table([NAMES[name], *methods], rows))
+    for name, own in results.items():
+        methods = [method for method in (*METHOD_ORDER, "generic") if method in own["classes"][0]]
+        rows = [[line["class"], *(format_interval(line[method]) for method in methods)] for line in own["classes"]]
+        parts.append(render_table([TASK_TITLES[name], *methods], rows))
     return "\n\n".join(parts)
 
 
-def guidance(rows: list[Found]) -> str:
+def render_guidance(rows: list[StudyResults]) -> str:
     """With and without guidance: accuracy, and the share of attention on the class before and after."""
     strengths = sorted({row["strength"] for row in rows})
     figures = list(rows[0]["after"])
@@ -104,7 +104,7 @@ def guidance(rows: list[Found]) -> str:
         [figure, cell(strengths[0], figure, "before"), *(cell(s, figure, "after") for s in strengths)]
         for figure in figures
     ]
-    return table(["mean (range) over seeds", "before", *(f"after, λ {s:g}" for s in strengths)], lines)
+    return render_table(["mean (range) over seeds", "before", *(f"after, λ {s:g}" for s in strengths)], lines)
 
 
 def main() -> None:
@@ -115,12 +115,12 @@ def main() -> None:
     found = json.loads((figures / "code-models.json").read_text(encoding="utf-8"))
     guided = json.loads((figures / "code-guidance.json").read_text(encoding="utf-8"))
     made = {
-        "summary": summary(found),
-        "by class": by_class(found),
-        "families": families(found),
-        "guidance": guidance(guided),
+        "summary": render_summary(found),
+        "by class": render_attention_by_class(found),
+        "families": render_attribution_by_class(found),
+        "guidance": render_guidance(guided),
     }
-    write_between(options.page, made)
+    replace_marked_sections(options.page, made)
 
 
 if __name__ == "__main__":

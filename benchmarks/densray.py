@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from clearhead.concepts.densray import densray
+from clearhead.concepts.densray import fit_densray
 
 
 def main() -> None:
@@ -27,9 +27,9 @@ def main() -> None:
     for normalise, count in ((False, arguments.plain), (True, arguments.pairs)):
         first, second = (torch.randn(count // 2, arguments.width, generator=generator) for _ in range(2))
         first, second = first.to(arguments.device), (second + 0.1).to(arguments.device)
-        densray(first[:1000], second[:1000], normalise=normalise)  # the first call also loads what is needed
+        fit_densray(first[:1000], second[:1000], normalise=normalise)  # the first call also loads what is needed
         started, worked = time.perf_counter(), time.process_time()
-        direction = densray(first, second, normalise=normalise)
+        direction = fit_densray(first, second, normalise=normalise)
         float(direction.q[0, 0])  # a device has finished when its result is here
         seconds, cpu = time.perf_counter() - started, time.process_time() - worked
         about = {"normalise": normalise, "vectors": count, "width": arguments.width, "device": arguments.device}

@@ -9,30 +9,32 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from marked import minus, shown, table, write_between
+from marked import format_interval, render_table, replace_marked_sections, use_minus_sign
 
-from clearhead.stats import holm
+from clearhead.stats import adjust_p_values_holm
 
-Found = dict[str, Any]
+StudyResults = dict[str, Any]
 
 
-def layers(found: Found) -> str:
+def layers(found: StudyResults) -> str:
     rows = [[str(one["layer"]), f"{one['accuracy']:.3f}", f"{one['effect']:.1f}"] for one in found["layers"]]
-    return table(["layer", "held-out accuracy", "effect size (Cohen’s d)"], rows)
+    return render_table(["layer", "held-out accuracy", "effect size (Cohen’s d)"], rows)
 
 
-def pronouns(found: Found) -> str:
+def pronouns(found: StudyResults) -> str:
     """DR of the pronoun through the layers, of two sentences that differ in it."""
     rows = []
     for text, own in found["shown"].items():
         if own["mask"] is None:
-            rows.append([f"{text} (DR of *{own['tokens'][0]}*)", *(minus(f"{layer[0]:.1f}") for layer in own["dr"])])
-    return table(["", *(f"layer {one['layer']}" for one in found["layers"])], rows)
+            rows.append(
+                [f"{text} (DR of *{own['tokens'][0]}*)", *(use_minus_sign(f"{layer[0]:.1f}") for layer in own["dr"])]
+            )
+    return render_table(["", *(f"layer {one['layer']}" for one in found["layers"])], rows)
 
 
-def likeness(found: Found) -> str:
+def likeness(found: StudyResults) -> str:
     sets = found["sets"]
-    corrected = holm([one["similarity"]["p"] for one in sets])
+    corrected = adjust_p_values_holm([one["similarity"]["p"] for one in sets])
     rows = []
     for one, p in zip(sets, corrected, strict=True):
         own = one["similarity"]
@@ -41,58 +43,81 @@ def likeness(found: Found) -> str:
             for n in ("cosine", "euclid", "manhattan", "haversine")
         ]
         rows.append(
-            [one["name"], str(one["count"]), *pairs, _p(own["p"]), _p(float(p)), minus(f"{own['spearman']:.2f}")]
+            [
+                one["name"],
+                str(one["count"]),
+                *pairs,
+                _format_p(own["p"]),
+                _format_p(float(p)),
+                use_minus_sign(f"{own['spearman']:.2f}"),
+            ]
         )
     names = ["cosine (chance)", "Euclid/√n", "Manhattan/n", "haversine", "p", "p (Holm)", "Spearman"]
-    return table(["set", "sentences", *names], rows)
+    return render_table(["set", "sentences", *names], rows)
 
 
-def ranks(found: Found) -> str:
+def ranks(found: StudyResults) -> str:
     lines = [("running text", found["ranks"], None), *((one["name"], one["ranks"], one) for one in found["sets"])]
     kept = [line for line in lines if line[1] is not None]
-    corrected = holm([own["p"] for _, own, _ in kept])
+    corrected = adjust_p_values_holm([own["p"] for _, own, _ in kept])
     rows = []
     for (name, own, one), p in zip(kept, corrected, strict=True):
-        share = ["–", "–"] if one is None else [shown(one["share"]), f"{one['largest']} of {one['share']['count']}"]
-        maps = [shown(own[part]) for part in ("attdr", "dr", "attention")]
-        rows.append([name, *maps, f"{own['chance']:.2f}", shown(own["difference"]), _p(own["p"]), _p(float(p)), *share])
+        share = (
+            ["–", "–"]
+            if one is None
+            else [format_interval(one["share"]), f"{one['largest']} of {one['share']['count']}"]
+        )
+        maps = [format_interval(own[part]) for part in ("attdr", "dr", "attention")]
+        rows.append(
+            [
+                name,
+                *maps,
+                f"{own['chance']:.2f}",
+                format_interval(own["difference"]),
+                _format_p(own["p"]),
+                _format_p(float(p)),
+                *share,
+            ]
+        )
     names = ["AttDR", "DR", "attention alone", "chance", "AttDR − DR", "p", "p (Holm)", "share of filler", "largest"]
-    return table(["sentences", *names], rows)
+    return render_table(["sentences", *names], rows)
 
 
-def at_the_mask(found: Found) -> str:
+def at_the_mask(found: StudyResults) -> str:
     """The two words of the axis, where the filler can be masked, too."""
     rows = []
     for one in found["sets"]:
         before, densray, hard = (one["pronouns"][way] for way in ("", "densray", "hard"))
         if before["size of bias"]["count"]:
             first = f"{before['first']['mean']:.2f} / {before['second']['mean']:.2f}"
-            figures = [shown(own[name]) for name in ("apart", "size of bias") for own in (before, densray, hard)]
+            figures = [
+                format_interval(own[name]) for name in ("apart", "size of bias") for own in (before, densray, hard)
+            ]
             rows.append([one["name"], first, *figures])
     names = [word for name in ("apart", "size of bias") for word in (name, "without (DensRay)", "without (hard)")]
-    return table(["set", "p(he) / p(she)", *names], rows)
+    return render_table(["set", "p(he) / p(she)", *names], rows)
 
 
-def own_words(found: Found) -> str:
+def own_words(found: StudyResults) -> str:
     rows = []
     for one in found["sets"]:
         before, densray, hard = (one["pronouns"][way] for way in ("", "densray", "hard"))
         if not before["size of bias"]["count"]:
             figures = [before["apart"], densray["apart"], hard["apart"], before["leaning"], densray["leaning"]]
-            rows.append([one["name"], *map(shown, figures)])
+            rows.append([one["name"], *map(format_interval, figures)])
     names = ["apart", "without (DensRay)", "without (hard)", "leaning", "without (DensRay)"]
-    return table(["set", *names], rows)
+    return render_table(["set", *names], rows)
 
 
-def costs(found: Found) -> str:
+def costs(found: StudyResults) -> str:
     rows = [
-        [way, *(shown(own[f"loss {name}"], 3) for name in ("before", "after", "difference"))]
+        [way, *(format_interval(own[f"loss {name}"], 3) for name in ("before", "after", "difference"))]
         for way, own in found["costs"].items()
     ]
-    return table(["removed", "loss before", "after", "difference"], rows)
+    return render_table(["removed", "loss before", "after", "difference"], rows)
 
 
-def people(found: Found) -> str:
+def people(found: StudyResults) -> str:
     lines = found["people"]
     further = sum(one["dr difference"] > 0 for one in lines)
     opposite = sum(one["dr subject"] > 0 > one["dr object"] for one in lines)
@@ -105,7 +130,7 @@ def people(found: Found) -> str:
     return fill(told, 124)
 
 
-def _p(value: float) -> str:
+def _format_p(value: float) -> str:
     return f"{value:.2g}" if value < 0.1 else f"{value:.2f}"
 
 
@@ -115,7 +140,7 @@ def main() -> None:
     options = parser.parse_args()
     found = json.loads((options.page.parent / "figures" / "gender.json").read_text(encoding="utf-8"))
     made = (layers, pronouns, likeness, ranks, at_the_mask, own_words, costs, people)
-    write_between(options.page, {one.__name__.replace("_", " "): one(found) for one in made})
+    replace_marked_sections(options.page, {one.__name__.replace("_", " "): one(found) for one in made})
 
 
 if __name__ == "__main__":

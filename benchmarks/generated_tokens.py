@@ -28,11 +28,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import clearhead
 
-Matrix = list[np.ndarray]
-MOST = 1e-4  # how far two ways may differ, relative to the largest score
+ScoreRows = list[np.ndarray]
+MAX_RELATIVE_DIFFERENCE = 1e-4  # how far two ways may differ, relative to the largest score
 
 
-def decoder(width: int, device: str) -> LlamaForCausalLM:
+def make_decoder(width: int, device: str) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=50257,
@@ -46,11 +46,11 @@ def decoder(width: int, device: str) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).to(device).eval().requires_grad_(False)
 
 
-def growing(model: LlamaForCausalLM, prompt: Tensor, answer: Tensor) -> Matrix:
+def explain_by_growing_passes(model: LlamaForCausalLM, prompt: Tensor, continuation: Tensor) -> ScoreRows:
     """Generic Attention of each word, from a pass over all that comes before it."""
     rows = []
-    for step, word in enumerate(answer):
-        ids = torch.cat([prompt, answer[:step]])[None]
+    for step, word in enumerate(continuation):
+        ids = torch.cat([prompt, continuation[:step]])[None]
         vectors = model.get_input_embeddings()(ids).detach().requires_grad_()
         output = model(inputs_embeds=vectors, output_attentions=True, use_cache=False)
         gradients = torch.autograd.grad(output.logits[0, -1, word], output.attentions)
@@ -64,19 +64,19 @@ def growing(model: LlamaForCausalLM, prompt: Tensor, answer: Tensor) -> Matrix:
     return rows
 
 
-def one_by_one(ex: clearhead.Explainer, prompt: Tensor, answer: Tensor) -> Matrix:
+def explain_one_token_at_a_time(explainer: clearhead.Explainer, prompt: Tensor, continuation: Tensor) -> ScoreRows:
     return [
-        ex.explain({"input_ids": torch.cat([prompt, answer[:step]])[None]}, target=int(word)).scores
-        for step, word in enumerate(answer)
+        explainer.explain({"input_ids": torch.cat([prompt, continuation[:step]])[None]}, target=int(word)).scores
+        for step, word in enumerate(continuation)
     ]
 
 
-def together(ex: clearhead.Explainer, prompt: Tensor, answer: Tensor) -> Matrix:
-    matrix = ex.explain({"input_ids": prompt[None]}, answer=answer).matrix
+def explain_all_tokens(explainer: clearhead.Explainer, prompt: Tensor, continuation: Tensor) -> ScoreRows:
+    matrix = explainer.explain({"input_ids": prompt[None]}, answer=continuation).matrix
     return [row[: len(prompt) + step] for step, row in enumerate(matrix)]
 
 
-def timed(run: Callable[[], Matrix], device: str) -> tuple[float, Matrix]:
+def time_run(run: Callable[[], ScoreRows], device: str) -> tuple[float, ScoreRows]:
     wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
     wait()
     start = time.perf_counter()
@@ -85,38 +85,38 @@ def timed(run: Callable[[], Matrix], device: str) -> tuple[float, Matrix]:
     return time.perf_counter() - start, rows
 
 
-def measure(width: int, prompt: int, words: int, repeats: int, device: str) -> None:
-    model = decoder(width, device)
+def compare_runtimes(width: int, prompt_length: int, num_tokens: int, repeats: int, device: str) -> None:
+    model = make_decoder(width, device)
     eager = copy.deepcopy(model)
     eager.set_attn_implementation("eager")
-    said = torch.randint(1000, 50000, (prompt + words,), device=device)
+    said = torch.randint(1000, 50000, (prompt_length + num_tokens,), device=device)
     ex = clearhead.load(model)
-    parts = said[:prompt], said[prompt:]
-    runs: dict[str, Callable[[], Matrix]] = {
-        "together": lambda: together(ex, *parts),
-        "one growing pass a word": lambda: growing(eager, *parts),
-        "clearhead, one word at a time": lambda: one_by_one(ex, *parts),
+    parts = said[:prompt_length], said[prompt_length:]
+    runs: dict[str, Callable[[], ScoreRows]] = {
+        "together": lambda: explain_all_tokens(ex, *parts),
+        "one growing pass a word": lambda: explain_by_growing_passes(eager, *parts),
+        "clearhead, one word at a time": lambda: explain_one_token_at_a_time(ex, *parts),
     }
-    together(ex, parts[0], parts[1][:8])  # warm up; the recorder's self-test happens here
+    explain_all_tokens(ex, parts[0], parts[1][:8])  # warm up; the recorder's self-test happens here
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    results: dict[str, Matrix] = {}
+    results: dict[str, ScoreRows] = {}
     for _ in range(repeats):
         for name, run in runs.items():
-            spent, results[name] = timed(run, device)
+            spent, results[name] = time_run(run, device)
             seconds[name].append(spent)
     for name in list(runs)[1:]:
         ratios = [own / other for own, other in zip(seconds["together"], seconds[name], strict=True)]
         pairs = zip(results["together"], results[name], strict=True)
         gap = max(float(np.abs(one - other).max() / np.abs(other).max()) for one, other in pairs)
         print(
-            f"{words} words after {prompt}, 24 layers of {width}: together / {name:30} ratio "
+            f"{num_tokens} words after {prompt_length}, 24 layers of {width}: together / {name:30} ratio "
             f"{statistics.median(ratios):5.2f}  (from {min(ratios):.2f} to {max(ratios):.2f})"
             f"  {statistics.median(seconds['together']):7.2f} s / {statistics.median(seconds[name]):.2f} s"
             f"  largest difference {gap:.0e}",
             flush=True,
         )
-        if not gap <= MOST:
-            raise SystemExit(f"together and {name} differ by {gap:.0e}, more than {MOST:.0e}")
+        if not gap <= MAX_RELATIVE_DIFFERENCE:
+            raise SystemExit(f"together and {name} differ by {gap:.0e}, more than {MAX_RELATIVE_DIFFERENCE:.0e}")
 
 
 def main() -> None:
@@ -130,7 +130,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     for width in chosen.width:
-        measure(width, chosen.prompt, chosen.words, chosen.repeats, chosen.device)
+        compare_runtimes(width, chosen.prompt, chosen.words, chosen.repeats, chosen.device)
 
 
 if __name__ == "__main__":

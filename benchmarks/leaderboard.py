@@ -28,23 +28,23 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import numpy as np
 import torch
 
-from clearhead.bench.chunk_explanations import with_controls
-from clearhead.bench.job import Job, Task, base_key, chunks
-from clearhead.bench.worker import Worker, versions
-from clearhead.methods.base import REGISTRY
+from clearhead.bench.chunk_explanations import add_controls
+from clearhead.bench.job import BenchmarkJob, ChunkTask, compute_chunk_key, iter_chunks
+from clearhead.bench.worker import ChunkWorker, format_versions
+from clearhead.methods.base import METHOD_REGISTRY
 
-ROWS = Path("build/leaderboard")
-TENTHS = tuple(tenth / 10 for tenth in range(1, 11))
+DEFAULT_OUT_DIR = Path("build/leaderboard")
+DECILE_FRACTIONS = tuple(tenth / 10 for tenth in range(1, 11))
 
-FLOW = ("flow",)
+FLOW_METHODS = ("flow",)
 #: Methods of which one explanation takes about as many passes as there are units, or more.
-MANY = ("kernel-shap", "lime", "occlusion", "shap", "value-zeroing")
+PERTURBATION_METHODS = ("kernel-shap", "lime", "occlusion", "shap", "value-zeroing")
 #: The same scores for less: nobody looks at what was read after the other layers here.
-BRIEFER = {"flow": "flow(depths=False)"}
+FASTER_VARIANTS = {"flow": "flow(depths=False)"}
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchmarkCase:
     """A model of the zoo, the data it is measured on, and by which protocols.
 
     apart: methods that are measured only where `--methods` names them
@@ -55,51 +55,74 @@ class Case:
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     split: str | None = None
     limit: int = 100
-    chunk: int = 4
+    chunk_size: int = 4
     batch_size: int = 8
-    apart: tuple[str, ...] = ()
+    slow_methods: tuple[str, ...] = ()
 
 
-def words(*fills: str, **more: Any) -> dict[str, dict[str, Any]]:
-    return {"perturb-text": {"fills": fills, "fractions": TENTHS, **more}}
+def make_text_settings(*fills: str, **settings: Any) -> dict[str, dict[str, Any]]:
+    return {"perturb-text": {"fills": fills, "fractions": DECILE_FRACTIONS, **settings}}
 
 
-PICTURES = {"perturb-images": {"fills": ("black", "mean", "blur"), "fractions": TENTHS}}
-ONE_FILL = {"perturb-images": {"fills": ("mean",), "fractions": TENTHS}}
-SEEN = ("perturb-images", "segmentation", "subsets")
+IMAGE_SETTINGS = {"perturb-images": {"fills": ("black", "mean", "blur"), "fractions": DECILE_FRACTIONS}}
+SINGLE_FILL_IMAGE_SETTINGS = {"perturb-images": {"fills": ("mean",), "fractions": DECILE_FRACTIONS}}
+IMAGE_PROTOCOLS = ("perturb-images", "segmentation", "subsets")
 
 #: The models with known answers first: truth, and how faithful the same explanations are.
-CASES: dict[str, Case] = {
-    "logic": Case("known:logic", ("truth", "perturb-text", "subsets"), words("mask")),
-    "recall": Case("known:recall", ("truth", "perturb-text", "subsets"), words("pad") | {"subsets": {"fill": "pad"}}),
-    "recall-4k": Case("known:recall-4k", ("truth",), limit=30, chunk=1, batch_size=1, apart=(*FLOW, *MANY)),
-    "spell": Case("known:spell", ("truth", "perturb-text", "subsets"), words("pad") | {"subsets": {"fill": "pad"}}),
-    "shapes-vqa": Case("known:shapes-vqa", ("truth", "perturb-text", "perturb-regions"), words("mask"), chunk=2),
-    "shapes-vilt": Case("known:shapes-vilt", ("truth", "perturb-text", "perturb-images"), words("mask") | ONE_FILL),
-    "shapes-detr": Case("known:shapes-detr", ("truth",), chunk=2),
-    "pets-hans": Case("known:pets-hans", ("truth", "perturb-images", "subsets"), ONE_FILL, apart=FLOW),
-    "sentiment": Case("sst2", ("perturb-text", "eraser", "subsets"), words("mask", "delete"), "test"),
-    "rationale": Case(
+CASES: dict[str, BenchmarkCase] = {
+    "logic": BenchmarkCase("known:logic", ("truth", "perturb-text", "subsets"), make_text_settings("mask")),
+    "recall": BenchmarkCase(
+        "known:recall", ("truth", "perturb-text", "subsets"), make_text_settings("pad") | {"subsets": {"fill": "pad"}}
+    ),
+    "recall-4k": BenchmarkCase(
+        "known:recall-4k",
+        ("truth",),
+        limit=30,
+        chunk_size=1,
+        batch_size=1,
+        slow_methods=(*FLOW_METHODS, *PERTURBATION_METHODS),
+    ),
+    "spell": BenchmarkCase(
+        "known:spell", ("truth", "perturb-text", "subsets"), make_text_settings("pad") | {"subsets": {"fill": "pad"}}
+    ),
+    "shapes-vqa": BenchmarkCase(
+        "known:shapes-vqa", ("truth", "perturb-text", "perturb-regions"), make_text_settings("mask"), chunk_size=2
+    ),
+    "shapes-vilt": BenchmarkCase(
+        "known:shapes-vilt",
+        ("truth", "perturb-text", "perturb-images"),
+        make_text_settings("mask") | SINGLE_FILL_IMAGE_SETTINGS,
+    ),
+    "shapes-detr": BenchmarkCase("known:shapes-detr", ("truth",), chunk_size=2),
+    "pets-hans": BenchmarkCase(
+        "known:pets-hans", ("truth", "perturb-images", "subsets"), SINGLE_FILL_IMAGE_SETTINGS, slow_methods=FLOW_METHODS
+    ),
+    "sentiment": BenchmarkCase(
+        "sst2", ("perturb-text", "eraser", "subsets"), make_text_settings("mask", "delete"), "test"
+    ),
+    "rationale": BenchmarkCase(
         "eraser-movies",
         ("rationales", "perturb-text", "eraser"),
-        words("mask"),
+        make_text_settings("mask"),
         "test",
-        chunk=2,
+        chunk_size=2,
         batch_size=4,
-        apart=(*FLOW, "kernel-shap", "lime"),
+        slow_methods=(*FLOW_METHODS, "kernel-shap", "lime"),
     ),
-    "pets": Case("pets", SEEN, PICTURES, "test", apart=FLOW),
-    "pets-mean": Case("pets", SEEN, PICTURES, "test", apart=FLOW),
-    "pets-clip": Case("pets", SEEN, PICTURES | {"subsets": {"stream": "image"}}, "test", apart=FLOW),
+    "pets": BenchmarkCase("pets", IMAGE_PROTOCOLS, IMAGE_SETTINGS, "test", slow_methods=FLOW_METHODS),
+    "pets-mean": BenchmarkCase("pets", IMAGE_PROTOCOLS, IMAGE_SETTINGS, "test", slow_methods=FLOW_METHODS),
+    "pets-clip": BenchmarkCase(
+        "pets", IMAGE_PROTOCOLS, IMAGE_SETTINGS | {"subsets": {"stream": "image"}}, "test", slow_methods=FLOW_METHODS
+    ),
 }
 
 
-def job_of(model: str, asked: argparse.Namespace) -> Job:
+def make_job(model: str, options: argparse.Namespace) -> BenchmarkJob:
     case = CASES[model]
-    without = {*case.apart, *asked.without.split(",")}
-    methods = asked.methods or tuple(name for name in sorted(REGISTRY) if name not in without)
-    own = None if case.data.startswith("known:") else asked.data
-    return Job(
+    without = {*case.slow_methods, *options.without.split(",")}
+    methods = options.methods or tuple(name for name in sorted(METHOD_REGISTRY) if name not in without)
+    own = None if case.data.startswith("known:") else options.data
+    return BenchmarkJob(
         f"zoo:{model}",
         case.data,
         methods,
@@ -108,35 +131,37 @@ def job_of(model: str, asked: argparse.Namespace) -> Job:
         case.split,
         own,
         limit=case.limit if own is None else None,
-        chunk=case.chunk,
+        chunk=case.chunk_size,
         batch_size=case.batch_size,
-        device=asked.device,
+        device=options.device,
         dtype="float32",  # on a GPU, too: half precision would be the model as stored
     )
 
 
-def sample_of(job: Job, count: int, drawn: bool) -> tuple[int, ...]:
+def sample_indices(job: BenchmarkJob, count: int, already_shuffled: bool) -> tuple[int, ...]:
     """Which examples: data sets lie in the order of their classes, so they are drawn, always the same."""
-    size = len(job.opened())
-    order = np.arange(size) if drawn or job.root is None else np.random.default_rng(0).permutation(size)
+    size = len(job.open_dataset())
+    order = np.arange(size) if already_shuffled or job.root is None else np.random.default_rng(0).permutation(size)
     return tuple(int(place) for place in order[:count])
 
 
-def run(model: str, asked: argparse.Namespace) -> None:
+def run_model(model: str, options: argparse.Namespace) -> None:
     """Measure what is missing of one model, until the time is over."""
-    torch.set_num_threads(asked.threads)
-    ends = time.monotonic() + 60 * asked.minutes
-    job, case = job_of(model, asked), CASES[model]
-    indices = sample_of(job, case.limit, asked.drawn)
-    job = Job(**{**asdict(job), "indices": indices[: asked.limit], "settings": case.settings, "limit": job.limit})
-    worker = Worker(job)
-    methods = briefer(asked.methods) or tuple(str(method) for method in with_controls(job.methods))
-    missing = tuple((settings, methods) for settings in worker.protocols)
-    path = asked.out / model / f"{file_name(asked.part, asked.methods)}.jsonl"
+    torch.set_num_threads(options.threads)
+    ends = time.monotonic() + 60 * options.minutes
+    job, case = make_job(model, options), CASES[model]
+    indices = sample_indices(job, case.limit, options.drawn)
+    job = BenchmarkJob(
+        **{**asdict(job), "indices": indices[: options.limit], "settings": case.settings, "limit": job.limit}
+    )
+    worker = ChunkWorker(job)
+    methods = use_faster_variants(options.methods) or tuple(str(method) for method in add_controls(job.methods))
+    missing = tuple((settings, methods) for settings in worker.protocols_by_settings)
+    path = options.out / model / f"{make_file_name(options.part, options.methods)}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    done = {line["key"] for line in lines_of(path.parent)}
-    plan = planned(worker, asked.methods)
-    part, parts = map(int, asked.part.split("/"))
+    done = {line["key"] for line in read_chunk_lines(path.parent)}
+    plan = plan_chunks(worker, options.methods)
+    part, parts = map(int, options.part.split("/"))
     for number, (key, places) in enumerate(plan[part::parts]):
         if key in done:
             continue
@@ -144,20 +169,29 @@ def run(model: str, asked: argparse.Namespace) -> None:
             print(f"{model}: out of time after {number} of {len(plan)} chunks", flush=True)
             return
         began = time.monotonic()
-        shard = worker(Task(key, places, missing))
+        shard = worker(ChunkTask(key, places, missing))
         seconds = round(time.monotonic() - began, 2)
-        rows = [{**asdict(row), "curves": {}, "method": plain(row.method)} for row in shard.rows]  # curves are long
-        line = {"key": key, "seconds": seconds, "about": about(worker, job), "refused": shard.refused, "rows": rows}
+        rows = [
+            {**asdict(row), "curves": {}, "method": strip_options(row.method)} for row in shard.rows
+        ]  # curves are long
+        line = {
+            "key": key,
+            "seconds": seconds,
+            "about": describe_run(worker, job),
+            "refused": shard.failure_reasons,
+            "rows": rows,
+        }
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print(f"{model}: chunk {number + 1} of {len(plan) // parts}, {seconds:.1f} s, {len(rows)} rows", flush=True)
 
 
-def planned(worker: Worker, methods: tuple[str, ...]) -> list[tuple[str, tuple[int, ...]]]:
+def plan_chunks(worker: ChunkWorker, methods: tuple[str, ...]) -> list[tuple[str, tuple[int, ...]]]:
     """Keys and examples of the chunks, in the order in which they are drawn; of methods that go apart, one by one."""
     job = worker.job
     found = [
-        (base_key(worker.model, content, versions(), job), places) for places, content in chunks(worker.data, job.chunk)
+        (compute_chunk_key(worker.model_digest, content, format_versions(), job), places)
+        for places, content in iter_chunks(worker.dataset, job.chunk)
     ]
     drawn = [found[place] for place in np.random.default_rng(1).permutation(len(found))]
     if not methods:
@@ -165,15 +199,15 @@ def planned(worker: Worker, methods: tuple[str, ...]) -> list[tuple[str, tuple[i
     return [(f"{key}/{place}/{','.join(methods)}", (place,)) for key, places in drawn for place in places]
 
 
-def briefer(methods: tuple[str, ...]) -> tuple[str, ...]:
+def use_faster_variants(methods: tuple[str, ...]) -> tuple[str, ...]:
     """
     >>> briefer(("flow", "lime"))
     ('flow(depths=False)', 'lime')
     """
-    return tuple(BRIEFER.get(name, name) for name in methods)
+    return tuple(FASTER_VARIANTS.get(name, name) for name in methods)
 
 
-def plain(method: str) -> str:
+def strip_options(method: str) -> str:
     """
     >>> plain("flow(depths=False)")
     'flow'
@@ -181,7 +215,7 @@ def plain(method: str) -> str:
     return method.partition("(")[0]
 
 
-def file_name(part: str, methods: tuple[str, ...]) -> str:
+def make_file_name(part: str, methods: tuple[str, ...]) -> str:
     """
     >>> file_name("0/2", ("flow",))
     'flow-0-of-2'
@@ -189,15 +223,21 @@ def file_name(part: str, methods: tuple[str, ...]) -> str:
     return "-".join([*methods, part.replace("/", "-of-")])
 
 
-def about(worker: Worker, job: Job) -> dict[str, Any]:
+def describe_run(worker: ChunkWorker, job: BenchmarkJob) -> dict[str, Any]:
     """What a row's hash of settings stands for, and where it was measured."""
-    settings = {key: {"protocol": name, **made.settings} for key, (name, made) in worker.protocols.items()}
+    settings = {key: {"protocol": name, **made.settings} for key, (name, made) in worker.protocols_by_settings.items()}
     device = torch.cuda.get_device_name() if job.device and "cuda" in job.device else "CPU"
     dtype = str(job.dtype)
-    return {"settings": settings, "versions": versions(), "device": device, "dtype": dtype, "data": worker.data.name}
+    return {
+        "settings": settings,
+        "versions": format_versions(),
+        "device": device,
+        "dtype": dtype,
+        "data": worker.dataset.name,
+    }
 
 
-def lines_of(folder: Path) -> list[dict[str, Any]]:
+def read_chunk_lines(folder: Path) -> list[dict[str, Any]]:
     """The chunks of a model; a line that was cut off by a kill is none."""
     found = {}
     for path in sorted(folder.glob("*.jsonl")):
@@ -210,20 +250,24 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def run_all(parts: list[tuple[str, str]], asked: argparse.Namespace) -> None:
+def run_in_processes(parts: list[tuple[str, str]], options: argparse.Namespace) -> None:
     """One process a part of a model, so many at a time; each writes a log beside its rows."""
     waiting, running = list(parts), {}
-    asked.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     while waiting or running:
-        while waiting and len(running) < asked.workers:
+        while waiting and len(running) < options.workers:
             model, part = waiting.pop(0)
-            command = [sys.executable, __file__, "run", "--models", model, "--part", part, "--data", asked.data]
-            command += ["--out", str(asked.out), "--threads", str(asked.threads), "--minutes", str(asked.minutes)]
-            command += ["--device", "cpu" if model in asked.on_cpu.split(",") else asked.device]
-            command += ["--without", asked.without, *([] if asked.limit is None else ["--limit", str(asked.limit)])]
-            command += ["--drawn"] if asked.drawn else []
-            command += ["--methods", ",".join(asked.methods)] if asked.methods else []
-            log = (asked.out / f"{model}-{file_name(part, asked.methods)}.log").open("a", encoding="utf-8")
+            command = [sys.executable, __file__, "run", "--models", model, "--part", part, "--data", options.data]
+            command += ["--out", str(options.out), "--threads", str(options.threads), "--minutes", str(options.minutes)]
+            command += ["--device", "cpu" if model in options.on_cpu.split(",") else options.device]
+            command += [
+                "--without",
+                options.without,
+                *([] if options.limit is None else ["--limit", str(options.limit)]),
+            ]
+            command += ["--drawn"] if options.drawn else []
+            command += ["--methods", ",".join(options.methods)] if options.methods else []
+            log = (options.out / f"{model}-{make_file_name(part, options.methods)}.log").open("a", encoding="utf-8")
             running[model, part] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         for own, process in list(running.items()):
             if process.poll() is not None:
@@ -232,7 +276,7 @@ def run_all(parts: list[tuple[str, str]], asked: argparse.Namespace) -> None:
         time.sleep(0.5)
 
 
-def parts_of(models: str) -> list[tuple[str, str]]:
+def parse_model_parts(models: str) -> list[tuple[str, str]]:
     """
     >>> parts_of("logic,pets:2")
     [('logic', '0/1'), ('pets', '0/2'), ('pets', '1/2')]
@@ -251,7 +295,7 @@ def main() -> None:
     parser.add_argument("--part", default="0/1", help="of a model's chunks, for one of several processes")
     parser.add_argument("--drawn", action="store_true", help="the data holds the examples in the order they were drawn")
     parser.add_argument("--data", default="../shared/data", help="the folder that holds pets, sst2 and eraser-movies")
-    parser.add_argument("--out", type=Path, default=ROWS)
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT_DIR)
     parser.add_argument("--minutes", type=float, default=1e6, help="no chunk is begun after so many")
     parser.add_argument("--limit", type=int, help="only so many examples of each model, to try it out")
     parser.add_argument("--methods", type=lambda names: tuple(names.split(",")), default=(), help="only these")
@@ -261,15 +305,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)
     asked = parser.parse_args()
-    parts = parts_of(asked.models)
+    parts = parse_model_parts(asked.models)
     if asked.what == "tables":
-        from leaderboard_tables import write
+        from leaderboard_tables import write_leaderboard
 
-        write(asked.out, Path("docs"))
+        write_leaderboard(asked.out, Path("docs"))
     elif len(parts) == 1:
-        run(parts[0][0], asked)
+        run_model(parts[0][0], asked)
     else:
-        run_all(parts, asked)
+        run_in_processes(parts, asked)
 
 
 if __name__ == "__main__":

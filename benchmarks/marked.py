@@ -6,31 +6,33 @@ from pathlib import Path
 from typing import Any
 
 #: The interval of fewer is not printed.
-FEW = 5
+MIN_COUNT_FOR_INTERVAL = 5
 
 
-def shown(own: Mapping[str, Any] | None, digits: int = 2) -> str:
+def format_interval(interval: Mapping[str, Any] | None, digits: int = 2) -> str:
     """A mean with its interval; a dash where there are too few questions: resampled, they lie too close together."""
-    if own is None or not own["count"]:
+    if interval is None or not interval["count"]:
         return "–"
-    if own["low"] is None or own["count"] < FEW:
-        return f"– (n = {own['count']})"
-    return minus(f"{own['mean']:.{digits}f} [{own['low']:.{digits}f}, {own['high']:.{digits}f}]")
+    if interval["low"] is None or interval["count"] < MIN_COUNT_FOR_INTERVAL:
+        return f"– (n = {interval['count']})"
+    return use_minus_sign(
+        f"{interval['mean']:.{digits}f} [{interval['low']:.{digits}f}, {interval['high']:.{digits}f}]"
+    )
 
 
-def minus(text: str) -> str:
+def use_minus_sign(text: str) -> str:
     return text.replace("-", "−")
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def render_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     names = list(head)
     lines = [names, ["---"] * len(names), *(list(row) for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def write_between(page: Path, made: Mapping[str, str]) -> None:
+def replace_marked_sections(page: Path, sections: Mapping[str, str]) -> None:
     text = page.read_text(encoding="utf-8")
-    for name, own in made.items():
+    for name, own in sections.items():
         before, mark, rest = text.partition(f"<!-- {name} -->")
         if not mark:
             raise SystemExit(f"{page} has no mark <!-- {name} -->")

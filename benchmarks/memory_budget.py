@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 #: Fewer evaluations than by default: as much is held at a time.
-FEWER = {
+FEWER_STEPS = {
     "shap": {"evaluations": 40},
     "kernel-shap": {"evaluations": 40},
     "lime": {"evaluations": 40},
@@ -40,67 +40,70 @@ FEWER = {
     "value-zeroing": {"layers": (-1, None)},
 }
 #: Fewer still: for all methods in one call, which takes as long as all.
-FEWEST = {
-    **{name: {**own, **{option: 2 for option in ("steps", "samples") if option in own}} for name, own in FEWER.items()},
+FEWEST_STEPS = {
+    **{
+        name: {**own, **{option: 2 for option in ("steps", "samples") if option in own}}
+        for name, own in FEWER_STEPS.items()
+    },
     "shap": {"evaluations": 8},
     "kernel-shap": {"evaluations": 8},
     "lime": {"evaluations": 8},
     "deeplift-shap": {"samples": 1},
 }
-TOGETHER = "all in one call"
-SENTENCE = (
+ALL_METHODS_ROW = "all in one call"
+SAMPLE_WORDS = (
     "this film is a quiet and wonderful story about two people who never say what they mean , and I could not look "
     "away for a moment ; the music , the light and the faces stay with you long after the boring parts are forgotten"
 )
 
 
-def texts(count: int, longest: int = 200) -> list[str]:
+def make_texts(count: int, max_words: int = 200) -> list[str]:
     """From 3 words to `longest`, drawn with a seed: many are short, few are long."""
     rng = np.random.default_rng(0)
-    lengths = np.exp(rng.uniform(np.log(3), np.log(longest), count)).astype(int)
-    return [" ".join(rng.choice(SENTENCE.split(), length)) for length in lengths]
+    lengths = np.exp(rng.uniform(np.log(3), np.log(max_words), count)).astype(int)
+    return [" ".join(rng.choice(SAMPLE_WORDS.split(), length)) for length in lengths]
 
 
-def resident() -> float:
+def get_peak_rss_mib() -> float:
     """MiB that the process took at most so far, by the system's account."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def applying(arguments: argparse.Namespace) -> list[str]:
+def list_applicable_methods(arguments: argparse.Namespace) -> list[str]:
     import clearhead
 
     return [line.name for line in clearhead.load(arguments.model).methods() if line.applies]
 
 
-def measured(arguments: argparse.Namespace, names: list[str]) -> dict:
+def measure_methods(arguments: argparse.Namespace, names: list[str]) -> dict:
     """With the budget, and then, where it is one method, without; what is known after the first is printed at once."""
     import clearhead
 
     ex = clearhead.load(arguments.model)
-    fewer = FEWER if len(names) == 1 else FEWEST
+    fewer = FEWER_STEPS if len(names) == 1 else FEWEST_STEPS
     methods = [clearhead.Method(name, **fewer.get(name, {})) for name in names]
-    inputs = texts(arguments.inputs, arguments.longest)
+    inputs = make_texts(arguments.inputs, arguments.longest)
     ex.explain("warm up", methods)
-    before, started = resident(), time.perf_counter()
+    before, started = get_peak_rss_mib(), time.perf_counter()
     kept = ex.explain(inputs, methods, memory=arguments.memory)
-    found = {"before": before, "peak": resident(), "seconds": time.perf_counter() - started}
+    found = {"before": before, "peak": get_peak_rss_mib(), "seconds": time.perf_counter() - started}
     if len(names) > 1 or arguments.kept_alone:
         return found
     print(json.dumps(found), flush=True)
     started = time.perf_counter()
     free = ex.explain(inputs, methods)
-    found |= {"peak without": resident(), "seconds without": time.perf_counter() - started}
+    found |= {"peak without": get_peak_rss_mib(), "seconds without": time.perf_counter() - started}
     ((own,), (other,)) = kept.values(), free.values()
-    return found | {"gap": gap([e.scores for e in own], [e.scores for e in other])}
+    return found | {"gap": compute_relative_gap([e.scores for e in own], [e.scores for e in other])}
 
 
-def gap(one: list[np.ndarray], other: list[np.ndarray]) -> float:
+def compute_relative_gap(first: list[np.ndarray], second: list[np.ndarray]) -> float:
     """The largest difference of scores, relative to the largest score."""
-    size = max(np.abs(row).max() for row in other)
-    return float(max(np.abs(a - b).max() for a, b in zip(one, other, strict=True)) / size)
+    size = max(np.abs(row).max() for row in second)
+    return float(max(np.abs(a - b).max() for a, b in zip(first, second, strict=True)) / size)
 
 
-def machine() -> str:
+def describe_machine() -> str:
     """Where it ran, and with what."""
     import torch
     import transformers
@@ -112,7 +115,7 @@ def machine() -> str:
     return f"{name}, {os.cpu_count()} cores; {versions}; {date.today()}"
 
 
-def in_its_own_process(arguments: argparse.Namespace, names: list[str]) -> dict:
+def measure_in_subprocess(arguments: argparse.Namespace, names: list[str]) -> dict:
     command = [sys.executable, __file__, "--model", arguments.model, "--only", *names, "--memory", arguments.memory]
     command += ["--inputs", str(arguments.inputs), "--longest", str(arguments.longest)]
     command += ["--kept-alone"] if arguments.kept_alone else []
@@ -122,11 +125,11 @@ def in_its_own_process(arguments: argparse.Namespace, names: list[str]) -> dict:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-def line(name: str, one: dict) -> str:
-    if "failed" in one:
-        return f"| {name} | failed: {one['failed']} | | | | |"
-    without = f"{one['peak without']:,.0f} | {one['gap']:.0e}" if "gap" in one else "– | –"
-    return f"| {name} | {one['before']:,.0f} | {one['peak']:,.0f} | {without} | {one['seconds']:.0f} |"
+def format_row(name: str, result: dict) -> str:
+    if "failed" in result:
+        return f"| {name} | failed: {result['failed']} | | | | |"
+    without = f"{result['peak without']:,.0f} | {result['gap']:.0e}" if "gap" in result else "– | –"
+    return f"| {name} | {result['before']:,.0f} | {result['peak']:,.0f} | {without} | {result['seconds']:.0f} |"
 
 
 def main() -> None:
@@ -135,28 +138,28 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=256)
     parser.add_argument("--longest", type=int, default=200, help="words of the longest input")
     parser.add_argument("--memory", default="2GiB")
-    parser.add_argument("--skip", nargs="*", default=[], help=f"methods to leave out, or {TOGETHER!r}")
+    parser.add_argument("--skip", nargs="*", default=[], help=f"methods to leave out, or {ALL_METHODS_ROW!r}")
     parser.add_argument("--kept-alone", action="store_true", help="not without a budget as well: half the time")
     parser.add_argument("--workers", type=int, default=1, help="processes at a time")
     parser.add_argument("--keep", type=Path, help="where what was measured is kept: one line of JSON a method")
     parser.add_argument("--only", nargs="*", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.only:
-        print(json.dumps(measured(arguments, arguments.only)))
+        print(json.dumps(measure_methods(arguments, arguments.only)))
         return
-    names = [name for name in applying(arguments) if name not in arguments.skip]
+    names = [name for name in list_applicable_methods(arguments) if name not in arguments.skip]
     settings = {name: getattr(arguments, name) for name in ("model", "inputs", "longest", "memory")}
-    where = machine()
+    where = describe_machine()
     print(f"{len(names)} methods on {arguments.inputs} texts of 3 to {arguments.longest} words, {arguments.model}")
     print(f"\n| memory={arguments.memory} | MiB before | peak | peak without a budget | difference | seconds |")
     print("| --- | --- | --- | --- | --- | --- |", flush=True)
-    rows = {TOGETHER: names, **{name: [name] for name in names}}
+    rows = {ALL_METHODS_ROW: names, **{name: [name] for name in names}}
 
     def row(name: str) -> None:
         key = {**settings, "method": name}
-        known = kept_before(arguments.keep, key)
-        one = known or key | {"machine": where} | in_its_own_process(arguments, rows[name])
-        print(line(name, one), flush=True)
+        known = find_stored_result(arguments.keep, key)
+        one = known or key | {"machine": where} | measure_in_subprocess(arguments, rows[name])
+        print(format_row(name, one), flush=True)
         if arguments.keep and not known and "failed" not in one:
             with arguments.keep.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(one) + "\n")
@@ -165,7 +168,7 @@ def main() -> None:
         list(pool.map(row, [name for name in rows if name not in arguments.skip]))
 
 
-def kept_before(file: Path | None, key: dict) -> dict | None:
+def find_stored_result(file: Path | None, key: dict) -> dict | None:
     if file is None or not file.exists():
         return None
     lines = (json.loads(text) for text in file.read_text(encoding="utf-8").splitlines())

@@ -8,15 +8,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from memory_budget import TOGETHER
+from memory_budget import ALL_METHODS_ROW
 
-from clearhead.engine.memory_budget import bytes_of
-from clearhead.methods.base import REGISTRY
+from clearhead.engine.memory_budget import parse_bytes
+from clearhead.methods.base import METHOD_REGISTRY
 
-PAGE = Path(__file__).parents[1] / "docs" / "memory.md"
-Row = dict[str, Any]
+PAGE_PATH = Path(__file__).parents[1] / "docs" / "memory.md"
+ResultRow = dict[str, Any]
 
-INTRODUCTION = """# A memory budget
+INTRODUCTION_TEMPLATE = """# A memory budget
 
 `ex.explain(inputs, method, memory="2GiB")` (`--memory 2GiB`) keeps to what it is allowed: passes are cut into batches
 of as many rows as fit, by what the first ones were seen to take. The results are the same but for rounding.
@@ -32,26 +32,26 @@ The largest peak is **{peak:,.0f} MiB** of {budget:,.0f} allowed ({largest}); th
 """
 
 
-def read(file: Path) -> list[Row]:
+def read_rows(file: Path) -> list[ResultRow]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
-def page(rows: list[Row]) -> str:
+def render_page(rows: list[ResultRow]) -> str:
     usual = max(rows, key=lambda row: row["inputs"])
     settings = {name: usual[name] for name in ("model", "inputs", "longest", "memory")}
-    rows = [{**row, "name": named(row, settings["inputs"])} for row in rows]
+    rows = [{**row, "name": format_method_name(row, settings["inputs"])} for row in rows]
     compared = [row for row in rows if "gap" in row]
     largest, least_equal = max(rows, key=lambda row: row["peak"]), max(compared, key=lambda row: row["gap"])
-    said = INTRODUCTION.format(
+    said = INTRODUCTION_TEMPLATE.format(
         **settings,
         peak=largest["peak"],
-        budget=bytes_of(settings["memory"]) / 2**20,
+        budget=parse_bytes(settings["memory"]) / 2**20,
         largest=largest["name"],
         gap=least_equal["gap"],
         least_equal=least_equal["name"],
     )
     lines = ["| method | before | peak | peak without a budget | difference |", "| --- | --- | --- | --- | --- |"]
-    for row in sorted(rows, key=lambda row: (row["method"] == TOGETHER, row["method"])):
+    for row in sorted(rows, key=lambda row: (row["method"] == ALL_METHODS_ROW, row["method"])):
         cells = [f"{row[name]:,.0f}" if name in row else "–" for name in ("before", "peak", "peak without")]
         gap = f"{row['gap']:.0e}" if "gap" in row else "–"
         lines.append(f"| {' | '.join([row['name'], *cells, gap])} |")
@@ -60,23 +60,23 @@ def page(rows: list[Row]) -> str:
         where.setdefault(row["machine"], []).append(row["name"])
     most = max(where, key=lambda machine: len(where[machine]))
     others = [f"{', '.join(names)}: {machine}" for machine, names in where.items() if machine != most]
-    left = [f"`{name}`" for name in sorted(REGISTRY) if name not in {row["method"] for row in rows}]
+    left = [f"`{name}`" for name in sorted(METHOD_REGISTRY) if name not in {row["method"] for row in rows}]
     absent = f" No figure: {', '.join(left)}." if left else ""
     end = f"“–” was not measured.{absent} Measured on {' – '.join([most, *others])}."
     made = "Made from `benchmarks/results/memory.jsonl` by `benchmarks/memory_page.py`."
     return "\n".join([said, *lines, "", end, "", made, ""])
 
 
-def named(row: Row, inputs: int) -> str:
-    name = row["method"] if row["method"] == TOGETHER else f"`{row['method']}`"
+def format_method_name(row: ResultRow, inputs: int) -> str:
+    name = row["method"] if row["method"] == ALL_METHODS_ROW else f"`{row['method']}`"
     return name if row["inputs"] == inputs else f"{name} ({row['inputs']} inputs)"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
-    PAGE.write_text(page(read(parser.parse_args().file)), encoding="utf-8")
-    print(PAGE)
+    PAGE_PATH.write_text(render_page(read_rows(parser.parse_args().file)), encoding="utf-8")
+    print(PAGE_PATH)
 
 
 if __name__ == "__main__":

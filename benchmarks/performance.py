@@ -35,8 +35,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 import transformers
-from performance_recall import compared
-from performance_ways import OTHERS, installed, plain, reference
+from performance_recall import measure_tiling_errors
+from performance_ways import LIBRARY_BASELINES, is_installed, run_plain_gradient, run_reference_generic_attention
 from torch import Tensor
 from transformers import (
     BartConfig,
@@ -48,16 +48,16 @@ from transformers import (
 )
 
 import clearhead
-from clearhead import Generated
+from clearhead import GeneratedToken
 
-EVERYTHING = ["attention", "rollout", "attention-gradcam", "generic", "grad-sam", "cat", "attcat"]
-EVERYTHING += ["saliency", "input-x-gradient"]
+COMPARED_METHODS = ["attention", "rollout", "attention-gradcam", "generic", "grad-sam", "cat", "attcat"]
+COMPARED_METHODS += ["saliency", "input-x-gradient"]
 #: From this length on layers are recomputed one at a time, in clearhead and in the plain pass.
-ONE_AT_A_TIME = 16_384
-Run = Callable[[], Any]
+MIN_CHECKPOINT_LENGTH = 16_384
+Runnable = Callable[[], Any]
 
 
-class Bench:
+class PerformanceBenchmark:
     """Measures ways in turn and keeps the rows."""
 
     def __init__(self, device: str, path: Path | None, repeats: int, deadline: float, lengths: list[int]) -> None:
@@ -71,72 +71,74 @@ class Bench:
     def compare(
         self,
         part: str,
-        about: dict[str, Any],
-        runs: dict[str, Run],
-        bars: dict[str, float],
-        per: int = 1,
-        long: bool = False,
+        metadata: dict[str, Any],
+        runs: dict[str, Runnable],
+        max_ratios: dict[str, float],
+        divide_by: int = 1,
+        is_long: bool = False,
     ) -> None:
         """One row a way. The first is what the others are divided by; `bars` are the ratios that are asked for.
 
         `per`: seconds are divided by it. `long` runs are not warmed up, and timed once or twice.
         """
         if time.time() > self.deadline:
-            print(f"no time left for {part} {about}", flush=True)
+            print(f"no time left for {part} {metadata}", flush=True)
             return
         peaks, failed, kernels, first = {}, {}, {}, {}
         for name, run in runs.items():
             try:
-                if not long and name not in OTHERS:
+                if not is_long and name not in LIBRARY_BASELINES:
                     run()  # compiles, tests itself, fills caches
                 start = time.perf_counter()
-                peaks[name], made = self.peak(run)
+                peaks[name], made = self.measure_peak_memory(run)
                 first[name] = time.perf_counter() - start
                 kernels[name] = getattr(made, "certificate", {}).get("kernel")
             except Exception as problem:  # out of memory, or whatever another library raises: part of the result
                 failed[name] = f"{type(problem).__name__}: {str(problem)[:120]}"
-                self.cleaned()
+                self.free_memory()
         alive = {name: run for name, run in runs.items() if name not in failed}
         seconds: dict[str, list[float]] = {name: [] for name in alive}
-        for _ in range(min(self.repeats, 2) if long else self.repeats):
+        for _ in range(min(self.repeats, 2) if is_long else self.repeats):
             if time.time() > self.deadline and all(seconds.values()):
                 break
             for name, run in alive.items():
-                seconds[name].append(first[name] if name in OTHERS else self.timed(run))  # others take long: once
+                seconds[name].append(
+                    first[name] if name in LIBRARY_BASELINES else self.time_run(run)
+                )  # others take long: once
         base = next(iter(runs))
         for name in runs:
-            row: dict[str, Any] = {"part": part, **about, "device": self.device, "way": name}
+            row: dict[str, Any] = {"part": part, **metadata, "device": self.device, "way": name}
             if name in failed:
                 row["failed"] = failed[name]
             else:
                 beside = base in seconds and len(runs) > 1
                 ratios = [a / b for a, b in zip(seconds[name], seconds[base], strict=True)] if beside else []
-                row |= {"seconds": statistics.median(seconds[name]) / per, "GiB": peaks[name]}
+                row |= {"seconds": statistics.median(seconds[name]) / divide_by, "GiB": peaks[name]}
                 row |= {"ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios)} if ratios else {}
                 row |= {"memory ratio": peaks[name] / peaks[base]} if beside and peaks[base] > 0.01 else {}
             if kernels.get(name):
                 row["kernel"] = kernels[name]
-            if name in bars:
-                row["bar"] = bars[name]
-            self.add(row)
+            if name in max_ratios:
+                row["bar"] = max_ratios[name]
+            self.add_row(row)
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add_row(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
         print({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}, flush=True)
         if self.path is not None:  # what is measured is kept, whatever comes after it
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            found = {"machine": machine(self.device), "rows": self.rows}
+            found = {"machine": describe_machine(self.device), "rows": self.rows}
             found |= {"notes": self.notes} if self.notes else {}
             self.path.write_text(json.dumps(found, indent=1) + "\n")
 
-    def cleaned(self) -> None:
+    def free_memory(self) -> None:
         gc.collect()
         if self.device == "cuda":
             torch.cuda.empty_cache()
         else:
             ctypes.CDLL(None).malloc_trim(0)
 
-    def timed(self, run: Run) -> float:
+    def time_run(self, run: Runnable) -> float:
         gc.collect()
         start = time.perf_counter()
         run()
@@ -144,28 +146,28 @@ class Bench:
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    def peak(self, run: Run) -> tuple[float, Any]:
+    def measure_peak_memory(self, run: Runnable) -> tuple[float, Any]:
         """GiB at the peak of one run, over what was there before it, and what it made."""
-        self.cleaned()
+        self.free_memory()
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
             made = run()
             return (torch.cuda.max_memory_allocated() - before) / 2**30, made
         Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark (Linux)
-        before = status("VmRSS")
+        before = read_proc_status_gib("VmRSS")
         made = run()
-        return status("VmHWM") - before, made
+        return read_proc_status_gib("VmHWM") - before, made
 
 
-def status(name: str) -> float:
+def read_proc_status_gib(name: str) -> float:
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) / 2**20
 
 
-def machine(device: str) -> dict[str, Any]:
+def describe_machine(device: str) -> dict[str, Any]:
     about: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if device == "cuda" else processor(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else get_processor_name(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -180,18 +182,18 @@ def machine(device: str) -> dict[str, Any]:
     return about
 
 
-def processor() -> str:
+def get_processor_name() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def bert(device: str, layers: int = 12) -> Any:
+def make_bert(device: str, layers: int = 12) -> Any:
     torch.manual_seed(0)
     config = BertConfig(attn_implementation="sdpa", num_hidden_layers=layers)
     return BertForSequenceClassification(config).eval().requires_grad_(False).to(device)
 
 
-def decoder(device: str, tiny: bool = False, window: int | None = None) -> Any:
+def make_decoder(device: str, tiny: bool = False, window: int | None = None) -> Any:
     """In the shape of Llama-3.2-1B on a GPU; on a CPU with four narrow layers. With a window it is a Mistral."""
     torch.manual_seed(0)
     large = device == "cuda" and not tiny
@@ -208,7 +210,7 @@ def decoder(device: str, tiny: bool = False, window: int | None = None) -> Any:
         return kind._from_config(config, dtype=dtype).eval().requires_grad_(False)
 
 
-def encoder_decoder(device: str, tokens: int, tiny: bool) -> Any:
+def make_encoder_decoder(device: str, tokens: int, tiny: bool) -> Any:
     """In half precision on a GPU."""
     torch.manual_seed(0)
     shape = {"max_position_embeddings": tokens, "decoder_start_token_id": 2, "attn_implementation": "sdpa"}
@@ -220,143 +222,152 @@ def encoder_decoder(device: str, tokens: int, tiny: bool) -> Any:
         return BartForConditionalGeneration._from_config(config, dtype=dtype).eval().requires_grad_(False)
 
 
-def some_ids(model: Any, batch: int, tokens: int) -> Tensor:
+def make_random_ids(model: Any, batch: int, tokens: int) -> Tensor:
     torch.manual_seed(tokens)
     return torch.randint(5, model.config.vocab_size, (batch, tokens), device=model.device)
 
 
-def explained(ex: Any, ids: Tensor, method: Any = "generic", **how: Any) -> Any:
-    return ex.explain({"input_ids": ids}, method, batch_size=len(ids), **how)
+def explain_ids(explainer: Any, ids: Tensor, method: Any = "generic", **options: Any) -> Any:
+    return explainer.explain({"input_ids": ids}, method, batch_size=len(ids), **options)
 
 
-def others(model: Any, ids: Tensor, tokens: int) -> dict[str, Run]:
+def make_library_runs(model: Any, ids: Tensor, tokens: int) -> dict[str, Runnable]:
     """Other libraries, where they are installed and can do so many tokens."""
-    runs: dict[str, Run] = {}
-    for name, (package, limit, way) in OTHERS.items():
-        if not installed(package):
+    runs: dict[str, Runnable] = {}
+    for name, (package, limit, way) in LIBRARY_BASELINES.items():
+        if not is_installed(package):
             print(f"{name}: left out, since {package} is not installed", flush=True)
         elif tokens <= limit:
             runs[name] = partial(way, model, ids)
     return runs
 
 
-def short(bench: Bench, quick: bool) -> None:
-    model = bert(bench.device, 2 if quick else 12)
+def measure_short_inputs(bench: PerformanceBenchmark, quick: bool) -> None:
+    model = make_bert(bench.device, 2 if quick else 12)
     ex = clearhead.load(model)
     for tokens, batch in ((128, 1), (128, 8), (512, 1), (512, 8)):
-        ids = some_ids(model, batch, tokens)
-        runs: dict[str, Run] = {
-            "plain": partial(plain, model, ids),
-            "clearhead generic": partial(explained, ex, ids),
-            f"clearhead, all {len(EVERYTHING)} methods": partial(explained, ex, ids, EVERYTHING),
+        ids = make_random_ids(model, batch, tokens)
+        runs: dict[str, Runnable] = {
+            "plain": partial(run_plain_gradient, model, ids),
+            "clearhead generic": partial(explain_ids, ex, ids),
+            f"clearhead, all {len(COMPARED_METHODS)} methods": partial(explain_ids, ex, ids, COMPARED_METHODS),
         }
         bars = {}
         if tokens == 512 and bench.device == "cpu":
             bars = dict(zip(list(runs)[1:], (1.1 if batch == 1 else 1.15, 1.4), strict=True))
         if batch == 1 and not quick:
-            runs |= others(model, ids, tokens)
+            runs |= make_library_runs(model, ids, tokens)
         bench.compare("short", {"model": "BERT-base", "tokens": tokens, "batch": batch}, runs, bars)
 
 
-def throughput(bench: Bench, quick: bool) -> None:
-    model = bert(bench.device, 2 if quick else 12)
+def measure_throughput(bench: PerformanceBenchmark, quick: bool) -> None:
+    model = make_bert(bench.device, 2 if quick else 12)
     ex = clearhead.load(model)
     batch, bar = (16, 1 / 1.8) if bench.device == "cpu" else (64, 1 / 5)
     for tokens in (128,) if bench.device == "cpu" else (128, 512):
-        ids = some_ids(model, batch, tokens)
-        runs: dict[str, Run] = {
-            "reference": partial(reference, model, ids),
-            "plain": partial(plain, model, ids),
-            "clearhead generic": partial(explained, ex, ids),
+        ids = make_random_ids(model, batch, tokens)
+        runs: dict[str, Runnable] = {
+            "reference": partial(run_reference_generic_attention, model, ids),
+            "plain": partial(run_plain_gradient, model, ids),
+            "clearhead generic": partial(explain_ids, ex, ids),
         }
         about = {"model": "BERT-base", "tokens": tokens, "batch": batch}
-        bench.compare("throughput", about, runs, {"clearhead generic": bar}, per=batch)
+        bench.compare("throughput", about, runs, {"clearhead generic": bar}, divide_by=batch)
 
 
-def length(bench: Bench, quick: bool) -> None:
-    model = decoder(bench.device, quick)
+def measure_length(bench: PerformanceBenchmark, quick: bool) -> None:
+    model = make_decoder(bench.device, quick)
     ex = clearhead.load(model)
-    explained(ex, some_ids(model, 1, 16))  # the recorder tests itself, on a short input
+    explain_ids(ex, make_random_ids(model, 1, 16))  # the recorder tests itself, on a short input
     large = bench.device == "cuda"
     for tokens in bench.lengths or ((131_072, 32_768, 8192, 2048, 512, 128) if large else (128, 512, 2048, 4096)):
-        ids = some_ids(model, 1, tokens)
-        one_at_a_time = tokens >= ONE_AT_A_TIME
-        runs: dict[str, Run] = {"plain": partial(plain, model, ids, one_at_a_time)}
-        runs["clearhead generic"] = partial(explained, ex, ids)
+        ids = make_random_ids(model, 1, tokens)
+        one_at_a_time = tokens >= MIN_CHECKPOINT_LENGTH
+        runs: dict[str, Runnable] = {"plain": partial(run_plain_gradient, model, ids, one_at_a_time)}
+        runs["clearhead generic"] = partial(explain_ids, ex, ids)
         if tokens <= (8192 if large else 2048):
-            runs["reference"] = partial(reference, model, ids)
-        runs |= others(model, ids, tokens) if tokens <= 2048 else {}
+            runs["reference"] = partial(run_reference_generic_attention, model, ids)
+        runs |= make_library_runs(model, ids, tokens) if tokens <= 2048 else {}
         bars = {"clearhead generic": 1.35} if tokens == 131_072 else {}
         name = "Llama-3.2-1B" if large and not quick else "small Llama"
         about = {"model": name, "tokens": tokens, "batch": 1}
-        bench.compare("length", about, runs, bars, long=tokens > 30_000)
+        bench.compare("length", about, runs, bars, is_long=tokens > 30_000)
 
 
-def windows(bench: Bench, quick: bool) -> None:
+def measure_sliding_windows(bench: PerformanceBenchmark, quick: bool) -> None:
     """The plain pass builds a mask of tokens × tokens, and is left out where that would be 16 GiB."""
     large = bench.device == "cuda" and not quick
     window = 4096 if large else 64
-    model = decoder(bench.device, quick, window)
+    model = make_decoder(bench.device, quick, window)
     ex = clearhead.load(model)
-    explained(ex, some_ids(model, 1, 16))
+    explain_ids(ex, make_random_ids(model, 1, 16))
     for tokens in (32_768, 131_072) if large else (256, 512):
-        ids = some_ids(model, 1, tokens)
-        runs: dict[str, Run] = {"plain": partial(plain, model, ids, tokens >= ONE_AT_A_TIME)} if tokens < 40_000 else {}
-        runs["clearhead generic"] = partial(explained, ex, ids, kernel="streaming")
+        ids = make_random_ids(model, 1, tokens)
+        runs: dict[str, Runnable] = (
+            {"plain": partial(run_plain_gradient, model, ids, tokens >= MIN_CHECKPOINT_LENGTH)}
+            if tokens < 40_000
+            else {}
+        )
+        runs["clearhead generic"] = partial(explain_ids, ex, ids, kernel="streaming")
         about = {"model": f"{'1B' if large else 'small'} Mistral, window {window:,}", "tokens": tokens, "batch": 1}
-        bench.compare("windows", about, runs, {}, long=tokens > 30_000)
+        bench.compare("windows", about, runs, {}, is_long=tokens > 30_000)
 
 
-def sources(bench: Bench, quick: bool) -> None:
+def measure_encoder_decoder(bench: PerformanceBenchmark, quick: bool) -> None:
     """The last of sixteen words; there are rows for the source and for the words before."""
     large = bench.device == "cuda" and not quick
     lengths = (32_768, 8192, 2048) if large else (256, 512) if quick else (512, 2048)
-    model = encoder_decoder(bench.device, max(lengths), quick)
+    model = make_encoder_decoder(bench.device, max(lengths), quick)
     ex = clearhead.load(model)
-    answer = some_ids(model, 1, 16)
-    target = Generated(len(answer[0]) - 2)
+    answer = make_random_ids(model, 1, 16)
+    target = GeneratedToken(len(answer[0]) - 2)
     for tokens in lengths:
-        ids = some_ids(model, 1, tokens)
+        ids = make_random_ids(model, 1, tokens)
         given = {"input_ids": ids, "decoder_input_ids": answer}
         before = {"decoder_input_ids": answer[:, :-1]}
-        runs: dict[str, Run] = {
-            "plain": partial(plain, model, ids, tokens >= ONE_AT_A_TIME, **before),
+        runs: dict[str, Runnable] = {
+            "plain": partial(run_plain_gradient, model, ids, tokens >= MIN_CHECKPOINT_LENGTH, **before),
             "clearhead generic": partial(ex.explain, given, "generic", target=target),
         }
         about = {"model": "small BART" if quick else "BART-base", "tokens": tokens, "batch": 1}
-        bench.compare("sources", about, runs, {}, long=tokens > 30_000)
+        bench.compare("sources", about, runs, {}, is_long=tokens > 30_000)
 
 
-def exact(bench: Bench, quick: bool) -> None:
+def measure_exactness(bench: PerformanceBenchmark, quick: bool) -> None:
     """Against float64 with the same weights. The word explained is fixed: rounding may make another the likeliest."""
     for dtype in (torch.float32, torch.bfloat16) if bench.device == "cuda" else (torch.float32,):
-        model = decoder(bench.device, tiny=True).to(dtype)
-        ids = some_ids(model, 1, 512 if quick else 1024)
+        model = make_decoder(bench.device, tiny=True).to(dtype)
+        ids = make_random_ids(model, 1, 512 if quick else 1024)
         found = {
-            kernel: explained(clearhead.load(model), ids, kernel=kernel, target=7)
+            kernel: explain_ids(clearhead.load(model), ids, kernel=kernel, target=7)
             for kernel in ("materialised", "streaming")
         }
-        truth = torch.tensor(explained(clearhead.load(model.double()), ids, kernel="materialised", target=7).scores)
+        truth = torch.tensor(explain_ids(clearhead.load(model.double()), ids, kernel="materialised", target=7).scores)
         for kernel, e in found.items():
             error = float((torch.tensor(e.scores) - truth).norm() / truth.norm())
             about = {"model": "small Llama", "tokens": ids.shape[1], "batch": 1, "dtype": str(dtype)[6:]}
             row = {"part": "exact", **about, "device": bench.device, "way": f"clearhead generic, {kernel}"}
             row["kernel"] = e.certificate["kernel"]
-            bench.add({**row, "error": error, "bar": 1e-2 if dtype == torch.bfloat16 else 1e-5})
-    for row in compared(bench.device, 512 if quick else 4096):
-        bench.add(row)
+            bench.add_row({**row, "error": error, "bar": 1e-2 if dtype == torch.bfloat16 else 1e-5})
+    for row in measure_tiling_errors(bench.device, 512 if quick else 4096):
+        bench.add_row(row)
 
 
-PARTS = {
-    **{"short": short, "throughput": throughput, "length": length, "windows": windows},
-    **{"sources": sources, "exact": exact},
+MEASUREMENTS = {
+    **{
+        "short": measure_short_inputs,
+        "throughput": measure_throughput,
+        "length": measure_length,
+        "windows": measure_sliding_windows,
+    },
+    **{"sources": measure_encoder_decoder, "exact": measure_exactness},
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=MEASUREMENTS, default=list(MEASUREMENTS))
     parser.add_argument("--json", type=Path, help="where the rows are written, one after the other")
     parser.add_argument("--lengths", type=int, nargs="+", default=[], help="of the part `length`, in place of all")
     parser.add_argument("--repeats", type=int, default=9, help="of each way, in turn")
@@ -364,11 +375,13 @@ def main() -> None:
     parser.add_argument("--flash", action="store_true", help="torch's flash attention, where it would choose cuDNN's")
     parser.add_argument("--quick", action="store_true", help="tiny models, to see that everything runs")
     chosen = parser.parse_args()
-    bench = Bench(chosen.device, chosen.json, chosen.repeats, time.time() + 60 * chosen.minutes, chosen.lengths)
+    bench = PerformanceBenchmark(
+        chosen.device, chosen.json, chosen.repeats, time.time() + 60 * chosen.minutes, chosen.lengths
+    )
     torch.backends.cuda.enable_cudnn_sdp(not chosen.flash)
     for part in chosen.parts:
-        PARTS[part](bench, chosen.quick)
-        bench.cleaned()
+        MEASUREMENTS[part](bench, chosen.quick)
+        bench.free_memory()
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-Row = dict[str, Any]
-DOCS = Path(__file__).parents[1] / "docs"
-GENERIC = "clearhead generic"
+ResultRow = dict[str, Any]
+DOCS_FOLDER = Path(__file__).parents[1] / "docs"
+GENERIC_ROW = "clearhead generic"
 #: How much more memory than the plain pass the longest input may take.
-MEMORY = 1.2
+MAX_MEMORY_RATIO = 1.2
 
 #: What was asked for: part, tokens, batch, device → in words.
-ASKED = {
+REQUIREMENTS = {
     ("length", 131_072, 1, "cuda"): "≤ 1.35 × plain in time, ≤ 1.2 × in memory; growth from 8,192 tokens as plain's",
     ("short", 512, 1, "cpu"): "generic ≤ 1.1 × plain, all methods together ≤ 1.4 ×",
     ("short", 512, 8, "cpu"): "generic ≤ 1.15 × plain, all methods together ≤ 1.4 ×",
@@ -35,35 +35,37 @@ Made from `benchmarks/results/`, which `make bench` and `make bench-gpu` write (
 `benchmarks/performance_kernels.py`).
 """
 
-ALONE = """One layer's sums, as a share of flash attention's forward and backward (bfloat16, causal). *Backward with row
+KERNELS_NOTE = """\
+One layer's sums, as a share of flash attention's forward and backward (bfloat16, causal). *Backward with row
 push* is ours: gradients and a row push from the same tiles, in the place of both from 2,048 tokens on."""
 
-TRAINED = """zoo:recall-4k at 4,096 tokens, whose attention is sharp: the largest gap of a score, of the largest score,
+TRAINED_MODEL_NOTE = """\
+zoo:recall-4k at 4,096 tokens, whose attention is sharp: the largest gap of a score, of the largest score,
 over eight lists. *Of the same pass*: from its own queries, keys, values and gradients, so that all that can differ are
 sums. *Two passes*: one streaming, one with whole maps; attention has the same output in both, to the last bit, and in
 bfloat16 the same gradients. Against the model in float64 (with the same weights) what differs is the model's own
 rounding: whole maps differ as much. Beside them: the attention that transformers hands out by itself."""
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
+def render_table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def number(value: float | None, unit: str = "") -> str:
+def format_number(value: float | None, unit: str = "") -> str:
     if value is None:
         return "–"
     text = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
     return text + unit
 
 
-def described(machine: dict[str, Any]) -> str:
+def describe_machine(machine: dict[str, Any]) -> str:
     versions = [f"{name} {machine[name]}" for name in ("torch", "triton", "transformers", "python") if name in machine]
     threads = f" ({machine['threads']} threads)" if machine["where"] == "cpu" else ""
     return f"{machine['device']}{threads}; {', '.join(versions)}; {machine['date']}"
 
 
-def asked(rows: list[Row]) -> str:
+def render_requirements(rows: list[ResultRow]) -> str:
     """Every figure that was asked for, beside what was measured."""
     lines = []
     for row in rows:
@@ -82,32 +84,37 @@ def asked(rows: list[Row]) -> str:
         if row["part"] == "length" and "memory ratio" in row:
             ratio = row["memory ratio"]
             lines.append(
-                ["its memory", f"≤ {MEMORY} × plain", f"{ratio:.2f} ×", "yes" if ratio <= MEMORY else "**no**"]
+                [
+                    "its memory",
+                    f"≤ {MAX_MEMORY_RATIO} × plain",
+                    f"{ratio:.2f} ×",
+                    "yes" if ratio <= MAX_MEMORY_RATIO else "**no**",
+                ]
             )
-    lines += growth(rows)
+    lines += compute_growth_rows(rows)
     there = {(row["part"], row["tokens"], row["batch"], row["device"]) for row in rows if "bar" in row}
-    for (part, tokens, batch, device), bar in ASKED.items():
+    for (part, tokens, batch, device), bar in REQUIREMENTS.items():
         if (part, tokens, batch, device) not in there:
             lines.append([f"{part}, {tokens:,} tokens, batch {batch}, {device}", bar, "not measured", "–"])
-    return table(["what", "asked", "measured", "held"], lines)
+    return render_table(["what", "asked", "measured", "held"], lines)
 
 
-def growth(rows: list[Row]) -> list[list[str]]:
+def compute_growth_rows(rows: list[ResultRow]) -> list[list[str]]:
     """How much longer 131,072 tokens take than 8,192, beside the plain pass, which is flash attention's growth."""
     seconds = {
         (row["way"], row["tokens"]): row["seconds"] for row in rows if row["part"] == "length" and "seconds" in row
     }
-    ends = [(way, 8192) in seconds and (way, 131_072) in seconds for way in ("plain", GENERIC)]
+    ends = [(way, 8192) in seconds and (way, 131_072) in seconds for way in ("plain", GENERIC_ROW)]
     if not all(ends):
         return []
-    own, flash = (seconds[way, 131_072] / seconds[way, 8192] for way in (GENERIC, "plain"))
+    own, flash = (seconds[way, 131_072] / seconds[way, 8192] for way in (GENERIC_ROW, "plain"))
     held = "yes" if own <= 1.2 * flash else "**no**"
     return [
         ["growth from 8,192 to 131,072 tokens", "like the plain pass's", f"{own:.0f} × against {flash:.0f} ×", held]
     ]
 
 
-def measured(rows: list[Row], part: str) -> str:
+def render_measurements(rows: list[ResultRow], part: str) -> str:
     lines = []
     own = (row for row in rows if row["part"] == part)
     for row in sorted(own, key=lambda row: (row["device"], row["tokens"], row["batch"])):
@@ -119,18 +126,18 @@ def measured(rows: list[Row], part: str) -> str:
         lines.append(
             [
                 *start,
-                number(row["seconds"], " s"),
-                number(row.get("ratio")) + spread,
-                number(row["GiB"], " GiB"),
+                format_number(row["seconds"], " s"),
+                format_number(row.get("ratio")) + spread,
+                format_number(row["GiB"], " GiB"),
                 row.get("kernel", ""),
             ]
         )
     ratio = "× the reference" if part == "throughput" else "× plain"
     seconds = "time an input" if part == "throughput" else "time"
-    return table(["device", "model", "tokens", "batch", "way", seconds, ratio, "peak memory", "kernel"], lines)
+    return render_table(["device", "model", "tokens", "batch", "way", seconds, ratio, "peak memory", "kernel"], lines)
 
 
-def by_method(rows: list[Row]) -> str:
+def render_errors_by_method(rows: list[ResultRow]) -> str:
     """The errors of each method on a trained model, one line a comparison."""
     methods = list(rows[0]["by method"])
     lines = [
@@ -142,10 +149,10 @@ def by_method(rows: list[Row]) -> str:
         ]
         for row in rows
     ]
-    return table(["device", "type", "what", *methods], lines)
+    return render_table(["device", "type", "what", *methods], lines)
 
 
-def kernels(rows: list[Row]) -> str:
+def render_kernels(rows: list[ResultRow]) -> str:
     """One layer's sums over flash attention's forward and backward, the passes back, and errors against float64."""
     torchs = ["flash forward", "flash backward", "cuDNN backward", "backward with row push"]
     kinds = ["row push", "row sums", "attention column sums", "16 rows of attention"]
@@ -153,8 +160,8 @@ def kernels(rows: list[Row]) -> str:
         [
             f"{row['tokens']:,}",
             f"{row['heads']} × {row['width']}",
-            *(number(row.get(f"{name} ms"), " ms") for name in torchs),
-            *(number(row.get(kind)) for kind in kinds),
+            *(format_number(row.get(f"{name} ms"), " ms") for name in torchs),
+            *(format_number(row.get(kind)) for kind in kinds),
         ]
         for row in rows
         if row["what"] == "time" and row["blocks"] == "chosen"
@@ -165,15 +172,15 @@ def kernels(rows: list[Row]) -> str:
         for r in rows
         if r["what"] == "error"
     ]
-    first = table(["tokens", "heads × width", *torchs, *kinds], times)
+    first = render_table(["tokens", "heads × width", *torchs, *kinds], times)
     return (
         first
         + "\nRelative error against float64 with the same inputs:\n\n"
-        + table(["mask", "type", "of", *sums], errors)
+        + render_table(["mask", "type", "of", *sums], errors)
     )
 
 
-def plot(rows: list[Row], path: Path) -> None:
+def plot_seconds_by_length(rows: list[ResultRow], path: Path) -> None:
     """Seconds against tokens, one line a way."""
     import matplotlib
 
@@ -199,10 +206,10 @@ def plot(rows: list[Row], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, default=DOCS, help="the folder to write to")
+    parser.add_argument("--out", type=Path, default=DOCS_FOLDER, help="the folder to write to")
     chosen = parser.parse_args()
-    rows: list[Row] = []
-    alone: list[Row] = []
+    rows: list[ResultRow] = []
+    alone: list[ResultRow] = []
     machines: dict[str, str] = {}
     notes: list[str] = []
     for file in chosen.files:
@@ -213,9 +220,9 @@ def main() -> None:
             rows += found["rows"]
             notes += found.get("notes", [])  # written by hand: what came of several runs, or of none
             where = found["rows"][0]["device"]
-            machines[where] = described(found["machine"] | {"where": where})
+            machines[where] = describe_machine(found["machine"] | {"where": where})
     page = [INTRODUCTION, *(f"- **{device}**: {text}" for device, text in machines.items()), ""]
-    page += ["## What was asked, and what it is", "", asked(rows)]
+    page += ["## What was asked, and what it is", "", render_requirements(rows)]
     page += ["## Notes on these runs", "", *(f"- {note}" for note in notes), ""] if notes else []
     titles = {
         "length": "Cost against length",
@@ -226,20 +233,20 @@ def main() -> None:
     }
     for part, title in titles.items():
         if any(row["part"] == part for row in rows):
-            page += [f"## {title}", "", measured(rows, part)]
+            page += [f"## {title}", "", render_measurements(rows, part)]
             page += ["![seconds against tokens](performance.svg)", ""] if part == "length" else []
     trained = [row for row in rows if "by method" in row]
     if trained:
-        page += ["## How exact, on a trained model", "", TRAINED, "", by_method(trained)]
+        page += ["## How exact, on a trained model", "", TRAINED_MODEL_NOTE, "", render_errors_by_method(trained)]
     if alone:
         page += ["## The kernels by themselves", ""]
-        page += [ALONE, ""]
-        page += [kernels(alone)]
+        page += [KERNELS_NOTE, ""]
+        page += [render_kernels(alone)]
     chosen.out.mkdir(parents=True, exist_ok=True)
     (chosen.out / "performance.md").write_text("\n".join(page).rstrip() + "\n")
     long = [row for row in rows if row["part"] == "length"]
     if long:
-        plot(long, chosen.out / "performance.svg")
+        plot_seconds_by_length(long, chosen.out / "performance.svg")
 
 
 if __name__ == "__main__":

@@ -22,41 +22,45 @@ from clearhead import Method
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.capture.float64_reference import far, whole_maps_in_float64
 
-METHODS = [
+COMPARED_METHODS = [
     *("generic", "grad-sam", "attcat", "attention", "attention-gradcam", "attention-x-gradient", "rollout"),
     *(Method(name, steps=2) for name in ("tam", "beyond-intuition-token")),
 ]
-LISTS = 8
-SAME_PASS = "streaming against whole maps in float64, of the same pass"
-TWO_PASSES = "streaming against whole maps, two passes"
+NUM_EXAMPLES = 8
+SAME_PASS_COMPARISON = "streaming against whole maps in float64, of the same pass"
+TWO_PASS_COMPARISON = "streaming against whole maps, two passes"
 #: What two passes, or two ways in one pass, may differ by; and a pass in bfloat16 from one in float64.
-SAME, ROUNDED = 1e-5, 1e-2
-ALONE = "transformers alone, eager, the attention that transformers hands out, against the model in float64"
+MAX_TILING_ERROR, MAX_BFLOAT16_ERROR = 1e-5, 1e-2
+TRANSFORMERS_ONLY_COMPARISON = (
+    "transformers alone, eager, the attention that transformers hands out, against the model in float64"
+)
 
 
-def compared(device: str, tokens: int) -> list[dict[str, Any]]:
+def measure_tiling_errors(device: str, tokens: int) -> list[dict[str, Any]]:
     """A row for each comparison: the largest gap of a score, of the largest score, over some lists; and by method."""
     from clearhead_zoo.tasks import recall
 
     gaps: dict[tuple[str, str], dict[str, float]] = {}
     alone: dict[str, float] = {}
     kernels: dict[tuple[str, str], str] = {}
-    models = {name: _model(device, name) for name in ("float32", "bfloat16", "float64")}
+    models = {name: _load_model(device, name) for name in ("float32", "bfloat16", "float64")}
     exact_model = models.pop("float64")
-    for example in recall.examples(LISTS, seed=2024, pairs=recall.most_pairs(tokens)):
-        exact = exact_model.explain(example.text, METHODS, kernel="materialised")
-        looks = _last_look(exact_model, example.text)
+    for example in recall.make_examples(NUM_EXAMPLES, seed=2024, pairs=recall.compute_max_pairs(tokens)):
+        exact = exact_model.explain(example.text, COMPARED_METHODS, kernel="materialised")
+        looks = _compute_last_token_attention(exact_model, example.text)
         for dtype, ex in models.items():
-            gap = float((_last_look(ex, example.text) - looks).abs().max() / looks.max())
+            gap = float((_compute_last_token_attention(ex, example.text) - looks).abs().max() / looks.max())
             alone[dtype] = max(alone.get(dtype, 0.0), gap)
-            streaming, whole = (ex.explain(example.text, METHODS, kernel=one) for one in ("streaming", "materialised"))
+            streaming, whole = (
+                ex.explain(example.text, COMPARED_METHODS, kernel=one) for one in ("streaming", "materialised")
+            )
             with whole_maps_in_float64():
-                summed = ex.explain(example.text, METHODS, kernel="streaming")
+                summed = ex.explain(example.text, COMPARED_METHODS, kernel="streaming")
             for way, ran, found in (
-                (SAME_PASS, streaming, _between(streaming, summed)),
-                (TWO_PASSES, streaming, _between(streaming, whole)),
-                ("streaming against the model in float64", streaming, _between(streaming, exact)),
-                ("whole maps against the model in float64", whole, _between(whole, exact)),
+                (SAME_PASS_COMPARISON, streaming, _compute_gaps(streaming, summed)),
+                (TWO_PASS_COMPARISON, streaming, _compute_gaps(streaming, whole)),
+                ("streaming against the model in float64", streaming, _compute_gaps(streaming, exact)),
+                ("whole maps against the model in float64", whole, _compute_gaps(whole, exact)),
             ):
                 before = gaps.setdefault((dtype, way), found)
                 gaps[dtype, way] = {method: max(gap, before[method]) for method, gap in found.items()}
@@ -66,36 +70,46 @@ def compared(device: str, tokens: int) -> list[dict[str, Any]]:
         *(
             {
                 **about,
-                **{"dtype": dtype, "way": f"clearhead, {len(METHODS)} methods, {way}", "kernel": kernels[dtype, way]},
+                **{
+                    "dtype": dtype,
+                    "way": f"clearhead, {len(COMPARED_METHODS)} methods, {way}",
+                    "kernel": kernels[dtype, way],
+                },
                 **{"error": max(found.values()), "by method": found},
-                **_bar(way, dtype),
+                **_get_error_limit(way, dtype),
             }
             for (dtype, way), found in gaps.items()
         ),
         *(
-            {**about, "dtype": dtype, "way": ALONE, "error": gap, "by method": {"attention": gap}}
+            {
+                **about,
+                "dtype": dtype,
+                "way": TRANSFORMERS_ONLY_COMPARISON,
+                "error": gap,
+                "by method": {"attention": gap},
+            }
             for dtype, gap in alone.items()
         ),
     ]
 
 
-def _bar(way: str, dtype: str) -> dict[str, float]:
-    if way in (SAME_PASS, TWO_PASSES):
-        return {"bar": SAME}
-    return {"bar": ROUNDED} if dtype == "bfloat16" else {}
+def _get_error_limit(way: str, dtype: str) -> dict[str, float]:
+    if way in (SAME_PASS_COMPARISON, TWO_PASS_COMPARISON):
+        return {"bar": MAX_TILING_ERROR}
+    return {"bar": MAX_BFLOAT16_ERROR} if dtype == "bfloat16" else {}
 
 
-def _model(device: str, dtype: str) -> Any:
+def _load_model(device: str, dtype: str) -> Any:
     """The weights are those of bfloat16 in every format."""
     ex = clearhead.load("zoo:recall-4k", dtype="bfloat16", device=device)
-    ex.subject.model.to(getattr(torch, dtype))
+    ex.adapter.model.to(getattr(torch, dtype))
     return ex
 
 
-def _last_look(ex: Any, text: str) -> Float[Tensor, " token"]:
+def _compute_last_token_attention(ex: Any, text: str) -> Float[Tensor, " token"]:
     """What the last token looks at in the last layer, over all heads, as the model itself says it."""
-    model = ex.subject.model
-    inputs = ex.subject.processor(text, return_tensors="pt").to(model.device)
+    model = ex.adapter.model
+    inputs = ex.adapter.processor(text, return_tensors="pt").to(model.device)
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:
@@ -106,5 +120,5 @@ def _last_look(ex: Any, text: str) -> Float[Tensor, " token"]:
     return maps[0, :, -1].double().mean(0)
 
 
-def _between(found: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, float]:
+def _compute_gaps(found: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, float]:
     return {method: far(one, expected[method]) for method, one in found.items()}

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-Way = Callable[[Any, Tensor], "Tensor | None"]
+BaselineFunction = Callable[[Any, Tensor], "Tensor | None"]
 
 
-def installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
 @contextmanager
-def layers_one_at_a_time(model: Any, wanted: bool) -> Iterator[None]:
+def checkpointed_layers(model: Any, enabled: bool) -> Iterator[None]:
     """Activation checkpointing of every layer, as clearhead has it for long inputs."""
-    layers = layers_of(model) if wanted else []
+    layers = get_layers(model) if enabled else []
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
     try:
@@ -33,14 +33,14 @@ def layers_one_at_a_time(model: Any, wanted: bool) -> Iterator[None]:
             del layer.forward
 
 
-def layers_of(model: Any) -> list[nn.Module]:
+def get_layers(model: Any) -> list[nn.Module]:
     inner = getattr(model, "bert", None) or model.model
     if hasattr(inner, "decoder"):
         return [*inner.encoder.layers, *inner.decoder.layers]
     return [*(inner.encoder.layer if hasattr(inner, "encoder") else inner.layers)]
 
 
-def top_logit(model: Any, **inputs: Any) -> Tensor:
+def compute_top_logit(model: Any, **inputs: Any) -> Tensor:
     """The logit that is explained, for each sample: of the class, or of the next word."""
     if type(model).__name__.endswith("ForCausalLM"):
         return model(**inputs, use_cache=False, logits_to_keep=1).logits[:, -1].amax(-1)
@@ -49,14 +49,14 @@ def top_logit(model: Any, **inputs: Any) -> Tensor:
     return model(**inputs).logits.amax(-1)
 
 
-def plain(model: Any, ids: Tensor, one_at_a_time: bool = False, **beside: Tensor) -> None:
+def run_plain_gradient(model: Any, ids: Tensor, use_checkpointing: bool = False, **other_inputs: Tensor) -> None:
     """The limit: one forward pass, and the gradient of one logit with respect to the embeddings."""
     vectors = model.get_input_embeddings()(ids).detach().requires_grad_()
-    with layers_one_at_a_time(model, one_at_a_time):
-        torch.autograd.grad(top_logit(model, inputs_embeds=vectors, **beside).sum(), vectors)
+    with checkpointed_layers(model, use_checkpointing):
+        torch.autograd.grad(compute_top_logit(model, inputs_embeds=vectors, **other_inputs).sum(), vectors)
 
 
-def reference(model: Any, ids: Tensor) -> Tensor:
+def run_reference_generic_attention(model: Any, ids: Tensor) -> Tensor:
     """The way of published code for Generic Attention: each example by itself, weight gradients, full matrices."""
     row = -1 if type(model).__name__.endswith("ForCausalLM") else 0
     own = model.config._attn_implementation
@@ -84,16 +84,16 @@ def reference(model: Any, ids: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def captum_gradients(model: Any, ids: Tensor, steps: int = 20) -> Tensor:
+def run_captum_integrated_gradients(model: Any, ids: Tensor, steps: int = 20) -> Tensor:
     """captum's integrated gradients of the embeddings."""
     from captum.attr import IntegratedGradients
 
     vectors = model.get_input_embeddings()(ids).detach()
-    explainer = IntegratedGradients(lambda given: top_logit(model, inputs_embeds=given))
+    explainer = IntegratedGradients(lambda given: compute_top_logit(model, inputs_embeds=given))
     return explainer.attribute(vectors, n_steps=steps, internal_batch_size=len(ids)).sum(-1)
 
 
-def shap_partition(model: Any, ids: Tensor, evaluations: int = 500) -> Tensor:
+def run_shap_partition(model: Any, ids: Tensor, evaluations: int = 500) -> Tensor:
     """shap's partition explainer, with as many evaluations as it makes by default."""
     import numpy as np
     import shap
@@ -102,7 +102,9 @@ def shap_partition(model: Any, ids: Tensor, evaluations: int = 500) -> Tensor:
     def value(rows: Any) -> Any:
         given = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(ids.device)
         with torch.no_grad():
-            return torch.cat([top_logit(model, input_ids=part) for part in given.split(16)]).float().cpu().numpy()
+            return (
+                torch.cat([compute_top_logit(model, input_ids=part) for part in given.split(16)]).float().cpu().numpy()
+            )
 
     width = ids.shape[1]
     tree = linkage(np.arange(width)[:, None], "complete")  # neighbours first
@@ -110,7 +112,7 @@ def shap_partition(model: Any, ids: Tensor, evaluations: int = 500) -> Tensor:
     return torch.as_tensor(explainer(ids.cpu().numpy(), max_evals=evaluations, silent=True).values)
 
 
-def inseq_saliency(model: Any, ids: Tensor) -> Tensor | None:
+def run_inseq_saliency(model: Any, ids: Tensor) -> Tensor | None:
     """inseq's saliency of the next word. It wants a tokenizer: one that calls each id by its number."""
     import inseq
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -133,8 +135,8 @@ def inseq_saliency(model: Any, ids: Tensor) -> Tensor | None:
 
 
 #: Other libraries, the package that each needs, and from which length on it is left out.
-OTHERS: dict[str, tuple[str, int, Way]] = {
-    "captum integrated gradients, 20 steps": ("captum", 8192, captum_gradients),
-    "shap partition, 500 evaluations": ("shap", 256, shap_partition),
-    "inseq saliency, one word": ("inseq", 2048, inseq_saliency),
+LIBRARY_BASELINES: dict[str, tuple[str, int, BaselineFunction]] = {
+    "captum integrated gradients, 20 steps": ("captum", 8192, run_captum_integrated_gradients),
+    "shap partition, 500 evaluations": ("shap", 256, run_shap_partition),
+    "inseq saliency, one word": ("inseq", 2048, run_inseq_saliency),
 }

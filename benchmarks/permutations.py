@@ -22,10 +22,25 @@ import torch
 import clearhead
 from clearhead import probes
 
-WORDS = ("a", "the", "film", "is", "not", "very", "good", "bad", "boring", "wonderful", "story", "and", "but", "funny")
+SAMPLE_WORDS = (
+    "a",
+    "the",
+    "film",
+    "is",
+    "not",
+    "very",
+    "good",
+    "bad",
+    "boring",
+    "wonderful",
+    "story",
+    "and",
+    "but",
+    "funny",
+)
 
 
-def sentences(folder: Path, count: int) -> list[str]:
+def load_sentences(folder: Path, count: int) -> list[str]:
     found: list[str] = []
     for name in ("test_official_dev.tsv", "train.tsv"):
         if (folder / name).is_file():
@@ -36,7 +51,7 @@ def sentences(folder: Path, count: int) -> list[str]:
     if len(found) >= count:
         return found[:count]
     rng = random.Random(0)
-    return [" ".join(rng.choices(WORDS, k=rng.randint(5, 35))) for _ in range(count)]
+    return [" ".join(rng.choices(SAMPLE_WORDS, k=rng.randint(5, 35))) for _ in range(count)]
 
 
 def main() -> None:
@@ -46,12 +61,12 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=30)
     parser.add_argument("--data", type=Path, default=Path("../shared/data/sst2"))
     arguments = parser.parse_args()
-    ex, texts = clearhead.load("zoo:sentiment"), sentences(arguments.data, arguments.sentences)
-    probes.permutation(ex, texts[:2], draws=2)  # the self-test is not what is measured
+    ex, texts = clearhead.load("zoo:sentiment"), load_sentences(arguments.data, arguments.sentences)
+    probes.run_permutation_probe(ex, texts[:2], draws=2)  # the self-test is not what is measured
     began, worked = time.perf_counter(), time.process_time()
-    found = probes.permutation(ex, texts, draws=arguments.draws)
+    found = probes.run_permutation_probe(ex, texts, draws=arguments.draws)
     took, spent = time.perf_counter() - began, time.process_time() - worked
-    median = found.column("median TVD").mean()
+    median = found.get_column("median TVD").mean()
     print(f"{len(texts)} sentences × {arguments.draws} permutations at scope S1, mean median TVD {median:.4f}")
     print(f"{took:.1f} s, {spent:.1f} s of them computing, {torch.get_num_threads()} threads")
     # on a machine that others use, too, waiting for them does not count

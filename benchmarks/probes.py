@@ -29,67 +29,93 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-MODELS = ("sentiment", "logic", "recall", "bilstm")
+MODEL_NAMES = ("sentiment", "logic", "recall", "bilstm")
 #: The model that must be there before others can be made of it.
-TRAINED = "bilstm/model"
-LABELS = ("NEGATIVE", "POSITIVE")
+BILSTM_JOB = "bilstm/model"
+SENTIMENT_LABELS = ("NEGATIVE", "POSITIVE")
 
 
 @dataclass(frozen=True)
-class Size:
+class StudySize:
     """How many inputs and steps: for a GPU, and for two cores."""
 
     inputs: int = 300
-    searched: int = 128
+    num_adversary_inputs: int = 128
     few: int = 100
     by_head: int = 12
     draws: int = 100
-    learned: int = 4000
-    steps: int = 400
-    long_steps: int = 3000
-    seeds: int = 5
+    num_training_inputs: int = 4000
+    num_steps: int = 400
+    num_long_steps: int = 3000
+    num_seeds: int = 5
     search: int = 500
 
 
-FULL = Size()
-SMALL = Size(
-    inputs=100, searched=32, few=24, by_head=3, draws=50, learned=600, steps=60, long_steps=600, seeds=3, search=150
+FULL_SIZE = StudySize()
+SMALL_SIZE = StudySize(
+    inputs=100,
+    num_adversary_inputs=32,
+    few=24,
+    by_head=3,
+    draws=50,
+    num_training_inputs=600,
+    num_steps=60,
+    num_long_steps=600,
+    num_seeds=3,
+    search=150,
 )
-TINY = Size(inputs=6, searched=3, few=3, by_head=1, draws=4, learned=24, steps=2, long_steps=2, seeds=2, search=3)
-SIZES = {"full": FULL, "small": SMALL, "tiny": TINY}
+TINY_SIZE = StudySize(
+    inputs=6,
+    num_adversary_inputs=3,
+    few=3,
+    by_head=1,
+    draws=4,
+    num_training_inputs=24,
+    num_steps=2,
+    num_long_steps=2,
+    num_seeds=2,
+    search=3,
+)
+SIZES = {"full": FULL_SIZE, "small": SMALL_SIZE, "tiny": TINY_SIZE}
 
 
 @dataclass
-class Inputs:
+class StudyInputs:
     """Texts to learn from and texts to measure on, with labels; of the latter also the evidence, where it is known."""
 
-    learned: list[tuple[str, Any]]
-    measured: list[tuple[str, Any]]
-    known: list[Any] | None = None
+    training: list[tuple[str, Any]]
+    evaluation: list[tuple[str, Any]]
+    known_evidence: list[Any] | None = None
 
     def texts(self, count: int) -> list[str]:
-        return [text for text, _ in self.measured[:count]]
+        return [text for text, _ in self.evaluation[:count]]
 
     def labels(self, count: int) -> list[Any]:
-        return [label for _, label in self.measured[:count]]
+        return [label for _, label in self.evaluation[:count]]
 
 
-def inputs_of(model: str, size: Size, sentences: Path | None, data: Path) -> Inputs:
+def load_inputs(model: str, size: StudySize, sentences: Path | None, data: Path) -> StudyInputs:
     if model in ("sentiment", "bilstm"):
-        found = _sentences(sentences, data)
-        learned = found["train"] if model == "bilstm" else found["train"][: size.learned]
-        return Inputs([tuple(one) for one in learned], [tuple(one) for one in found["test"]])
+        found = _load_sentences(sentences, data)
+        learned = found["train"] if model == "bilstm" else found["train"][: size.num_training_inputs]
+        return StudyInputs([tuple(one) for one in learned], [tuple(one) for one in found["test"]])
     from clearhead_zoo.tasks import logic, recall
 
     if model == "logic":
-        made = logic.examples(4 * size.learned, 1, "train"), logic.examples(size.inputs, 0, evident=True)
+        made = (
+            logic.make_examples(4 * size.num_training_inputs, 1, "train"),
+            logic.make_examples(size.inputs, 0, evident=True),
+        )
     else:
-        made = recall.examples(size.learned, 1, "train", pairs=(3, 12)), recall.examples(size.inputs, 0, pairs=(4, 16))
+        made = (
+            recall.make_examples(size.num_training_inputs, 1, "train", pairs=(3, 12)),
+            recall.make_examples(size.inputs, 0, pairs=(4, 16)),
+        )
     pairs = [[(one.text, one.label) for one in part] for part in made]
-    return Inputs(*pairs, known=made[1])
+    return StudyInputs(*pairs, known_evidence=made[1])
 
 
-def _sentences(packed: Path | None, data: Path) -> dict[str, list[Any]]:
+def _load_sentences(packed: Path | None, data: Path) -> dict[str, list[Any]]:
     if packed is not None and packed.is_file():
         with gzip.open(packed, "rt", encoding="utf-8") as file:
             return json.load(file)
@@ -103,111 +129,137 @@ def _sentences(packed: Path | None, data: Path) -> dict[str, list[Any]]:
     return {"train": whole[:12000], "test": found["test"]}
 
 
-def explainer(model: str, given: Inputs, size: Size, folder: Path, device: str) -> Any:
+def load_explainer(model: str, inputs: StudyInputs, size: StudySize, folder: Path, device: str) -> Any:
     import clearhead
 
     if model != "bilstm":
         return clearhead.load(f"zoo:{model}", device=device, dtype="float32")
-    from clearhead.studies.bilstm import original
+    from clearhead.studies.bilstm import train_bilstm
 
-    texts, labels = zip(*given.learned, strict=True)
+    texts, labels = zip(*inputs.training, strict=True)
     kept = folder / "runs" / "bilstm.safetensors"
-    return original(texts, labels, LABELS, steps=size.long_steps, device=device, checkpoint=kept, progress=_bar)
+    return train_bilstm(
+        texts,
+        labels,
+        SENTIMENT_LABELS,
+        steps=size.num_long_steps,
+        device=device,
+        checkpoint=kept,
+        progress=_print_progress,
+    )
 
 
-def _bar(name: str, share: float) -> None:
+def _print_progress(name: str, share: float) -> None:
     if round(share * 1000) % 100 == 0:
         print(f"{name}: {share:.0%}", flush=True)
 
 
-def learning(
-    model: str, given: Inputs, size: Size, folder: Path, times: int = 1
+def build_training_arguments(
+    model: str, inputs: StudyInputs, size: StudySize, folder: Path, multiplier: int = 1
 ) -> tuple[list[str], list[Any], dict[str, Any]]:
     """Inputs, labels and settings for the probes that train: what is measured comes last."""
-    measured, learned = given.measured[: size.inputs], given.learned[: times * size.learned]
+    measured, learned = inputs.evaluation[: size.inputs], inputs.training[: multiplier * size.num_training_inputs]
     texts, labels = zip(*learned, *measured, strict=True)
     how: dict[str, Any] = {
-        "sentiment": {"fresh": 1, "steps": size.steps, "rate": 5e-5},
-        "logic": {"fresh": "all", "steps": size.long_steps, "rate": 1e-3, "batch": 96},
-        "recall": {"fresh": 1, "steps": size.steps, "rate": 1e-3},
-        "bilstm": {"fresh": "all", "steps": size.long_steps // 2, "rate": 1e-3},
+        "sentiment": {"fresh": 1, "steps": size.num_steps, "rate": 5e-5},
+        "logic": {"fresh": "all", "steps": size.num_long_steps, "rate": 1e-3, "batch": 96},
+        "recall": {"fresh": 1, "steps": size.num_steps, "rate": 1e-3},
+        "bilstm": {"fresh": "all", "steps": size.num_long_steps // 2, "rate": 1e-3},
     }[model]
-    how = {"batch": 32, **how, "held_out": len(measured), "folder": folder / "runs" / model, "progress": _bar}
+    how = {
+        "batch": 32,
+        **how,
+        "held_out": len(measured),
+        "folder": folder / "runs" / model,
+        "progress": _print_progress,
+    }
     return list(texts), list(labels), how
 
 
 #: Guides of the diagnostic beside the fixed ones, where they apply.
-METHODS = ("rollout", "generic", "grad-sam", "attcat", "input-x-gradient", "saliency", "random")
-STRENGTHS = (0.0, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+GUIDE_METHODS = ("rollout", "generic", "grad-sam", "attcat", "input-x-gradient", "saliency", "random")
+ADVERSARY_STRENGTHS = (0.0, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 #: The strength of the adversary that guides the diagnostic: one of the above, so that it is trained once.
-GUIDING = 1e-2
+GUIDE_STRENGTH = 1e-2
 
 
-def pace(model: str) -> float:
+def get_adversary_learning_rate(model: str) -> float:
     """The learning rate of adversaries."""
     return 5e-5 if model == "sentiment" else 3e-4
 
 
-def jobs() -> dict[str, Callable[..., Any]]:
+def build_jobs() -> dict[str, Callable[..., Any]]:
     """By name, what a job computes from the explainer, the inputs, the size, the model's name and the folder."""
     from clearhead import probes
-    from clearhead.probes.adversarial_training import misled
-    from clearhead.probes.base import Scope
-    from clearhead.probes.fine_tuning import Lessons, Training
+    from clearhead.probes.adversarial_training import train_adversary
+    from clearhead.probes.base import ProbeScope
+    from clearhead.probes.fine_tuning import FineTuningConfig, LabelledSplit
 
     def plain(probe: str, count: str, **how: Any) -> Callable[..., Any]:
-        def run(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
+        def run(ex: Any, given: StudyInputs, size: StudySize, model: str, folder: Path) -> Any:
             told = {name: getattr(size, value) if name in ("draws", "steps") else value for name, value in how.items()}
-            return getattr(probes, probe)(ex, given.texts(getattr(size, count)), **told)
+            return getattr(probes, f"run_{probe}_probe")(ex, given.texts(getattr(size, count)), **told)
 
         return run
 
-    def uniform(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
-        return probes.uniform(ex, given.texts(size.inputs), given.labels(size.inputs))
+    def uniform(ex: Any, given: StudyInputs, size: StudySize, model: str, folder: Path) -> Any:
+        return probes.run_uniform_probe(ex, given.texts(size.inputs), given.labels(size.inputs))
 
-    def adversary(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
-        found = probes.adversary(ex, given.texts(size.searched), steps=size.search)
-        for line, one in zip(found.lines, given.known or (), strict=False):
-            line["evidence"] = [[bool(hit) for hit in hits] for hits in evidence(ex, one)]
+    def adversary(ex: Any, given: StudyInputs, size: StudySize, model: str, folder: Path) -> Any:
+        found = probes.run_adversary_probe(ex, given.texts(size.num_adversary_inputs), steps=size.search)
+        for line, one in zip(found.records, given.known_evidence or (), strict=False):
+            line["evidence"] = [[bool(hit) for hit in hits] for hits in find_evidence_units(ex, one)]
         return found
 
-    def seeds(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
-        texts, labels, how = learning(model, given, size, folder, times=4 if model == "logic" else 1)
-        return probes.seeds(ex, texts, labels, seeds=size.seeds, **how)
+    def seeds(ex: Any, given: StudyInputs, size: StudySize, model: str, folder: Path) -> Any:
+        texts, labels, how = build_training_arguments(
+            model, given, size, folder, multiplier=4 if model == "logic" else 1
+        )
+        return probes.run_seeds_probe(ex, texts, labels, seeds=size.num_seeds, **how)
 
-    def frontier(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
-        texts, labels, how = learning(model, given, size, folder)
-        how |= {"steps": size.steps, "rate": pace(model)}
-        return probes.frontier(ex, texts, labels, strengths=STRENGTHS, seeds=0, **how)
+    def frontier(ex: Any, given: StudyInputs, size: StudySize, model: str, folder: Path) -> Any:
+        texts, labels, how = build_training_arguments(model, given, size, folder)
+        how |= {"steps": size.num_steps, "rate": get_adversary_learning_rate(model)}
+        return probes.run_frontier_probe(ex, texts, labels, strengths=ADVERSARY_STRENGTHS, seeds=0, **how)
 
     def one_seed(seed: int) -> Callable[..., Any]:
-        def run(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> None:
-            texts, labels, how = learning(model, given, size, folder, times=4 if model == "logic" else 1)
-            probes.seeds(ex, texts, labels, seeds=1, seed=seed - 1, **how)
+        def run(ex: Any, given: StudyInputs, size: StudySize, model: str, folder: Path) -> None:
+            texts, labels, how = build_training_arguments(
+                model, given, size, folder, multiplier=4 if model == "logic" else 1
+            )
+            probes.run_seeds_probe(ex, texts, labels, seeds=1, seed=seed - 1, **how)
 
         return run
 
     def one_adversary(strength: float) -> Callable[..., Any]:
-        def run(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> None:
-            texts, labels, how = learning(model, given, size, folder)
-            lessons = Lessons(ex, texts, labels, how["held_out"], None, 0)
-            training = Training(size.steps, how["batch"], pace(model), how["folder"], _bar)
-            misled(lessons, Scope("S1"), strength, training, 0)
+        def run(ex: Any, given: StudyInputs, size: StudySize, model: str, folder: Path) -> None:
+            texts, labels, how = build_training_arguments(model, given, size, folder)
+            lessons = LabelledSplit(ex, texts, labels, how["held_out"], None, 0)
+            training = FineTuningConfig(
+                size.num_steps, how["batch"], get_adversary_learning_rate(model), how["folder"], _print_progress
+            )
+            train_adversary(lessons, ProbeScope("S1"), strength, training, 0)
 
         return run
 
-    def diagnostic(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
-        texts, labels, how = learning(model, given, size, folder)
+    def diagnostic(ex: Any, given: StudyInputs, size: StudySize, model: str, folder: Path) -> Any:
+        texts, labels, how = build_training_arguments(model, given, size, folder)
         kept = {name: how[name] for name in ("batch", "held_out", "folder", "progress")}
         why = {line.name: line.why_not for line in ex.methods()}
-        guides = ["uniform", "own", "base", "adversary", *(name for name in METHODS if not why.get(name))]
-        adversaries = {"adversary_steps": size.steps, "adversary_rate": pace(model), "strength": GUIDING}
-        return probes.diagnostic(ex, texts, labels, guides=guides, steps=2 * size.steps, **adversaries, **kept)
+        guides = ["uniform", "own", "base", "adversary", *(name for name in GUIDE_METHODS if not why.get(name))]
+        adversaries = {
+            "adversary_steps": size.num_steps,
+            "adversary_rate": get_adversary_learning_rate(model),
+            "strength": GUIDE_STRENGTH,
+        }
+        return probes.run_diagnostic_probe(
+            ex, texts, labels, guides=guides, steps=2 * size.num_steps, **adversaries, **kept
+        )
 
     return {
         "model": lambda *given: None,
-        **{f"seeds@{seed}": one_seed(seed) for seed in range(1, 1 + FULL.seeds)},
-        **{f"frontier@{strength:g}": one_adversary(strength) for strength in STRENGTHS},
+        **{f"seeds@{seed}": one_seed(seed) for seed in range(1, 1 + FULL_SIZE.num_seeds)},
+        **{f"frontier@{strength:g}": one_adversary(strength) for strength in ADVERSARY_STRENGTHS},
         "permutation": plain("permutation", "inputs", draws="draws"),
         "permutation-kept": plain("permutation", "inputs", draws="draws", keep=True),
         "permutation-S2": plain("permutation", "few", draws="draws", scope="S2"),
@@ -222,61 +274,71 @@ def jobs() -> dict[str, Callable[..., Any]]:
         "seeds": seeds,
         "frontier": frontier,
         "diagnostic": diagnostic,
-        "truth": truth,
+        "truth": measure_known_evidence,
     }
 
 
-def evidence(ex: Any, one: Any) -> list[list[bool]]:
+def find_evidence_units(explainer: Any, example: Any) -> list[list[bool]]:
     """For each minimal set of words that decides the label, which units belong to it; then those set aside."""
-    from clearhead.adapters.base import How
+    from clearhead.adapters.base import InputOptions
 
-    units = ex.subject.samples(one.text, How())[0].axes[ex.subject.stream].parts[0]
+    units = (
+        explainer.adapter.make_samples(example.text, InputOptions())[0].axes[explainer.adapter.stream].unit_groups[0]
+    )
 
     def units_at(positions: Any) -> list[bool]:
-        spans = [one.spans[position] for position in positions]
+        spans = [example.spans[position] for position in positions]
         return [
             not special and any(start < stop and start >= span[0] and stop <= span[1] for span in spans)
             for (start, stop), special in zip(units.offsets, units.special, strict=True)
         ]
 
-    aside = [special or asks for special, asks in zip(units.special, units_at(one.question), strict=True)]
-    return [*(units_at(witness) for witness in one.witnesses), aside]
+    aside = [special or asks for special, asks in zip(units.special, units_at(example.question_positions), strict=True)]
+    return [*(units_at(witness) for witness in example.witnesses), aside]
 
 
-def truth(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
+def measure_known_evidence(explainer: Any, inputs: StudyInputs, size: StudySize, model: str, folder: Path) -> Any:
     """Which methods find what is known to decide the label: average precision, example by example."""
-    from clearhead.bench.chunk_explanations import applicable, explained, with_controls
-    from clearhead.bench.data import read
-    from clearhead.bench.protocols.known_evidence import Truth
+    from clearhead.bench.chunk_explanations import add_controls, explain_examples, split_applicable
+    from clearhead.bench.data import load_benchmark_dataset
+    from clearhead.bench.protocols.known_evidence import KnownEvidence
 
-    protocol = Truth()
+    protocol = KnownEvidence()
     names = ["attention", "rollout", "attention-x-gradient", "generic", "grad-sam", "input-x-gradient", "saliency"]
-    methods, _ = applicable(ex, with_controls(names))
-    examples = list(read("known", task=model, count=size.few))
-    own = explained(ex, examples, methods, protocol, batch_size=16)
-    rows = protocol.measure(ex, examples, own.by_method)
+    methods, _ = split_applicable(explainer, add_controls(names))
+    examples = list(load_benchmark_dataset("known", task=model, count=size.few))
+    own = explain_examples(explainer, examples, methods, protocol, batch_size=16)
+    rows = protocol.measure(explainer, examples, own.by_method)
     return {
         "rows": [{"example": r.example, "method": r.method, "figures": r.figures} for r in rows],
-        "refused": own.refused,
+        "refused": own.failure_reasons,
     }
 
 
-ORDER = (
-    *(f"seeds@{seed}" for seed in range(1, 1 + FULL.seeds)),
-    *(f"frontier@{strength:g}" for strength in (GUIDING, *(one for one in STRENGTHS if one != GUIDING))),
+JOB_ORDER = (
+    *(f"seeds@{seed}" for seed in range(1, 1 + FULL_SIZE.num_seeds)),
+    *(
+        f"frontier@{strength:g}"
+        for strength in (GUIDE_STRENGTH, *(one for one in ADVERSARY_STRENGTHS if one != GUIDE_STRENGTH))
+    ),
     *("adversary-S2", "diagnostic", "permutation-heads", "correlation", "heads", "permutation-S4", "adversary"),
     *("frontier", "seeds", "permutation-S2", "permutation", "permutation-kept", "uniform", "truth", "skips"),
 )
 
 
-def wanted(only: str | None, size: Size) -> list[str]:
+def list_jobs(only: str | None, size: StudySize) -> list[str]:
     """The jobs, the slow ones first, and training before what opens its runs."""
-    every = [TRAINED, *(f"{model}/{job}" for job in ORDER for model in ("bilstm", "logic", "sentiment", "recall"))]
+    every = [
+        BILSTM_JOB,
+        *(f"{model}/{job}" for job in JOB_ORDER for model in ("bilstm", "logic", "sentiment", "recall")),
+    ]
     left_out = {f"{model}/truth" for model in ("sentiment", "bilstm")} | {"bilstm/skips", "bilstm/permutation-heads"}
     left_out |= {f"bilstm/{job}" for job in ("permutation-S2", "permutation-S4", "adversary-S2")}  # one row: the same
-    left_out |= {f"{model}/seeds@{seed}" for model in MODELS for seed in range(size.seeds + 1, FULL.seeds + 1)}
+    left_out |= {
+        f"{model}/seeds@{seed}" for model in MODEL_NAMES for seed in range(size.num_seeds + 1, FULL_SIZE.num_seeds + 1)
+    }
     if find_spec("igraph") is None:  # shares by flow need it: for the other machine
-        left_out |= {f"{model}/skips" for model in MODELS}
+        left_out |= {f"{model}/skips" for model in MODEL_NAMES}
     chosen = None if only is None else only.split(",")
     return [
         name
@@ -285,12 +347,12 @@ def wanted(only: str | None, size: Size) -> list[str]:
     ]
 
 
-def needs(name: str, names: Sequence[str]) -> list[str]:
+def find_dependencies(name: str, names: Sequence[str]) -> list[str]:
     """Those of the jobs that must be done before this one."""
     model, job = name.split("/")
-    first = [TRAINED] if model == "bilstm" and name != TRAINED else []
+    first = [BILSTM_JOB] if model == "bilstm" and name != BILSTM_JOB else []
     runs = [other for other in names if other.startswith(f"{model}/{job}@")]
-    guide = [f"{model}/frontier@{GUIDING:g}"] if job == "diagnostic" else []
+    guide = [f"{model}/frontier@{GUIDE_STRENGTH:g}"] if job == "diagnostic" else []
     return [other for other in (*first, *runs, *guide) if other in names]
 
 
@@ -302,13 +364,13 @@ def run_job(name: str, arguments: argparse.Namespace) -> None:
     torch.backends.cudnn.allow_tf32 = False  # recurrent networks are recorded without cuDNN, and must give the same
     model, job = name.split("/")
     size = SIZES[arguments.size]
-    path, started = _path(arguments.out, name), time.perf_counter()
+    path, started = _get_result_path(arguments.out, name), time.perf_counter()
     path.parent.mkdir(parents=True, exist_ok=True)
-    for device in dict.fromkeys(("cpu" if model == "bilstm" and name != TRAINED else arguments.device, "cpu")):
+    for device in dict.fromkeys(("cpu" if model == "bilstm" and name != BILSTM_JOB else arguments.device, "cpu")):
         try:
-            given = inputs_of(model, size, arguments.sentences, arguments.data)
-            ex = explainer(model, given, size, arguments.out, device)
-            found = jobs()[job](ex, given, size, model, arguments.out)
+            given = load_inputs(model, size, arguments.sentences, arguments.data)
+            ex = load_explainer(model, given, size, arguments.out, device)
+            found = build_jobs()[job](ex, given, size, model, arguments.out)
             break
         except Exception:
             print(f"{name} failed on {device}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
@@ -327,14 +389,14 @@ def run_job(name: str, arguments: argparse.Namespace) -> None:
     print(f"{name}: {told['seconds']} s on {device}", flush=True)
 
 
-def _path(folder: Path, name: str) -> Path:
+def _get_result_path(folder: Path, name: str) -> Path:
     return folder / f"{name.replace('/', '-')}.json"
 
 
 def run_all(arguments: argparse.Namespace) -> None:
     """Every job that is not there yet, some at a time, until time is up."""
-    names = wanted(arguments.only, SIZES[arguments.size])
-    waiting = [name for name in names if not _path(arguments.out, name).exists()]
+    names = list_jobs(arguments.only, SIZES[arguments.size])
+    waiting = [name for name in names if not _get_result_path(arguments.out, name).exists()]
     running: dict[str, subprocess.Popen[bytes]] = {}
     started, failed = time.monotonic(), []
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -344,7 +406,7 @@ def run_all(arguments: argparse.Namespace) -> None:
     while waiting or running:
         undone = {*waiting, *running}
         # a run that failed holds nothing up: what needs it trains it itself, or fails with its own message
-        ready = [name for name in waiting if undone.isdisjoint(needs(name, names))]
+        ready = [name for name in waiting if undone.isdisjoint(find_dependencies(name, names))]
         for name in ready[: arguments.workers - len(running)]:
             waiting.remove(name)
             log = (arguments.out / f"{name.replace('/', '-')}.log").open("wb")
@@ -355,7 +417,7 @@ def run_all(arguments: argparse.Namespace) -> None:
             code = running.pop(name).returncode
             failed += [name] if code else []
             print(f"{time.monotonic() - started:4.0f} s {'failed' if code else 'done'}: {name}", flush=True)
-        if TRAINED in failed:
+        if BILSTM_JOB in failed:
             waiting = [name for name in waiting if not name.startswith("bilstm/")]
         if arguments.seconds and time.monotonic() - started > arguments.seconds:
             for process in running.values():

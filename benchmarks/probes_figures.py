@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-MODELS = {
+MODEL_TITLES = {
     "sentiment": "zoo:sentiment",
     "logic": "zoo:logic",
     "recall": "zoo:recall",
@@ -15,23 +15,23 @@ MODELS = {
 }
 BLUE, GREY, INK = "#3b6fb6", "#b4b6bd", "#24262b"
 #: By "model/probe", what a probe found.
-Results = dict[str, dict[str, Any]]
+ResultsByProbe = dict[str, dict[str, Any]]
 
 
-def column(results: Results, model: str, probe: str, name: str) -> np.ndarray:
+def get_column(results: ResultsByProbe, model: str, probe: str, name: str) -> np.ndarray:
     lines = results.get(f"{model}/{probe}", {}).get("lines", [])
     return np.array([line.get(name, math.nan) for line in lines], dtype=float)
 
 
-def panels(
-    draw: Callable[[Any, Results, str], bool], results: Results, x: str, y: str, models: Sequence[str]
+def draw_panels(
+    draw: Callable[[Any, ResultsByProbe, str], bool], results: ResultsByProbe, x: str, y: str, models: Sequence[str]
 ) -> Figure | None:
     """One panel a model; those that have nothing to show are left out."""
     figure = Figure(figsize=(2.7 * len(models), 2.6), layout="constrained")
     every = figure.subplots(1, len(models), squeeze=False)[0]
     shown = False
     for axes, model in zip(every, models, strict=True):
-        axes.set_title(MODELS[model], fontsize=9, color=INK)
+        axes.set_title(MODEL_TITLES[model], fontsize=9, color=INK)
         axes.set_xlabel(x, fontsize=8)
         axes.set_ylabel(y if axes is every[0] else "", fontsize=8)
         axes.tick_params(labelsize=7)
@@ -41,26 +41,26 @@ def panels(
     return figure if shown else None
 
 
-def draw_permutation(axes: Any, results: Results, model: str) -> bool:
-    largest, moved = (column(results, model, "permutation", name) for name in ("largest weight", "median TVD"))
+def draw_permutation(axes: Any, results: ResultsByProbe, model: str) -> bool:
+    largest, moved = (get_column(results, model, "permutation", name) for name in ("largest weight", "median TVD"))
     axes.scatter(largest, moved, s=6, color=BLUE, alpha=0.5, linewidths=0)
     axes.set(xlim=(0, 1), ylim=(0, 1))
     return len(moved) > 0
 
 
-def draw_adversary(axes: Any, results: Results, model: str) -> bool:
-    found, bound = (column(results, model, "adversary", name) for name in ("JSD", "attainable JSD"))
+def draw_adversary(axes: Any, results: ResultsByProbe, model: str) -> bool:
+    found, bound = (get_column(results, model, "adversary", name) for name in ("JSD", "attainable JSD"))
     axes.hist(
         [found, bound], np.linspace(0, math.log(2), 15).tolist(), color=[BLUE, GREY], label=["found", "attainable"]
     )
-    seeds = column(results, model, "seeds", "median JSD")
+    seeds = get_column(results, model, "seeds", "median JSD")
     if len(seeds):
         axes.axvline(seeds.mean(), color=INK, linewidth=1, linestyle="--", label="other seeds, mean")
     axes.legend(fontsize=6, frameon=False)
     return len(found) > 0
 
 
-def draw_frontier(axes: Any, results: Results, model: str) -> bool:
+def draw_frontier(axes: Any, results: ResultsByProbe, model: str) -> bool:
     lines = results.get(f"{model}/frontier", {}).get("lines", [])
     own = [line for line in lines if line["strength"] is not None]
     axes.plot(
@@ -78,7 +78,7 @@ def draw_frontier(axes: Any, results: Results, model: str) -> bool:
     return bool(lines)
 
 
-def draw_pruning(axes: Any, results: Results, model: str) -> bool:
+def draw_pruning(axes: Any, results: ResultsByProbe, model: str) -> bool:
     curves = results.get(f"{model}/heads", {}).get("tables", {}).get("pruning", {})
     for measure, curve in curves.items():
         axes.plot([p["silenced"] for p in curve], [p["agreement"] for p in curve], marker=".", label=measure)
@@ -87,7 +87,7 @@ def draw_pruning(axes: Any, results: Results, model: str) -> bool:
     return bool(curves)
 
 
-def draw_skips(axes: Any, results: Results, model: str) -> bool:
+def draw_skips(axes: Any, results: ResultsByProbe, model: str) -> bool:
     lines = results.get(f"{model}/skips", {}).get("lines", [])
     for form in ("flow", "norm", "gradient"):
         axes.plot(
@@ -101,34 +101,34 @@ def draw_skips(axes: Any, results: Results, model: str) -> bool:
     return bool(lines)
 
 
-FIGURES: dict[str, tuple[Callable[[Any, Results, str], bool], str, str, tuple[str, ...], str]] = {
+PROBE_FIGURES: dict[str, tuple[Callable[[Any, ResultsByProbe, str], bool], str, str, tuple[str, ...], str]] = {
     "permutation": (
         draw_permutation,
         "largest weight",
         "median TVD",
-        tuple(MODELS),
+        tuple(MODEL_TITLES),
         "Shuffled weights at S1: each point an input.",
     ),
-    "adversary": (draw_adversary, "JSD", "inputs", tuple(MODELS), "Weights with the same answer, how far away."),
+    "adversary": (draw_adversary, "JSD", "inputs", tuple(MODEL_TITLES), "Weights with the same answer, how far away."),
     "frontier": (
         draw_frontier,
         "TVD of answers",
         "JSD of attention",
-        tuple(MODELS),
+        tuple(MODEL_TITLES),
         "Adversarial training, with seeds and uniform attention.",
     ),
     "pruning": (
         draw_pruning,
         "heads silenced",
         "predictions that stay",
-        tuple(MODELS)[:3],
+        tuple(MODEL_TITLES)[:3],
         "Heads silenced, the least important first.",
     ),
     "skips": (
         draw_skips,
         "layer",
         "share of the skip connection",
-        tuple(MODELS)[:3],
+        tuple(MODEL_TITLES)[:3],
         "What goes past attention, in three forms.",
     ),
 }

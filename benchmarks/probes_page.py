@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from probes_figures import FIGURES, MODELS, Results, column, panels
+from probes_figures import MODEL_TITLES, PROBE_FIGURES, ResultsByProbe, draw_panels, get_column
 
-from clearhead.bench.protocols.known_evidence import found as found_in
-from clearhead.stats import Interval, interval
+from clearhead.bench.protocols.known_evidence import compute_ranking_metrics as found_in
+from clearhead.stats import ConfidenceInterval, bootstrap_interval
 
-SAME = 0.05
+MAX_SAME_PREDICTION_TVD = 0.05
 
 
-def read(folder: Path) -> Results:
+def read_results(folder: Path) -> ResultsByProbe:
     """By "model/probe", what a probe found."""
     found = {}
     for path in sorted(folder.glob("*.json")):
@@ -35,127 +35,139 @@ def read(folder: Path) -> Results:
     return found
 
 
-def figure_of(results: Results, model: str, probe: str, name: str) -> str:
+def format_estimate(results: ResultsByProbe, model: str, probe: str, name: str) -> str:
     """One figure of a probe's table, with its interval."""
     findings = results.get(f"{model}/{probe}", {}).get("findings", [])
-    return next((_shown(_read(one)) for one in findings if one["name"] == name), "–")
+    return next((_format_interval(_parse_interval(one)) for one in findings if one["name"] == name), "–")
 
 
-def _read(one: dict[str, Any]) -> Interval:
+def _parse_interval(one: dict[str, Any]) -> ConfidenceInterval:
     """What is not known is null in JSON."""
     mean, low, high = (math.nan if one[key] is None else one[key] for key in ("mean", "low", "high"))
-    return Interval(mean, low, high, one["count"])
+    return ConfidenceInterval(mean, low, high, one["count"])
 
 
-def _shown(one: Interval) -> str:
+def _format_interval(one: ConfidenceInterval) -> str:
     return str(one) if math.isfinite(one.mean) else "–"
 
 
-def of_values(values: np.ndarray) -> str:
+def format_mean_interval(values: np.ndarray) -> str:
     """
     >>> of_values(np.array([1.0])), of_values(np.array([np.inf]))
     ('1.000 (no interval)', '–')
     """
-    return _shown(interval(values[np.isfinite(values)]))
+    return _format_interval(bootstrap_interval(values[np.isfinite(values)]))
 
 
-def idle(results: Results, model: str) -> str:
+def format_unaffected_fraction(results: ResultsByProbe, model: str) -> str:
     """Of the inputs with one weight above a half, the share whose answer hardly moves when weights are shuffled."""
-    largest, moved = (column(results, model, "permutation", name) for name in ("largest weight", "median TVD"))
+    largest, moved = (get_column(results, model, "permutation", name) for name in ("largest weight", "median TVD"))
     peaked = largest > 0.5
-    return "none so peaked" if not peaked.any() else of_values((moved[peaked] < SAME).astype(float))
+    return (
+        "none so peaked"
+        if not peaked.any()
+        else format_mean_interval((moved[peaked] < MAX_SAME_PREDICTION_TVD).astype(float))
+    )
 
 
-def frontier_at(results: Results, model: str) -> str:
+def format_frontier_point(results: ResultsByProbe, model: str) -> str:
     lines = results.get(f"{model}/frontier", {}).get("lines", [])
-    kept = [line for line in lines if line["strength"] is not None and line["TVD"] <= SAME]
+    kept = [line for line in lines if line["strength"] is not None and line["TVD"] <= MAX_SAME_PREDICTION_TVD]
     best = max(kept, key=lambda line: line["JSD"], default=None)
     return "–" if best is None else f"{best['JSD']:.3f} (TVD {best['TVD']:.3f}, {best['point']})"
 
 
-def point(results: Results, model: str, name: str, figure: str) -> str:
-    return figure_of(results, model, "frontier", f"{name}: {figure}")
+def format_frontier_estimate(results: ResultsByProbe, model: str, name: str, figure: str) -> str:
+    return format_estimate(results, model, "frontier", f"{name}: {figure}")
 
 
-def share_of_attainable(results: Results, model: str) -> str:
-    found, bound = (column(results, model, "adversary", name) for name in ("JSD", "attainable JSD"))
-    return of_values(found / bound) if len(found) else "–"
+def format_attainable_fraction(results: ResultsByProbe, model: str) -> str:
+    found, bound = (get_column(results, model, "adversary", name) for name in ("JSD", "attainable JSD"))
+    return format_mean_interval(found / bound) if len(found) else "–"
 
 
-Cell = Callable[[Results, str], str]
+CellRenderer = Callable[[ResultsByProbe, str], str]
 
 
-def plain(probe: str, name: str) -> Cell:
-    return lambda results, model: figure_of(results, model, probe, name)
+def make_estimate_cell(probe: str, name: str) -> CellRenderer:
+    return lambda results, model: format_estimate(results, model, probe, name)
 
 
-def left_out(results: Results, model: str) -> str:
+def format_leave_one_out(results: ResultsByProbe, model: str) -> str:
     names = [one["name"] for one in results.get(f"{model}/correlation", {}).get("findings", [])]
     kinds = [name for name in names if name.startswith("τ(last row, left out")]
-    return figure_of(results, model, "correlation", kinds[-1]) if kinds else "–"
+    return format_estimate(results, model, "correlation", kinds[-1]) if kinds else "–"
 
 
-ROWS: dict[str, dict[str, Cell]] = {
-    "The models": {"accuracy on the inputs measured on": plain("uniform", "accuracy")},
+TABLE_ROWS: dict[str, dict[str, CellRenderer]] = {
+    "The models": {"accuracy on the inputs measured on": make_estimate_cell("uniform", "accuracy")},
     "Correlation (tau-b of the last row's attention, mean over heads; special tokens left out)": {
-        "with the gradient, attention detached": plain("correlation", "τ(last row, gradient, attention detached)"),
-        "with the gradient": plain("correlation", "τ(last row, gradient)"),
-        "with leaving out (deleted)": left_out,
-        "of gradient and leaving out: the ceiling": plain("correlation", "τ(gradient, left out)"),
-        "chance": plain("correlation", "chance, last row"),
+        "with the gradient, attention detached": make_estimate_cell(
+            "correlation", "τ(last row, gradient, attention detached)"
+        ),
+        "with the gradient": make_estimate_cell("correlation", "τ(last row, gradient)"),
+        "with leaving out (deleted)": format_leave_one_out,
+        "of gradient and leaving out: the ceiling": make_estimate_cell("correlation", "τ(gradient, left out)"),
+        "chance": make_estimate_cell("correlation", "chance, last row"),
     },
     "Permutation (100 draws)": {
-        "S1, the row that is read: median TVD": plain("permutation", "median TVD"),
-        "S1: share of draws that change the prediction": plain("permutation", "flips"),
-        "S1, special tokens and itself kept: median TVD": plain("permutation-kept", "median TVD"),
-        "S2, that row in every layer: median TVD": plain("permutation-S2", "median TVD"),
-        "S4, everything: median TVD": plain("permutation-S4", "median TVD"),
-        f"inputs with a weight above 0.5: share with median TVD < {SAME}": idle,
+        "S1, the row that is read: median TVD": make_estimate_cell("permutation", "median TVD"),
+        "S1: share of draws that change the prediction": make_estimate_cell("permutation", "flips"),
+        "S1, special tokens and itself kept: median TVD": make_estimate_cell("permutation-kept", "median TVD"),
+        "S2, that row in every layer: median TVD": make_estimate_cell("permutation-S2", "median TVD"),
+        "S4, everything: median TVD": make_estimate_cell("permutation-S4", "median TVD"),
+        "inputs with a weight above 0.5: share with median TVD "
+        f"< {MAX_SAME_PREDICTION_TVD}": format_unaffected_fraction,
     },
     "Uniform attention, and the other inputs' mean attention, in the trained model": {
-        f"{figure}, {shown}{place}": plain("uniform", f"{figure}, {way}{place}")
+        f"{figure}, {shown}{place}": make_estimate_cell("uniform", f"{figure}, {way}{place}")
         for figure in ("TVD", "accuracy")
         for way, shown in (("", "uniform, "), ("mean attention, ", "mean, "))
         for place in ("row that is read", "layer 0", "layer 1", "all layers")
     },
-    f"Adversary (S1: weights far away with the same answer, TVD ≤ {SAME})": {
-        "JSD found": plain("adversary", "JSD"),
-        "JSD attainable by any weights": plain("adversary", "attainable JSD"),
-        "share of what is attainable": share_of_attainable,
-        "S2: JSD found": plain("adversary-S2", "JSD"),
+    f"Adversary (S1: weights far away with the same answer, TVD ≤ {MAX_SAME_PREDICTION_TVD})": {
+        "JSD found": make_estimate_cell("adversary", "JSD"),
+        "JSD attainable by any weights": make_estimate_cell("adversary", "attainable JSD"),
+        "share of what is attainable": format_attainable_fraction,
+        "S2: JSD found": make_estimate_cell("adversary-S2", "JSD"),
     },
     "Seeds (trained anew)": {
-        "median JSD of attention": plain("seeds", "median JSD"),
-        "median TVD of answers": plain("seeds", "median TVD"),
-        "accuracy of seeds": plain("seeds", "accuracy of seeds"),
+        "median JSD of attention": make_estimate_cell("seeds", "median JSD"),
+        "median TVD of answers": make_estimate_cell("seeds", "median TVD"),
+        "accuracy of seeds": make_estimate_cell("seeds", "accuracy of seeds"),
     },
     "Adversarial training (S1)": {
-        f"farthest JSD with TVD ≤ {SAME}": frontier_at,
-        "λ = 0: TVD": lambda results, model: point(results, model, "λ 0", "TVD"),
-        "trained with uniform attention there: accuracy": lambda r, m: point(r, m, "uniform, trained", "accuracy"),
+        f"farthest JSD with TVD ≤ {MAX_SAME_PREDICTION_TVD}": format_frontier_point,
+        "λ = 0: TVD": lambda results, model: format_frontier_estimate(results, model, "λ 0", "TVD"),
+        "trained with uniform attention there: accuracy": lambda r, m: format_frontier_estimate(
+            r, m, "uniform, trained", "accuracy"
+        ),
     }
     | {
-        f"λ = {strength}: {figure}": plain("frontier", f"λ {strength}: {figure}")
+        f"λ = {strength}: {figure}": make_estimate_cell("frontier", f"λ {strength}: {figure}")
         for strength in ("0.01", "0.03", "0.1")
         for figure in ("JSD", "TVD", "accuracy")
     },
     "Diagnostic (accuracy of a classifier without context, by its guide)": {
-        guide: plain("diagnostic", guide)
+        guide: make_estimate_cell("diagnostic", guide)
         for guide in ("uniform", "own", "base", "adversary", "rollout", "generic", "grad-sam", "attcat")
     }
-    | {guide: plain("diagnostic", guide) for guide in ("input-x-gradient", "saliency", "random")},
+    | {guide: make_estimate_cell("diagnostic", guide) for guide in ("input-x-gradient", "saliency", "random")},
 }
 
 
-def table(results: Results, rows: dict[str, Cell]) -> list[str]:
-    head = ["| | " + " | ".join(MODELS.values()) + " |", "| --- |" + " --- |" * len(MODELS)]
+def render_table(results: ResultsByProbe, rows: dict[str, CellRenderer]) -> list[str]:
+    head = ["| | " + " | ".join(MODEL_TITLES.values()) + " |", "| --- |" + " --- |" * len(MODEL_TITLES)]
     return [
         *head,
-        *(f"| {name} | " + " | ".join(cell(results, model) for model in MODELS) + " |" for name, cell in rows.items()),
+        *(
+            f"| {name} | " + " | ".join(cell(results, model) for model in MODEL_TITLES) + " |"
+            for name, cell in rows.items()
+        ),
     ]
 
 
-def precisions(results: Results, model: str) -> dict[str, np.ndarray]:
+def compute_average_precisions(results: ResultsByProbe, model: str) -> dict[str, np.ndarray]:
     """Average precision against the known reason: of methods, and of the adversary's weights beside the model's own."""
     found: dict[str, list[float]] = {}
     for row in results.get(f"{model}/truth", {}).get("rows", []):
@@ -172,18 +184,18 @@ def precisions(results: Results, model: str) -> dict[str, np.ndarray]:
     return {name: np.array(values) for name, values in found.items()}
 
 
-def truth_table(results: Results) -> list[str]:
-    by_model = {model: precisions(results, model) for model in ("logic", "recall")}
+def render_evidence_table(results: ResultsByProbe) -> list[str]:
+    by_model = {model: compute_average_precisions(results, model) for model in ("logic", "recall")}
     names = dict.fromkeys(name for found in by_model.values() for name in found)
     lines = ["| | zoo:logic | zoo:recall |", "| --- | --- | --- |"]
     ranked = sorted(names, key=lambda name: -np.mean([f[name].mean() for f in by_model.values() if name in f]))
     for name in ranked:
-        cells = [of_values(found[name]) if name in found else "–" for found in by_model.values()]
+        cells = [format_mean_interval(found[name]) if name in found else "–" for found in by_model.values()]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 
-def heads_table(results: Results, model: str, count: int = 5) -> list[str]:
+def render_heads_table(results: ResultsByProbe, model: str, count: int = 5) -> list[str]:
     lines = sorted(results.get(f"{model}/heads", {}).get("lines", []), key=lambda line: -line["ablation"])[:count]
     head = [
         "| head | TVD without it | with uniform attention | gradient | looks at | entropy |",
@@ -197,12 +209,12 @@ def heads_table(results: Results, model: str, count: int = 5) -> list[str]:
     return [*head, *rows] if rows else []
 
 
-def what_was_run(results: Results) -> list[str]:
+def render_runs_table(results: ResultsByProbe) -> list[str]:
     """Which probe of which model was run at which size, on what, and on how many inputs."""
     probes = sorted({name.split("/")[1] for name in results})
-    lines = ["| | " + " | ".join(MODELS.values()) + " |", "| --- |" + " --- |" * len(MODELS)]
+    lines = ["| | " + " | ".join(MODEL_TITLES.values()) + " |", "| --- |" + " --- |" * len(MODEL_TITLES)]
     for probe in probes:
-        found = [results.get(f"{model}/{probe}") for model in MODELS]
+        found = [results.get(f"{model}/{probe}") for model in MODEL_TITLES]
         counts = [max((f["count"] for f in one.get("findings", [])), default=0) if one else 0 for one in found]
         cells = [
             "–" if one is None else f"{one['size']}, {one['device']}" + (f", {count} inputs" if count else "")
@@ -212,7 +224,7 @@ def what_was_run(results: Results) -> list[str]:
     return lines
 
 
-def filled(reading: str, results: Results) -> str:
+def fill_in_means(discussion: str, results: ResultsByProbe) -> str:
     """The reading with figures in the place of {{model/probe/figure}}: means, so that words and tables agree."""
 
     def mean(match: re.Match[str]) -> str:
@@ -220,33 +232,33 @@ def filled(reading: str, results: Results) -> str:
         findings = results.get(f"{model}/{probe}", {}).get("findings", [])
         return next((f"{one['mean']:.2f}" for one in findings if one["name"] == name), "(not measured)")
 
-    blocks = re.split(r"\n\n|\n(?=- )", re.sub(r"\{\{(.+?)\}\}", mean, reading.strip(), flags=re.DOTALL))
-    return "\n\n".join(block if block[0] in "|#" else _wrapped(block) for block in blocks)
+    blocks = re.split(r"\n\n|\n(?=- )", re.sub(r"\{\{(.+?)\}\}", mean, discussion.strip(), flags=re.DOTALL))
+    return "\n\n".join(block if block[0] in "|#" else _wrap_block(block) for block in blocks)
 
 
-def _wrapped(block: str) -> str:
+def _wrap_block(block: str) -> str:
     indent = "  " if block.startswith("- ") else ""
     words = " ".join(block.split())
     return textwrap.fill(words, 124, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def page(results: Results, folder: Path, reading: str) -> str:
+def render_page(results: ResultsByProbe, folder: Path, discussion: str) -> str:
     sizes = sorted({one["size"] for one in results.values()})
     made = f"Made by `make probes` ({' and '.join(sizes)} size): means with 95 % bootstrap intervals over inputs."
-    parts = ["# Attention on trial", "", filled(reading, results).strip(), "", "## The figures", "", made, ""]
+    parts = ["# Attention on trial", "", fill_in_means(discussion, results).strip(), "", "## The figures", "", made, ""]
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    for name, (draw, x, y, models, caption) in FIGURES.items():
-        figure = panels(draw, results, x, y, models)
+    for name, (draw, x, y, models, caption) in PROBE_FIGURES.items():
+        figure = draw_panels(draw, results, x, y, models)
         if figure is not None:
             figure.savefig(folder / "figures" / f"trial-{name}.png", dpi=110)
             parts += [f"![{caption}](figures/trial-{name}.png)", "", f"*{caption}*", ""]
-    for title, rows in ROWS.items():
-        parts += [f"### {title}", "", *table(results, rows), ""]
-    parts += ["### Where the reason is known: average precision", "", *truth_table(results), ""]
+    for title, rows in TABLE_ROWS.items():
+        parts += [f"### {title}", "", *render_table(results, rows), ""]
+    parts += ["### Where the reason is known: average precision", "", *render_evidence_table(results), ""]
     for model in ("sentiment", "logic", "recall"):
-        if own := heads_table(results, model):
-            parts += [f"### {MODELS[model]}: the heads that matter most", "", *own, ""]
-    parts += ["### What was run", "", *what_was_run(results), ""]
+        if own := render_heads_table(results, model):
+            parts += [f"### {MODEL_TITLES[model]}: the heads that matter most", "", *own, ""]
+    parts += ["### What was run", "", *render_runs_table(results), ""]
     said = {one["probe"]: one["says"] for one in results.values() if "says" in one}
     parts += [
         "## What each probe shows, and what not",
@@ -263,9 +275,9 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=Path("docs"))
     parser.add_argument("--reading", type=Path, default=Path(__file__).with_name("probes_reading.md"))
     arguments = parser.parse_args()
-    results = read(arguments.source)
+    results = read_results(arguments.source)
     arguments.to.mkdir(parents=True, exist_ok=True)
-    written = page(results, arguments.to, arguments.reading.read_text(encoding="utf-8"))
+    written = render_page(results, arguments.to, arguments.reading.read_text(encoding="utf-8"))
     (arguments.to / "attention-on-trial.md").write_text(written, encoding="utf-8")
     print(f"wrote {arguments.to / 'attention-on-trial.md'} from {len(results)} results")
 

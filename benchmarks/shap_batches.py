@@ -27,59 +27,61 @@ import clearhead
 
 SENTENCE = "The plot is thin and far too long, but both leads are a pleasure to watch"
 #: As many evaluations as it takes.
-PLENTY = 10**6
+MAX_EVALUATIONS = 10**6
 
 
-class Counted:
+class CountingModel:
     """The lecture's function: texts → the logit of class 1, padded to the longest text that the model can read."""
 
     def __init__(self, ex: clearhead.Explainer) -> None:
-        self.model, self.tokenizer = ex.subject.model, ex.subject.processor
-        self.longest = min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings)
-        self.rows = self.calls = 0
+        self.model, self.tokenizer = ex.adapter.model, ex.adapter.processor
+        self.max_length = min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings)
+        self.num_texts = self.num_calls = 0
 
     def __call__(self, texts: np.ndarray) -> np.ndarray:
-        self.rows, self.calls = self.rows + len(texts), self.calls + 1
+        self.num_texts, self.num_calls = self.num_texts + len(texts), self.num_calls + 1
         with torch.no_grad():
             read = self.tokenizer(
-                [str(text) for text in texts], padding="max_length", max_length=self.longest, return_tensors="pt"
+                [str(text) for text in texts], padding="max_length", max_length=self.max_length, return_tensors="pt"
             )
             return self.model(**read).logits[:, 1].numpy()
 
 
-def timed(run: Callable[[], np.ndarray]) -> tuple[float, np.ndarray]:
+def time_run(run: Callable[[], np.ndarray]) -> tuple[float, np.ndarray]:
     start = time.perf_counter()
     values = run()
     return time.perf_counter() - start, values
 
 
-def measure(ex: clearhead.Explainer, name: str, context: str, fixed: int | None, repeats: int) -> None:
+def compare_runtimes(
+    explainer: clearhead.Explainer, name: str, context: str, fixed_context: int | None, repeats: int
+) -> None:
     import shap
 
-    function = Counted(ex)
+    function = CountingModel(explainer)
     package = shap.Explainer(function, function.tokenizer)
-    method = clearhead.Method("shap", replacement="written-mask", context=context, evaluations=PLENTY)
+    method = clearhead.Method("shap", replacement="written-mask", context=context, evaluations=MAX_EVALUATIONS)
 
     def theirs() -> np.ndarray:
-        function.rows = function.calls = 0
-        return package([SENTENCE], fixed_context=fixed, max_evals=PLENTY, silent=True).values[0]
+        function.num_texts = function.num_calls = 0
+        return package([SENTENCE], fixed_context=fixed_context, max_evals=MAX_EVALUATIONS, silent=True).values[0]
 
     def ours() -> np.ndarray:
         nonlocal e
-        e = ex.explain(SENTENCE, method, target=1)
+        e = explainer.explain(SENTENCE, method, target=1)
         return e.scores
 
-    e = ex.explain(SENTENCE, method, target=1)  # warm up; the recorder's self-test happens here
-    package(["So so"], fixed_context=fixed, silent=True)  # numba compiles here
-    pairs = [(timed(ours), timed(theirs)) for _ in range(repeats)]
+    e = explainer.explain(SENTENCE, method, target=1)  # warm up; the recorder's self-test happens here
+    package(["So so"], fixed_context=fixed_context, silent=True)  # numba compiles here
+    pairs = [(time_run(ours), time_run(theirs)) for _ in range(repeats)]
     ratios = [own[0] / other[0] for own, other in pairs]
     gap = max(float(np.abs(own[1] - other[1]).max()) for own, other in pairs)
     print(
         f"16 words, context {name:8} clearhead / lecture's call  ratio {statistics.median(ratios):6.3f}"
         f"  (from {min(ratios):.3f} to {max(ratios):.3f})"
         f"  {statistics.median(own[0] for own, _ in pairs):.2f} s / {statistics.median(o[0] for _, o in pairs):.2f} s"
-        f"  {int(e.certificate['checks']['evaluations'])} coalitions, each once; there {function.rows} texts of "
-        f"{function.longest} tokens in {function.calls} calls  largest difference {gap:.0e}",
+        f"  {int(e.certificate['checks']['evaluations'])} coalitions, each once; there {function.num_texts} texts of "
+        f"{function.max_length} tokens in {function.num_calls} calls  largest difference {gap:.0e}",
         flush=True,
     )
 
@@ -94,9 +96,9 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     assert len(SENTENCE.split()) == 16
     ex = clearhead.load("zoo:sentiment")
-    measure(ex, "lecture", "present", 1, chosen.repeats)
+    compare_runtimes(ex, "lecture", "present", 1, chosen.repeats)
     if chosen.both:
-        measure(ex, "both", "both", None, 1)
+        compare_runtimes(ex, "both", "both", None, 1)
 
 
 if __name__ == "__main__":

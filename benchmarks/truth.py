@@ -21,18 +21,18 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
 
 import clearhead
-from clearhead.bench.chunk_explanations import applicable, explained, with_controls
-from clearhead.bench.data import read
-from clearhead.bench.data.zoo_tasks import TASKS
+from clearhead.bench.chunk_explanations import add_controls, explain_examples, split_applicable
+from clearhead.bench.data import load_benchmark_dataset
+from clearhead.bench.data.zoo_tasks import ZOO_TASKS
 from clearhead.bench.protocols.base import Measurement
-from clearhead.bench.protocols.known_evidence import FIGURES, Truth
-from clearhead.bench.tables import columns, markdown
-from clearhead.methods.base import REGISTRY
+from clearhead.bench.protocols.known_evidence import RANKING_METRICS, KnownEvidence
+from clearhead.bench.tables import build_columns, render_markdown_table
+from clearhead.methods.base import METHOD_REGISTRY
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(TASKS))
+    parser.add_argument("--models", default=",".join(ZOO_TASKS))
     parser.add_argument("--methods", default="all")
     parser.add_argument("--without", default="", help="methods to leave out, with commas between them")
     parser.add_argument("--count", type=int, default=100)
@@ -45,51 +45,55 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    names = sorted(REGISTRY) if arguments.methods == "all" else arguments.methods.split(",")
+    names = sorted(METHOD_REGISTRY) if arguments.methods == "all" else arguments.methods.split(",")
     names = [name for name in names if name not in arguments.without.split(",")]
-    protocol = Truth(by=arguments.by)
+    protocol = KnownEvidence(by=arguments.by)
     measured, refused = {}, {}
     for model in arguments.models.split(","):
         started = time.perf_counter()
         ex = clearhead.load(f"zoo:{model}", device=arguments.device, dtype=arguments.dtype)
-        methods, refused[model] = applicable(ex, with_controls(names))
-        examples = list(read("known", task=model, count=arguments.count))[arguments.first :]
+        methods, refused[model] = split_applicable(ex, add_controls(names))
+        examples = list(load_benchmark_dataset("known", task=model, count=arguments.count))[arguments.first :]
         measured[model] = []
         for method in methods:  # one at a time: a method that fails or is slow is seen by name
             began = time.perf_counter()
-            own = explained(ex, examples, [method], protocol)
-            if own.refused:
-                refused[model] |= own.refused
-                print(f"{model}: {method} failed: {own.refused[str(method)]}", file=sys.stderr)
+            own = explain_examples(ex, examples, [method], protocol)
+            if own.failure_reasons:
+                refused[model] |= own.failure_reasons
+                print(f"{model}: {method} failed: {own.failure_reasons[str(method)]}", file=sys.stderr)
                 continue
             measured[model] += protocol.measure(ex, examples, own.by_method)
             if arguments.json:
-                write(arguments.json, protocol, measured, place(ex))
+                write_measurements(arguments.json, protocol, measured, describe_device(ex))
             print(f"{model}: {method} {time.perf_counter() - began:.1f} s", file=sys.stderr)
         print(f"{model}: {time.perf_counter() - started:.1f} s", file=sys.stderr)
     print(f"protocol truth, settings {protocol.hash}: {json.dumps(protocol.settings)}")
     for figure in arguments.figures.split(","):
-        table = [c for model in measured for c in columns(model, measured[model], figure, refused[model])]
-        smaller = figure in protocol.smaller_is_better
-        print(f"\n## {figure} ({'smaller' if smaller else 'larger'} is better)\n\n{markdown(table, smaller)}")
+        table = [c for model in measured for c in build_columns(model, measured[model], figure, refused[model])]
+        smaller = figure in protocol.smaller_is_better_metrics
+        print(
+            f"\n## {figure} ({'smaller' if smaller else 'larger'} is better)\n\n{render_markdown_table(table, smaller)}"
+        )
     print("\n## Not measured\n")
     for model, reasons in refused.items():
         for method, reason in reasons.items():
             print(f"- {model}, {method}: {reason}")
 
 
-def place(ex: clearhead.Explainer) -> str:
+def describe_device(explainer: clearhead.Explainer) -> str:
     """Where it ran, and in what: on a GPU models are in the format of their weights, unless another is asked for."""
-    kind = ex.subject.device.type
-    device = torch.cuda.get_device_name(ex.subject.device) if kind == "cuda" else f"a {kind.upper()}"
-    return f"{device}, {str(ex.subject.dtype).removeprefix('torch.')}"
+    kind = explainer.adapter.device.type
+    device = torch.cuda.get_device_name(explainer.adapter.device) if kind == "cuda" else f"a {kind.upper()}"
+    return f"{device}, {str(explainer.adapter.dtype).removeprefix('torch.')}"
 
 
-def write(path: Path, protocol: Truth, measured: dict[str, list[Measurement]], where: str) -> None:
+def write_measurements(
+    path: Path, protocol: KnownEvidence, measurements_by_model: dict[str, list[Measurement]], device: str
+) -> None:
     """All that was measured so far: a run that is stopped keeps it."""
-    rows = [{"model": model, **vars(one)} for model, own in measured.items() for one in own]
+    rows = [{"model": model, **vars(one)} for model, own in measurements_by_model.items() for one in own]
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"settings": protocol.settings, "figures": FIGURES, "where": where, "rows": rows}
+    content = {"settings": protocol.settings, "figures": RANKING_METRICS, "where": device, "rows": rows}
     path.write_text(json.dumps(content), encoding="utf-8")
 
 

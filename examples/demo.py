@@ -31,7 +31,7 @@ def main(path: Path) -> None:
     picture = clearhead.compare(clearhead.load("zoo:pets"), skimage.data.chelsea(), PICTURE_METHODS)
     console.print(picture)
 
-    clearhead.report([sentence, picture], path, title="clearhead: a sentence and a picture, explained")
+    clearhead.write_report([sentence, picture], path, title="clearhead: a sentence and a picture, explained")
     console.rule()
     console.print(
         f"All of this, larger and with every figure: {path.resolve()} (opens without a network)", soft_wrap=True

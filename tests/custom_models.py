@@ -71,9 +71,9 @@ class ViT(nn.Module):
         return self.head(x[:, 0] if self.pool == "token" else x.mean(1))
 
 
-def vit_reader(pool: str) -> clearhead.Pictures:
+def vit_reader(pool: str) -> clearhead.ImageReader:
     before = ["[CLS]"] if pool == "token" else []
-    return clearhead.Pictures(patch=4, before=before, size=(16, 12), labels=["cat", "dog", "owl"])
+    return clearhead.ImageReader(patch_size=4, prefix_tokens=before, image_size=(16, 12), labels=["cat", "dog", "owl"])
 
 
 # --- torch's own encoder ------------------------------------------------------------------------------------------
@@ -104,11 +104,11 @@ class Encoder(nn.Module):
         return self.head((x * weight).sum(1) / weight.sum(1))
 
 
-def encoder_reader(batch_first: bool = True) -> clearhead.Tokens:
-    return clearhead.Tokens(
+def encoder_reader(batch_first: bool = True) -> clearhead.TokenReader:
+    return clearhead.TokenReader(
         read=lambda text: [VOCABULARY.index(word) for word in text.split()],
-        names=VOCABULARY,
-        pad=0,
+        token_names=VOCABULARY,
+        pad_id=0,
         inputs=lambda ids, real: {"src": ids if batch_first else ids.T, "src_key_padding_mask": ~real},
     )
 
@@ -164,8 +164,10 @@ class Textbook(nn.Module):
         return self.head(x[:, 0])
 
 
-def textbook_reader() -> clearhead.Tokens:
-    return clearhead.Tokens(read=lambda text: [VOCABULARY.index(word) for word in text.split()], names=VOCABULARY)
+def textbook_reader() -> clearhead.TokenReader:
+    return clearhead.TokenReader(
+        read=lambda text: [VOCABULARY.index(word) for word in text.split()], token_names=VOCABULARY
+    )
 
 
 # --- a recurrent network with additive attention: one query -------------------------------------------------------
@@ -205,13 +207,13 @@ class BiLSTM(nn.Module):
         return self.head(self.attention(hidden, real.to(hidden.device))[0])
 
 
-def bilstm_reader() -> clearhead.Tokens:
-    return clearhead.Tokens(
+def bilstm_reader() -> clearhead.TokenReader:
+    return clearhead.TokenReader(
         read=lambda text: [VOCABULARY.index(word) for word in text.split()],
-        names=VOCABULARY,
-        pad=0,
+        token_names=VOCABULARY,
+        pad_id=0,
         inputs=lambda ids, real: {"ids": ids, "lengths": real.sum(1)},
-        pool="attention",
+        pooling_module="attention",
         labels=["bad", "good"],
     )
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.data.sources import cells_of, open_dataset, whole
+from clearhead.data.sources import collect_raw_inputs, open_dataset, read_column
 from clearhead.errors import InputError
 
 
@@ -15,32 +15,35 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_all_rows_that_cannot_be_read_are_told(table: Path) -> None:
+def test_unreadable_rows_are_listed(table: Path) -> None:
     with pytest.raises(InputError) as refused:
-        whole(table, open_dataset(table).rows("text"))
+        collect_raw_inputs(table, open_dataset(table).iter_rows("text"))
     assert str(refused.value) == (
-        f"2 of 4 rows of '{table}' cannot be read, so mend them or take them out: row 000002: the text is empty: there "
-        "is nothing to explain; row 000003: 3 in place of 2 cells: put quotes around a text that holds what stands "
-        "between cells"
+        f"2 of 4 rows of '{table}' cannot be read, so fix or remove them: row 000002: the text is empty: there "
+        "is nothing to explain; row 000003: 3 instead of 2 cells: put quotes around a text that contains the "
+        "delimiter"
     )
 
 
-def test_of_many_rows_some_are_told_and_the_others_counted(table: Path) -> None:
+def test_many_unreadable_rows_are_counted(table: Path) -> None:
     table.write_text("text,label\n" + "so good\n" * 5, encoding="utf-8")
-    with pytest.raises(InputError, match=r"^5 of 5 rows .* row 000003: 1 in place of 2 cells: [^;]*; and 2 more$"):
-        whole(table, open_dataset(table).rows("text"))
+    with pytest.raises(InputError, match=r"^5 of 5 rows .* row 000003: 1 instead of 2 cells: [^;]*; and 2 more$"):
+        collect_raw_inputs(table, open_dataset(table).iter_rows("text"))
 
 
-def test_a_column_is_read_as_far_as_it_is_asked_for(table: Path) -> None:
-    assert cells_of(table, "label", 2) == ["1", "0"]
-    with pytest.raises(InputError, match=r"2 of 4 rows .* row 000003: 3 in .* row 000004: it has no label"):
-        cells_of(table, "label")
+def test_column_limit(table: Path) -> None:
+    assert read_column(table, "label", 2) == ["1", "0"]
+    with pytest.raises(InputError, match=r"2 of 4 rows .* row 000003: 3 instead .* row 000004: it has no label"):
+        read_column(table, "label")
 
 
-def test_cells_of_lines_are_as_they_stand_there(tmp_path: Path) -> None:
+def test_json_values_keep_their_type(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     path.write_text('{"text": "so good", "label": 1}\n\n{"text": "so long", "label": 0}\n', encoding="utf-8")
-    assert cells_of(path, "label") == [1, 0] and whole(path, open_dataset(path).rows("text")) == ["so good", "so long"]
+    assert read_column(path, "label") == [1, 0] and collect_raw_inputs(path, open_dataset(path).iter_rows("text")) == [
+        "so good",
+        "so long",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -48,19 +51,19 @@ def test_cells_of_lines_are_as_they_stand_there(tmp_path: Path) -> None:
     [
         ("some.csv", "text,labels", "unknown column 'label': did you mean 'labels'.*Accepted: text, labels$"),
         ("some.csv", "label,label", "2 columns are called 'label': give each its own name"),
-        ("some.txt", "text,label", r"is no table: give a file that ends in \.csv, \.tsv, \.jsonl, \.ndjson"),
+        ("some.txt", "text,label", r"is not a table: give a file that ends in \.csv, \.tsv, \.jsonl, \.ndjson"),
     ],
 )
-def test_columns_that_do_not_help(tmp_path: Path, name: str, head: str, says: str) -> None:
+def test_invalid_columns_are_refused(tmp_path: Path, name: str, head: str, says: str) -> None:
     path = tmp_path / name
     path.write_text(f"{head}\nso good,1\n", encoding="utf-8")
     with pytest.raises(InputError, match=says) as refused:
-        cells_of(path, "label")
+        read_column(path, "label")
     assert name in str(refused.value)
 
 
-def test_what_is_no_file_is_no_table(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no table"):
-        cells_of(tmp_path, "label")
+def test_folders_and_missing_files_are_not_tables(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a table"):
+        read_column(tmp_path, "label")
     with pytest.raises(InputError, match="there is no file"):
-        cells_of(tmp_path / "none.csv", "label")
+        read_column(tmp_path / "none.csv", "label")

@@ -6,23 +6,25 @@ from pathlib import Path
 import pytest
 
 import clearhead
-from clearhead.methods.catalogue import markdown
+from clearhead.methods.catalogue import render_catalogue
 
 ROOT = Path(__file__).parent.parent
 
 
 def test_methods_page_is_generated_from_the_declarations() -> None:
-    assert (ROOT / "docs" / "methods.md").read_text("utf-8") == markdown(), "run make docs"
+    assert (ROOT / "docs" / "methods.md").read_text("utf-8") == render_catalogue(), "run make docs"
 
 
 def test_memory_page_is_made_from_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import memory_page
 
-    rows = memory_page.read(ROOT / "benchmarks" / "results" / "memory.jsonl")
-    assert (ROOT / "docs" / "memory.md").read_text("utf-8") == memory_page.page(rows), "run benchmarks/memory_page.py"
+    rows = memory_page.read_rows(ROOT / "benchmarks" / "results" / "memory.jsonl")
+    assert (ROOT / "docs" / "memory.md").read_text("utf-8") == memory_page.render_page(rows), (
+        "run benchmarks/memory_page.py"
+    )
     assert all(row["peak"] < 2048 for row in rows)
-    assert {row["method"] for row in rows} == {memory_page.TOGETHER, *applying("zoo:sentiment")}
+    assert {row["method"] for row in rows} == {memory_page.ALL_METHODS_ROW, *applying("zoo:sentiment")}
     compared = [row for row in rows if "gap" in row]
     assert len(compared) >= 29 and all(row["gap"] < 1e-5 for row in compared)
 
@@ -35,8 +37,8 @@ def test_known_answers_page_is_made_from_what_was_measured(monkeypatch: pytest.M
     monkeypatch.syspath_prepend(str(ROOT / "packages" / "zoo" / "train"))
     import known_answers
 
-    known = known_answers.read_kept(ROOT / "docs" / "known-answers.json")
-    made = known_answers.page(known, known_answers.tabled(known))
+    known = known_answers.read_stored_results(ROOT / "docs" / "known-answers.json")
+    made = known_answers.render_page(known, known_answers.build_tables(known))
     assert (ROOT / "docs" / "known-answers.md").read_text("utf-8") == made, "run packages/zoo/train/known_answers.py"
 
 

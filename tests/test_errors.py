@@ -48,9 +48,9 @@ TEXT_CASES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda ex: ex.explain(TEXT, target="LABEL_02"), "did you mean 'LABEL_2'?"),
     (lambda ex: ex.explain(TEXT, target=3), "label 3 does not exist: the model has 3 labels"),
     (lambda ex: ex.explain(TEXT, target=-1), "label -1 does not exist"),
-    (lambda ex: ex.explain(TEXT, target=2.5), "is no target"),
-    (lambda ex: ex.explain(TEXT, target=True), "is no target"),
-    (lambda ex: ex.explain(TEXT, target=[0, 1]), "names 2 targets for 1 inputs"),
+    (lambda ex: ex.explain(TEXT, target=2.5), "is not a target"),
+    (lambda ex: ex.explain(TEXT, target=True), "is not a target"),
+    (lambda ex: ex.explain(TEXT, target=[0, 1]), "has 2 targets for 1 inputs"),
     (lambda ex: ex.explain(TEXT, target=clearhead.Contrast(0, "HAPPY")), "unknown label 'HAPPY'"),
     (lambda ex: ex.explain(TEXT, target=lambda output: output.logits), "one number per sample"),
     (lambda ex: ex.explain(TEXT, method="grad-sm"), "did you mean 'grad-sam'?"),
@@ -72,16 +72,16 @@ TEXT_CASES: list[tuple[Callable[[Any], Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "says"), TEXT_CASES, ids=[says for _, says in TEXT_CASES])
-def test_texts(call: Callable[[Any], Any], says: str) -> None:
+def test_invalid_text_calls(call: Callable[[Any], Any], says: str) -> None:
     ex = explainer("bert/classify")
-    before = state(ex.subject.model)
+    before = state(ex.adapter.model)
     with pytest.raises(clearhead.InputError) as raised:
         call(ex)
     assert says in str(raised.value) and "\n" not in str(raised.value)
-    assert state(ex.subject.model) == before
+    assert state(ex.adapter.model) == before
 
 
-def test_pictures_that_are_none(tmp_path: Path) -> None:
+def test_invalid_images(tmp_path: Path) -> None:
     Image.effect_noise((64, 64), 50).save(tmp_path / "whole.jpg")
     whole = (tmp_path / "whole.jpg").read_bytes()
     (tmp_path / "half.jpg").write_bytes(whole[: len(whole) // 2])
@@ -91,7 +91,7 @@ def test_pictures_that_are_none(tmp_path: Path) -> None:
     broken[30] ^= 0xFF
     (tmp_path / "broken.png").write_bytes(broken)
     ex = explainer("vit/image")
-    before = state(ex.subject.model)
+    before = state(ex.adapter.model)
     ex.explain(tmp_path / "whole.jpg")
     for name in ("half.jpg", "letter.jpg", "broken.png"):
         with pytest.raises(clearhead.InputError, match="is not a picture that can be opened"):
@@ -104,7 +104,7 @@ def test_pictures_that_are_none(tmp_path: Path) -> None:
     ):
         with pytest.raises(clearhead.InputError, match=says):
             ex.explain(given)
-    assert state(ex.subject.model) == before
+    assert state(ex.adapter.model) == before
 
 
 def _without_attention() -> list[Any]:
@@ -125,13 +125,13 @@ def test_models_without_attention(number: int) -> None:
     model.eval()
     before = state(model)
     ex = clearhead.load((model, processor))
-    with pytest.raises(clearhead.Refusal, match=f"{type(model).__name__} .* without attention"):
+    with pytest.raises(clearhead.UnsupportedError, match=f"{type(model).__name__} .* without attention"):
         ex.explain(given)
     assert not any(line.applies for line in ex.methods())
     assert state(model) == before
 
 
-def test_things_that_are_no_models() -> None:
+def test_other_objects_are_refused() -> None:
     model, tok = text_model("bert")
     with pytest.raises(clearhead.InputError, match="cannot explain a Linear"):
         clearhead.load(torch.nn.Linear(2, 2))
@@ -143,11 +143,11 @@ def test_things_that_are_no_models() -> None:
         clearhead.load(model).explain(TEXT)
     with pytest.raises(clearhead.InputError, match="came without an image processor"):
         clearhead.load(image_model("vit")[0]).explain(np.zeros((16, 16, 3), np.uint8))
-    with pytest.raises(clearhead.Refusal, match="does not know how to explain a BertForPreTraining"):
+    with pytest.raises(clearhead.UnsupportedError, match="does not know how to explain a BertForPreTraining"):
         clearhead.load(transformers.BertForPreTraining(model.config))
 
 
-def test_models_that_answer_with_a_bare_tuple() -> None:
+def test_models_with_return_dict_false_are_refused() -> None:
     model, tok = text_model("bert")
     ex = clearhead.load(model, tok)
     model.config.return_dict = False
@@ -158,7 +158,7 @@ def test_models_that_answer_with_a_bare_tuple() -> None:
     assert len(ex.explain(TEXT).scores)
 
 
-def test_folders_and_names_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_invalid_folders_and_names(tmp_path: Path) -> None:
     model, tok = text_model("bert", dtype=torch.float32)
     pickled = tmp_path / "pickled"
     model.config.architectures = [type(model).__name__]
@@ -170,7 +170,7 @@ def test_folders_and_names_that_cannot_be_opened(tmp_path: Path) -> None:
 
     alone = tmp_path / "alone"
     model.save_pretrained(alone)
-    with pytest.raises(clearhead.InputError, match="its tokenizer is not"):
+    with pytest.raises(clearhead.InputError, match="has no tokenizer that can be opened"):
         clearhead.load(alone)
 
     torn = tmp_path / "torn"
@@ -194,22 +194,22 @@ def test_folders_and_names_that_cannot_be_opened(tmp_path: Path) -> None:
     assert model.device.type == "cpu" and model.dtype == torch.float32
 
 
-def test_files_that_are_no_explanations(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     path = explainer("bert/classify").explain(TEXT).save(tmp_path / "why.safetensors")
     content = path.read_bytes()
     for part in (b"", content[:7], content[:60], content[:-1], b"hello" * 20):
         path.write_bytes(part)
         with pytest.raises(clearhead.InputError, match="is not an explanation that clearhead saved"):
-            clearhead.open_explanation(path)
+            clearhead.load_explanation(path)
     with pytest.raises(clearhead.InputError, match="there is no file"):
-        clearhead.open_explanation(tmp_path / "lost")
+        clearhead.load_explanation(tmp_path / "lost")
     with pytest.raises(clearhead.InputError):
-        clearhead.open_explanation(tmp_path)
+        clearhead.load_explanation(tmp_path)
     with pytest.raises(clearhead.InputError, match="not an explanation"):
         clearhead.from_dict({})
 
 
-def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_the_previous_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = explainer("bert/classify").explain(TEXT)
     path = made.save(tmp_path / "why.safetensors")
     before = path.read_bytes()
@@ -224,14 +224,14 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path, monke
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_cannot_be_written_goes_by_the_name_that_was_given(tmp_path: Path) -> None:
+def test_write_error_names_the_given_path(tmp_path: Path) -> None:
     place = tmp_path / "lost" / "why.safetensors"
     with pytest.raises(OSError, match="No such file") as told:
         explainer("bert/classify").explain(TEXT).save(place)
     assert told.value.filename == str(place)
 
 
-def test_scores_that_are_no_numbers_are_not_silent() -> None:
+def test_nonfinite_scores_are_reported() -> None:
     """Where the model's norm divides by next to nothing, a slope is too large for float16."""
     ex = explainer("bert/classify", torch.float16)
     with pytest.warns(

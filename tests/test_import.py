@@ -34,9 +34,9 @@ def test_transformers_model_code_is_imported_with_the_first_model() -> None:
     """It takes two seconds, which tables of methods, help texts and the collection of tests do without."""
     code = (
         "import sys, clearhead; clearhead.load; clearhead.Explainer; clearhead.Method\n"
-        "from clearhead.methods import REGISTRY; import clearhead.bench, clearhead.probes, clearhead.concepts\n"
+        "from clearhead.methods import METHOD_REGISTRY; import clearhead.bench, clearhead.probes, clearhead.concepts\n"
         "names = ('transformers.modeling_utils', 'transformers.masking_utils', 'scipy.stats')\n"
-        "print(len(REGISTRY) > 30, [name for name in names if name in sys.modules])"
+        "print(len(METHOD_REGISTRY) > 30, [name for name in names if name in sys.modules])"
     )
     assert in_a_new_process(code).strip() == "True []"
 

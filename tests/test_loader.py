@@ -15,7 +15,7 @@ import torch
 import transformers
 
 import clearhead
-from clearhead import InputError, Refusal
+from clearhead import InputError, UnsupportedError
 from tests.models import TEXTS, image_model, inputs, text_model
 
 METHODS = ["generic", "grad-sam", "attcat", "input-x-gradient"]
@@ -28,17 +28,17 @@ def saved(folder: Path, model: Any, processor: Any) -> str:
     return str(folder)
 
 
-def test_a_folder_of_a_text_model(tmp_path: Path) -> None:
+def test_folder_of_a_text_model(tmp_path: Path) -> None:
     model, tok = text_model("bert", dtype=torch.float32)
     ex = clearhead.load(saved(tmp_path, model, tok))
     assert ex.explain(TEXTS[0]).scores == pytest.approx(clearhead.load((model, tok)).explain(TEXTS[0]).scores, abs=1e-6)
-    assert ex.subject.name == str(tmp_path) and not ex.subject.model.training
+    assert ex.adapter.name == str(tmp_path) and not ex.adapter.model.training
     masked, tok = text_model("bert", "ForMaskedLM", torch.float32)
     ex = clearhead.load(Path(saved(tmp_path / "masked", masked, tok)))
-    assert type(ex.subject).__name__ == "MaskedLanguageModel"
+    assert type(ex.adapter).__name__ == "MaskedLMAdapter"
 
 
-def test_a_folder_that_asks_for_bare_tuples(tmp_path: Path) -> None:
+def test_folder_with_return_dict_false(tmp_path: Path) -> None:
     model, tok = text_model("bert", dtype=torch.float32)
     expected = clearhead.load(model, tok).explain(TEXTS[0]).scores
     model.config.return_dict = False
@@ -51,27 +51,27 @@ def test_copies_and_pickles(copied: Any) -> None:
     expected = ex.explain(TEXTS[0], ["generic", "occlusion"])
     other = copied(ex)
     with torch.no_grad():
-        for parameter in ex.subject.model.parameters():
+        for parameter in ex.adapter.model.parameters():
             parameter.zero_()
     for method, e in other.explain(TEXTS[0], ["generic", "occlusion"]).items():
         assert (e.scores == expected[method].scores).all() and abs(e.scores).max() > 0
 
 
 @pytest.mark.parametrize("name", ["vit", "deit-distilled"])
-def test_a_folder_of_an_image_model(name: str, tmp_path: Path) -> None:
+def test_folder_of_an_image_model(name: str, tmp_path: Path) -> None:
     model, processor = image_model(name, torch.float32)
     ex = clearhead.load(saved(tmp_path, model, processor))
     mine = ex.explain(PICTURE).scores
-    assert type(ex.subject.model) is type(model)  # not DeiT without its teacher
+    assert type(ex.adapter.model) is type(model)  # not DeiT without its teacher
     assert mine == pytest.approx(clearhead.load(model, processor).explain(PICTURE).scores, abs=1e-6)
 
 
-def test_number_formats_and_devices(tmp_path: Path) -> None:
+def test_dtypes_and_devices(tmp_path: Path) -> None:
     model, tok = text_model("bert", dtype=torch.float32)
     folder = saved(tmp_path, model.half(), tok)
-    assert clearhead.load(folder).subject.dtype == torch.float32  # widened on a CPU
-    assert clearhead.load(folder, dtype="auto").subject.dtype == torch.float16
-    assert clearhead.load(folder, dtype="bfloat16").subject.dtype == torch.bfloat16
+    assert clearhead.load(folder).adapter.dtype == torch.float32  # widened on a CPU
+    assert clearhead.load(folder, dtype="auto").adapter.dtype == torch.float16
+    assert clearhead.load(folder, dtype="bfloat16").adapter.dtype == torch.bfloat16
     e = clearhead.load(folder, dtype=torch.float64, device="cpu").explain(TEXTS[0])
     assert e.certificate["dtype"] == "float64" and e.certificate["device"] == "cpu"
     with pytest.raises(InputError, match="dtype='float33' is not known"):
@@ -80,12 +80,12 @@ def test_number_formats_and_devices(tmp_path: Path) -> None:
         clearhead.load(folder, device="nowhere")
 
 
-def test_a_given_model_is_not_converted() -> None:
+def test_live_model_is_not_converted() -> None:
     model, tok = text_model("bert", dtype=torch.float32)
     ex = clearhead.load((model, tok), dtype="float64")
-    assert ex.subject.dtype == torch.float64 and model.dtype == torch.float32 and ex.subject.model is not model
-    assert clearhead.load((model, tok), dtype="float32", device="cpu").subject.model is model
-    assert clearhead.load((model, tok), dtype="auto").subject.model is model
+    assert ex.adapter.dtype == torch.float64 and model.dtype == torch.float32 and ex.adapter.model is not model
+    assert clearhead.load((model, tok), dtype="float32", device="cpu").adapter.model is model
+    assert clearhead.load((model, tok), dtype="auto").adapter.model is model
 
 
 def test_pipelines() -> None:
@@ -99,7 +99,7 @@ def test_pipelines() -> None:
     assert ex.explain(PICTURE).units.grid == (4, 4)
 
 
-def test_adapters_are_explained_as_their_merged_twin() -> None:
+def test_peft_adapters_equal_the_merged_model() -> None:
     peft = pytest.importorskip("peft")
     model, tok = text_model("bert")
     config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"], init_lora_weights=False)
@@ -116,7 +116,7 @@ def test_adapters_are_explained_as_their_merged_twin() -> None:
             assert np.abs(one.scores - without.scores).max() > 1e-6
 
 
-def test_adapters_of_a_picture_model() -> None:
+def test_peft_adapters_of_an_image_model() -> None:
     peft = pytest.importorskip("peft")
     model, processor = image_model("vit")
     names = sorted(
@@ -141,7 +141,7 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
         clearhead.load(folder)
 
 
-def test_a_head_without_weights_is_refused(tmp_path: Path) -> None:
+def test_missing_head_weights_are_refused(tmp_path: Path) -> None:
     model, tok = text_model("bert", dtype=torch.float32)
     base = model.bert
     base.config.architectures = ["BertForSequenceClassification"]
@@ -157,7 +157,7 @@ def test_a_head_without_weights_is_refused(tmp_path: Path) -> None:
         clearhead.load(str(tmp_path))
 
 
-def test_folders_that_do_not_open(tmp_path: Path) -> None:
+def test_invalid_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot open"):
         clearhead.load(str(tmp_path))
     model, tok = text_model("bert", dtype=torch.float32)
@@ -166,11 +166,11 @@ def test_folders_that_do_not_open(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot load the weights"):
         clearhead.load(folder)
     model.save_pretrained(tmp_path / "alone")
-    with pytest.raises(InputError, match="its tokenizer is not"):
+    with pytest.raises(InputError, match="has no tokenizer that can be opened"):
         clearhead.load(str(tmp_path / "alone"))
     assert clearhead.load(str(tmp_path / "alone"), tok).explain(TEXTS[0]).tokens
     transformers.BertForPreTraining(model.config).save_pretrained(tmp_path / "heads")
-    with pytest.raises(Refusal, match="is a BertForPreTraining, which clearhead does not know how to explain"):
+    with pytest.raises(UnsupportedError, match="is a BertForPreTraining, which clearhead does not support"):
         clearhead.load(str(tmp_path / "heads"))
     (tmp_path / "adapters").mkdir()
     (tmp_path / "adapters" / "adapter_config.json").write_text("{}")
@@ -178,7 +178,7 @@ def test_folders_that_do_not_open(tmp_path: Path) -> None:
         clearhead.load(str(tmp_path / "adapters"))
 
 
-def test_a_hub_name_without_a_network() -> None:
+def test_hub_name_without_network() -> None:
     with pytest.raises(InputError, match="cannot open 'nobody/nothing'"):
         clearhead.load("nobody/nothing")
 
@@ -192,20 +192,20 @@ def test_a_hub_name_without_a_network() -> None:
         ("", "cannot open ''"),
     ],
 )
-def test_what_is_no_model(given: Any, message: str) -> None:
+def test_other_objects_are_refused(given: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         clearhead.load(given)
 
 
-def test_architectures_that_are_refused_by_name() -> None:
+def test_unsupported_architectures_are_refused() -> None:
     config = transformers.BertConfig(
         hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9
     )
-    with pytest.raises(Refusal, match="does not know how to explain a BertForPreTraining"):
+    with pytest.raises(UnsupportedError, match="does not know how to explain a BertForPreTraining"):
         clearhead.load(transformers.BertForPreTraining(config))
 
 
-def test_the_zoo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_zoo_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, tok = text_model("bert", dtype=torch.float32)
     zoo: Any = ModuleType("clearhead_zoo")
     zoo.__spec__ = type("Spec", (), {})()
@@ -219,19 +219,19 @@ def test_the_zoo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     zoo.path, zoo.names, zoo.card = path, lambda: ["tiny"], lambda name: {"name": name}
     monkeypatch.setitem(sys.modules, "clearhead_zoo", zoo)
     assert clearhead.load("zoo:tiny").explain(TEXTS[0]).tokens
-    assert clearhead.models() == {"tiny": {"name": "tiny"}}
+    assert clearhead.zoo_models() == {"tiny": {"name": "tiny"}}
     with pytest.raises(InputError, match="the zoo has no model 'huge'"):
         clearhead.load("zoo:huge")
 
 
-def test_without_the_zoo(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zoo_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clearhead.zoo.find_spec", lambda name: None)
-    assert clearhead.models() == {}
+    assert clearhead.zoo_models() == {}
     with pytest.raises(InputError, match="pip install clearhead-zoo"):
         clearhead.load("zoo:sentiment")
 
 
-def test_code_in_a_folder_is_never_run(tmp_path: Path) -> None:
+def test_code_of_a_model_is_never_run(tmp_path: Path) -> None:
     """Not even for one who would say yes: nobody is asked."""
     folder, marker = tmp_path / "evil", tmp_path / "ran"
     model, tok = text_model("bert", dtype=torch.float32)
@@ -242,14 +242,14 @@ def test_code_in_a_folder_is_never_run(tmp_path: Path) -> None:
         "class Conf(BertConfig):\n    model_type = 'mine'\n"
     )
     told = json.loads((folder / "config.json").read_text())
-    program = "import sys, clearhead\ntry: clearhead.load(sys.argv[1])\nexcept clearhead.Refusal as no: print(no)"
+    program = "import sys\nimport clearhead as ch\ntry: ch.load(sys.argv[1])\nexcept ch.UnsupportedError as e: print(e)"
     for kind in ("mine", "bert"):
         auto = {"AutoConfig": "conf.Conf", "AutoModelForSequenceClassification": "conf.BertForSequenceClassification"}
         (folder / "config.json").write_text(json.dumps({**told, "model_type": kind, "auto_map": auto}))
         command = [sys.executable, "-c", program, str(folder)]
         ended = subprocess.run(command, input="y\ny\n", capture_output=True, text=True, timeout=120)
         assert ended.returncode == 0 and ended.stdout.count("\n") == 1, ended.stdout + ended.stderr
-        assert "brings code of its own" in ended.stdout and not marker.exists()
+        assert "contains its own code" in ended.stdout and not marker.exists()
 
 
 def test_code_of_a_tokenizer_is_never_run(tmp_path: Path) -> None:
@@ -268,12 +268,12 @@ def test_code_of_a_tokenizer_is_never_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", torch.int8, "bool", "complex64", "float8_e4m3fn"])
-def test_number_formats_without_gradients(dtype: Any) -> None:
-    with pytest.raises(InputError, match="say float32, float64, float16 or bfloat16"):
+def test_dtypes_without_gradients_are_refused(dtype: Any) -> None:
+    with pytest.raises(InputError, match="use float32, float64, float16 or bfloat16"):
         clearhead.load(*text_model("bert"), dtype=dtype)
 
 
-def test_the_processor_of_another_kind_of_model() -> None:
+def test_processor_of_another_model_type() -> None:
     text, tok = text_model("bert")
     image, processor = image_model("vit")
     with pytest.raises(InputError, match="takes pictures, but came with a tokenizer"):
@@ -282,10 +282,10 @@ def test_the_processor_of_another_kind_of_model() -> None:
         clearhead.load(text, processor)
 
 
-def test_half_of_a_dual_encoder() -> None:
+def test_tower_of_a_dual_encoder() -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     vision = {**sizes, "num_patches": 16, "patch_size": 4}
     config = transformers.Siglip2Config(vision_config=vision, text_config={**sizes, "vocab_size": 9})
-    with pytest.raises(Refusal, match=r"half of a dual encoder.*clip, metaclip_2, siglip") as said:
+    with pytest.raises(UnsupportedError, match=r"half of a dual encoder.*clip, metaclip_2, siglip") as said:
         clearhead.load(transformers.Siglip2ForImageClassification(config))
     assert "\n" not in str(said.value)

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import clearhead
-from clearhead.methods import REGISTRY
+from clearhead.methods import METHOD_REGISTRY
 from tests.models import explainer
 
-EVERY = sorted(REGISTRY)
+EVERY = sorted(METHOD_REGISTRY)
 
 
 def resident() -> float:
@@ -42,7 +42,7 @@ def test_a_thousand_explanations_leave_nothing_behind() -> None:
 @pytest.mark.parametrize("subject", ["bert/classify", "roberta/classify", "albert/mask"])
 def test_any_text_is_explained_or_refused_clearly(subject: str) -> None:
     ex = explainer(subject)
-    mask = ex.subject.processor.mask_token if subject.endswith("mask") else ""
+    mask = ex.adapter.processor.mask_token if subject.endswith("mask") else ""
 
     @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(st.text(max_size=300))

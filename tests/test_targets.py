@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import clearhead
-from clearhead import Contrast, InputError, Label, MaskedWord, Predicted
-from clearhead.targets import make_target, probabilities
+from clearhead import Contrast, InputError, Label, MaskedToken, Predicted
+from clearhead.targets import compute_probabilities, make_target
 from tests.models import TEXTS, explainer, text_model
 
 
@@ -50,12 +50,12 @@ S = (1 / (1 + (-SCORES).exp())).tolist()
         (2, "log-odds", True, -0.5),
         (Contrast(0, 2), "probability", True, S[0] - S[2]),
         (Contrast(0, 2), "log-odds", True, np.log(S[0] * (1 - S[2]) / (S[2] * (1 - S[0])))),
-        (MaskedWord(2), "probability", False, P[2]),
-        (MaskedWord(), "logit", False, 3.0),
+        (MaskedToken(2), "probability", False, P[2]),
+        (MaskedToken(), "logit", False, 3.0),
     ],
 )
 def test_values(given: Any, scale: str, multi: bool, expected: float) -> None:
-    value = make_target(given, scale).value(SCORES, Classes(multi))
+    value = make_target(given, scale).compute_value(SCORES, Classes(multi))
     assert float(value) == pytest.approx(expected, abs=1e-12)
 
 
@@ -73,7 +73,9 @@ def test_log_odds_of_a_contrast_is_the_log_ratio_of_probabilities(
     p: list[float], a: int, b: int, expected: float
 ) -> None:
     scores = torch.tensor(p, dtype=torch.float64).log() + 7  # logits are free up to a constant
-    assert float(make_target(Contrast(a, b), "log-odds").value(scores, Classes())) == pytest.approx(expected, abs=1e-12)
+    assert float(make_target(Contrast(a, b), "log-odds").compute_value(scores, Classes())) == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_log_odds_of_a_model_with_two_classes() -> None:
@@ -111,7 +113,7 @@ def test_log_odds_of_a_head_with_one_sigmoid() -> None:
 
 def test_log_odds_of_a_contrast_do_not_overflow() -> None:
     scores = torch.tensor([900.0, -900.0, 0.0], dtype=torch.float64, requires_grad=True)
-    value = make_target(Contrast(0, 1), "log-odds").value(scores, Classes())
+    value = make_target(Contrast(0, 1), "log-odds").compute_value(scores, Classes())
     (gradient,) = torch.autograd.grad(value, scores)
     assert float(value.detach()) == 1800.0 and gradient.tolist() == [1.0, -1.0, 0.0]
 
@@ -121,13 +123,15 @@ def test_log_odds_of_a_contrast_do_not_overflow() -> None:
 @pytest.mark.parametrize("multi", [False, True])
 def test_gradients_are_finite_differences(given: Any, scale: str, multi: bool) -> None:
     target, labels = make_target(given, scale), Classes(multi)
-    assert torch.autograd.gradcheck(lambda scores: target.value(scores, labels), SCORES.clone().requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda scores: target.compute_value(scores, labels), SCORES.clone().requires_grad_()
+    )
 
 
 def test_log_odds_do_not_overflow() -> None:
     scores = torch.tensor([200.0, 0.0], dtype=torch.float64)
-    assert float(make_target(0, "log-odds").value(scores, Classes())) == pytest.approx(200.0)
-    assert probabilities(scores, False).sum() == pytest.approx(1.0)
+    assert float(make_target(0, "log-odds").compute_value(scores, Classes())) == pytest.approx(200.0)
+    assert compute_probabilities(scores, False).sum() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("scale", ["logit", "probability", "log-odds"])
@@ -195,22 +199,22 @@ def test_a_function_of_the_output() -> None:
         ("goood", "logit", "unknown label 'goood': did you mean 'good'"),
         (7, "logit", "label 7 does not exist: the model has 3 labels"),
         ("-1", "logit", "label -1 does not exist"),
-        (True, "logit", "is no target"),
-        (1.5, "logit", "is no target"),
-        (Contrast, "logit", "is no target"),
-        (MaskedWord("it"), "logit", "no masked word"),
-        (Contrast(0, 1, mask=1), "logit", "no masked word"),
+        (True, "logit", "is not a target"),
+        (1.5, "logit", "is not a target"),
+        (Contrast, "logit", "is not a target"),
+        (MaskedToken("it"), "logit", "no masked word"),
+        (Contrast(0, 1, mask_index=1), "logit", "no masked word"),
         (Contrast(0, "bad"), "logit", "with itself"),
         (None, "odds", "unknown scale 'odds': did you mean 'log-odds'"),
     ],
 )
-def test_what_is_no_target(target: Any, scale: str, message: str) -> None:
+def test_invalid_targets_are_refused(target: Any, scale: str, message: str) -> None:
     ex = explainer("bert/classify", id2label={0: "bad", 1: "neutral", 2: "good"})
     with pytest.raises(InputError, match=message):
         ex.explain(TEXTS[0], target=target, scale=scale)
 
 
-def test_names_given_after_loading_are_read() -> None:
+def test_label_names_set_after_loading_are_used() -> None:
     model, tok = text_model("bert")
     ex = clearhead.load(model, tok)
     model.config.id2label = {"0": "bad", "1": "neutral", "2": "good"}  # as JSON has them
@@ -223,7 +227,7 @@ def test_names_given_after_loading_are_read() -> None:
 
 
 @pytest.mark.parametrize("names", [{0: "bad", 2: "good"}, {0: "bad", 1: "neutral"}, {}])
-def test_classes_without_a_name_go_by_their_number(names: dict[int, str]) -> None:
+def test_unnamed_classes_are_named_by_index(names: dict[int, str]) -> None:
     model, tok = text_model("bert")
     whole = clearhead.load(model, tok)
     expected = [whole.explain(TEXTS[0], target=index) for index in range(3)]
@@ -236,7 +240,7 @@ def test_classes_without_a_name_go_by_their_number(names: dict[int, str]) -> Non
         ex.explain(TEXTS[0], target=3)
 
 
-def test_a_number_in_words_is_a_class_between_those_that_have_names() -> None:
+def test_digits_select_an_unnamed_class() -> None:
     model, tok = text_model("bert")
     model.config.id2label = {0: "bad", 2: "good"}
     assert clearhead.load(model, tok).explain(TEXTS[0], target="1").target["index"] == 1
@@ -248,9 +252,9 @@ def test_a_number_in_words_is_a_class_between_those_that_have_names() -> None:
 
 
 @pytest.mark.parametrize("target", ["more", 3, Contrast("more", 0)])
-def test_a_name_that_the_model_has_no_score_for(target: Any) -> None:
+def test_label_without_a_score_is_refused(target: Any) -> None:
     ex = explainer("bert/classify")
-    ex.subject.model.config.id2label = {0: "bad", 1: "neutral", 2: "good", 3: "more"}
+    ex.adapter.model.config.id2label = {0: "bad", 1: "neutral", 2: "good", 3: "more"}
     with pytest.raises(InputError, match="has no score: the model has 3 labels, and its configuration"):
         ex.explain(TEXTS[0], target=target)
 
@@ -259,26 +263,28 @@ def test_a_name_that_the_model_has_no_score_for(target: Any) -> None:
     ("given", "kind", "mask"),
     [
         (None, "predicted", 0),
-        (MaskedWord(mask=1), "predicted", 1),
-        (MaskedWord(2, mask=1), "masked word", 1),
-        (MaskedWord(0, mask=-1), "masked word", 2),
+        (MaskedToken(mask_index=1), "predicted", 1),
+        (MaskedToken(2, mask_index=1), "masked word", 1),
+        (MaskedToken(0, mask_index=-1), "masked word", 2),
         (2, "masked word", 0),
-        (Contrast(0, 2, mask=1), "contrast", 1),
+        (Contrast(0, 2, mask_index=1), "contrast", 1),
     ],
 )
 def test_the_masked_position_is_part_of_the_result(given: Any, kind: str, mask: int) -> None:
-    said = make_target(given).description(SCORES, Classes(masked=True), 0.0, masks=3)
+    said = make_target(given).describe(SCORES, Classes(masked=True), 0.0, num_masks=3)
     assert (said["kind"], said["mask"]) == (kind, mask)
-    assert "mask" not in make_target(0).description(SCORES, Classes(), 0.0)
+    assert "mask" not in make_target(0).describe(SCORES, Classes(), 0.0)
 
 
-@pytest.mark.parametrize("wanted", [MaskedWord(mask=1), MaskedWord("the", mask=1), Contrast("the", "is", mask=1)])
-def test_which_mask_was_explained_can_be_read(wanted: Any) -> None:
+@pytest.mark.parametrize(
+    "wanted", [MaskedToken(mask_index=1), MaskedToken("the", mask_index=1), Contrast("the", "is", mask_index=1)]
+)
+def test_explained_mask_is_displayed(wanted: Any) -> None:
     import jsonschema
 
     from clearhead.render import text_labels
     from tests.explanation.test_explanation import SCHEMA
 
     e = explainer("bert/mask").explain("I [MASK] the [MASK].", target=wanted)
-    assert e.target["mask"] == 1 and text_labels.target_line(e).endswith("at mask 1")
+    assert e.target["mask"] == 1 and text_labels.format_target_line(e).endswith("at mask 1")
     jsonschema.validate(e.to_dict(), SCHEMA)

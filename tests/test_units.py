@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from clearhead.errors import InputError
 from clearhead.explanation.explanation import Explanation
-from clearhead.units import Units, located, numbered, patches, spans
+from clearhead.units import Units, align_pieces, build_numbered_units, build_patch_units, find_text_spans
 from tests.models import CORPUS, explainer, tokenizer
 
 
@@ -77,7 +77,7 @@ texts = texts.filter(lambda text: bool(text.strip()))
 
 def inside(units: Units) -> list[tuple[int, tuple[int, int]]]:
     assert units.offsets is not None and units.segments is not None
-    return [(units.segments[i], units.offsets[i]) for i in units.drop_special()]
+    return [(units.segments[i], units.offsets[i]) for i in units.content_indices()]
 
 
 def dropped(sign: str) -> bool:
@@ -97,7 +97,7 @@ def test_words_and_sentences_of_any_text(kind: str, text: str, second: str | Non
     tokens = units_of(kind, *given)
     assert tokens.offsets is not None
     for level in ("word", "sentence"):
-        merged, parents = tokens.merged(level)
+        merged, parents = tokens.merge(level)
         assert len(parents) == len(tokens) and set(parents) == set(range(len(merged)))  # one word for each token
         assert (np.diff(parents) >= 0).all()
         found = inside(merged)
@@ -108,7 +108,7 @@ def test_words_and_sentences_of_any_text(kind: str, text: str, second: str | Non
             covered = {i for s, (start, stop) in found if s == segment for i in range(start, stop)}
             missed = [sign for i, sign in enumerate(text_) if i not in covered and not sign.isspace()]
             assert all(map(dropped, missed)), (text_, found, missed)
-        for i in merged.drop_special():
+        for i in merged.content_indices():
             start, stop = merged.offsets[i]  # type: ignore[index]
             assert merged.names[i] == given[merged.segments[i]][start:stop]  # type: ignore[index]
             assert merged.names[i] == merged.names[i].strip()
@@ -144,10 +144,10 @@ plain = st.lists(
 @settings(max_examples=40, deadline=None)
 def test_words_do_not_depend_on_the_tokenizer(words: list[str], gaps: list[str]) -> None:
     text = "".join(word + gap for word, gap in zip(words, gaps, strict=False)).strip()
-    expected = spans(text, "word")
+    expected = find_text_spans(text, "word")
     for kind in ("wordpiece", "bytes", "albert", "xlm-roberta"):
         tokens = units_of(kind, text)
-        found = [span for _, span in inside(tokens.merged("word")[0])]
+        found = [span for _, span in inside(tokens.merge("word")[0])]
         assert tokens.offsets is not None
         across = any(
             sum(
@@ -163,34 +163,34 @@ def test_words_do_not_depend_on_the_tokenizer(words: list[str], gaps: list[str])
 def test_words_of_one_sentence() -> None:
     text = "Don't panic, the well-known café isn't 3.50 away!!"
     for kind in ("wordpiece", "bytes", "albert"):
-        words = units_of(kind, text).merged("word")[0]
-        names = [words.names[i] for i in words.drop_special()]
+        words = units_of(kind, text).merge("word")[0]
+        names = [words.names[i] for i in words.content_indices()]
         assert names[:4] == ["Don't", "panic", ",", "the"] and "well-known" in names and "café" in names
-    assert [text[a:b] for a, b in spans(text, "word")][-3:] == ["3.50", "away", "!!"]
+    assert [text[a:b] for a, b in find_text_spans(text, "word")][-3:] == ["3.50", "away", "!!"]
 
 
 def test_marks_joiners_and_flags_stay_with_their_base() -> None:
     text = "e\u0301tat क्या می‌روم 👩‍👩‍👧👍🏽 🇩🇪🇫🇷 日本"
-    words = [text[a:b] for a, b in spans(text, "word")]
+    words = [text[a:b] for a, b in find_text_spans(text, "word")]
     assert words == ["e\u0301tat", "क्या", "می‌روم", "👩‍👩‍👧", "👍🏽", "🇩🇪", "🇫🇷", "日", "本"]
 
 
 def test_sentences() -> None:
     text = 'Mr. Smith paid 3.50. "Really?" he said… Yes!\n\nNo end'
-    parts = [text[a:b] for a, b in spans(text, "sentence")]
+    parts = [text[a:b] for a, b in find_text_spans(text, "sentence")]
     assert parts == ["Mr. Smith paid 3.50.", '"Really?"', "he said…", "Yes!", "No end"]
-    assert [("好。是！")[a:b] for a, b in spans("好。是！", "sentence")] == ["好。", "是！"]
+    assert [("好。是！")[a:b] for a, b in find_text_spans("好。是！", "sentence")] == ["好。", "是！"]
 
 
-def test_a_token_across_words_makes_one_of_them() -> None:
+def test_token_across_words_joins_them() -> None:
     units = Units("text", "token", ("(he", "llo", ")"), (False,) * 3, ("(hello)",), (0, 0, 0), ((0, 3), (3, 6), (6, 7)))
-    words, parents = units.merged("word")
+    words, parents = units.merge("word")
     assert words.names == ("(hello", ")") and parents.tolist() == [0, 0, 1]
 
 
-def test_a_mark_that_the_tokenizer_dropped_stays_in_the_word() -> None:
+def test_dropped_combining_mark_stays_in_the_word() -> None:
     units = Units("text", "token", ("cafe", "x"), (False,) * 2, ("cafe\u0301 x",), (0, 0), ((0, 4), (6, 7)))
-    assert units.merged("word")[0].names == ("cafe\u0301", "x")
+    assert units.merge("word")[0].names == ("cafe\u0301", "x")
 
 
 @pytest.mark.parametrize(
@@ -202,55 +202,57 @@ def test_a_mark_that_the_tokenizer_dropped_stays_in_the_word() -> None:
         (("0", "1"), ("0", "1")),
     ],
 )
-def test_marks_say_where_words_begin_when_there_is_no_text(names: tuple[str, ...], words: tuple[str, ...]) -> None:
+def test_tokenizer_markers_define_words_without_text(names: tuple[str, ...], words: tuple[str, ...]) -> None:
     special = [name in ("[CLS]", "[SEP]", "<s>", "</s>") for name in names]
-    units = numbered(len(names), "text", names, special)
-    assert units.merged("word")[0].names == words
+    units = build_numbered_units(len(names), "text", names, special)
+    assert units.merge("word")[0].names == words
     with pytest.raises(InputError, match="sentences need the text"):
-        units.merged("sentence")
+        units.merge("sentence")
 
 
 @given(text=texts)
 @settings(max_examples=60, deadline=None)
-def test_pieces_are_located_where_they_are(text: str) -> None:
+def test_alignment_of_pieces(text: str) -> None:
     tok = sentencepiece("slow")
     pieces = [tok.convert_tokens_to_string([piece]) for piece in tok.tokenize(text)]
-    found = located(pieces, text)
+    found = align_pieces(pieces, text)
     if found is not None:
         assert len(found) == len(pieces)
         assert all(a[1] <= b[1] and a[0] <= b[0] for a, b in pairwise(found))
 
 
-def test_located() -> None:
-    assert located(["I", "lo", "ve", "it"], "I love  it") == ((0, 1), (2, 4), (4, 6), (8, 10))
-    assert located(["<unk>", "it"], "😀😀 it") == ((0, 2), (3, 5))
-    assert located(["no", "such"], "text") is None
-    assert located(["<unk>", "<unk>"], "a b") is None  # which is which cannot be told
+def test_alignment_examples() -> None:
+    assert align_pieces(["I", "lo", "ve", "it"], "I love  it") == ((0, 1), (2, 4), (4, 6), (8, 10))
+    assert align_pieces(["<unk>", "it"], "😀😀 it") == ((0, 2), (3, 5))
+    assert align_pieces(["no", "such"], "text") is None
+    assert align_pieces(["<unk>", "<unk>"], "a b") is None  # which is which cannot be told
 
 
-def test_refusals() -> None:
+def test_invalid_merges_are_refused() -> None:
     with pytest.raises(InputError, match="patches, not words"):
-        patches((2, 2)).merged("word")
+        build_patch_units((2, 2)).merge("word")
     with pytest.raises(InputError, match="words or sentences"):
-        spans("a", "page")
-    sentences = units_of("bytes", "One. Two.").merged("sentence")[0]
+        find_text_spans("a", "page")
+    sentences = units_of("bytes", "One. Two.").merge("sentence")[0]
     with pytest.raises(InputError, match="larger units"):
-        sentences.merged("word")
+        sentences.merge("word")
     with pytest.raises(InputError, match="names 1 units"):
-        numbered(2, "text", ["a"])
+        build_numbered_units(2, "text", ["a"])
 
 
-def test_patches_lie_where_they_say() -> None:
-    units = patches((2, 3), before=["[CLS]", "[DIST]"])
+def test_patch_boxes() -> None:
+    units = build_patch_units((2, 3), special_names=["[CLS]", "[DIST]"])
     assert len(units) == 8 and units.grid == (2, 3) and units.boxes is not None
     assert units.boxes[:2] == (None, None) and units.boxes[-1] == pytest.approx((2 / 3, 0.5, 1, 1))
     assert sum((b[2] - b[0]) * (b[3] - b[1]) for b in units.boxes if b) == pytest.approx(1)
-    assert units.places.shape == (8, 2)
+    assert units.positions.shape == (8, 2)
 
 
-def test_parents_say_which_word_and_sentence_a_token_belongs_to() -> None:
+def test_parents_of_tokens() -> None:
     units = explainer("bert/classify").explain("So boring! I like it.", "position").units
-    words, index = units.merged("word")
-    assert units.parents("word").tolist() == index.tolist()
-    assert [words.names[i] for i in units.parents("word")].count("boring") == units.parents("word").tolist().count(2)
-    assert len(set(units.parents("sentence"))) == 4  # two special tokens and two sentences
+    words, index = units.merge("word")
+    assert units.find_parents("word").tolist() == index.tolist()
+    assert [words.names[i] for i in units.find_parents("word")].count("boring") == units.find_parents(
+        "word"
+    ).tolist().count(2)
+    assert len(set(units.find_parents("sentence"))) == 4  # two special tokens and two sentences

@@ -1,8 +1,8 @@
-"""clearhead: which parts of the input made a Transformer say that – and how do we know?
+"""clearhead explains the predictions of Transformers: which units of the input a prediction depends on.
 
 >>> import clearhead
->>> ex = clearhead.load("zoo:sentiment")                                # doctest: +SKIP
->>> ex.explain("You look extremely confused")                           # doctest: +SKIP
+>>> ex = clearhead.load("zoo:sentiment")  # doctest: +SKIP
+>>> ex.explain("You look extremely confused").top(3)  # doctest: +SKIP
 """
 
 from importlib import import_module
@@ -11,124 +11,131 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from clearhead.adapters import Subject, register_subject
-    from clearhead.adapters.custom.images import Pictures
-    from clearhead.adapters.custom.tokens import Tokens
+    from clearhead.adapters import ModelAdapter, register_adapter
+    from clearhead.adapters.custom.images import ImageReader
+    from clearhead.adapters.custom.tokens import TokenReader
     from clearhead.capture.sources.custom_modules import register_attention
-    from clearhead.capture.tape import Call, Tape
-    from clearhead.errors import ClearheadError, InputError, Refusal
+    from clearhead.capture.tape import AttentionCall, Tape
+    from clearhead.errors import ClearheadError, InputError, UnsupportedError
     from clearhead.explainer import Explainer
     from clearhead.explanation.aggregation import aggregate, to_frame
     from clearhead.explanation.comparison import Comparison, compare
-    from clearhead.explanation.explanation import Explanation, from_dict
-    from clearhead.explanation.explanation import load as open_explanation
-    from clearhead.explanation.multi_stream import JointExplanation
+    from clearhead.explanation.explanation import Explanation, from_dict, load_explanation
+    from clearhead.explanation.multi_stream import MultiStreamExplanation
     from clearhead.loader import load
-    from clearhead.methods import Fold, Method, Scores, register
-    from clearhead.render.html import report
-    from clearhead.studies.checkpoints import Conversion, convert
-    from clearhead.studies.lecture import Lecture, lecture
-    from clearhead.targets import Answer, Contrast, Generated, Label, MaskedWord, Predicted, Query, TokenLabel
+    from clearhead.methods import AttributionMethod, Method, MethodScores, register_method
+    from clearhead.render.html import write_report
+    from clearhead.studies.checkpoints import ConversionResult, convert_checkpoint
+    from clearhead.studies.lecture import LectureResult, run_lecture
+    from clearhead.targets import (
+        AnswerSpan,
+        Contrast,
+        DetectionQuery,
+        GeneratedToken,
+        Label,
+        MaskedToken,
+        Predicted,
+        TokenLabel,
+    )
     from clearhead.units import Units
     from clearhead.verification import Verification, verify
-    from clearhead.zoo import models
+    from clearhead.zoo import zoo_models
 
-# Each name and the module that it comes from: nothing heavy is imported before it is used.
-_WHERE = {
+# Public names and their modules. They are imported on first use, because torch and transformers load slowly.
+_EXPORTS = {
     "aggregate": "explanation.aggregation",
-    "to_frame": "explanation.aggregation",
-    "Comparison": "explanation.comparison",
-    "compare": "explanation.comparison",
-    "Conversion": "studies.checkpoints",
-    "convert": "studies.checkpoints",
+    "AnswerSpan": "targets",
+    "AttentionCall": "capture.tape",
+    "AttributionMethod": "methods",
     "ClearheadError": "errors",
-    "InputError": "errors",
-    "Refusal": "errors",
+    "compare": "explanation.comparison",
+    "Comparison": "explanation.comparison",
+    "Contrast": "targets",
+    "ConversionResult": "studies.checkpoints",
+    "convert_checkpoint": "studies.checkpoints",
+    "DetectionQuery": "targets",
     "Explainer": "explainer",
     "Explanation": "explanation.explanation",
     "from_dict": "explanation.explanation",
-    "open_explanation": "explanation.explanation:load",
-    "load": "loader",
-    "models": "zoo",
-    "Fold": "methods",
-    "Method": "methods",
-    "Scores": "methods",
-    "register": "methods",
-    "register_attention": "capture.sources.custom_modules",
-    "JointExplanation": "explanation.multi_stream",
-    "Lecture": "studies.lecture",
-    "lecture": "studies.lecture",
-    "Call": "capture.tape",
-    "Tape": "capture.tape",
-    "report": "render.html",
-    "Pictures": "adapters.custom.images",
-    "Tokens": "adapters.custom.tokens",
-    "Subject": "adapters",
-    "register_subject": "adapters",
-    "Answer": "targets",
-    "Contrast": "targets",
-    "Generated": "targets",
+    "GeneratedToken": "targets",
+    "ImageReader": "adapters.custom.images",
+    "InputError": "errors",
     "Label": "targets",
-    "MaskedWord": "targets",
+    "LectureResult": "studies.lecture",
+    "load": "loader",
+    "load_explanation": "explanation.explanation",
+    "MaskedToken": "targets",
+    "Method": "methods",
+    "MethodScores": "methods",
+    "ModelAdapter": "adapters",
+    "MultiStreamExplanation": "explanation.multi_stream",
     "Predicted": "targets",
-    "Query": "targets",
+    "register_adapter": "adapters",
+    "register_attention": "capture.sources.custom_modules",
+    "register_method": "methods",
+    "run_lecture": "studies.lecture",
+    "Tape": "capture.tape",
+    "to_frame": "explanation.aggregation",
     "TokenLabel": "targets",
+    "TokenReader": "adapters.custom.tokens",
     "Units": "units",
+    "UnsupportedError": "errors",
     "Verification": "verification",
     "verify": "verification",
+    "write_report": "render.html",
+    "zoo_models": "zoo",
 }
 
 __all__ = [
-    "Answer",
-    "Call",
+    "AnswerSpan",
+    "AttentionCall",
+    "AttributionMethod",
     "ClearheadError",
     "Comparison",
     "Contrast",
-    "Conversion",
+    "ConversionResult",
+    "DetectionQuery",
     "Explainer",
     "Explanation",
-    "Fold",
-    "Generated",
+    "GeneratedToken",
+    "ImageReader",
     "InputError",
-    "JointExplanation",
     "Label",
-    "Lecture",
-    "MaskedWord",
+    "LectureResult",
+    "MaskedToken",
     "Method",
-    "Pictures",
+    "MethodScores",
+    "ModelAdapter",
+    "MultiStreamExplanation",
     "Predicted",
-    "Query",
-    "Refusal",
-    "Scores",
-    "Subject",
     "Tape",
     "TokenLabel",
-    "Tokens",
+    "TokenReader",
     "Units",
+    "UnsupportedError",
     "Verification",
     "aggregate",
     "compare",
-    "convert",
+    "convert_checkpoint",
     "from_dict",
-    "lecture",
     "load",
-    "models",
-    "open_explanation",
-    "register",
+    "load_explanation",
+    "register_adapter",
     "register_attention",
-    "register_subject",
-    "report",
+    "register_method",
+    "run_lecture",
     "to_frame",
     "verify",
+    "write_report",
+    "zoo_models",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _EXPORTS:
         raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
-    module, _, other = _WHERE[name].partition(":")
-    return getattr(import_module(f"clearhead.{module}"), other or name)
+    return getattr(import_module(f"clearhead.{_EXPORTS[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_WHERE])
+    return sorted([*globals(), *_EXPORTS])

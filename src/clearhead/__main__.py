@@ -1,15 +1,16 @@
-"""`clearhead` and `python -m clearhead` are the command line."""
+"""Entry point of `clearhead` and `python -m clearhead`."""
 
 import sys
 from typing import NoReturn
 
 
 def main() -> NoReturn:
+    """Run the command line."""
     try:
         from clearhead.cli import main as run
 
         run()
-    except KeyboardInterrupt:  # before the command line itself was there to notice
+    except KeyboardInterrupt:  # raised during imports, before the command line can handle it
         print("clearhead: interrupted", file=sys.stderr)
         sys.exit(130)
 

@@ -1,37 +1,48 @@
-"""What clearhead says when it cannot do what was asked: what was given, what is accepted, what to do."""
+"""Exceptions and warnings of clearhead. A message names the given value, the accepted values and the remedy."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class ClearheadError(Exception):
-    """Base of every error that clearhead raises on purpose. The command line prints it as one line."""
+    """Base class of all errors that clearhead raises deliberately. The command line prints them as one line."""
 
 
 class InputError(ClearheadError, ValueError):
-    """The input, target or option given cannot be used as it is."""
+    """An input, target or option is invalid."""
 
 
-class Refusal(ClearheadError):
-    """A model, or a method on a model, that clearhead will not explain because the answer would be wrong."""
+class UnsupportedError(ClearheadError):
+    """A model, or a method on a model, is not supported: its explanation would be wrong or cannot be computed."""
 
 
 class ClearheadWarning(UserWarning):
-    """Base of what clearhead says beside a result. The command line prints it as one line."""
+    """Base class of all warnings of clearhead. The command line prints them as one line."""
 
 
 class CostWarning(ClearheadWarning):
-    """What was asked for may take long; it is said before it begins."""
+    """A computation may take long; issued before it begins."""
 
 
-def unknown(what: str, given: object, accepted: Iterable[object]) -> InputError:
-    """An error that names the nearest accepted word.
+def unknown_value_error(name: str, value: object, accepted: Iterable[object]) -> InputError:
+    """Build the error for an unknown value, with the closest accepted value as a suggestion.
 
-    >>> str(unknown("method", "grad-sm", ["grad-sam", "generic"]))
-    "unknown method 'grad-sm': did you mean 'grad-sam'? Accepted: grad-sam, generic"
+    Args:
+        name: Name of the option, e.g. "method".
+        value: The value given.
+        accepted: The accepted values; at most 40 of them are listed.
+
+    Returns:
+        The error, to be raised by the caller.
+
+    Example:
+        >>> str(unknown_value_error("method", "grad-sm", ["grad-sam", "generic"]))
+        "unknown method 'grad-sm': did you mean 'grad-sam'? Accepted: grad-sam, generic"
     """
-    words = [str(word) for word in accepted]
-    near = get_close_matches(str(given), words, n=1, cutoff=0.5)
-    hint = f": did you mean {near[0]!r}?" if near else "."
-    listed = ", ".join(words[:40]) + (f", … ({len(words)} in all)" if len(words) > 40 else "")
-    return InputError(f"unknown {what} {given!r}{hint} Accepted: {listed}")
+    options = [str(option) for option in accepted]
+    suggestions = get_close_matches(str(value), options, n=1, cutoff=0.5)
+    hint = f": did you mean {suggestions[0]!r}?" if suggestions else "."
+    listing = ", ".join(options[:40])
+    if len(options) > 40:
+        listing += f", … ({len(options)} in all)"
+    return InputError(f"unknown {name} {value!r}{hint} Accepted: {listing}")

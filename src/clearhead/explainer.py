@@ -1,60 +1,79 @@
-"""The planner: the union of what methods ask for → the fewest passes → methods → explanations."""
+"""`Explainer`: runs attribution methods on a model and returns explanations.
+
+One call of `explain` collects what all its methods require, runs as few forward and backward passes as possible, and
+hands the recorded tensors to every method.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from clearhead.adapters.base import Given, How, Sample, Subject
-from clearhead.capture.attention.tiling import Tiles
+from clearhead.adapters.base import InputOptions, ModelAdapter, NamedInputs, Sample
+from clearhead.capture.attention.tiling import TilingConfig
 from clearhead.capture.checks.self_test import SelfTest
-from clearhead.capture.recorder import Recorder, Unbatched
+from clearhead.capture.recorder import BatchedBackwardError, Recorder
 from clearhead.capture.tape import Tape
-from clearhead.engine.applicability import Applies, Applying
-from clearhead.engine.assembly import Pass, Request, explanations_of
-from clearhead.engine.attention_mode import check_kernel, check_streams, streams
-from clearhead.engine.batching import batches_of, followed
-from clearhead.engine.capabilities import Examined
-from clearhead.engine.memory_budget import Budget, OverBudget, bytes_of
-from clearhead.engine.passes import run
-from clearhead.engine.target_batch import Plan, Reading
-from clearhead.errors import InputError, Refusal, unknown
+from clearhead.engine.applicability import ApplicabilityTable, MethodApplicability
+from clearhead.engine.assembly import BatchRequest, PassResult, assemble_explanations
+from clearhead.engine.attention_mode import check_kernel, check_tiling_supported, choose_tiling
+from clearhead.engine.batching import iter_batch_indices, with_progress
+from clearhead.engine.capabilities import ModelCapabilities
+from clearhead.engine.memory_budget import MemoryBudget, MemoryBudgetExceededError, parse_bytes
+from clearhead.engine.passes import run_passes
+from clearhead.engine.target_batch import MethodRun, TargetBatch
+from clearhead.errors import InputError, UnsupportedError, unknown_value_error
 from clearhead.explanation.multi_stream import AnyExplanation
-from clearhead.methods.base import REGISTRY, Method, methods_of
-from clearhead.profiles import profile_named
+from clearhead.methods.base import METHOD_REGISTRY, Method, parse_methods
+from clearhead.profiles import get_profile
 from clearhead.targets import Target, TargetLike, make_target
 
 MethodLike = str | Method
-#: How many numbers the gradients of several targets may hold together (2 GiB in float32).
-TOGETHER = 2**29
-#: How many units the targets of a streaming pass may have together.
-UNITS = 2**16
+#: Maximum number of elements of the attention gradients of all targets of one pass (2 GiB in float32).
+MAX_GRADIENT_ELEMENTS = 2**29
+#: Maximum number of units of one tiled pass, summed over samples and targets.
+MAX_TILED_UNITS = 2**16
 
 
 class Explainer:
-    """A subject with everything needed to explain it. Made by `clearhead.load`."""
+    """A model with everything needed to explain its predictions. Create it with `clearhead.load`.
 
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
+    Attributes:
+        adapter: The model, its processor and what clearhead knows about its architecture.
+        recorder: Runs forward and backward passes and captures attention.
+        capabilities: Results of the self-test and which methods apply to the model.
+
+    Example:
+        >>> import clearhead
+        >>> ex = clearhead.load("zoo:sentiment")  # doctest: +SKIP
+        >>> e = ex.explain("You look extremely confused", method="generic")  # doctest: +SKIP
+        >>> e.top(3)  # doctest: +SKIP
+    """
+
+    def __init__(self, adapter: ModelAdapter) -> None:
+        self.adapter = adapter
         self.recorder = Recorder(
-            subject.model,
-            subject.streams_of,
-            subject.lookups,
-            subject.learned,
-            subject.scope,
-            subject.expected_calls,
+            adapter.model,
+            adapter.find_call_streams,
+            adapter.embedding_modules,
+            adapter.grad_parameters,
+            adapter.forward_context,
+            adapter.count_expected_calls,
         )
-        self.examined = Examined(subject, self.recorder)
+        self.capabilities = ModelCapabilities(adapter, self.recorder)
 
-    def __reduce__(self) -> Any:  # for copies and pickles: locks cannot be copied, and the copy tests its own recorder
-        return type(self), (self.subject,)
+    def __reduce__(
+        self,
+    ) -> Any:  # copies and pickles create a new recorder: locks cannot be copied, and its self-test must run again
+        return type(self), (self.adapter,)
 
     def __repr__(self) -> str:
-        return f"Explainer({self.subject.name!r}, {type(self.subject).__name__})"
+        return f"Explainer({self.adapter.name!r}, {type(self.adapter).__name__})"
 
     @property
     def labels(self) -> dict[int, str]:
-        return dict(self.subject.labels)
+        """The model's class names by index (empty for models without classes)."""
+        return dict(self.adapter.labels)
 
     def explain(
         self,
@@ -85,75 +104,118 @@ class Explainer:
         seed: int = 0,
         progress: bool | Callable[[list[Any]], Iterable[Any]] = False,
     ) -> Any:
-        """Which parts of the input made the model say that.
+        """Compute attribution scores of the input's units for the model's prediction, or for another target.
 
-        One input and one method give one `Explanation`; a list of inputs a list; several methods a dict from method to
-        that. Several methods share one forward and one backward pass.
+        Several methods share one forward and one backward pass where possible.
 
-        inputs: a text, a pair of texts (tuple), a picture (path, PIL, uint8 array), a mapping of model inputs; or a
-        list of these
-        text, image, audio, regions: by name, where a model takes several (lists go together pair by pair)
-        answer: what a language model is to have said; without it, what it says (up to max_new_tokens)
-        target: a label or index, `Contrast`, `MaskedWord`, a function of the output; a list means one per input
-        scale: "logit" (default), "probability" or "log-odds" (log p/(1 − p) of a class, log p_a/p_b of a contrast); of
-        two inputs' similarity "cosine" (default) or "logit"; relevance is not scale-free, so it is part of the result
-        profile: the settings of an author's released code, quirks included; arguments given beside it win
-        layers: half-open, negative from the end; heads: indices; rows: "all" for every row instead of the read-out
-        per: "head" to keep every head's share, too, where the method has them (layers' shares are always kept)
-        memory: how much passes may take beside the model itself, e.g. "2GiB": inputs, steps and points are then run so
-        many at a time as fit; the result is the same
-        kernel: how attention is recorded: "materialised" (whole maps, for short inputs) or "streaming" (in memory that
-        grows with the length and not its square), by "tiles" in torch or by "triton" on a GPU; chosen by length and
-        hardware if it is left out
-        checkpoint: whether a streaming pass computes each layer again on the way back, so that it takes the memory of
-        one layer (of encoder–decoders, generic and rollout set queries, keys and values of each aside); chosen by
-        length if it is left out (True without a kernel means streaming)
-        progress: True for a progress bar over the batches, or a function such as tqdm
+        Args:
+            inputs: One input: a text, a pair of texts (tuple), an image (path, PIL image or uint8 array) or a mapping
+                of model inputs. A list of these is a batch.
+            method: A method name, a `Method` with options, or a list of them. `methods()` lists which ones apply.
+            target: The output to explain: a label or class index, `Contrast`, `MaskedToken` or another target class,
+                or a function of the model output. Default: the predicted class. A list gives one target per input.
+            text: Input text by name, for models that take several inputs (lists are paired by position).
+            image: Input image by name.
+            audio: Input audio by name.
+            regions: Precomputed image regions by name, for models that read regions.
+            answer: Continuation to explain for a language model, as a text or token ids. Default: the model's own
+                generation.
+            max_new_tokens: Maximum number of tokens to generate where no `answer` is given.
+            scale: Scale of the target value: "logit" (default), "probability" or "log-odds" (log p/(1 − p) of a class,
+                log p_a/p_b of a contrast). For the similarity of two inputs: "cosine" (default) or "logit". Scores
+                depend on the scale, so it is part of the result.
+            profile: Settings of an author's released code, including its implementation deviations. Arguments passed
+                explicitly take precedence.
+            layers: Half-open range of layers, (start, stop); negative values count from the end.
+            heads: Indices of the attention heads to use.
+            rows: "all" for the full token-to-token matrix instead of the read-out row.
+            per: "head" to also keep the contribution of every head, for methods that have them. Contributions of
+                layers are always kept.
+            max_length: Maximum number of tokens. Default: the model's limit.
+            truncation: Whether longer texts are truncated; if False, they are refused.
+            truncation_side: "left" or "right". Default: the tokenizer's setting.
+            tokens: Names of the units, for inputs given as tensors; for several inputs a list of lists.
+            batch_size: Maximum number of inputs per batch.
+            memory: Memory budget of the passes, without the model itself, e.g. "2GiB". Inputs, integration steps and
+                targets are split into smaller batches as needed; the result is the same.
+            kernel: How attention is recorded: "materialised" (full attention matrices, for short inputs) or
+                "streaming" (memory grows linearly with the length), which runs as "tiles" in torch or as "triton" on
+                a GPU. Default: chosen by input length and hardware.
+            checkpoint: Whether a tiled pass uses activation checkpointing: each layer is recomputed in the backward
+                pass, so that only one layer is in memory. (In encoder–decoders, generic and rollout also keep the
+                queries, keys and values of each layer.) Default: chosen by length. True without `kernel` implies
+                "streaming".
+            seed: Seed of methods that draw random numbers.
+            progress: True for a progress bar over batches, or a function such as `tqdm.tqdm`.
+
+        Returns:
+            For one input and one method an `Explanation`, or a `MultiStreamExplanation` where the model takes several
+            inputs. A list of inputs gives a list of explanations. A list of methods gives a dict from method to that.
+
+        Raises:
+            InputError: If an input, target or option is invalid.
+            UnsupportedError: If a method cannot be applied to this model.
+
+        Example:
+            >>> ex.explain("A wonderful film", method="attn-lrp")  # doctest: +SKIP
+            >>> ex.explain(["good", "bad"], method=["generic", "grad-sam"])  # doctest: +SKIP
+            >>> ex.explain(["good", "bad"], target=["positive", "negative"])  # doctest: +SKIP
         """
         check_kernel(kernel, checkpoint)
-        raws, single = self._normalised(inputs, text=text, image=image, audio=audio, regions=regions)
-        given = methods_of(method)
+        raw_inputs, single = self._normalise_inputs(inputs, text=text, image=image, audio=audio, regions=regions)
+        requested_methods = parse_methods(method)
         options = {"layers": layers, "heads": heads, "rows": rows}
-        methods = [one.defaults(**options) for one in given]
-        authors = profile_named(profile, self.subject)
-        ignored = None
-        if authors is not None:
-            ignored = target if authors.ignored([method.name for method in methods], target) else None
-            methods = [authors.applied(method) for method in methods]
-            target, scale = authors.asked([method.name for method in methods], target, scale)
-        _check_per(per, methods)
-        padding = authors is not None and authors.padding
-        how = How(max_length, truncation, _side(truncation_side), tokens, answer, max_new_tokens, padding)
-        hows = how.each(len(raws))
-        samples = list(self._read(raws, hows))
+        methods = [requested.with_defaults(**options) for requested in requested_methods]
+        author_profile = get_profile(profile, self.adapter)
+        keep_padding = False
+        overridden_target = None
+        if author_profile is not None:
+            keep_padding = author_profile.keeps_padding
+            if author_profile.overrides_target([method.name for method in methods], target):
+                overridden_target = target
+            methods = [author_profile.configure_method(method) for method in methods]
+            target, scale = author_profile.resolve_target([method.name for method in methods], target, scale)
+        _check_per_option(per, methods)
+        truncation_side = _check_truncation_side(truncation_side)
+        input_options = InputOptions(
+            max_length, truncation, truncation_side, tokens, answer, max_new_tokens, keep_padding
+        )
+        samples = list(self._read_samples(raw_inputs, input_options.split_per_input(len(raw_inputs))))
         single = single and len(samples) == 1
-        targets = _targets(target, self._scale(scale), len(samples))
-        samples = [self.subject.completed(sample, wanted) for sample, wanted in zip(samples, targets, strict=True)]
-        if authors is not None and authors.prepare is not None:
-            prepared = [authors.prepare(self.subject, s, t) for s, t in zip(samples, targets, strict=True)]
-            samples, targets = [s for s, _ in prepared], [t for _, t in prepared]
+        targets = _make_targets(target, self._resolve_scale(scale), len(samples))
+        samples = [self.adapter.resolve_sample(sample, target) for sample, target in zip(samples, targets, strict=True)]
+        if author_profile is not None and author_profile.prepare_sample is not None:
+            prepare_sample = author_profile.prepare_sample
+            prepared = [prepare_sample(self.adapter, s, t) for s, t in zip(samples, targets, strict=True)]
+            samples = [sample for sample, _ in prepared]
+            targets = [target for _, target in prepared]
+        request = BatchRequest(methods, input_options, per, seed, author_profile, overridden_target, kernel, checkpoint)
+        budget = None
+        if memory is not None:
+            budget = MemoryBudget(parse_bytes(memory))
         results: list[list[AnyExplanation] | None] = [None] * len(samples)
-        batches = list(batches_of(samples, batch_size))
-        request = Request(methods, how, per, seed, authors, ignored, kernel, checkpoint)
-        budget = None if memory is None else Budget(bytes_of(memory))
-        for places in followed(batches, progress):
-            found = self._within(budget, [samples[i] for i in places], [targets[i] for i in places], request)
-            for i, explanations in zip(places, found, strict=True):
+        batches = list(iter_batch_indices(samples, batch_size))
+        for indices in with_progress(batches, progress):
+            batch_results = self._explain_within_budget(
+                budget, [samples[i] for i in indices], [targets[i] for i in indices], request
+            )
+            for i, explanations in zip(indices, batch_results, strict=True):
                 results[i] = explanations
-        whole = [result for result in results if result is not None]
-        if len(whole) < len(results):
-            raise InputError("progress= must hand on every batch that it is given, as tqdm does, and left some out")
-        by_method = [[result[m] for result in whole] for m in range(len(methods))]
-        shaped = [explanations[0] if single else explanations for explanations in by_method]
+        completed = [result for result in results if result is not None]
+        if len(completed) < len(results):
+            raise InputError("progress= must yield every batch that it receives, as tqdm does, but it skipped some")
+        results_by_method: list[Any] = [[result[m] for result in completed] for m in range(len(methods))]
+        if single:
+            results_by_method = [explanations[0] for explanations in results_by_method]
         if isinstance(method, str | Method):
-            return shaped[0]
-        return {str(one): part for one, part in zip(given, shaped, strict=True)}
+            return results_by_method[0]
+        return dict(zip(map(str, requested_methods), results_by_method, strict=True))
 
     @torch.inference_mode(False)
     def record(
         self,
         inputs: Any = None,
-        asks: str | Iterable[str] = (),
+        requires: str | Iterable[str] = (),
         target: TargetLike | Sequence[TargetLike] = None,
         *,
         text: Any = None,
@@ -166,242 +228,300 @@ class Explainer:
         truncation: bool = True,
         truncation_side: str | None = None,
     ) -> Tape:
-        """The tape of one recorded pass, for anyone: every call with what was asked for.
+        """Run one recorded forward and backward pass and return its tape: every attention call with its tensors.
 
-        Inputs, targets and how a text is cut are those of `explain`; `tape.truncated_tokens` says what was cut off.
+        Args:
+            inputs: As in `explain`.
+            requires: Names of the tensors to record, e.g. ("attention", "attention_gradient").
+            target: As in `explain`; its value is what gradients are taken of.
+            text: Input text by name.
+            image: Input image by name.
+            audio: Input audio by name.
+            regions: Precomputed image regions by name.
+            answer: Continuation to explain for a language model.
+            scale: Scale of the target value, as in `explain`.
+            max_length: Maximum number of tokens.
+            truncation: Whether longer texts are truncated; if False, they are refused.
+            truncation_side: "left" or "right".
+
+        Returns:
+            The tape. `tape.truncated_tokens` holds the number of tokens cut off from each input.
+
+        Raises:
+            InputError: If an input, target or option is invalid, or the inputs differ in their number of targets.
         """
-        how = How(max_length, truncation, _side(truncation_side), None, answer)
+        input_options = InputOptions(max_length, truncation, _check_truncation_side(truncation_side), None, answer)
         streams = {"text": text, "image": image, "audio": audio, "regions": regions}
-        plan = self._planned(inputs, target, how, scale, **streams)
-        return plan.arranged(self.recorder.record(plan.batch, plan.value, asks, leaves=plan.leaves))
+        batch = self._build_target_batch(inputs, target, input_options, scale, **streams)
+        return batch.to_unit_vectors(
+            self.recorder.record(batch.model_inputs, batch.compute_target, requires, leaves=batch.leaves)
+        )
 
-    def _planned(self, inputs: Any, target: Any, how: How, scale: str | None = None, **streams: Any) -> Plan:
-        """All inputs with their targets in one batch."""
-        raws, _ = self._normalised(inputs, **streams)
-        samples = list(self._read(raws, how.each(len(raws))))
-        wanted = _targets(target, self._scale(scale), len(samples))
-        samples = [self.subject.completed(sample, one) for sample, one in zip(samples, wanted, strict=True)]
-        self.examined.test(samples)
-        targets = [self.subject.steps(sample, one) for sample, one in zip(samples, wanted, strict=True)]
-        if len({len(own) for own in targets}) > 1:
-            raise InputError("inputs with different numbers of targets have no tape in common: record them one by one")
-        return Plan(self.subject, samples, targets)
+    def _build_target_batch(
+        self, inputs: Any, target: Any, input_options: InputOptions, scale: str | None = None, **streams: Any
+    ) -> TargetBatch:
+        """Put all inputs with their targets into one batch."""
+        raw_inputs, _ = self._normalise_inputs(inputs, **streams)
+        samples = list(self._read_samples(raw_inputs, input_options.split_per_input(len(raw_inputs))))
+        targets = _make_targets(target, self._resolve_scale(scale), len(samples))
+        samples = [self.adapter.resolve_sample(sample, target) for sample, target in zip(samples, targets, strict=True)]
+        self.capabilities.run_self_test(samples)
+        expanded = [self.adapter.expand_target(sample, target) for sample, target in zip(samples, targets, strict=True)]
+        if len(set(map(len, expanded))) > 1:
+            raise InputError("inputs with different numbers of targets cannot share a tape: record them one by one")
+        return TargetBatch(self.adapter, samples, expanded)
 
-    def methods(self) -> Applying:
-        """Every registered method: whether it applies to this model, what it costs, and why not; a list of lines that
-        shows itself as a table."""
+    def methods(self) -> ApplicabilityTable:
+        """List every registered method with its cost and whether it applies to this model.
+
+        Returns:
+            A list with one row per method (`name`, `family`, `cost`, `applies`, `why_not`, `note`) that displays as a
+            table in notebooks and terminals.
+        """
         problem = None
         try:
-            self.examined.test(self.subject.samples(self.subject.example(), How()))
-        except Refusal as refusal:
-            problem = str(refusal)
-        lines = Applying()
-        for name in sorted(REGISTRY):
-            declaration = REGISTRY[name].declaration
-            why_not = problem or self.examined.why_not(Method(name)) or ""
-            lines.append(Applies(name, declaration.family, declaration.cost, not why_not, why_not, declaration.note))
-        return lines
+            self.capabilities.run_self_test(
+                self.adapter.make_samples(self.adapter.make_example_input(), InputOptions())
+            )
+        except UnsupportedError as error:
+            problem = str(error)
+        table = ApplicabilityTable()
+        for name in sorted(METHOD_REGISTRY):
+            declaration = METHOD_REGISTRY[name].declaration
+            why_not = problem or self.capabilities.find_unsupported_reason(Method(name)) or ""
+            table.append(
+                MethodApplicability(name, declaration.family, declaration.cost, not why_not, why_not, declaration.note)
+            )
+        return table
 
-    def _normalised(self, inputs: Any, **streams: Any) -> tuple[list[Any], bool]:
-        """A list of raw inputs, and whether there was one alone."""
-        self.subject.check_answers()
-        takes, name = self.subject.takes, self.subject.name
+    def _normalise_inputs(self, inputs: Any, **streams: Any) -> tuple[list[Any], bool]:
+        """Return the raw inputs as a list, and whether a single input was given."""
+        self.adapter.check_return_dict()
+        accepted = self.adapter.input_names
+        accepted_text = " and ".join(accepted)
         named = {stream: value for stream, value in streams.items() if value is not None}
-        wanted = " and ".join(takes)
         if named:
-            strange = [stream for stream in named if stream not in takes]
-            if inputs is not None or strange:
-                given = ", ".join(f"{stream}=" for stream in strange or named)
-                raise InputError(f"{name} takes {wanted}, but was given {given}")
-            if len(takes) > 1:
-                return _paired(named, self.subject.is_one)
-            inputs = named[takes[0]]
+            unaccepted = [stream for stream in named if stream not in accepted]
+            if inputs is not None or unaccepted:
+                received = ", ".join(f"{stream}=" for stream in unaccepted or named)
+                raise InputError(f"{self.adapter.name} takes {accepted_text}, but was given {received}")
+            if len(accepted) > 1:
+                return _pair_named_inputs(named, self.adapter.is_single_input)
+            inputs = named[accepted[0]]
         if inputs is None:
-            raise InputError(f"nothing to explain: give {wanted}")
-        single = not isinstance(inputs, list) or (bool(inputs) and self.subject.is_one(inputs))
-        raws = [inputs] if single else inputs
-        if not raws:
+            raise InputError(f"nothing to explain: give {accepted_text}")
+        if not isinstance(inputs, list) or (inputs and self.adapter.is_single_input(inputs)):
+            return [inputs], True
+        if not inputs:
             raise InputError("nothing to explain: the list is empty")
-        return raws, single
+        return inputs, False
 
-    def _scale(self, given: str | None) -> str:
-        scales = self.subject.scales
-        if given is not None and given not in scales:
-            raise unknown("scale", given, scales)
-        return given or scales[0]
+    def _resolve_scale(self, scale: str | None) -> str:
+        scales = self.adapter.target_scales
+        if scale is not None and scale not in scales:
+            raise unknown_value_error("scale", scale, scales)
+        return scale or scales[0]
 
-    def _read(self, raws: Sequence[Any], hows: Sequence[How]) -> Iterator[Sample]:
-        for i, (raw, how) in enumerate(zip(raws, hows, strict=True)):
+    def _read_samples(self, raw_inputs: Sequence[Any], input_options: Sequence[InputOptions]) -> Iterator[Sample]:
+        """Encode raw inputs; an error names the input where there are several."""
+        for i, (raw_input, options) in enumerate(zip(raw_inputs, input_options, strict=True)):
             try:
-                yield from self.subject.samples(raw, how)
-            except InputError as problem:
-                raise InputError(f"input {i}: {problem}") if len(raws) > 1 else problem from None
+                yield from self.adapter.make_samples(raw_input, options)
+            except InputError as error:
+                if len(raw_inputs) > 1:
+                    raise InputError(f"input {i}: {error}") from None
+                raise
 
-    def _within(
-        self, budget: Budget | None, samples: list[Sample], targets: list[Target], request: Request
+    def _explain_within_budget(
+        self, budget: MemoryBudget | None, samples: list[Sample], targets: list[Target], request: BatchRequest
     ) -> list[list[AnyExplanation]]:
-        """All methods on one batch, or on parts of it that the budget has room for."""
+        """Run all methods on one batch, split into as many smaller batches as the memory budget requires."""
         if budget is None:
-            return self._batch(samples, targets, request)
-        kinds = {method.declaration.kind for method in request.methods}
-        found: list[list[AnyExplanation]] = []
-        while len(found) < len(samples):
-            left = slice(len(found), None)
-            width = max(sum(map(len, sample.axes.values())) for sample in samples[left])
-            room = budget.room(kinds, width)
-            part = slice(len(found), len(found) + room)
+            return self._explain_batch(samples, targets, request)
+        pass_types = {method.declaration.pass_type for method in request.methods}
+        results: list[list[AnyExplanation]] = []
+        while len(results) < len(samples):
+            start = len(results)
+            max_units = max(sum(map(len, sample.axes.values())) for sample in samples[start:])
+            max_rows = budget.compute_batch_rows(pass_types, max_units)
+            selection = slice(start, start + max_rows)
             try:
-                with budget.batch(kinds, width, self.subject.device):
-                    found += self._batch(samples[part], targets[part], request, room)
-            except OverBudget:
-                budget.shrink()
-        return found
+                with budget.measure_batch(pass_types, max_units, self.adapter.device):
+                    results += self._explain_batch(samples[selection], targets[selection], request, max_rows)
+            except MemoryBudgetExceededError:
+                budget.shrink_after_exceeding()
+        return results
 
-    @torch.inference_mode(False)  # what is made in inference mode cannot be folded into outside of it
-    def _batch(
-        self, samples: list[Sample], targets: list[Target], request: Request, rows: int | None = None
+    @torch.inference_mode(False)  # tensors created in inference mode cannot be updated in place outside of it
+    def _explain_batch(
+        self, samples: list[Sample], targets: list[Target], request: BatchRequest, max_rows: int | None = None
     ) -> list[list[AnyExplanation]]:
-        """All methods on one batch, in one pass (or a few, where many targets would not fit into memory together).
+        """Run all methods on one batch, in one pass or in several if the targets do not fit into memory together.
 
-        rows: how many samples and targets of them a pass may have
+        Args:
+            max_rows: Maximum number of rows (samples × targets) per pass.
         """
-        tested = self.examined.test(samples)
+        self_test = self.capabilities.run_self_test(samples)
         for method in request.methods:
-            if reason := self.examined.why_not(method):
-                raise Refusal(f"{method.name} cannot explain {self.subject.name}: {reason}")
+            if reason := self.capabilities.find_unsupported_reason(method):
+                raise UnsupportedError(f"{method.name} cannot explain {self.adapter.name}: {reason}")
             if request.profile is not None:
-                request.profile.check_depth(method, tested.min_layers, self.subject.name)
-        apart = self.subject.counts_by_length or not all(map(self.examined.keeps_apart, request.methods))
-        if len(samples) > 1 and apart:
-            return [self._batch([s], [t], request)[0] for s, t in zip(samples, targets, strict=True)]
-        steps = [self.subject.steps(sample, target) for sample, target in zip(samples, targets, strict=True)]
-        if any(len(own) > 1 for own in steps) and any(method.option("rows") for method in request.methods):
-            raise InputError("rows='all' is for one target, and there are several: choose one, as Generated(0)")
-        tried = Plan(self.subject, [self.examined.sample], [[Target(lambda output: output)]])
-        streaming = streams(self.recorder, tried, samples, request.methods, request.kernel, request.checkpoint)
-        passes = self._passes(samples, steps, request, tested, streaming, rows)
-        return explanations_of(samples, [len(own) for own in steps], passes, request, tested)
+                request.profile.check_depth(method, self_test.min_layers, self.adapter.name)
+        needs_single_samples = self.adapter.positions_depend_on_batch_length or not all(
+            map(self.capabilities.is_batch_safe, request.methods)
+        )
+        if len(samples) > 1 and needs_single_samples:
+            return [self._explain_batch([s], [t], request)[0] for s, t in zip(samples, targets, strict=True)]
+        steps = [self.adapter.expand_target(sample, target) for sample, target in zip(samples, targets, strict=True)]
+        step_counts = [len(sample_steps) for sample_steps in steps]
+        if max(step_counts) > 1 and any(method.get_option("rows") for method in request.methods):
+            raise InputError("rows='all' is for one target, and there are several: choose one, as GeneratedToken(0)")
+        test_batch = TargetBatch(self.adapter, [self.capabilities.test_sample], [[Target(lambda output: output)]])
+        tiling = choose_tiling(self.recorder, test_batch, samples, request.methods, request.kernel, request.checkpoint)
+        passes = self._run_passes(samples, steps, request, self_test, tiling, max_rows)
+        return assemble_explanations(samples, step_counts, passes, request, self_test)
 
-    def _passes(
+    def _run_passes(
         self,
         samples: list[Sample],
         steps: Sequence[Sequence[Target]],
-        request: Request,
-        tested: SelfTest,
-        streaming: Tiles | None,
-        rows: int | None,
-    ) -> list[Pass]:
-        """So many targets at a time as there is room for; one at a time where a streaming pass can do no more.
+        request: BatchRequest,
+        self_test: SelfTest,
+        tiling: TilingConfig | None,
+        max_rows: int | None,
+    ) -> list[PassResult]:
+        """Explain as many targets per pass as fit into memory; one at a time if a tiled backward pass needs that.
 
-        Where one method needs whole maps, there must be room for those of all targets.
+        If one method needs full attention matrices, those of all targets of a pass must fit.
         """
-        maps = streaming is None or not self._all_stream(samples, steps, request, tested)
-        if streaming is not None:
-            units = sum(max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes)
-            # layers that are computed again are so for one target at a time
-            most = len(samples) * (1 if streaming.checkpoint else max(1, UNITS // (units * len(samples))))
-            rows = most if rows is None else min(rows, most)
+        materialises = tiling is None or not self._all_support_tiling(samples, steps, request, self_test)
+        if tiling is not None:
+            max_units = sum(max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes)
+            targets_per_pass = max(1, MAX_TILED_UNITS // (max_units * len(samples)))
+            if tiling.checkpoint_layers:  # recomputed layers serve one target at a time
+                targets_per_pass = 1
+            tiled_rows = len(samples) * targets_per_pass
+            max_rows = tiled_rows if max_rows is None else min(max_rows, tiled_rows)
         try:
-            return self._each_pass(
-                samples, self._chunks(steps, samples, tested, rows, maps), request, tested, streaming
-            )
-        except Unbatched:
-            chunks = self._chunks(steps, samples, tested, len(samples), maps)
-            return self._each_pass(samples, chunks, request, tested, streaming)
+            chunks = self._iter_target_chunks(steps, samples, self_test, max_rows, materialises)
+            return self._run_target_chunks(samples, chunks, request, self_test, tiling)
+        except BatchedBackwardError:
+            chunks = self._iter_target_chunks(steps, samples, self_test, len(samples), materialises)
+            return self._run_target_chunks(samples, chunks, request, self_test, tiling)
 
-    def _each_pass(
+    def _run_target_chunks(
         self,
         samples: list[Sample],
         chunks: Iterable[list[list[Target]]],
-        request: Request,
-        tested: SelfTest,
-        streaming: Tiles | None,
-    ) -> list[Pass]:
-        done: list[Pass] = []
+        request: BatchRequest,
+        self_test: SelfTest,
+        tiling: TilingConfig | None,
+    ) -> list[PassResult]:
+        results: list[PassResult] = []
         for targets in chunks:
-            if done:
-                done[-1].fetch()  # a GPU holds the scores of one pass at a time
-            done.append(self._pass(samples, targets, request, tested, streaming))
-        return done
+            if results:
+                results[-1].move_to_cpu()  # only the scores of one pass stay on the GPU
+            results.append(self._run_pass(samples, targets, request, self_test, tiling))
+        return results
 
-    def _all_stream(
-        self, samples: list[Sample], steps: Sequence[Sequence[Target]], request: Request, tested: SelfTest
+    def _all_support_tiling(
+        self, samples: list[Sample], steps: Sequence[Sequence[Target]], request: BatchRequest, self_test: SelfTest
     ) -> bool:
-        """Whether no method needs whole maps, with its options; that matters where there are several targets."""
-        if all(len(own) == 1 for own in steps):
+        """Whether no method, with its options, needs full matrices. Only matters where there are several targets."""
+        if all(len(sample_steps) == 1 for sample_steps in steps):
             return True
-        first = Plan(self.subject, samples[:1], [[steps[0][0]]])
-        return all(Reading(method, first, tested).streams for method in request.methods)
+        batch = TargetBatch(self.adapter, samples[:1], [[steps[0][0]]])
+        return all(MethodRun(method, batch, self_test).supports_tiling for method in request.methods)
 
-    def _pass(
+    def _run_pass(
         self,
         samples: list[Sample],
         targets: list[list[Target]],
-        request: Request,
-        tested: SelfTest,
-        streaming: Tiles | None,
-    ) -> Pass:
-        cut = [self.subject.cut(sample, own) for sample, own in zip(samples, targets, strict=True)]
-        plan = Plan(self.subject, cut, targets, request.seed, streaming)
-        readings = [Reading(method, plan, tested) for method in request.methods]
+        request: BatchRequest,
+        self_test: SelfTest,
+        tiling: TilingConfig | None,
+    ) -> PassResult:
+        """Run all methods on one batch in one recorded pass."""
+        truncated = [
+            self.adapter.truncate_to_targets(sample, sample_targets)
+            for sample, sample_targets in zip(samples, targets, strict=True)
+        ]
+        batch = TargetBatch(self.adapter, truncated, targets, request.seed, tiling)
+        method_runs = [MethodRun(method, batch, self_test) for method in request.methods]
         if request.kernel not in (None, "materialised"):
-            check_streams(readings)
-        if any(reading.any_fold.reads_the_readout for reading in readings):
-            self.examined.check_readouts(plan, request)
-        return Pass(plan, readings, run(self.recorder, plan, readings, tested), heads=request.per == "head")
+            check_tiling_supported(method_runs)
+        if any(method_run.any_instance.depends_on_readout for method_run in method_runs):
+            self.capabilities.check_readouts(batch, request)
+        scores = run_passes(self.recorder, batch, method_runs, self_test)
+        return PassResult(batch, method_runs, scores, keep_head_scores=request.per == "head")
 
-    def _chunks(
+    def _iter_target_chunks(
         self,
         steps: Sequence[Sequence[Target]],
         samples: Sequence[Sample],
-        tested: SelfTest,
-        rows: int | None,
-        maps: bool,
+        self_test: SelfTest,
+        max_rows: int | None,
+        materialises: bool,
     ) -> Iterator[list[list[Target]]]:
-        """The targets of each sample, so many at a time that their gradients fit into memory together."""
-        most = max(len(own) for own in steps)
-        widest = {stream: max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes}
-        cells = sum(widest[place.query_stream] * widest[place.key_stream] * place.heads for place in tested.places)
-        room = max(1, TOGETHER // max(1, cells * len(samples))) if maps else most
-        room = room if rows is None else max(1, min(room, rows // len(samples)))
-        size = min(room, self.subject.together(samples) or most)
-        for start in range(0, most, size):
-            stop = min(start + size, most)
-            # samples with fewer targets repeat their last: what is computed for it is not used
-            yield [[own[min(step, len(own) - 1)] for step in range(start, stop)] for own in steps]
+        """Split the targets of each sample into chunks whose gradients fit into memory."""
+        num_steps = max(len(sample_steps) for sample_steps in steps)
+        chunk_size = num_steps
+        if materialises:
+            max_units = {stream: max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes}
+            elements = sum(
+                max_units[site.query_stream] * max_units[site.key_stream] * site.num_heads
+                for site in self_test.call_sites
+            )
+            chunk_size = max(1, MAX_GRADIENT_ELEMENTS // max(1, elements * len(samples)))
+        if max_rows is not None:
+            chunk_size = max(1, min(chunk_size, max_rows // len(samples)))
+        chunk_size = min(chunk_size, self.adapter.choose_targets_per_pass(samples) or num_steps)
+        for start in range(0, num_steps, chunk_size):
+            stop = min(start + chunk_size, num_steps)
+            # samples with fewer targets repeat their last one; the repeated result is dropped
+            yield [
+                [sample_steps[min(step, len(sample_steps) - 1)] for step in range(start, stop)]
+                for sample_steps in steps
+            ]
 
 
-def _paired(named: dict[str, Any], is_one: Callable[[list[Any]], bool]) -> tuple[list[Given], bool]:
-    """Lists of one length go together pair by pair; what is no list (or one conversation) goes with each."""
+def _pair_named_inputs(
+    named: dict[str, Any], is_single_input: Callable[[list[Any]], bool]
+) -> tuple[list[NamedInputs], bool]:
+    """Pair lists of equal length by position; a value that is not a list (or is one conversation) goes with each."""
     lists = {stream: value for stream, value in named.items() if isinstance(value, list)}
-    counts = {stream: len(value) for stream, value in lists.items() if not (value and is_one(value))}
+    counts = {stream: len(value) for stream, value in lists.items() if not (value and is_single_input(value))}
     if len(set(counts.values())) > 1 or 0 in counts.values():
         raise InputError(
-            f"lists of inputs must be of one length, but are {counts}: they go pair by pair, so give every pair"
+            f"lists of inputs are paired by position and must have the same length, but have {counts}: give every pair"
         )
-    count = next(iter(counts.values()), 1)
-    raws = [Given(**{s: value[i] if s in counts else value for s, value in named.items()}) for i in range(count)]
-    return raws, not counts
+    num_inputs = next(iter(counts.values()), 1)
+    shared = {stream: value for stream, value in named.items() if stream not in counts}
+    raw_inputs = [NamedInputs(**shared, **{stream: lists[stream][i] for stream in counts}) for i in range(num_inputs)]
+    return raw_inputs, not counts
 
 
-def _check_per(per: str | None, methods: Sequence[Method]) -> None:
+def _check_per_option(per: str | None, methods: Sequence[Method]) -> None:
     if per not in (None, "head"):
-        raise InputError(f"per={per!r} is not known: say per='head' for every head's share, or leave it out")
-    if per == "head" and not any(method.declaration.has_head_shares for method in methods):
-        with_it = ", ".join(sorted(name for name, cls in REGISTRY.items() if cls.declaration.has_head_shares))
-        given = ", ".join(method.name for method in methods)
-        raise InputError(f"per='head', but {given} is no sum over heads: methods that are: {with_it}")
+        raise InputError(f"per={per!r} is not known: use per='head' for every head's contribution, or leave it out")
+    if per == "head" and not any(method.declaration.has_head_contributions for method in methods):
+        available = sorted(name for name, cls in METHOD_REGISTRY.items() if cls.declaration.has_head_contributions)
+        requested = ", ".join(method.name for method in methods)
+        raise InputError(
+            f"per='head': {requested} cannot be split into heads; methods that can: {', '.join(available)}"
+        )
 
 
-def _targets(given: Any, scale: str, count: int) -> list[Target]:
-    if isinstance(given, list):
-        if len(given) != count:
-            raise InputError(f"target= names {len(given)} targets for {count} inputs")
-        return [make_target(one, scale) for one in given]
-    return [make_target(given, scale)] * count
+def _make_targets(target: Any, scale: str, num_inputs: int) -> list[Target]:
+    """One target per input: a list gives them one by one, any other value holds for all."""
+    if not isinstance(target, list):
+        return [make_target(target, scale)] * num_inputs
+    if len(target) != num_inputs:
+        raise InputError(f"target= has {len(target)} targets for {num_inputs} inputs: give one for each")
+    return [make_target(input_target, scale) for input_target in target]
 
 
-def _side(side: str | None) -> str | None:
+def _check_truncation_side(side: str | None) -> str | None:
     if side not in (None, "left", "right"):
-        raise InputError(f"truncation_side={side!r} is not known: say 'left' or 'right'")
+        raise InputError(f"truncation_side={side!r} is not known: use 'left' or 'right'")
     return side

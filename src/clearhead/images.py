@@ -5,25 +5,30 @@ from jaxtyping import Float
 from PIL import Image
 
 
-def upsample(heat: Float[np.ndarray, "row column"], height: int, width: int) -> Float[np.ndarray, "{height} {width}"]:
+def upsample_heat_map(
+    heat_map: Float[np.ndarray, "row column"], height: int, width: int
+) -> Float[np.ndarray, "{height} {width}"]:
     """Upsample a heat map to the size of an image, bilinearly.
 
-    The centres of patches stay where they lie in the image (corners are not aligned).
+    Patch centres keep their position in the image (corners are not aligned).
 
     Args:
-        heat: One value per patch. NaN means no value: it is left out of the weighted mean of its neighbours, and a
-            pixel is NaN where more than half of its weight has no value.
+        heat_map: One value per patch. NaN means no value: it is excluded from the weighted mean of its neighbours, and
+            a pixel is NaN where more than half of its weight has no value.
         height: Height of the image in pixels.
         width: Width of the image in pixels.
+
+    Returns:
+        One value per pixel.
     """
-    known = np.isfinite(heat)
-    values = _bilinear(np.where(known, heat, 0.0), height, width)
-    if known.all():
+    valid = np.isfinite(heat_map)
+    values = _resize_bilinear(np.where(valid, heat_map, 0.0), height, width)
+    if valid.all():
         return values
-    weight = _bilinear(known.astype(np.float32), height, width)
+    weight = _resize_bilinear(valid.astype(np.float32), height, width)
     return np.where(weight >= 0.5, values / np.maximum(weight, 1e-6), np.nan)
 
 
-def _bilinear(values: np.ndarray, height: int, width: int) -> np.ndarray:
+def _resize_bilinear(values: np.ndarray, height: int, width: int) -> np.ndarray:
     image = Image.fromarray(values.astype(np.float32))
     return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))

@@ -1,4 +1,4 @@
-"""Links between the units of two streams, to be drawn between the words and the regions of one picture."""
+"""Attention links between two streams, drawn between the words of a text and the regions of an image."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,19 +6,27 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from clearhead.render.array_codec import packed
+from clearhead.render.array_codec import encode_array
 
 
 @dataclass(frozen=True)
-class Links:
-    """How strongly units of one stream look at those of another, such as words at regions of a picture."""
+class AttentionLinks:
+    """How strongly units of one stream attend to those of another, such as words to image regions.
+
+    Attributes:
+        from_stream: The stream of the queries.
+        to_stream: The stream of the keys.
+        weights: Attention weights, queries × keys.
+        description: How the weights were aggregated.
+    """
 
     from_stream: str
     to_stream: str
     weights: Float[np.ndarray, "unit other"]
-    about: str = "Attention, mean of heads and layers"
+    description: str = "Attention, mean of heads and layers"
 
     def to_dict(self) -> dict[str, Any]:
-        full = float(np.nanmax(self.weights)) or 1.0
-        weights = packed(self.weights, full)
-        return {"from": self.from_stream, "to": self.to_stream, "weights": weights, "rows": self.about}
+        """Return the JSON form, with the weights encoded relative to the largest."""
+        max_weight = float(np.nanmax(self.weights)) or 1.0
+        weights = encode_array(self.weights, max_weight)
+        return {"from": self.from_stream, "to": self.to_stream, "weights": weights, "rows": self.description}

@@ -1,6 +1,6 @@
-"""How sure we are: bootstrap intervals, paired tests with Holm's correction, effect sizes, and how many more examples.
+"""Statistics: bootstrap intervals, paired tests with Holm's correction, effect sizes and required sample sizes.
 
-Examples are the sample: two methods are compared on the examples that both explained, pair by pair.
+Examples are the sampling unit: two methods are compared on the examples that both explained, pair by pair.
 """
 
 import math
@@ -14,22 +14,30 @@ from jaxtyping import Float, Int
 
 from clearhead.errors import InputError
 
-RESAMPLES = 2000
-LEVEL = 0.95
+NUM_BOOTSTRAP_RESAMPLES = 2000
+CONFIDENCE_LEVEL = 0.95
 ALPHA = 0.05
-#: Up to so many pairs the signed-rank test is exact. The normal approximation of few is too careful where it counts: of
-#: 18 that all agree it makes p = 2e-4 and not 8e-6, and Holm's correction for 31 methods asks for 1e-4. With many ties
-#: and zeros it is too bold as well: of ten pairs, five zeros and five that agree, it makes 0.03 and not 0.06.
-EXACT = 50
-#: Differences that are this near, as a share of the largest, are a tie, and this near zero they are zero. Figures are
-#: kept with six digits: 0.666667 − 0.333333 and 0.333333 − 0 are the same third. A share, because figures have any
-#: scale: what is nothing between logits is all there is between small probabilities.
-HAIR = 1e-5
+#: Maximum number of pairs for the exact signed-rank test. For few pairs the normal approximation is too conservative at
+#: small p-values: for 18 pairs that all agree it gives p = 2e-4 instead of 8e-6, and Holm's correction for 31 methods
+#: requires 1e-4. With many ties and zeros it is also too liberal: for ten pairs, five of them zero and five in
+#: agreement, it gives 0.03 instead of 0.06.
+MAX_EXACT_PAIRS = 50
+#: Differences closer than this, as a fraction of the largest, are ties, and those this close to zero are zero. Stored
+#: figures have six digits: 0.666667 − 0.333333 and 0.333333 − 0 are the same third. The tolerance is relative because
+#: figures have any scale: a negligible difference of logits can be a large one of small probabilities.
+TIE_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A mean, and where it would lie with other examples of the same kind; one example alone does not say (NaN)."""
+class ConfidenceInterval:
+    """A mean with its confidence interval.
+
+    Attributes:
+        mean: The mean.
+        low: Lower bound; NaN for a single example.
+        high: Upper bound; NaN for a single example.
+        count: Number of examples.
+    """
 
     mean: float
     low: float
@@ -37,269 +45,391 @@ class Interval:
     count: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]" if self.known else f"{self.mean:.3f} (no interval)"
+        if not self.has_bounds:
+            return f"{self.mean:.3f} (no interval)"
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
     @property
-    def known(self) -> bool:
+    def has_bounds(self) -> bool:
+        """Whether there were enough examples for an interval."""
         return not math.isnan(self.low)
 
 
-def interval(
+def bootstrap_interval(
     values: Float[np.ndarray, "example"],
-    level: float = LEVEL,
-    resamples: int = RESAMPLES,
+    level: float = CONFIDENCE_LEVEL,
+    num_resamples: int = NUM_BOOTSTRAP_RESAMPLES,
     seed: int = 0,
     groups: Int[np.ndarray, "example"] | None = None,
-) -> Interval:
-    """The mean with its bootstrap interval (percentiles of the means of examples drawn with replacement).
+) -> ConfidenceInterval:
+    """Compute the mean and its percentile bootstrap interval.
 
-    groups: numbers that are equal for examples that are not independent of each other; groups are drawn whole
+    Args:
+        values: One value per example; NaN is dropped.
+        level: Confidence level.
+        num_resamples: Number of bootstrap resamples.
+        seed: Seed of the resampling.
+        groups: Group of each example, if examples of a group depend on each other. Whole groups are resampled.
 
-    >>> str(interval(np.array([1.0, 1.0, 1.0])))
-    '1.000 [1.000, 1.000]'
-    >>> str(interval(np.array([1.0])))
-    '1.000 (no interval)'
+    Returns:
+        The interval, without bounds for a single example or group.
+
+    Example:
+        >>> str(bootstrap_interval(np.array([1.0, 1.0, 1.0])))
+        '1.000 [1.000, 1.000]'
+        >>> str(bootstrap_interval(np.array([1.0])))
+        '1.000 (no interval)'
     """
     values = np.asarray(values, dtype=np.float64)
-    there = ~np.isnan(values)
-    values = values[there]
+    valid = ~np.isnan(values)
+    values = values[valid]
     if not len(values):
-        return Interval(math.nan, math.nan, math.nan, 0)
-    own = np.arange(len(values)) if groups is None else np.unique(groups[there], return_inverse=True)[1]
-    if own.max() == 0:
-        return Interval(float(values.mean()), math.nan, math.nan, len(values))
-    if own.max() + 1 == len(values):
-        means = resampled_means(values, resamples, seed)
+        return ConfidenceInterval(math.nan, math.nan, math.nan, 0)
+    group_indices = np.arange(len(values))
+    if groups is not None:
+        group_indices = np.unique(groups[valid], return_inverse=True)[1]
+    if group_indices.max() == 0:
+        return ConfidenceInterval(float(values.mean()), math.nan, math.nan, len(values))
+    if group_indices.max() + 1 == len(values):
+        means = resample_means(values, num_resamples, seed)
     else:
-        means = resampled_groups(values, own, resamples, seed)
+        means = resample_group_means(values, group_indices, num_resamples, seed)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(values.mean()), float(low), float(high), len(values))
+    return ConfidenceInterval(float(values.mean()), float(low), float(high), len(values))
 
 
-def resampled_means(
-    values: Float[np.ndarray, "example"], resamples: int, seed: int, at_once: int = 2**22
+def resample_means(
+    values: Float[np.ndarray, "example"], num_resamples: int, seed: int, max_elements: int = 2**22
 ) -> Float[np.ndarray, "resample"]:
-    """A few resamples at a time, so that memory does not grow with the number of examples."""
+    """Compute the means of bootstrap resamples, in chunks that bound the memory.
+
+    Args:
+        values: One value per example.
+        num_resamples: Number of resamples.
+        seed: Seed of the resampling.
+        max_elements: Maximum number of drawn values in memory.
+
+    Returns:
+        One mean per resample.
+    """
     rng = np.random.default_rng(seed)
-    rows = max(1, at_once // len(values))
-    parts = []
-    for start in range(0, resamples, rows):
-        chosen = rng.integers(len(values), size=(min(rows, resamples - start), len(values)))
-        parts.append(values[chosen].mean(1))
-    return np.concatenate(parts)
+    rows_per_chunk = max(1, max_elements // len(values))
+    chunk_means = []
+    for start in range(0, num_resamples, rows_per_chunk):
+        num_rows = min(rows_per_chunk, num_resamples - start)
+        indices = rng.integers(len(values), size=(num_rows, len(values)))
+        chunk_means.append(values[indices].mean(1))
+    return np.concatenate(chunk_means)
 
 
-def band(
-    values: Float[np.ndarray, "example point"], level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
+def bootstrap_band(
+    values: Float[np.ndarray, "example point"],
+    level: float = CONFIDENCE_LEVEL,
+    num_resamples: int = NUM_BOOTSTRAP_RESAMPLES,
+    seed: int = 0,
 ) -> Float[np.ndarray, "2 point"]:
-    """The bootstrap intervals of the means of a curve's points, low and high; examples are drawn as whole curves.
+    """Compute the bootstrap interval of each point of a mean curve. Whole curves are resampled.
 
-    >>> band(np.array([[1.0, 0.5], [1.0, 0.5]])).tolist()
-    [[1.0, 0.5], [1.0, 0.5]]
+    Args:
+        values: One curve per example.
+        level: Confidence level.
+        num_resamples: Number of bootstrap resamples.
+        seed: Seed of the resampling.
+
+    Returns:
+        Lower and upper bounds of the points.
+
+    Example:
+        >>> bootstrap_band(np.array([[1.0, 0.5], [1.0, 0.5]])).tolist()
+        [[1.0, 0.5], [1.0, 0.5]]
     """
     count = len(values)
-    draws = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), resamples)
+    draws = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), num_resamples)
     return np.asarray(np.quantile(draws @ values / count, [(1 - level) / 2, (1 + level) / 2], axis=0))
 
 
-def resampled_groups(
-    values: Float[np.ndarray, "example"], groups: Int[np.ndarray, "example"], resamples: int, seed: int
+def resample_group_means(
+    values: Float[np.ndarray, "example"], groups: Int[np.ndarray, "example"], num_resamples: int, seed: int
 ) -> Float[np.ndarray, "resample"]:
-    """The means of examples whose groups were drawn with replacement."""
-    sums, sizes = np.bincount(groups, values), np.bincount(groups)
-    draws = np.random.default_rng(seed).multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), resamples)
+    """Compute the means of bootstrap resamples of whole groups of examples."""
+    sums = np.bincount(groups, values)
+    sizes = np.bincount(groups)
+    draws = np.random.default_rng(seed).multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), num_resamples)
     return np.asarray(draws @ sums / (draws @ sizes))
 
 
 @dataclass(frozen=True)
-class Difference:
-    """How two methods differ on the same examples; positive where the first has more.
+class PairedDifference:
+    """The difference of two methods on the same examples; positive where the first has larger values.
 
-    p: of Wilcoxon's signed-rank test; holm: the same, corrected for all pairs that were compared
-    effect: the mean difference in standard deviations of the differences (Cohen's d for pairs)
-    more: how many more examples like these would make the difference significant with a power of 0.8; 0 where it
-        is already, None where the methods do not differ at all
+    Attributes:
+        first: Name of the first method.
+        second: Name of the second method.
+        difference: The mean difference with its bootstrap interval.
+        p_value: p-value of Wilcoxon's signed-rank test.
+        holm_p_value: The p-value with Holm's correction for all compared pairs.
+        effect_size: The mean difference in standard deviations of the differences (Cohen's d for pairs).
+        extra_examples_needed: How many more examples would make the difference significant with a power of 0.8; 0 if
+            it already is, None if the methods do not differ at all.
     """
 
     first: str
     second: str
-    difference: Interval
-    p: float
-    holm: float
-    effect: float
-    more: int | None
+    difference: ConfidenceInterval
+    p_value: float
+    holm_p_value: float
+    effect_size: float
+    extra_examples_needed: int | None
 
     @property
-    def significant(self) -> bool:
-        return self.holm < ALPHA
+    def is_significant(self) -> bool:
+        """Whether the corrected p-value is below `ALPHA`."""
+        return self.holm_p_value < ALPHA
 
 
-def paired(
-    one: Float[np.ndarray, "example"], other: Float[np.ndarray, "example"]
+def compare_paired(
+    first: Float[np.ndarray, "example"], second: Float[np.ndarray, "example"]
 ) -> tuple[Float[np.ndarray, "pair"], float, float]:
-    """The differences of those examples that have both, p of the signed-rank test, and the effect size."""
-    differences = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)
+    """Compare two methods on the examples that have values of both.
+
+    Args:
+        first: Values of the first method; NaN where an example has none.
+        second: Values of the second method, for the same examples.
+
+    Returns:
+        The differences, the p-value of the signed-rank test, and the effect size.
+    """
+    differences = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
     differences = differences[~np.isnan(differences)]
     if len(differences) < 2 or not differences.any():
         return differences, 1.0, 0.0
-    return differences, signed_rank(differences), _effect(differences)
+    return differences, compute_signed_rank_p_value(differences), _compute_effect_size(differences)
 
 
-def signed_rank(differences: Float[np.ndarray, "pair"]) -> float:
-    """p of Wilcoxon's signed-rank test, two-sided; equal sizes share a rank, zeros have one and no sign (Pratt).
+def compute_signed_rank_p_value(differences: Float[np.ndarray, "pair"]) -> float:
+    """Compute the two-sided p-value of Wilcoxon's signed-rank test.
 
-    Were the methods alike, every difference could as well have the other sign: that gives the sum of the ranks of those
-    above zero its distribution, whatever the ties.
+    Ties share a rank; zeros have a rank but no sign (Pratt). Under the null hypothesis each difference has either sign
+    with equal probability, which gives the exact distribution of the positive rank sum for any ties.
 
-    >>> signed_rank(np.array([0.3, 0.1, 0.2])), signed_rank(np.array([0.3, -0.1, 0.2, 0.0]))
-    (0.25, 0.5)
+    Args:
+        differences: One difference per pair.
+
+    Returns:
+        The p-value: exact for up to `MAX_EXACT_PAIRS` pairs, and by the normal approximation above.
+
+    Example:
+        >>> compute_signed_rank_p_value(np.array([0.3, 0.1, 0.2]))
+        0.25
+        >>> compute_signed_rank_p_value(np.array([0.3, -0.1, 0.2, 0.0]))
+        0.5
     """
-    if len(differences) > EXACT:
-        return float(_approximate(differences[None])[0])
-    steps = _steps(differences)
-    doubled = (2 * scipy.stats.rankdata(np.abs(steps))).astype(int)  # whole numbers, also where two share a rank
-    chance = _sums(tuple(sorted(doubled[steps != 0].tolist())))
-    above = doubled[steps > 0].sum()
-    return float(min(1.0, 2 * min(chance[: above + 1].sum(), chance[above:].sum())))
+    if len(differences) > MAX_EXACT_PAIRS:
+        return float(_compute_approximate_p_values(differences[None])[0])
+    steps = _rank_with_tolerance(differences)
+    doubled_ranks = (2 * scipy.stats.rankdata(np.abs(steps))).astype(int)  # integers even where two share a rank
+    probabilities = _compute_rank_sum_distribution(tuple(sorted(doubled_ranks[steps != 0].tolist())))
+    positive_sum = doubled_ranks[steps > 0].sum()
+    return float(min(1.0, 2 * min(probabilities[: positive_sum + 1].sum(), probabilities[positive_sum:].sum())))
 
 
-def _steps(differences: Float[np.ndarray, "*rows pair"]) -> Int[np.ndarray, "*rows pair"]:
-    """Differences as whole numbers in the same order, with signs: ties are equal, and what is almost zero is zero.
+def _rank_with_tolerance(differences: Float[np.ndarray, "*rows pair"]) -> Int[np.ndarray, "*rows pair"]:
+    """Convert differences to signed integers in the same order: ties are equal, and values near zero are zero.
 
-    A step begins at the smallest size that is more than a hair above the one where the last began. Rounded to a grid,
-    two that are almost equal could still fall on two sides of a bound.
+    A new level begins at the smallest magnitude above the start of the current level plus the tolerance. Rounding to a
+    grid could separate two almost equal values.
 
-    >>> _steps(np.array([0.666667 - 0.333333, 0.0 - 0.333333, 1e-17, 0.5])).tolist()
+    >>> _rank_with_tolerance(np.array([0.666667 - 0.333333, 0.0 - 0.333333, 1e-17, 0.5])).tolist()
     [1, -1, 0, 2]
     """
-    sizes = np.abs(differences)
-    order = np.argsort(sizes, axis=-1)
-    ascending = np.take_along_axis(sizes, order, axis=-1)
-    hair = HAIR * ascending[..., -1]
-    begun, step = np.zeros_like(hair), np.zeros(hair.shape, dtype=int)
-    steps = np.empty(sizes.shape, dtype=int)
-    for place in range(sizes.shape[-1]):
-        size = ascending[..., place]
-        larger = size > begun + hair
-        begun, step = np.where(larger, size, begun), step + larger
-        np.put_along_axis(steps, order[..., place, None], step[..., None], axis=-1)
-    return np.sign(differences).astype(int) * steps
+    magnitudes = np.abs(differences)
+    order = np.argsort(magnitudes, axis=-1)
+    ascending = np.take_along_axis(magnitudes, order, axis=-1)
+    tolerance = TIE_TOLERANCE * ascending[..., -1]
+    level_start = np.zeros_like(tolerance)
+    level = np.zeros(tolerance.shape, dtype=int)
+    levels = np.empty(magnitudes.shape, dtype=int)
+    for i in range(magnitudes.shape[-1]):
+        magnitude = ascending[..., i]
+        begins_level = magnitude > level_start + tolerance
+        level_start = np.where(begins_level, magnitude, level_start)
+        level = level + begins_level
+        np.put_along_axis(levels, order[..., i, None], level[..., None], axis=-1)
+    return np.sign(differences).astype(int) * levels
 
 
 @lru_cache(maxsize=256)
-def _sums(ranks: tuple[int, ...]) -> Float[np.ndarray, "sum"]:
-    """How likely each sum of these is, if each is in it or not by the toss of a coin."""
-    chance = np.ones(1)
+def _compute_rank_sum_distribution(ranks: tuple[int, ...]) -> Float[np.ndarray, "sum"]:
+    """Compute the distribution of the sum of a random subset of ranks, each included with probability ½."""
+    probabilities = np.ones(1)
     for rank in ranks:
-        chance = (np.pad(chance, (0, rank)) + np.pad(chance, (rank, 0))) / 2
-    return chance
+        probabilities = (np.pad(probabilities, (0, rank)) + np.pad(probabilities, (rank, 0))) / 2
+    return probabilities
 
 
-def _approximate(differences: Float[np.ndarray, "row pair"]) -> Float[np.ndarray, "row"]:
-    """The same for many rows, by the normal distribution with its correction for continuity."""
-    tested = scipy.stats.wilcoxon(_steps(differences), axis=1, zero_method="pratt", correction=True, method="approx")
-    return np.asarray(tested.pvalue)
+def _compute_approximate_p_values(differences: Float[np.ndarray, "row pair"]) -> Float[np.ndarray, "row"]:
+    """Compute signed-rank p-values of many rows by the normal approximation with continuity correction."""
+    result = scipy.stats.wilcoxon(
+        _rank_with_tolerance(differences), axis=1, zero_method="pratt", correction=True, method="approx"
+    )
+    return np.asarray(result.pvalue)
 
 
-def holm(p: Sequence[float]) -> list[float]:
-    """Holm's step-down correction.
+def adjust_p_values_holm(p_values: Sequence[float]) -> list[float]:
+    """Adjust p-values for multiple tests by Holm's step-down correction.
 
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
+    Args:
+        p_values: The uncorrected p-values.
+
+    Returns:
+        The corrected p-values in the same order.
+
+    Example:
+        >>> adjust_p_values_holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
     """
-    order = np.argsort(p, kind="stable")
-    corrected, so_far = [0.0] * len(p), 0.0
-    for step, place in enumerate(order):
-        so_far = max(so_far, min(1.0, (len(p) - step) * p[place]))
-        corrected[place] = so_far
+    corrected = [0.0] * len(p_values)
+    running_max = 0.0
+    for rank, index in enumerate(np.argsort(p_values, kind="stable")):
+        running_max = max(running_max, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = running_max
     return corrected
 
 
-def examples_needed(effect: float, alpha: float = ALPHA, power: float = 0.8) -> int | None:
-    """How many pairs show an effect of this size at this level with this power (normal approximation, two-sided).
+def compute_examples_needed(effect_size: float, alpha: float = ALPHA, power: float = 0.8) -> int | None:
+    """Compute the number of pairs needed to detect an effect (normal approximation, two-sided).
 
-    >>> examples_needed(0.5), examples_needed(0.0)
-    (32, None)
+    Args:
+        effect_size: Mean difference in standard deviations.
+        alpha: Significance level.
+        power: Probability of detecting the effect.
+
+    Returns:
+        The number of pairs, or None if there is no effect.
+
+    Example:
+        >>> compute_examples_needed(0.5)
+        32
+        >>> compute_examples_needed(0.0) is None
+        True
     """
-    if effect == 0:
+    if effect_size == 0:
         return None
-    wanted = scipy.stats.norm.ppf(1 - alpha / 2) + scipy.stats.norm.ppf(power)
-    return max(2, math.ceil((wanted / effect) ** 2))
+    required = scipy.stats.norm.ppf(1 - alpha / 2) + scipy.stats.norm.ppf(power)
+    return max(2, math.ceil((required / effect_size) ** 2))
 
 
-def differences(values: Mapping[str, Float[np.ndarray, "example"]], seed: int = 0) -> list[Difference]:
-    """Every pair of methods, tested on the examples that both have; NaN marks one that a method has not."""
-    found = []
-    for a, b, own, p, corrected_p, effect in _tested(values):
-        more = None
-        if len(own) and own.any():
-            # the level that this pair would have to reach were it the only one left to decide, Holm's factor kept
-            factor = max(1.0, corrected_p / p) if p > 0 else 1.0
-            needed = examples_needed(effect, ALPHA / factor)
-            more = 0 if corrected_p < ALPHA else max(1, (needed or 0) - len(own))
-        found.append(Difference(a, b, interval(own, seed=seed), p, corrected_p, effect, more))
-    return found
+def compare_all_pairs(values: Mapping[str, Float[np.ndarray, "example"]], seed: int = 0) -> list[PairedDifference]:
+    """Compare every pair of methods on the examples that both explained.
+
+    Args:
+        values: One value per example for each method, NaN where a method has none.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        One result per pair, with Holm's correction over all pairs.
+
+    Raises:
+        InputError: If the methods have different numbers of examples.
+    """
+    comparisons = []
+    for first, second, differences, p_value, holm_p_value, effect_size in _iter_tested_pairs(values):
+        extra_needed = None
+        if len(differences) and differences.any():
+            # the level that this pair must reach if its Holm factor stays the same
+            holm_factor = max(1.0, holm_p_value / p_value) if p_value > 0 else 1.0
+            examples_needed = compute_examples_needed(effect_size, ALPHA / holm_factor) or 0
+            extra_needed = max(1, examples_needed - len(differences))
+            if holm_p_value < ALPHA:
+                extra_needed = 0
+        interval = bootstrap_interval(differences, seed=seed)
+        comparisons.append(PairedDifference(first, second, interval, p_value, holm_p_value, effect_size, extra_needed))
+    return comparisons
 
 
-def _tested(
+def _iter_tested_pairs(
     values: Mapping[str, Float[np.ndarray, "example"]],
 ) -> Iterator[tuple[str, str, Float[np.ndarray, "pair"], float, float, float]]:
-    """Every two methods: their differences, p, p corrected for all pairs, and the effect size."""
+    """Yield for every pair of methods: names, differences, p-value, corrected p-value and effect size."""
     names = list(values)
-    if len({len(own) for own in values.values()}) > 1:
+    if len(set(map(len, values.values()))) > 1:
         raise InputError(
-            "paired tests need the same examples for every method, in one order (NaN where one is missing)"
+            "paired tests need the same examples for every method, in the same order (NaN where one is missing)"
         )
-    pairs = [(a, b) for place, a in enumerate(names) for b in names[place + 1 :]]
-    tested = _paired_at_once(values, pairs)
-    corrected = holm([p for _, p, _ in tested])
-    for (a, b), (own, p, effect), corrected_p in zip(pairs, tested, corrected, strict=True):
-        yield a, b, own, p, corrected_p, effect
+    pairs = [(first, second) for i, first in enumerate(names) for second in names[i + 1 :]]
+    results = _compare_pairs(values, pairs)
+    holm_p_values = adjust_p_values_holm([p_value for _, p_value, _ in results])
+    for pair, result, holm_p_value in zip(pairs, results, holm_p_values, strict=True):
+        differences, p_value, effect_size = result
+        yield *pair, differences, p_value, holm_p_value, effect_size
 
 
-def _paired_at_once(
+def _compare_pairs(
     values: Mapping[str, Float[np.ndarray, "example"]], pairs: Sequence[tuple[str, str]]
 ) -> list[tuple[Float[np.ndarray, "pair"], float, float]]:
-    """`paired` for every pair; in one call of scipy's where there are many examples of all: many times as fast."""
+    """Run `compare_paired` for every pair; vectorised over pairs where there are many examples without NaN."""
     matrix = np.array([np.asarray(values[a], dtype=float) - np.asarray(values[b], dtype=float) for a, b in pairs])
-    if matrix.ndim != 2 or matrix.shape[1] <= EXACT or np.isnan(matrix).any():
-        return [paired(values[a], values[b]) for a, b in pairs]
-    moves = matrix.any(1)
-    p = np.ones(len(pairs))
-    if moves.any():
-        p[moves] = _approximate(matrix[moves])
-    return [(row, float(own), _effect(row) if row.any() else 0.0) for row, own in zip(matrix, p, strict=True)]
+    if matrix.ndim != 2 or matrix.shape[1] <= MAX_EXACT_PAIRS or np.isnan(matrix).any():
+        return [compare_paired(values[a], values[b]) for a, b in pairs]
+    differs = matrix.any(1)
+    p_values = np.ones(len(pairs))
+    if differs.any():
+        p_values[differs] = _compute_approximate_p_values(matrix[differs])
+    effect_sizes = [_compute_effect_size(row) if row.any() else 0.0 for row in matrix]
+    return list(zip(matrix, p_values.tolist(), effect_sizes, strict=True))
 
 
-def _leaning(differences: Float[np.ndarray, "pair"]) -> float:
-    """Which side the signed-rank test is on: the sum of the ranks of |d|, with their signs."""
-    steps = _steps(differences)
+def _compute_signed_rank_sum(differences: Float[np.ndarray, "pair"]) -> float:
+    """Compute the sum of signed ranks; its sign tells which method the signed-rank test favours."""
+    steps = _rank_with_tolerance(differences)
     return float((np.sign(steps) * scipy.stats.rankdata(np.abs(steps))).sum())
 
 
-def _effect(differences: Float[np.ndarray, "pair"]) -> float:
-    spread, mean = float(differences.std(ddof=1)), float(differences.mean())
-    return mean / spread if spread else math.copysign(math.inf, mean)
+def _compute_effect_size(differences: Float[np.ndarray, "pair"]) -> float:
+    """Compute Cohen's d of paired differences; infinite if all differences are equal."""
+    standard_deviation = float(differences.std(ddof=1))
+    mean = float(differences.mean())
+    if not standard_deviation:
+        return math.copysign(math.inf, mean)
+    return mean / standard_deviation
 
 
-def ranks(values: Mapping[str, Float[np.ndarray, "example"]], smaller_is_better: bool = False) -> dict[str, str]:
-    """Where each method stands: the range of ranks that it shares with those it cannot be told from.
+def compute_rank_ranges(
+    values: Mapping[str, Float[np.ndarray, "example"]], smaller_is_better: bool = False
+) -> dict[str, str]:
+    """Compute for each method the range of ranks that the tests cannot distinguish.
 
-    A method's best rank is one more than the number of methods that are significantly better; its worst is the number
-    of methods minus those that are significantly worse. Written "1", or "2–4" for a tie.
+    A method's best rank is one more than the number of significantly better methods. Its worst rank is the number of
+    methods minus the number of significantly worse ones.
 
-    >>> a = np.linspace(0, 1, 40)
-    >>> ranks({"a": a, "b": a + 0.001 * np.sin(np.arange(40)), "c": a - 0.5})
-    {'a': '1–2', 'b': '1–2', 'c': '3'}
+    Args:
+        values: One value per example for each method, NaN where a method has none.
+        smaller_is_better: Whether smaller values rank first.
+
+    Returns:
+        The ranks of each method, written "1", or "2–4" for a range.
+
+    Raises:
+        InputError: If the methods have different numbers of examples.
+
+    Example:
+        >>> a = np.linspace(0, 1, 40)
+        >>> compute_rank_ranges({"a": a, "b": a + 0.001 * np.sin(np.arange(40)), "c": a - 0.5})
+        {'a': '1–2', 'b': '1–2', 'c': '3'}
     """
-    better, worse = dict.fromkeys(values, 0), dict.fromkeys(values, 0)
-    for first, second, own, _, corrected, _ in _tested(values):
-        if corrected < ALPHA and own.mean() * _leaning(own) > 0:  # else a few large losses outweigh many small gains
-            winner, loser = (first, second) if (own.mean() < 0) == smaller_is_better else (second, first)
-            better[loser] += 1
-            worse[winner] += 1
-    said = {}
+    num_better = dict.fromkeys(values, 0)
+    num_worse = dict.fromkeys(values, 0)
+    for first, second, differences, _, holm_p_value, _ in _iter_tested_pairs(values):
+        # The mean and the rank sum must agree: a few large losses can outweigh many small gains in the mean.
+        if holm_p_value < ALPHA and differences.mean() * _compute_signed_rank_sum(differences) > 0:
+            winner, loser = first, second
+            if (differences.mean() < 0) != smaller_is_better:
+                winner, loser = second, first
+            num_better[loser] += 1
+            num_worse[winner] += 1
+    ranges = {}
     for name in values:
-        best, last = 1 + better[name], len(values) - worse[name]
-        said[name] = str(best) if best == last else f"{best}–{last}"
-    return said
+        best = 1 + num_better[name]
+        worst = len(values) - num_worse[name]
+        ranges[name] = str(best) if best == worst else f"{best}–{worst}"
+    return ranges

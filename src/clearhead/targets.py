@@ -1,4 +1,8 @@
-"""The number being explained: a named scalar function of a model's output."""
+"""Targets: the scalar functions of a model's output that are explained.
+
+`Predicted`, `Label`, `Contrast` and `MaskedToken` name classes; `GeneratedToken`, `DetectionQuery`, `TokenLabel` and
+`AnswerSpan` also name a position of the output.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,283 +13,446 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.errors import InputError, unknown
+from clearhead.errors import InputError, unknown_value_error
 
 Scale = Literal["logit", "probability", "log-odds", "cosine"]
-#: What classes are measured on; the similarity of two inputs is a cosine, or a logit made from it.
+#: Scales of class scores. The similarity of two inputs is measured as a cosine, or as a logit computed from it.
 CLASS_SCALES = ("logit", "probability", "log-odds")
 SCALES = (*CLASS_SCALES, "cosine")
 
 
-class Labels(Protocol):
-    """What a target needs to know about a subject."""
+class LabelLookup(Protocol):
+    """The label functions of a model adapter that targets need."""
 
     multi_label: bool
 
     @property
     def masked(self) -> bool:
-        """Whether the labels are words at a masked position."""
+        """Whether the labels are tokens at a masked position."""
         ...
 
-    def label_index(self, label: str | int) -> int: ...
-    def label_name(self, index: int) -> str: ...
+    def label_index(self, label: str | int) -> int:
+        """Return the class index of a label name or index."""
+        ...
+
+    def label_name(self, index: int) -> str:
+        """Return the name of a class."""
+        ...
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """The class that the model finds most likely (the default)."""
+    """Target: the class with the highest probability (the default).
+
+    Example:
+        >>> ex.explain("A wonderful film", target=Predicted())  # doctest: +SKIP
+    """
 
 
 @dataclass(frozen=True)
 class Label:
-    """A class by name or index."""
+    """Target: a class by name or index. A plain string or integer as `target=` means the same.
+
+    Attributes:
+        label: Name or index of the class.
+
+    Example:
+        >>> ex.explain("A wonderful film", target=Label("positive"))  # doctest: +SKIP
+    """
 
     label: str | int
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Why `a` and not `b`: the difference of two classes or words. `a` may be None, for the predicted one.
+    """Target: the difference between two classes or tokens, which explains why the model predicts `a` and not `b`.
 
     The value depends on the scale; z are the logits and p the probabilities:
 
     - "logit": z_a − z_b.
     - "probability": p_a − p_b.
-    - "log-odds": the log-odds of `a` against `b`, with all other classes left aside. Where classes exclude one another
-      (softmax), this is log(p_a / p_b). Where each class has a probability of its own (sigmoid, multi-label models), it
-      is log(p_a (1 − p_b) / (p_b (1 − p_a))), the odds that `a` is present and `b` is not, against the reverse. Both
+    - "log-odds": the log-odds of `a` against `b`, ignoring all other classes. Where classes exclude one another
+      (softmax), this is log(p_a / p_b). Where each class has its own probability (sigmoid, multi-label models), it is
+      log(p_a (1 − p_b) / (p_b (1 − p_a))), the odds that `a` is present and `b` is not, against the reverse. Both
       equal z_a − z_b. It is not the difference of the log-odds of the two classes, log(p / (1 − p)), which for two
       classes is twice as large.
 
-    Where a text has several masked positions, `mask` says which is meant.
+    Attributes:
+        a: Name or index of the first class, or None for the predicted one.
+        b: Name or index of the second class.
+        mask_index: Which masked position, where a text has several; negative values count from the end.
+
+    Example:
+        >>> ex.explain("A wonderful film", target=Contrast("positive", "negative"))  # doctest: +SKIP
     """
 
     a: str | int | None
     b: str | int
-    mask: int | None = None
+    mask_index: int | None = None
 
 
 @dataclass(frozen=True)
-class MaskedWord:
-    """A word at one of several masked positions; leave out the word for the predicted one.
+class MaskedToken:
+    """Target: a token at a masked position of a masked language model.
 
-    A word is what stands after a space ("he" is RoBERTa's "Ġhe"); a piece inside a word goes by its own name ("##ing").
+    A token name means the token after a space ("he" is RoBERTa's "Ġhe"); a token inside a word has its own name
+    ("##ing").
+
+    Attributes:
+        token: Name or id of the token, or None for the predicted one.
+        mask_index: Which masked position, where a text has several; negative values count from the end.
+
+    Example:
+        >>> ex.explain("Paris is the [MASK] of France", target=MaskedToken("capital"))  # doctest: +SKIP
     """
 
-    word: str | int | None = None
-    mask: int = 0
+    token: str | int | None = None
+    mask_index: int = 0
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A class or word at one place of an answer that has many; leave out the label for the predicted one.
+class PositionTarget:
+    """Base of targets at one position of an output that has many, such as a generated token.
 
-    With `against`, why this label and not that one. Its kinds differ in what their places are.
+    Attributes:
+        position: Index or name of the position, or None for all positions.
+        label: Name or index of the class or token, or None for the predicted one.
+        against: A second class; the target is then the difference of the two.
     """
 
-    place: int | str | None = None
+    position: int | str | None = None
     label: str | int | None = None
     against: str | int | None = None
 
-    kind: ClassVar[str] = "label"
+    target_type: ClassVar[str] = "label"
 
 
-class Generated(Placed):
-    """The word at one step of a generated or given answer, counted from 0; without a step, all of them."""
+class GeneratedToken(PositionTarget):
+    """Target: one token of a generated or given continuation.
 
-    kind = "generated word"
+    Attributes:
+        position: Index of the token in the continuation, from 0, or None for all tokens.
+        label: Name or id of the token to explain there, or None for the generated one.
+        against: A second token; the target is then the difference of the two.
 
+    Example:
+        >>> ex.explain("Paris is the capital of", target=GeneratedToken(0))  # doctest: +SKIP
+    """
 
-class Query(Placed):
-    """One object query of a detector; without a number, every object that was found."""
-
-    kind = "detection"
-
-
-class TokenLabel(Placed):
-    """The label of one token; without a token, of every token that has one."""
-
-    kind = "token label"
+    target_type = "generated word"
 
 
-class Answer(Placed):
-    """The "start" or the "end" of an answer in a text; without a place, both."""
+class DetectionQuery(PositionTarget):
+    """Target: one object query of a detector.
 
-    kind = "answer"
+    Attributes:
+        position: Index of the query, or None for every detected object.
+        label: Name or index of the class, or None for the predicted one.
+        against: A second class; the target is then the difference of the two.
+
+    Example:
+        >>> ex.explain(image="cats.jpg", target=DetectionQuery(3, "cat"))  # doctest: +SKIP
+    """
+
+    target_type = "detection"
 
 
-TargetLike = Predicted | Label | Contrast | MaskedWord | Placed | str | int | Callable[[Any], Tensor] | None
+class TokenLabel(PositionTarget):
+    """Target: the label of one token of a token classifier.
+
+    Attributes:
+        position: Index of the token, or None for every token with a label.
+        label: Name or index of the label, or None for the predicted one.
+        against: A second label; the target is then the difference of the two.
+
+    Example:
+        >>> ex.explain("Angela lives in Berlin", target=TokenLabel(4, "B-LOC"))  # doctest: +SKIP
+    """
+
+    target_type = "token label"
+
+
+class AnswerSpan(PositionTarget):
+    """Target: the start or end of the answer of an extractive question-answering model.
+
+    Attributes:
+        position: "start", "end", or None for both.
+        label: Index of the token to explain, or None for the predicted one.
+        against: A second token; the target is then the difference of the two.
+
+    Example:
+        >>> ex.explain(("Who is in Berlin?", "Angela is in Berlin."), target=AnswerSpan("start"))  # doctest: +SKIP
+    """
+
+    target_type = "answer"
+
+
+TargetLike = Predicted | Label | Contrast | MaskedToken | PositionTarget | str | int | Callable[[Any], Tensor] | None
 
 
 @dataclass(frozen=True)
 class Target:
-    """A target made sure of: which classes, on which scale. `description` says what was really explained."""
+    """A validated target with its scale; computes the value that is explained.
 
-    wanted: Predicted | Label | Contrast | MaskedWord | Placed | Callable[[Any], Tensor]
+    Attributes:
+        spec: The target as given by the caller.
+        scale: "logit", "probability", "log-odds" or "cosine".
+    """
+
+    spec: Predicted | Label | Contrast | MaskedToken | PositionTarget | Callable[[Any], Tensor]
     scale: Scale = "logit"
 
     @property
-    def custom(self) -> Callable[[Any], Tensor] | None:
-        return self.wanted if callable(self.wanted) else None
+    def function(self) -> Callable[[Any], Tensor] | None:
+        """The function of the model output, if the target is one."""
+        if callable(self.spec):
+            return self.spec
+        return None
 
     @property
-    def mask(self) -> int | None:
-        return self.wanted.mask if isinstance(self.wanted, MaskedWord | Contrast) else None
+    def mask_index(self) -> int | None:
+        """Which masked position is explained, where a text has several."""
+        if isinstance(self.spec, MaskedToken | Contrast):
+            return self.spec.mask_index
+        return None
 
     @property
-    def place(self) -> int | str | None:
-        """Which place of an answer that has many."""
-        return self.wanted.place if isinstance(self.wanted, Placed) else None
+    def position(self) -> int | str | None:
+        """The position in an output that has many."""
+        if isinstance(self.spec, PositionTarget):
+            return self.spec.position
+        return None
 
-    def at(self, place: int | str, kind: type[Placed]) -> "Target":
-        """The same target at one place."""
-        match self.wanted:
-            case Placed(_, label, against):
-                return Target(kind(place, label, against), self.scale)
+    def at_position(self, position: int | str, target_class: type[PositionTarget]) -> "Target":
+        """Return the same target at one position of the output.
+
+        Args:
+            position: Index or name of the position.
+            target_class: The type of position that the model has.
+
+        Returns:
+            A new target; a function or masked token is returned unchanged.
+        """
+        match self.spec:
+            case PositionTarget(_, label, against):
+                return Target(target_class(position, label, against), self.scale)
             case Label(label):
-                return Target(kind(place, label), self.scale)
+                return Target(target_class(position, label), self.scale)
             case Contrast(a, b):
-                return Target(kind(place, a, b), self.scale)
+                return Target(target_class(position, a, b), self.scale)
             case Predicted():
-                return Target(kind(place), self.scale)
+                return Target(target_class(position), self.scale)
             case _:
                 return self
 
-    def classes(self, scores: Float[Tensor, "label"], labels: Labels) -> tuple[int, int | None]:
-        """The class explained, and the one it is held against."""
+    def find_classes(self, scores: Float[Tensor, "label"], labels: LabelLookup) -> tuple[int, int | None]:
+        """Return the index of the explained class, and of the class that it is contrasted with.
 
-        def index(label: str | int | None) -> int:
+        Args:
+            scores: The logits of one sample.
+            labels: Looks up class names, usually the model adapter.
+
+        Returns:
+            The two indices; the second is None unless the target is a contrast.
+
+        Raises:
+            InputError: If a label does not exist, has no score, or is contrasted with itself.
+        """
+
+        def find_index(label: str | int | None) -> int:
             if label is None:
                 return int(scores.argmax())
             try:
-                found = labels.label_index(label)
+                index = labels.label_index(label)
             except InputError:
                 number = int(label) if str(label).isdigit() else -1
                 if number not in range(len(scores)) or labels.label_name(number) != str(number):
                     raise
-                return number  # a class that has no name
-            if found >= len(scores):
-                more = "its tokenizer knows more" if labels.masked else "its configuration (config.id2label) names more"
-                raise InputError(f"label {label!r} has no score: the model has {len(scores)} labels, and {more}")
-            return found
+                return number  # a class without a name
+            if index >= len(scores):
+                source = "its tokenizer" if labels.masked else "its configuration (config.id2label)"
+                raise InputError(
+                    f"label {label!r} has no score: the model has {len(scores)} labels, and {source} has more"
+                )
+            return index
 
-        match self.wanted:
-            case Label(label):
-                return index(label), None
-            case MaskedWord(word):
-                return index(word), None
-            case Placed(_, label, None):
-                return index(label), None
-            case Contrast(a, b) | Placed(_, a, b):
-                if index(a) == index(b):
-                    raise InputError(f"a contrast of {labels.label_name(index(b))!r} with itself explains nothing")
-                return index(a), index(b)
+        match self.spec:
+            case Label(label) | MaskedToken(label) | PositionTarget(_, label, None):
+                return find_index(label), None
+            case Contrast(a, b) | PositionTarget(_, a, b):
+                first = find_index(a)
+                second = find_index(b)
+                if first == second:
+                    raise InputError(f"a contrast of {labels.label_name(second)!r} with itself explains nothing")
+                return first, second
             case _:
-                return index(None), None
+                return find_index(None), None
 
-    def pinned(self, scores: Float[Tensor, "label"], labels: Labels) -> "Target":
-        """The same target with the classes that it has here, for other inputs: what is predicted there may differ."""
-        return self if self.custom is not None else Pinned(self.wanted, self.scale, self.classes(scores, labels))
+    def with_fixed_classes(self, scores: Float[Tensor, "label"], labels: LabelLookup) -> "Target":
+        """Fix the classes found on this input, to explain other inputs for which the prediction may differ.
 
-    def value(self, scores: Float[Tensor, "label"], labels: Labels) -> Float[Tensor, ""]:
-        """The number for one sample."""
-        return values_of(scores[None], [self.classes(scores, labels)], self.scale, labels.multi_label)[0]
+        Args:
+            scores: The logits of one sample.
+            labels: Looks up class names.
 
-    def description(
-        self, scores: Float[Tensor, "label"] | None, labels: Labels, value: float, masks: int = 0
+        Returns:
+            A target with fixed classes; a function is returned unchanged.
+        """
+        if self.function is not None:
+            return self
+        return FixedClassTarget(self.spec, self.scale, self.find_classes(scores, labels))
+
+    def compute_value(self, scores: Float[Tensor, "label"], labels: LabelLookup) -> Float[Tensor, ""]:
+        """Compute the target's value for one sample.
+
+        Args:
+            scores: The logits of the sample.
+            labels: Looks up class names.
+
+        Returns:
+            A scalar that depends differentiably on the logits.
+        """
+        return compute_class_target_values(
+            scores[None], [self.find_classes(scores, labels)], self.scale, labels.multi_label
+        )[0]
+
+    def describe(
+        self, scores: Float[Tensor, "label"] | None, labels: LabelLookup, value: float, num_masks: int = 0
     ) -> dict[str, Any]:
-        """What `Explanation.target` holds; `masks` is how many masked positions there are to count from the end of."""
-        if callable(self.wanted) or scores is None:
-            name = getattr(self.wanted, "__name__", type(self.wanted).__name__)
-            return {"kind": "callable", "name": name, "scale": "as returned", "value": value}
-        a, b = self.classes(scores, labels)
-        said = {"kind": self._kind(labels.masked), "name": labels.label_name(a), "index": a}
-        if b is not None:
-            said |= {"name": f"{labels.label_name(a)} − {labels.label_name(b)}", "against": labels.label_name(b)}
-        if self.place is not None:
-            said["place"] = self.place
-        if labels.masked:
-            which = self.mask or 0
-            said["mask"] = which + masks if which < 0 else which
-        return said | {"scale": self.scale, "value": value}
+        """Return the description of the target for `Explanation.target`.
 
-    def _kind(self, masked: bool) -> str:
-        match self.wanted:
-            case Placed(_, _, None):
-                return self.wanted.kind
-            case Contrast() | Placed():
+        Args:
+            scores: The logits of the sample, if the model has classes.
+            labels: Looks up class names.
+            value: The computed value of the target.
+            num_masks: Number of masked positions, from whose end a negative `mask_index` counts.
+
+        Returns:
+            A dict with "kind", "name", "scale", "value" and, depending on the target, "index", "against", "place" and
+            "mask".
+        """
+        if callable(self.spec) or scores is None:
+            name = getattr(self.spec, "__name__", type(self.spec).__name__)
+            return {"kind": "callable", "name": name, "scale": "as returned", "value": value}
+        a, b = self.find_classes(scores, labels)
+        description = {"kind": self._describe_type(labels.masked), "name": labels.label_name(a), "index": a}
+        if b is not None:
+            description["name"] = f"{labels.label_name(a)} − {labels.label_name(b)}"
+            description["against"] = labels.label_name(b)
+        if self.position is not None:
+            description["place"] = self.position
+        if labels.masked:
+            mask_index = self.mask_index or 0
+            if mask_index < 0:
+                mask_index += num_masks
+            description["mask"] = mask_index
+        return description | {"scale": self.scale, "value": value}
+
+    def _describe_type(self, masked: bool) -> str:
+        match self.spec:
+            case PositionTarget(_, _, None):
+                return self.spec.target_type
+            case Contrast() | PositionTarget():
                 return "contrast"
-            case Predicted() | MaskedWord(None):
+            case Predicted() | MaskedToken(None):
                 return "predicted"
             case _:
                 return "masked word" if masked else "label"
 
 
 @dataclass(frozen=True)
-class Pinned(Target):
-    """A target whose classes were found on one input, for others like it: what is predicted there does not count."""
+class FixedClassTarget(Target):
+    """A target with fixed classes, so that perturbed or similar inputs are explained for the same prediction."""
 
-    found: tuple[int, int | None] = (0, None)
+    fixed_classes: tuple[int, int | None] = (0, None)
 
-    def classes(self, scores: Float[Tensor, "label"], labels: Labels) -> tuple[int, int | None]:
-        return self.found
+    def find_classes(self, scores: Float[Tensor, "label"], labels: LabelLookup) -> tuple[int, int | None]:
+        return self.fixed_classes
 
 
-def make_target(given: TargetLike, scale: str = "logit") -> Target:
-    """Whatever the caller wrote, as a `Target`.
+def make_target(spec: TargetLike, scale: str = "logit") -> Target:
+    """Convert the value of `target=` to a `Target`.
 
-    >>> make_target("NEGATIVE").wanted
-    Label(label='NEGATIVE')
+    Args:
+        spec: A label, a class index, a target class, a function of the model output, or None for the prediction.
+        scale: The scale of the target's value.
+
+    Returns:
+        The target.
+
+    Raises:
+        InputError: If the value is not a target, or the scale is unknown.
+
+    Example:
+        >>> make_target("NEGATIVE").spec
+        Label(label='NEGATIVE')
     """
     if scale not in SCALES:
-        raise unknown("scale", scale, SCALES)
-    if given is None:
+        raise unknown_value_error("scale", scale, SCALES)
+    if spec is None:
         return Target(Predicted(), scale)  # type: ignore[arg-type]
-    if isinstance(given, Integral) and not isinstance(given, bool):  # numpy's whole numbers, too
-        return Target(Label(int(given)), scale)
-    if isinstance(given, str):
-        return Target(Label(given), scale)  # type: ignore[arg-type]
-    if isinstance(given, Predicted | Label | Contrast | MaskedWord | Placed) or (
-        callable(given) and not isinstance(given, type)
+    if isinstance(spec, Integral) and not isinstance(spec, bool):  # includes numpy integers
+        return Target(Label(int(spec)), scale)
+    if isinstance(spec, str):
+        return Target(Label(spec), scale)  # type: ignore[arg-type]
+    if isinstance(spec, Predicted | Label | Contrast | MaskedToken | PositionTarget) or (
+        callable(spec) and not isinstance(spec, type)
     ):
-        return Target(given, scale)  # type: ignore[arg-type]
+        return Target(spec, scale)  # type: ignore[arg-type]
     raise InputError(
-        f"target={given!r} is no target: give a label, an index, clearhead.Contrast(a, b), "
-        "clearhead.MaskedWord(word, mask), clearhead.Generated(step) or a function of the model's output"
+        f"target={spec!r} is not a target: give a label, an index, clearhead.Contrast(a, b), clearhead.MaskedToken("
+        "token, mask_index), clearhead.GeneratedToken(position) or a function of the model's output"
     )
 
 
-def probabilities(scores: Float[Tensor, "label"], multi_label: bool) -> Float[Tensor, "label"]:
-    return scores.sigmoid() if multi_label else scores.softmax(-1)
+def compute_probabilities(scores: Float[Tensor, "label"], multi_label: bool) -> Float[Tensor, "label"]:
+    """Convert logits to probabilities: sigmoid for multi-label models, softmax otherwise.
+
+    Args:
+        scores: The logits, classes last.
+        multi_label: Whether each class has its own probability.
+
+    Returns:
+        Probabilities of the same shape.
+    """
+    if multi_label:
+        return scores.sigmoid()
+    return scores.softmax(-1)
 
 
-def values_of(
+def compute_class_target_values(
     scores: Float[Tensor, "batch label"], classes: Sequence[tuple[int, int | None]], scale: str, multi_label: bool
 ) -> Float[Tensor, "batch"]:
-    """The value of each sample's target on a scale.
+    """Compute the target value of each sample of a batch.
 
     Args:
         scores: The logits.
-        classes: For each sample, the class that is explained and the one that it is contrasted with, if any.
-        scale: "logit", "probability" or "log-odds"; `Contrast` says what each means for two classes.
-        multi_label: Whether each class has a probability of its own (sigmoid), or all of them sum to one (softmax).
+        classes: For each sample, the explained class and the one that it is contrasted with, if any.
+        scale: "logit", "probability" or "log-odds". See `Contrast` for their meaning for two classes.
+        multi_label: Whether each class has its own probability (sigmoid), or all of them sum to one (softmax).
+
+    Returns:
+        One value per sample.
     """
     if scale == "probability":
-        scores = probabilities(scores, multi_label)
+        scores = compute_probabilities(scores, multi_label)
     index = torch.tensor([[a, a if b is None else b] for a, b in classes], device=scores.device)
-    against = torch.tensor([b is not None for _, b in classes], device=scores.device)
-    # a sigmoid's log-odds are its logit; so are those of one softmax class against another, but not against all others
-    of_one_class = _log_odds if scale == "log-odds" and not multi_label else _at
-    number = of_one_class(scores, index[:, :1])
+    is_contrast = torch.tensor([b is not None for _, b in classes], device=scores.device)
+    if scale == "log-odds" and not multi_label:
+        values = _compute_log_odds(scores, index[:, :1])
+    else:  # the log-odds of a sigmoid are its logit
+        values = _gather_class_scores(scores, index[:, :1])
     if any(b is not None for _, b in classes):
-        number = torch.where(against, _at(scores, index[:, :1]) - _at(scores, index[:, 1:]), number)
-    return number
+        # the log-odds of one softmax class against one other are the difference of their logits
+        differences = _gather_class_scores(scores, index[:, :1]) - _gather_class_scores(scores, index[:, 1:])
+        values = torch.where(is_contrast, differences, values)
+    return values
 
 
-def _at(scores: Float[Tensor, "batch label"], index: Int[Tensor, "batch 1"]) -> Float[Tensor, "batch"]:
+def _gather_class_scores(scores: Float[Tensor, "batch label"], index: Int[Tensor, "batch 1"]) -> Float[Tensor, "batch"]:
     return scores.gather(1, index)[:, 0]
 
 
-def _log_odds(scores: Float[Tensor, "batch label"], index: Int[Tensor, "batch 1"]) -> Float[Tensor, "batch"]:
+def _compute_log_odds(scores: Float[Tensor, "batch label"], index: Int[Tensor, "batch 1"]) -> Float[Tensor, "batch"]:
     """log p − log(1 − p) of one class of a softmax, without computing p."""
-    return _at(scores, index) - scores.scatter(1, index, -torch.inf).logsumexp(-1)
+    return _gather_class_scores(scores, index) - scores.scatter(1, index, -torch.inf).logsumexp(-1)

@@ -1,4 +1,7 @@
-"""The small trained models of `clearhead-zoo`, where it is installed; nothing heavy is imported to list them."""
+"""Access to `clearhead-zoo`, the optional package with small trained models.
+
+Listing the models imports neither torch nor transformers.
+"""
 
 from importlib.util import find_spec
 from typing import Any
@@ -6,27 +9,44 @@ from typing import Any
 from clearhead.errors import InputError
 
 
-def has_zoo() -> bool:
-    """Whether `clearhead-zoo` is installed, with or without models in it."""
+def is_zoo_installed() -> bool:
+    """Return whether the package `clearhead-zoo` is installed, even if it contains no models."""
     return find_spec("clearhead_zoo") is not None
 
 
-def models() -> dict[str, dict[str, Any]]:
-    """The zoo's models and their cards; empty where `clearhead-zoo` is not installed."""
-    if not has_zoo():
+def zoo_models() -> dict[str, dict[str, Any]]:
+    """List the models of `clearhead-zoo` with their model cards.
+
+    Returns:
+        The card of each model by name; empty if `clearhead-zoo` is not installed.
+
+    Example:
+        >>> sorted(clearhead.zoo_models())[:2]  # doctest: +SKIP
+    """
+    if not is_zoo_installed():
         return {}
     import clearhead_zoo
 
     return {name: clearhead_zoo.card(name) for name in clearhead_zoo.names()}
 
 
-def path(name: str) -> str:
-    """The folder of one of its models."""
-    if not has_zoo():
+def zoo_model_path(name: str) -> str:
+    """Return the folder of a zoo model.
+
+    Args:
+        name: Name of the model, without "zoo:".
+
+    Returns:
+        Path of the folder.
+
+    Raises:
+        InputError: If `clearhead-zoo` is not installed, or has no such model.
+    """
+    if not is_zoo_installed():
         raise InputError(f"zoo:{name} needs the zoo: pip install clearhead-zoo")
     import clearhead_zoo
 
     try:
         return str(clearhead_zoo.path(name))
-    except (LookupError, ValueError) as problem:
-        raise InputError(str(problem.args[0])) from None
+    except (LookupError, ValueError) as error:
+        raise InputError(str(error.args[0])) from None

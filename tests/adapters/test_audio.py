@@ -11,9 +11,9 @@ import transformers
 from torch import Tensor
 
 import clearhead
-from clearhead import InputError, Method, Refusal
+from clearhead import InputError, Method, UnsupportedError
 from clearhead.adapters.audio import attend_with_gated_bias
-from clearhead.capture.sources.custom_modules import Attended
+from clearhead.capture.sources.custom_modules import CustomAttentionResult
 from tests.invariants import model_snapshot
 from tests.replicas import generic, plain_pass, rollout
 
@@ -120,21 +120,21 @@ class TestLaws:
 
     def test_recorded_is_real_and_the_model_untouched(self, name: str) -> None:
         ex = explainer(name)
-        before = model_snapshot.of_model(ex.subject.model)
-        real = ex.subject.model(**sound(name)).logits[0].detach()
+        before = model_snapshot.of_model(ex.adapter.model)
+        real = ex.adapter.model(**sound(name)).logits[0].detach()
         e = ex.explain(sound(name), "generic")
         assert e.target["value"] == pytest.approx(float(real.max()), rel=1e-6)
         assert e.certificate["readout_checked"] and e.certificate["capture_error"] < 1e-6
         with pytest.raises(InputError):
             ex.explain(sound(name), target="thunder")
-        changes = model_snapshot.changes(before, model_snapshot.of_model(ex.subject.model))
+        changes = model_snapshot.changes(before, model_snapshot.of_model(ex.adapter.model))
         # Wav2Vec 2.0 and its kin draw random numbers in every pass of their own, for layers that training drops
         assert [change for change in changes if name not in WAVES or not change.startswith("random numbers")] == []
 
     def test_gradients_of_the_sound_are_gathered_whole(self, name: str) -> None:
         ((leaf, given),) = sound(name).items()
         wave = given.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(explainer(name).subject.model(**{leaf: wave}).logits[0, 1], wave)
+        (gradient,) = torch.autograd.grad(explainer(name).adapter.model(**{leaf: wave}).logits[0, 1], wave)
         e = explainer(name).explain(sound(name), ["saliency", "input-x-gradient", Method("saliency", reduce="abs")], 1)
         assert gap((e["saliency"].scores ** 2).sum(), (gradient**2).sum()) < CLOSE.get(name, 1e-9)
         assert gap(e["saliency(reduce='abs')"].scores.sum(), gradient.abs().sum()) < CLOSE.get(name, 1e-9)
@@ -145,7 +145,7 @@ class TestLaws:
 def test_against_the_replicas(name: str) -> None:
     ex = explainer(name)
     seen = plain_pass.watch(
-        _Leafed(ex.subject.model), {"pixel_values": next(iter(sound(name).values()))}, lambda o: o.logits[0, 2]
+        _Leafed(ex.adapter.model), {"pixel_values": next(iter(sound(name).values()))}, lambda o: o.logits[0, 2]
     )
     row = np.ones(seen.units) / seen.units if name != "ast" else np.r_[0.5, 0.5, np.zeros(seen.units - 2)]
     found = ex.explain(sound(name), ["generic", "rollout"], 2)
@@ -178,7 +178,7 @@ class TestUnits:
     def test_each_frame_has_its_own_numbers(self) -> None:
         ex, given = explainer("wav2vec2"), sound("wav2vec2")
         wave = given["input_values"].clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(ex.subject.model(wave).logits[0, 0], wave)
+        (gradient,) = torch.autograd.grad(ex.adapter.model(wave).logits[0, 0], wave)
         e = ex.explain(given, Method("saliency", reduce="abs"), 0)
         ends = [*range(0, 14 * 4, 4), 61]
         parts = [float(gradient[0, a:b].abs().sum()) for a, b in pairwise(ends)]
@@ -188,9 +188,9 @@ class TestUnits:
         ex, given = explainer("ast"), sound("ast")
         e = ex.explain(given, Method("saliency", reduce="abs"), 0)
         assert e.units.grid == (3, 5) and e.tokens[:3] == ["[CLS]", "[DIST]", "0,0"] and e.stream == "audio"
-        assert e.picture.shape == (11, 18, 3)
+        assert e.image.shape == (11, 18, 3)
         wave = given["input_values"].clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(ex.subject.model(wave).logits[0, 0], wave)
+        (gradient,) = torch.autograd.grad(ex.adapter.model(wave).logits[0, 0], wave)
         assert gap(e.heat_map()[1, 2], gradient[0, 6:9, 3:6].abs().sum()) < 1e-5  # time × frequency
         assert gap(e.heat_map()[2, 4], gradient[0, 12:, 6:].abs().sum()) < 1e-5
 
@@ -202,7 +202,7 @@ class TestUnits:
 class TestInputs:
     def test_a_waveform_with_its_extractor(self) -> None:
         extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000, do_normalize=True)
-        ex = clearhead.load(explainer("wav2vec2").subject.model, extractor)
+        ex = clearhead.load(explainer("wav2vec2").adapter.model, extractor)
         wave = np.random.default_rng(0).normal(size=61)
         e = ex.explain(audio=wave)
         assert e == ex.explain((wave, 8000)) == ex.explain(torch.as_tensor(wave))
@@ -220,7 +220,7 @@ class TestInputs:
         else:
             extractor = transformers.ASTFeatureExtractor(num_mel_bins=11, max_length=18)
             most, rate = 400 + 17 * 160, 16_000
-        ex = clearhead.load(explainer(name).subject.model, extractor)
+        ex = clearhead.load(explainer(name).adapter.model, extractor)
         wave = np.random.default_rng(0).normal(size=2 * most)
         for length, dropped in ((most, 0), (2 * most, 1)):
             e = ex.explain((wave[:length], rate), "saliency")
@@ -231,14 +231,14 @@ class TestInputs:
     def test_frames_are_whole_numbers_of_a_waveform(self, frames: int) -> None:
         """A product of fractions may lie just below one, and a sound that fits would be said to be cut."""
         extractor = transformers.ASTFeatureExtractor(num_mel_bins=11, max_length=frames)
-        ex = clearhead.load(explainer("ast").subject.model, extractor)
-        assert ex.subject._most == 400 + 160 * (frames - 1)
+        ex = clearhead.load(explainer("ast").adapter.model, extractor)
+        assert ex.adapter._max_waveform_length == 400 + 160 * (frames - 1)
 
     def test_two_sounds_are_no_sound_and_its_rate(self) -> None:
         extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000)
         wave = np.zeros(61)
         with pytest.raises(InputError, match="a sound must be an array of real numbers over time, one channel"):
-            clearhead.load(explainer("wav2vec2").subject.model, extractor).explain(audio=(wave, wave))
+            clearhead.load(explainer("wav2vec2").adapter.model, extractor).explain(audio=(wave, wave))
 
     def test_padding_is_cut_off(self) -> None:
         given = sound("wav2vec2")["input_values"]
@@ -281,7 +281,7 @@ class TestInputs:
         ],
     )
     def test_bad_sounds(self, given: Any, message: str) -> None:
-        ex = clearhead.load(explainer("wav2vec2").subject.model, transformers.Wav2Vec2FeatureExtractor())
+        ex = clearhead.load(explainer("wav2vec2").adapter.model, transformers.Wav2Vec2FeatureExtractor())
         with pytest.raises(InputError, match=message):
             ex.explain(audio=given)
 
@@ -289,7 +289,7 @@ class TestInputs:
         from tests import models
 
         with pytest.raises(InputError, match="came with a tokenizer"):
-            clearhead.load(explainer("wav2vec2").subject.model, models.tokenizer("wordpiece"))
+            clearhead.load(explainer("wav2vec2").adapter.model, models.tokenizer("wordpiece"))
 
 
 class TestRefusals:
@@ -297,14 +297,14 @@ class TestRefusals:
         torch.manual_seed(0)
         config = transformers.Wav2Vec2Config(**_WAVE, use_weighted_layer_sum=True)
         ex = clearhead.load(transformers.Wav2Vec2ForSequenceClassification(config).double().eval())
-        with pytest.raises(Refusal, match="read from all layers at once"):
+        with pytest.raises(UnsupportedError, match="read from all layers at once"):
             ex.explain(sound("wav2vec2"))
         assert ex.explain(sound("wav2vec2"), "saliency").scores.max() > 0
 
     def test_frames_that_convolutions_mix(self) -> None:
         config = transformers.Wav2Vec2ConformerConfig(**_WAVE, conv_depthwise_kernel_size=3)
         ex = clearhead.load(transformers.Wav2Vec2ConformerForSequenceClassification(config).double().eval())
-        with pytest.raises(Refusal, match="by convolutions, too"):
+        with pytest.raises(UnsupportedError, match="by convolutions, too"):
             ex.explain(sound("wav2vec2"))
         assert ex.explain(sound("wav2vec2"), "saliency").scores.max() > 0
 
@@ -312,17 +312,17 @@ class TestRefusals:
         torch.manual_seed(0)
         config = transformers.SEWConfig(**{**_WAVE, "squeeze_factor": 2})
         ex = clearhead.load(transformers.SEWForSequenceClassification(config).double().eval())
-        with pytest.raises(Refusal, match="does not run over its 14 units"):
+        with pytest.raises(UnsupportedError, match="does not run over its 14 units"):
             ex.explain(sound("wav2vec2"))
         assert ex.explain(sound("wav2vec2"), "saliency").scores.max() > 0
 
 
 def test_wavlm_attends_as_its_own_forward_pass() -> None:
-    (module, *_) = [m for m in explainer("wavlm").subject.model.modules() if type(m).__name__ == "WavLMAttention"]
+    (module, *_) = [m for m in explainer("wavlm").adapter.model.modules() if type(m).__name__ == "WavLMAttention"]
     hidden = torch.randn(2, 7, 32, dtype=torch.float64)
     mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
     for given in (None, mask):
         theirs = type(module).forward(module, hidden, given, output_attentions=True)  # transformers 5.0 must be asked
-        ours: Attended = attend_with_gated_bias(module, hidden, given)
+        ours: CustomAttentionResult = attend_with_gated_bias(module, hidden, given)
         for one, other in zip(ours[0], theirs, strict=True):
             assert gap(one.detach(), other.detach()) < 1e-12

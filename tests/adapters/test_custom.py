@@ -35,10 +35,10 @@ def shared(name: str) -> clearhead.Explainer:
 @pytest.fixture
 def registry() -> Iterator[None]:
     """What a test registers is forgotten after it."""
-    before = dict(custom_modules._REGISTERED)
+    before = dict(custom_modules._CUSTOM_FORWARDS)
     yield
-    custom_modules._REGISTERED.clear()
-    custom_modules._REGISTERED.update(before)
+    custom_modules._CUSTOM_FORWARDS.clear()
+    custom_modules._CUSTOM_FORWARDS.update(before)
 
 
 def applies(name: str) -> dict[str, str]:
@@ -49,7 +49,7 @@ def applies(name: str) -> dict[str, str]:
 def test_recorded_is_real(name: str) -> None:
     ex, model = shared(name), models.made(name)
     for raw in models.inputs(name):
-        tape = ex.record(raw, asks=("attention_gradient",))
+        tape = ex.record(raw, requires=("attention_gradient",))
         seen = models.seen(name, model, raw, 0)
         assert tape.logits is not None and gap(tape.logits[0], seen.logits) < 1e-12
         for call, attention in zip(tape.calls, seen.attention, strict=True):
@@ -132,7 +132,7 @@ def test_names_labels_words_and_prediction() -> None:
     assert e.prediction["label"] in ("bad", "good") and ex.labels == {0: "bad", 1: "good"}
     assert shared("nn.TransformerEncoder").explain("w9 w2").prediction["label"] in "012"
     picture = shared(PICTURE).explain(models.inputs(PICTURE)[0], target="owl")
-    assert picture.picture.shape == (16, 12, 3) and picture.units.grid == (4, 3)
+    assert picture.image.shape == (16, 12, 3) and picture.units.grid == (4, 3)
 
 
 def test_names_of_tokens_in_any_form() -> None:
@@ -144,10 +144,10 @@ def test_names_of_tokens_in_any_form() -> None:
         {word: i for i, word in enumerate(models.VOCABULARY)},
         models.VOCABULARY.__getitem__,
     ):
-        e = clearhead.load(model, clearhead.Tokens(names=names, special=special)).explain(numbers)
+        e = clearhead.load(model, clearhead.TokenReader(token_names=names, special_ids=special)).explain(numbers)
         assert e.tokens == ["w3", "w7"] and e.units.special == (True, False)
-    assert clearhead.load(model, clearhead.Tokens()).explain(numbers).tokens == ["3", "7"]
-    assert clearhead.load(model, clearhead.Tokens()).explain(numbers, tokens=["a", "b"]).tokens == ["a", "b"]
+    assert clearhead.load(model, clearhead.TokenReader()).explain(numbers).tokens == ["3", "7"]
+    assert clearhead.load(model, clearhead.TokenReader()).explain(numbers, tokens=["a", "b"]).tokens == ["a", "b"]
 
 
 def test_vectors_as_tokens() -> None:
@@ -164,7 +164,7 @@ def test_vectors_as_tokens() -> None:
             return {"other": steps, "logits": self.head(self.encoder(steps)[-1])}
 
     model = Series().double().eval()
-    reader = clearhead.Tokens(vectors=8, inputs=lambda steps, real: {"steps": steps.transpose(0, 1)})
+    reader = clearhead.TokenReader(vector_size=8, inputs=lambda steps, real: {"steps": steps.transpose(0, 1)})
     ex, steps = clearhead.load(model, reader, readout="last"), torch.randn(5, 8, dtype=torch.float64)
     leaf = steps.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(model(leaf[:, None])["logits"][0, 1], leaf)
@@ -177,7 +177,7 @@ def test_vectors_as_tokens() -> None:
 def test_half_precision_and_another_dtype() -> None:
     model = models.made("nn.TransformerEncoder", torch.float32)
     ex = clearhead.load(model, models.encoder_reader(), readout="mean", dtype="float64")
-    assert ex.subject.dtype == torch.float64 and next(model.parameters()).dtype == torch.float32
+    assert ex.adapter.dtype == torch.float64 and next(model.parameters()).dtype == torch.float32
     half = clearhead.load(model, models.encoder_reader(), readout="mean", dtype="bfloat16").explain("w3 w7 w20")
     assert np.corrcoef(half.scores, ex.explain("w3 w7 w20").scores)[0, 1] > 0.9
 
@@ -191,7 +191,7 @@ def test_the_fused_fast_path_is_switched_off_in_scope() -> None:
     ex = clearhead.load(model, models.encoder_reader(), readout="mean")
     e = ex.explain(["w3 w7 w20", "w9 w2"], "rollout")  # no gradients, and padding
     assert [one.prediction["top"][0]["logit"] for one in e] == pytest.approx(real.max(-1).values.tolist())
-    assert len(ex.record("w3 w7", asks=("attention",)).calls) == models.LAYERS
+    assert len(ex.record("w3 w7", requires=("attention",)).calls) == models.LAYERS
 
 
 def test_attention_whose_forward_is_bypassed_is_refused() -> None:
@@ -253,7 +253,7 @@ def test_threads_do_not_disturb_each_other() -> None:
 
 def refusal(model: nn.Module, name: str = PICTURE) -> str:
     case = models.CASES[name]
-    with pytest.raises(clearhead.Refusal) as refused:
+    with pytest.raises(clearhead.UnsupportedError) as refused:
         clearhead.load(model, case.reader(), readout=case.readout).explain(models.inputs(name)[0])
     return str(refused.value)
 
@@ -271,7 +271,9 @@ class TestWrongRegistrations:
             attention = (q @ k.mT).softmax(-1)  # the scale is forgotten
             return module.proj((attention @ v).transpose(1, 2).flatten(2)), attention, v
 
-        assert "registered for FusedAttention gives another output than the module" in refusal(models.made(PICTURE))
+        assert "registered for FusedAttention computes a different output than the module" in refusal(
+            models.made(PICTURE)
+        )
 
     def test_attention_that_is_not_used(self) -> None:
         @clearhead.register_attention(models.FusedAttention)
@@ -280,7 +282,7 @@ class TestWrongRegistrations:
             return models.FusedAttention.forward(module, x), (q @ k.mT * module.scale).softmax(-1)
 
         said = refusal(models.made(PICTURE))
-        assert "does not depend on what is returned as the attention of blocks.0.attn" in said
+        assert "does not depend on the tensor returned as the attention of blocks.0.attn" in said
 
     def test_scores_in_place_of_attention(self) -> None:
         @clearhead.register_attention(models.FusedAttention)
@@ -289,7 +291,7 @@ class TestWrongRegistrations:
             scores = q @ k.mT * module.scale
             return module.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)), scores
 
-        assert "no shares of one" in refusal(models.made(PICTURE)) and "after the softmax" in refusal(
+        assert "not a probability distribution" in refusal(models.made(PICTURE)) and "after the softmax" in refusal(
             models.made(PICTURE)
         )
 
@@ -324,7 +326,7 @@ class TestWrongRegistrations:
 
     def test_heads_in_place_of_the_module_that_holds_them(self) -> None:
         name = "textbook, fixed positions"
-        del custom_modules._REGISTERED[models.MultiHead]
+        del custom_modules._CUSTOM_FORWARDS[models.MultiHead]
 
         @clearhead.register_attention(models.Head)
         def attend(module: Any, x: Tensor) -> Any:
@@ -333,7 +335,7 @@ class TestWrongRegistrations:
             return (attention @ v)[:, 0], attention, v
 
         said = refusal(models.made(name), name)
-        assert "attend side by side" in said and "register the module that holds them" in said
+        assert "attend in parallel" in said and "register the module that holds them" in said
 
     def test_the_outermost_registration_counts(self) -> None:
         name = "textbook, fixed positions"
@@ -352,7 +354,7 @@ class TestWrongRegistrations:
             attention, values = energy.softmax(-1)[:, None, None], hidden[:, None]
             return ((attention @ values).flatten(1), attention.flatten(1)), attention, values
 
-        assert "gives another output than the module" in refusal(models.made("bilstm"), "bilstm")
+        assert "computes a different output than the module" in refusal(models.made("bilstm"), "bilstm")
 
     def test_wrong_shapes(self) -> None:
         @clearhead.register_attention(models.FusedAttention)
@@ -370,7 +372,7 @@ class TestWrongRegistrations:
         assert "must return output, attention" in refusal(models.made(PICTURE))
 
     def test_nothing_registered(self) -> None:
-        del custom_modules._REGISTERED[models.FusedAttention]
+        del custom_modules._CUSTOM_FORWARDS[models.FusedAttention]
         assert "clearhead.register_attention" in refusal(models.made(PICTURE))
 
     def test_some_attention_not_registered(self) -> None:
@@ -452,34 +454,40 @@ def test_bad_readers() -> None:
     vit, encoder, textbook = models.made(PICTURE), models.made("nn.TransformerEncoder"), models.made("bilstm")
     raw = models.inputs(PICTURE)[0]
     bad = clearhead.InputError
-    with pytest.raises(bad, match=r"clearhead\.Tokens or clearhead\.Pictures"):
+    with pytest.raises(bad, match=r"clearhead\.TokenReader or clearhead\.ImageReader"):
         clearhead.load(vit)
     with pytest.raises(bad, match="labels= names 2 classes, but the model has 3"):
-        clearhead.load(vit, clearhead.Pictures(patch=4, before=["[CLS]"], labels=["a", "b"])).explain(raw)
-    with pytest.raises(clearhead.Refusal, match="13 queries and 13 keys"):
-        clearhead.load(vit, clearhead.Pictures(patch=4)).explain(raw)
-    with pytest.raises(clearhead.Refusal, match="the target depends on rows 0 of the last layer"):
-        clearhead.load(vit, clearhead.Pictures(patch=4, before=["[CLS]"]), readout="patches").explain(raw)
-    with pytest.raises(bad, match="pool='nothing' is no module of BiLSTM"):
-        clearhead.load(textbook, clearhead.Tokens(pool="nothing"))
+        clearhead.load(vit, clearhead.ImageReader(patch_size=4, prefix_tokens=["[CLS]"], labels=["a", "b"])).explain(
+            raw
+        )
+    with pytest.raises(clearhead.UnsupportedError, match="13 queries and 13 keys"):
+        clearhead.load(vit, clearhead.ImageReader(patch_size=4)).explain(raw)
+    with pytest.raises(clearhead.UnsupportedError, match="the target depends on rows 0 of the last layer"):
+        clearhead.load(vit, clearhead.ImageReader(patch_size=4, prefix_tokens=["[CLS]"]), readout="patches").explain(
+            raw
+        )
+    with pytest.raises(bad, match="pooling_module='nothing' is no module of BiLSTM"):
+        clearhead.load(textbook, clearhead.TokenReader(pooling_module="nothing"))
     with pytest.raises(bad, match="leave readout='first' out"):
         clearhead.load(textbook, models.bilstm_reader(), readout="first")
     with pytest.raises(bad, match="must return the model's arguments by name, not Tensor"):
-        clearhead.load(encoder, clearhead.Tokens(inputs=lambda ids, real: ids))  # type: ignore[arg-type,return-value]
-    with pytest.raises(bad, match="say so with embedding="):
-        clearhead.load(encoder, clearhead.Tokens(embedding="head"))
-    named = clearhead.Tokens(embedding="words")
+        clearhead.load(encoder, clearhead.TokenReader(inputs=lambda ids, real: ids))  # type: ignore[arg-type,return-value]
+    with pytest.raises(bad, match="say so with embedding_module="):
+        clearhead.load(encoder, clearhead.TokenReader(embedding_module="head"))
+    named = clearhead.TokenReader(embedding_module="words")
     assert clearhead.load(encoder, named, readout="mean").explain(torch.tensor([3, 4])).scores.shape == (2,)
     with pytest.raises(bad, match="must be batch × label"):
-        clearhead.load(vit, clearhead.Pictures(patch=4, before=["[CLS]"], logits=lambda out: out[None])).explain(raw)
+        clearhead.load(
+            vit, clearhead.ImageReader(patch_size=4, prefix_tokens=["[CLS]"], logits=lambda out: out[None])
+        ).explain(raw)
 
 
 def test_padding_that_changes_the_scores_is_refused() -> None:
     model = models.made("textbook, fixed positions")
     reader = models.textbook_reader()
-    reader.pad = 0
+    reader.pad_id = 0
     with pytest.raises(
-        clearhead.Refusal, match=r"change by .* when its input is padded: hide the padding with inputs="
+        clearhead.UnsupportedError, match=r"change by .* when its input is padded: hide the padding with inputs="
     ):
         clearhead.load(model, reader).explain(models.TEXTS[:2])
 
@@ -496,7 +504,7 @@ def test_bad_inputs() -> None:
     with pytest.raises(bad, match="let the reader's read= cut the text"):
         ex.explain("w1 w2", max_length=1)
     with pytest.raises(bad, match="give its tokens as a tensor, not str"):
-        clearhead.load(models.made("textbook, fixed positions"), clearhead.Tokens()).explain("w1")
+        clearhead.load(models.made("textbook, fixed positions"), clearhead.TokenReader()).explain("w1")
     with pytest.raises(bad, match="give pictures as tensors"):
         picture.explain(np.zeros((16, 12, 3), np.uint8))
     with pytest.raises(bad, match="3 channels of real numbers"):
@@ -516,13 +524,13 @@ def test_pictures_are_read_by_the_reader(tmp_path: Path) -> None:
     reader.mean, reader.std = (0.5,) * 3, (0.5,) * 3
     ex = clearhead.load(models.made(PICTURE), reader)
     e = ex.explain(str(file))
-    assert (e.picture == pixels).all()
+    assert (e.image == pixels).all()
     assert gap(e.scores, ex.explain(pixels).scores) == 0
 
 
 def test_saved_and_reopened(tmp_path: Path) -> None:
     e = shared("bilstm").explain("w9 w2 w4")
-    again = clearhead.open_explanation(e.save(tmp_path / "why.safetensors"))
+    again = clearhead.load_explanation(e.save(tmp_path / "why.safetensors"))
     assert again.tokens == e.tokens and (again.scores == e.scores).all()
 
 
@@ -569,7 +577,9 @@ def test_the_real_timm(pool: str) -> None:
             return (y[:, 0] if module.pool == "token" else y), attention, v
 
     before = ["[CLS]"] if pool != "map" else []
-    reader = clearhead.Pictures(patch=8, before=before, size=32, pool="attn_pool" if pool == "map" else None)
+    reader = clearhead.ImageReader(
+        patch_size=8, prefix_tokens=before, image_size=32, pooling_module="attn_pool" if pool == "map" else None
+    )
     readout = "patches" if pool == "avg" else None
     ex = clearhead.load(model, reader, readout=readout)
     results = ex.explain(torch.randn(3, 32, 32).double(), ["generic", "rollout", "saliency"])

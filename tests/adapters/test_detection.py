@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import clearhead
-from clearhead import Contrast, InputError, MaskedWord, Method, Query, Refusal
-from clearhead.adapters import How
-from clearhead.adapters.detection import NOTHING, found_in, in_cells
-from clearhead.explanation.otsu_mask import otsu
+from clearhead import Contrast, DetectionQuery, InputError, MaskedToken, Method, UnsupportedError
+from clearhead.adapters import InputOptions
+from clearhead.adapters.detection import NO_OBJECT_LABEL, get_detections, group_pixels_by_cell
+from clearhead.explanation.otsu_mask import threshold_otsu
 from clearhead.render import text_labels
 from tests.adapters.test_decoder import Wide
 from tests.invariants import model_snapshot
@@ -193,7 +193,7 @@ class TestAuthors:
     def explained(self, case: str, which: str, profile: str | None) -> dict[str, Any]:
         arrays = self.arrays()
         query, label = (int(arrays[f"{case}/{which}/target_{part}"]) for part in ("index", "class"))
-        target = Query(query) if which.endswith("pred") else Query(query, label)
+        target = DetectionQuery(query) if which.endswith("pred") else DetectionQuery(query, label)
         given = {"pixel_values": torch.as_tensor(arrays[f"{case}/pixel_values"])}
         with Wide():  # transformers 5.0 computes positions in float32
             found = self.explainer().explain(given, list(self.METHODS.values()), target, profile=profile)
@@ -218,7 +218,7 @@ class TestAuthors:
         for case in ("case0", "case1"):
             given = {"pixel_values": torch.as_tensor(self.arrays()[f"{case}/pixel_values"])}
             with Wide():
-                tape = self.explainer().record(given, "attention", Query(4))
+                tape = self.explainer().record(given, "attention", DetectionQuery(4))
             assert gap(tape.logits, self.arrays()[f"{case}/logits"][:, 4]) < 1e-12
 
     def test_the_copies_are_the_originals(self) -> None:
@@ -236,7 +236,7 @@ class TestReplica:
     def test_across(self, family: str) -> None:
         query, label = 3, 1
         seen = replica.watch(model(family), picture(), query, label)
-        found = explainer(family).explain(pixels(), list(ACROSS), Query(query, label))
+        found = explainer(family).explain(pixels(), list(ACROSS), DetectionQuery(query, label))
         image, queries = replica.generic(seen, query)
         assert gap(found["generic"]["image"].scores, image) < close(family)
         assert gap(found["generic"]["queries"].scores, queries) < close(family)
@@ -247,7 +247,9 @@ class TestReplica:
 
     def test_pixels(self, family: str) -> None:
         seen = replica.watch(model(family), picture(high=40, wide=70), 2, 0)
-        e = explainer(family).explain(pixels(high=40, wide=70), Method("saliency", reduce="abs"), Query(2, 0))["image"]
+        e = explainer(family).explain(pixels(high=40, wide=70), Method("saliency", reduce="abs"), DetectionQuery(2, 0))[
+            "image"
+        ]
         rows, columns = e.units.grid
         sums = np.zeros((rows, columns))
         _, high, wide = seen.pixel_gradient.shape
@@ -262,7 +264,7 @@ class TestSampledPoints:
     def test_attention_is_refused(self, family: str) -> None:
         assert set(methods(family)) == {*GRADIENTS, "position", "random"}
         for name in ("generic", "attention", "grad-sam", "attcat"):
-            with pytest.raises(Refusal, match="sampled points of the picture"):
+            with pytest.raises(UnsupportedError, match="sampled points of the picture"):
                 explainer(family).explain(pixels(), name)
 
     def test_pixels(self, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +276,7 @@ class TestSampledPoints:
         label = int(output.logits[0, 1].argmax())
         (gradient,) = torch.autograd.grad(output.logits[0, 1, label], leaf)
         monkeypatch.undo()
-        e = explainer(family).explain(pixels(), "saliency", Query(1))
+        e = explainer(family).explain(pixels(), "saliency", DetectionQuery(1))
         assert e.target["index"] == label
         assert gap((e["image"].scores ** 2).sum(), (gradient**2).sum()) < 1e-9
 
@@ -283,9 +285,9 @@ class TestSampledPoints:
 def test_relevance_in_single_precision_is_that_of_double_precision(method: str) -> None:
     """A decoder starts from zeros, which do not depend on the picture: they meet what does in its format."""
     single = clearhead.load(deepcopy(model("detr")).float())
-    double = clearhead.load(deepcopy(single.subject.model).double())
+    double = clearhead.load(deepcopy(single.adapter.model).double())
     given = {"pixel_values": picture().float()}
-    found, exact = (ex.explain(given, method, Query(1, "circle"))["image"].scores for ex in (single, double))
+    found, exact = (ex.explain(given, method, DetectionQuery(1, "circle"))["image"].scores for ex in (single, double))
     assert gap(found, exact) < 1e-5
 
 
@@ -294,12 +296,12 @@ class TestLaws:
     def test_recorded_is_real(self, family: str) -> None:
         real = model(family)(pixel_values=picture().to(model(family).dtype)).logits[0]
         for query in (0, 4):
-            tape = explainer(family).record(pixels(), "input_gradient", Query(query))
+            tape = explainer(family).record(pixels(), "input_gradient", DetectionQuery(query))
             assert gap(tape.logits[0], real[query].detach()) < close(family)
 
     def test_batched_is_single(self, family: str) -> None:
         batch = [pixels(seed) for seed in (3, 4, 5)]
-        targets = [Query(1, "circle"), Query(4, "star"), Query(2, "square")]
+        targets = [DetectionQuery(1, "circle"), DetectionQuery(4, "star"), DetectionQuery(2, "square")]
         ex, names = explainer(family), with_few(methods(family))
         together, backwards = ex.explain(batch, names, targets), ex.explain(batch[::-1], names, targets[::-1])
         for i, (given, target) in enumerate(zip(batch, targets, strict=True)):
@@ -311,14 +313,14 @@ class TestLaws:
 
     def test_queries_together_are_queries_alone(self, family: str) -> None:
         ex = explainer(family)
-        (sample,) = ex.subject.samples(pixels(), How())
-        sure = int((found_in(sample).probabilities.max(-1).values > 0.5).sum())
+        (sample,) = ex.adapter.make_samples(pixels(), InputOptions())
+        sure = int((get_detections(sample).probabilities.max(-1).values > 0.5).sum())
         names = sorted(set(methods(family)) & {"generic", "rollout", "saliency", "input-x-gradient", "attcat"})
         found = ex.explain(pixels(), names)
         steps = found[names[0]].target.get("steps", [found[names[0]].target])
         assert len(steps) == max(sure, 1)
         for k, step in enumerate(steps):
-            for name, alone in ex.explain(pixels(), names, Query(step["place"])).items():
+            for name, alone in ex.explain(pixels(), names, DetectionQuery(step["place"])).items():
                 e = found[name]["image"]
                 assert gap(e.scores if e.matrix is None else e.matrix[k], alone["image"].scores) < close(family), name
                 assert e.matrix is None or gap(e.matrix.sum(0), e.scores) < 1e-6
@@ -328,7 +330,7 @@ class TestLaws:
         before = model_snapshot.of_model(given)
         ex.explain(pixels(), methods(family))
         with pytest.raises(InputError):
-            ex.explain(pixels(), "saliency", Query(77))
+            ex.explain(pixels(), "saliency", DetectionQuery(77))
         assert model_snapshot.changes(before, model_snapshot.of_model(given)) == []
 
 
@@ -351,13 +353,13 @@ class TestTargets:
 
     def test_none_found_gives_the_likeliest_and_says_so(self) -> None:
         ex = clearhead.load(model("detr"))
-        ex.subject.threshold = 1.0
+        ex.adapter.threshold = 1.0
         e = ex.explain(pixels(), "saliency")
         p = model("detr")(pixel_values=picture()).logits[0].softmax(-1)[:, :3].detach()
         assert e.steps is None and e.target["found"] is False
         assert e.target["place"] == int(p.max(-1).values.argmax())
         assert e.target["probability"] == pytest.approx(float(p.max()))
-        (note,) = text_labels.notes(e)
+        (note,) = text_labels.list_notes(e)
         assert note.startswith(f"query {e.target['place']} finds no {e.target['label']}") and note in e.html()
 
     def test_no_object_is_never_the_default(self) -> None:
@@ -365,24 +367,24 @@ class TestTargets:
         sure = model("detr").class_labels_classifier.bias.detach()
         sure[3] += 50  # nothing is by far the likeliest
         try:
-            e = changed.explain(pixels(), "saliency", Query(2))
+            e = changed.explain(pixels(), "saliency", DetectionQuery(2))
             logits = model("detr")(pixel_values=picture()).logits[0, 2].detach()
         finally:
             sure[3] -= 50
         assert e.target["index"] == int(logits[:3].argmax())
         assert e.target["value"] == pytest.approx(float(logits[:3].max()))
-        assert e.prediction["label"] == NOTHING and e.target["probability"] < 1e-9
+        assert e.prediction["label"] == NO_OBJECT_LABEL and e.target["probability"] < 1e-9
 
     def test_nothing_can_be_asked_about(self) -> None:
-        e = explainer("detr").explain(pixels(), "saliency", Query(2, NOTHING))
-        assert e.target["name"] == NOTHING and e.target["found"] is False
+        e = explainer("detr").explain(pixels(), "saliency", DetectionQuery(2, NO_OBJECT_LABEL))
+        assert e.target["name"] == NO_OBJECT_LABEL and e.target["found"] is False
 
     def test_names_given_after_loading_are_read(self) -> None:
         own = deepcopy(model("detr"))
         ex = clearhead.load(own)
         own.config.id2label = {0: "ring", 1: "box", 2: "comet"}
-        assert ex.labels == {0: "ring", 1: "box", 2: "comet", 3: NOTHING}
-        assert ex.explain(pixels(), "saliency", Query(1, "comet")).target["index"] == 2
+        assert ex.labels == {0: "ring", 1: "box", 2: "comet", 3: NO_OBJECT_LABEL}
+        assert ex.explain(pixels(), "saliency", DetectionQuery(1, "comet")).target["index"] == 2
 
     def test_a_label_is_every_such_object(self) -> None:
         ex = explainer("conditional")
@@ -394,14 +396,18 @@ class TestTargets:
 
     def test_contrast_and_scales(self) -> None:
         logits = model("detr")(pixel_values=picture()).logits[0, 1].detach()
-        e = explainer("detr").explain(pixels(), "input-x-gradient", Query(1, "star", "circle"))
+        e = explainer("detr").explain(pixels(), "input-x-gradient", DetectionQuery(1, "star", "circle"))
         assert e.target["kind"] == "contrast" and e.target["value"] == pytest.approx(float(logits[2] - logits[0]))
         a, b = (
-            explainer("detr").explain(pixels(), "input-x-gradient", Query(1, label))["image"].scores
+            explainer("detr").explain(pixels(), "input-x-gradient", DetectionQuery(1, label))["image"].scores
             for label in ("star", "circle")
         )
         assert gap(e["image"].scores, a - b) < 1e-9
-        p = explainer("detr").explain(pixels(), "saliency", Query(1, "star"), scale="probability").target["value"]
+        p = (
+            explainer("detr")
+            .explain(pixels(), "saliency", DetectionQuery(1, "star"), scale="probability")
+            .target["value"]
+        )
         assert p == pytest.approx(float(logits.softmax(-1)[2]))
         assert explainer("detr").explain(pixels(), "saliency", Contrast("star", "circle")).target
 
@@ -409,7 +415,7 @@ class TestTargets:
         def box_width(output: Any) -> Tensor:
             return output.pred_boxes[:, 3, 2]
 
-        with pytest.raises(Refusal, match="depends on rows 3 of the last layer"):
+        with pytest.raises(UnsupportedError, match="depends on rows 3 of the last layer"):
             explainer("detr").explain(pixels(), target=box_width)
         e = clearhead.load(model("detr"), readout=3).explain(pixels(), target=box_width)
         assert e["image"].scores.max() > 0 and e.target["kind"] == "callable"
@@ -417,13 +423,13 @@ class TestTargets:
     @pytest.mark.parametrize(
         ("target", "message"),
         [
-            (Query(5), "query 5 does not exist: the model has 5 queries"),
-            (Query("star"), "query 'star' does not exist"),
-            (Query(1, "hexagon"), "label 'hexagon'"),
+            (DetectionQuery(5), "query 5 does not exist: the model has 5 queries"),
+            (DetectionQuery("star"), "query 'star' does not exist"),
+            (DetectionQuery(1, "hexagon"), "label 'hexagon'"),
             ("hexagon", "label 'hexagon'"),
-            (NOTHING, "what most queries say"),
-            (MaskedWord("star"), "no target of a detector"),
-            (clearhead.Generated(2), "no target of a detector"),
+            (NO_OBJECT_LABEL, "what most queries say"),
+            (MaskedToken("star"), "no target of a detector"),
+            (clearhead.GeneratedToken(2), "no target of a detector"),
         ],
     )
     def test_bad_targets(self, target: Any, message: str) -> None:
@@ -431,7 +437,7 @@ class TestTargets:
             explainer("detr").explain(pixels(), target=target)
 
     def test_negative_queries_count_from_the_end(self) -> None:
-        assert explainer("detr").explain(pixels(), "saliency", Query(-1)).target["place"] == 4
+        assert explainer("detr").explain(pixels(), "saliency", DetectionQuery(-1)).target["place"] == 4
 
 
 class TestInputs:
@@ -448,17 +454,20 @@ class TestInputs:
 
     def test_the_grid_is_the_feature_maps(self) -> None:
         for high, wide, grid in ((64, 64, (2, 2)), (65, 97, (3, 4)), (40, 200, (2, 7))):
-            e = explainer("detr").explain(pixels(high=high, wide=wide), "generic", Query(0))["image"]
-            assert e.units.grid == grid and e.picture.shape == (high, wide, 3)
+            e = explainer("detr").explain(pixels(high=high, wide=wide), "generic", DetectionQuery(0))["image"]
+            assert e.units.grid == grid and e.image.shape == (high, wide, 3)
             assert e.units.boxes[0] == (0, 0, 1 / grid[1], 1 / grid[0])
-        e = explainer("yolos").explain(pixels(high=35, wide=50), "generic", Query(0))["image"]
-        assert e.units.grid == (4, 6) and e.picture.shape == (32, 48, 3) and e.tokens[0] == "[CLS]"
+        e = explainer("yolos").explain(pixels(high=35, wide=50), "generic", DetectionQuery(0))["image"]
+        assert e.units.grid == (4, 6) and e.image.shape == (32, 48, 3) and e.tokens[0] == "[CLS]"
 
     def test_pictures_of_several_sizes_in_one_call(self) -> None:
         batch = [pixels(high=64, wide=96), pixels(high=60, wide=96), pixels(high=64, wide=128)]
-        found = explainer("detr").explain(batch, "generic", Query(0))
+        found = explainer("detr").explain(batch, "generic", DetectionQuery(0))
         for e, given in zip(found, batch, strict=True):
-            assert gap(e["image"].scores, explainer("detr").explain(given, "generic", Query(0))["image"].scores) < 1e-9
+            assert (
+                gap(e["image"].scores, explainer("detr").explain(given, "generic", DetectionQuery(0))["image"].scores)
+                < 1e-9
+            )
 
     def test_padding_is_cut_off(self) -> None:
         small = picture(high=64, wide=96)
@@ -477,7 +486,7 @@ class TestInputs:
         e = clearhead.load(model("detr"), processor).explain(shot)
         named = clearhead.load((model("detr"), processor)).explain(image=shot)
         assert e == named and e["image"].units.grid == (2, 3)
-        assert abs(e["image"].picture.mean() - shot.mean()) < 3
+        assert abs(e["image"].image.mean() - shot.mean()) < 3
 
     @pytest.mark.parametrize(
         ("given", "message"),
@@ -507,7 +516,7 @@ class TestInputs:
         config = transformers.OwlViTConfig(
             text_config={**tiny, "vocab_size": 20}, vision_config={**tiny, "image_size": 32, "patch_size": 16}
         )
-        with pytest.raises(Refusal, match="looks for what a text names"):
+        with pytest.raises(UnsupportedError, match="looks for what a text names"):
             clearhead.load(transformers.OwlViTForObjectDetection(config))
 
     def test_boxes_of_another_kind_are_refused(self) -> None:
@@ -519,7 +528,7 @@ class TestInputs:
 
         handle = model("detr").register_forward_hook(doubled)
         try:
-            with pytest.raises(Refusal, match="gives no classes and boxes"):
+            with pytest.raises(UnsupportedError, match="gives no classes and boxes"):
                 clearhead.load(model("detr")).explain(pixels())
         finally:
             handle.remove()
@@ -528,7 +537,7 @@ class TestInputs:
 class TestCells:
     def test_every_pixel_lies_in_one_cell(self) -> None:
         given = torch.arange(2 * 3 * 7 * 10, dtype=torch.float64).reshape(2, 3, 7, 10) + 1
-        cells = in_cells(given, (3, 4))
+        cells = group_pixels_by_cell(given, (3, 4))
         assert cells.shape[:2] == (2, 12)
         for one, whole in zip(cells, given, strict=True):
             assert sorted(one[one != 0].tolist()) == sorted(whole.flatten().tolist())
@@ -538,7 +547,7 @@ class TestCells:
 
 class TestMask:
     def test_what_stands_out(self) -> None:
-        e = explainer("detr").explain(pixels(high=128, wide=128), "generic", Query(0))["image"]
+        e = explainer("detr").explain(pixels(high=128, wide=128), "generic", DetectionQuery(0))["image"]
         scores = np.zeros(16)
         scores[5] = 1.0
         mask = replace(e, scores=scores).mask()
@@ -554,16 +563,16 @@ class TestMask:
                 return 0.0
             return len(low) * len(high) * (low.mean() - high.mean()) ** 2
 
-        assert between(otsu(values)) == pytest.approx(max(between(t) for t in range(256)))
+        assert between(threshold_otsu(values)) == pytest.approx(max(between(t) for t in range(256)))
 
 
 class TestZoo:
     def test_what_it_found_is_where_it_looked(self) -> None:
-        if "shapes-detr" not in clearhead.models():
+        if "shapes-detr" not in clearhead.zoo_models():
             pytest.skip("the zoo has no shapes-detr here")
         from clearhead_zoo.tasks import shapes
 
-        scenes = shapes.scenes(np.random.default_rng(5), 4, 96)
+        scenes = shapes.sample_scenes(np.random.default_rng(5), 4, 96)
         drawn, masks = shapes.render(scenes)
         ex = clearhead.load("zoo:shapes-detr")
         overlaps = []

@@ -15,8 +15,8 @@ import transformers
 from safetensors.torch import load_file
 
 import clearhead
-from clearhead import Contrast, InputError, Refusal
-from clearhead.adapters.base import Given, How
+from clearhead import Contrast, InputError, UnsupportedError
+from clearhead.adapters.base import InputOptions, NamedInputs
 from tests import dual_models, models
 from tests.dual_models import NAMES, TEXTS
 from tests.invariants import model_snapshot
@@ -108,7 +108,7 @@ def test_attention_and_rollout_of_the_picture(case: str) -> None:
 
 
 def test_what_the_profile_does_not_name() -> None:
-    with pytest.raises(InputError, match="mm_clip says nothing about rollout"):
+    with pytest.raises(InputError, match="mm_clip has no settings for rollout"):
         published().explain(pairs("case0"), "rollout", profile="mm_clip")
 
 
@@ -119,8 +119,8 @@ def test_what_the_profile_does_not_name() -> None:
 def test_generic_is_the_slow_twins(name: str) -> None:
     ex = dual_models.explainer(name)
     e = ex.explain(text=TEXTS[0], image=PICTURES[0])
-    batch = ex.subject.collate(ex.subject.samples(Given(TEXTS[0], PICTURES[0]), How()))
-    cosine, maps = replica.maps_of(ex.subject.model, dict(batch))
+    batch = ex.adapter.collate(ex.adapter.make_samples(NamedInputs(TEXTS[0], PICTURES[0]), InputOptions()))
+    cosine, maps = replica.maps_of(ex.adapter.model, dict(batch))
     assert e.target == {"kind": "similarity", "name": TEXTS[0], "scale": "cosine", "value": pytest.approx(cosine)}
     text = replica.relevance(maps["text"])[-1]
     text[-1] -= 1
@@ -159,10 +159,10 @@ def test_padded_is_unpadded(name: str) -> None:
     processor = dual_models.processor(name)
     pixels = processor.image_processor(PICTURES, return_tensors="pt")["pixel_values"].double()
     words = processor.tokenizer(TEXTS, padding="max_length", max_length=40, return_tensors="pt")
-    words = {key: part for key, part in words.items() if ex.subject.accepts(key)}
+    words = {key: part for key, part in words.items() if ex.adapter.forward_accepts(key)}
     alone = ex.explain(text=TEXTS, image=PICTURES)
     with torch.no_grad():  # the model's own answers have it
-        real = ex.subject.model(**words, pixel_values=pixels)
+        real = ex.adapter.model(**words, pixel_values=pixels)
     cosines = (real.text_embeds * real.image_embeds).sum(-1)
     for e, one, cosine in zip(ex.explain({**words, "pixel_values": pixels}), alone, cosines, strict=True):
         assert e.target["value"] == pytest.approx(float(cosine), abs=1e-6)
@@ -190,7 +190,7 @@ def test_many_texts_and_many_pictures_are_every_pair() -> None:
     with torch.no_grad():
         both = dual_models.processor("clip")(text=TEXTS, images=PICTURES[:2], return_tensors="pt", padding=True)
         both.pop("token_type_ids", None)
-        real = ex.subject.model(**{**both, "pixel_values": both["pixel_values"].double()})
+        real = ex.adapter.model(**{**both, "pixel_values": both["pixel_values"].double()})
     cosines = (real.text_embeds @ real.image_embeds.T).flatten()
     assert gap([e.target["value"] for e in every], cosines) < WITHIN
     for e, (text, image) in zip(every, grid, strict=True):
@@ -205,7 +205,7 @@ def test_many_texts_and_many_pictures_are_every_pair() -> None:
 def test_clip_is_read_at_the_end_of_the_text() -> None:
     """What comes after reaches nothing, so it is no unit; two texts that differ there alone are explained alike."""
     ex = dual_models.explainer("clip")
-    end = ex.subject.texts.model.config.eos_token_id
+    end = ex.adapter.text_tower.model.config.eos_token_id
     pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     one = ex.explain({"input_ids": torch.tensor([[2, 9, 8, end]]), "pixel_values": pixels})
     two = ex.explain({"input_ids": torch.tensor([[2, 9, 8, end, 7, end, 11]]), "pixel_values": pixels})
@@ -239,7 +239,7 @@ def test_siglip_reads_texts_of_one_length(name: str) -> None:
     pixels = {**pixels, "pixel_values": pixels["pixel_values"].double()}
     words.pop("token_type_ids", None)
     with torch.no_grad():
-        real = ex.subject.model(**words, **pixels)
+        real = ex.adapter.model(**words, **pixels)
     assert e.target["value"] == pytest.approx(float((real.text_embeds * real.image_embeds).sum()), abs=1e-6)
     assert_same(ex.explain({**words, **pixels}), e)
     short = [{"input_ids": torch.tensor([[5, 6, 7][:count]]), **pixels} for count in (2, 3)]
@@ -258,7 +258,7 @@ def test_siglip_sees_its_padding_where_its_tokenizer_masks_none() -> None:
     ids = processor.tokenizer(TEXTS[0], padding="max_length", max_length=24, return_tensors="pt")
     pixels = processor.image_processor(PICTURES[0], return_tensors="pt")["pixel_values"].double()
     with torch.no_grad():
-        real = ex.subject.model(**ids, pixel_values=pixels)
+        real = ex.adapter.model(**ids, pixel_values=pixels)
     assert list(ids) == ["input_ids"]
     assert e.target["value"] == pytest.approx(float((real.text_embeds * real.image_embeds).sum()), abs=1e-6)
     assert (e["text"].scores[10:] > 0).any(), "padding is looked at"
@@ -272,19 +272,19 @@ def test_siglip_2_takes_pictures_of_any_shape() -> None:
     assert rows < columns and rows * columns < made["pixel_values"].shape[1], "some of it is padding"
     e, square = ex.explain(text=TEXTS[:2], image=[wide, PICTURES[0]])
     assert e["image"].units.grid == (rows, columns) and square["image"].units.grid == (4, 4)
-    assert e["image"].picture.shape == (rows * 4, columns * 4, 3)
-    words = ex.subject.texts.collate(ex.subject.texts.samples(TEXTS[0], How()))
+    assert e["image"].image.shape == (rows * 4, columns * 4, 3)
+    words = ex.adapter.text_tower.collate(ex.adapter.text_tower.make_samples(TEXTS[0], InputOptions()))
     with torch.no_grad():
-        real = ex.subject.model(**words, **{**made, "pixel_values": made["pixel_values"].double()})
+        real = ex.adapter.model(**words, **{**made, "pixel_values": made["pixel_values"].double()})
     assert e.target["value"] == pytest.approx(float((real.text_embeds * real.image_embeds).sum()), abs=1e-6)
 
 
 def test_methods_without_a_rule_for_a_query_that_pools_refuse() -> None:
     ex = dual_models.explainer("siglip")
     for method in ("grad-sam", "cat", "attcat"):
-        with pytest.raises(Refusal, match="which it has no rule for"):
+        with pytest.raises(UnsupportedError, match="which it has no rule for"):
             ex.explain(text=TEXTS[0], image=PICTURES[0], method=method)
-    with pytest.raises(Refusal, match="rows='all' is for streams that look at themselves alone"):
+    with pytest.raises(UnsupportedError, match="rows='all' is for streams that look at themselves alone"):
         ex.explain(text=TEXTS[0], image=PICTURES[0], rows="all")
     assert dual_models.explainer("clip").explain(text=TEXTS[0], image=PICTURES[0], rows="all")["image"].matrix.ndim == 2
 
@@ -329,7 +329,7 @@ def test_one_text_against_another(name: str) -> None:
 
 def test_the_scale_of_a_similarity() -> None:
     ex = dual_models.explainer("siglip")
-    model = ex.subject.model
+    model = ex.adapter.model
     given = {"text": TEXTS[0], "image": PICTURES[0], "method": "input-x-gradient"}
     cosine, logit = ex.explain(**given), ex.explain(**given, scale="logit")
     scale, bias = float(model.logit_scale.detach().exp()), float(model.logit_bias.detach())
@@ -353,7 +353,7 @@ def test_a_function_of_the_output() -> None:
 
 def test_the_tape_of_a_contrast() -> None:
     tape = dual_models.explainer("clip").record(
-        text=TEXTS[0], image=PICTURES[0], asks="attention_gradient", target=Contrast(None, "the book")
+        text=TEXTS[0], image=PICTURES[0], requires="attention_gradient", target=Contrast(None, "the book")
     )
     assert [call.query_stream for call in tape.calls] == ["image"] * 2 + ["text"] * 3
     assert tape.logits.shape == (1, 2) and tape.value == pytest.approx(tape.logits[:, 0] - tape.logits[:, 1])
@@ -408,11 +408,11 @@ def test_dual_encoders_that_cannot_be_explained_say_why() -> None:
     stages = {"depths": [1, 1], "num_group_tokens": [4, 0], "num_output_groups": [4, 0], "image_size": 16}
     vision = {**stages, "patch_size": 4, "hidden_size": 32, "num_attention_heads": 4}
     group = transformers.GroupViTConfig(text_config=text, vision_config=vision)
-    with pytest.raises(Refusal, match=r"GroupViTModel cannot be explained: .*hard choices"):
+    with pytest.raises(UnsupportedError, match=r"GroupViTModel cannot be explained: .*hard choices"):
         clearhead.load(transformers.GroupViTModel(group))
     parts = transformers.SwinConfig(embed_dim=16, depths=[1], num_heads=[2]), transformers.BertConfig(**text)
     config = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(*parts)
-    with pytest.raises(Refusal, match="SwinModel is no picture tower whose attention covers the picture"):
+    with pytest.raises(UnsupportedError, match="SwinModel is no picture tower whose attention covers the picture"):
         clearhead.load(transformers.VisionTextDualEncoderModel(config))
 
 
@@ -427,7 +427,7 @@ def test_one_call_from_a_folder(tmp_path: Path) -> None:
     assert e["text"].words().tokens[1:-1] == ["So", "boring", "!"]
     assert e.target["scale"] == "cosine" and e.prediction["label"] == "similarity"
     e.save(tmp_path / "why.safetensors")
-    assert clearhead.open_explanation(tmp_path / "why.safetensors") == e
+    assert clearhead.load_explanation(tmp_path / "why.safetensors") == e
 
 
 # -- sounds
@@ -485,7 +485,7 @@ def test_the_picture_half_as_a_classifier(name: str, before: int) -> None:
             assert_close(together[method][i], alone)
     assert len(alone) == 16 + before and alone.units.grid == (4, 4)
     assert alone.certificate["readout"] == "patches" and together["generic"][0].certificate["readout_checked"]
-    pixels = ex.subject.processor(PICTURES[0], return_tensors="pt")["pixel_values"].double()
+    pixels = ex.adapter.processor(PICTURES[0], return_tensors="pt")["pixel_values"].double()
     with torch.no_grad():
         logits = model(pixels).logits[0]
     assert together["generic"][0].target["value"] == pytest.approx(float(logits.max()), abs=1e-6)

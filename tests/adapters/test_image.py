@@ -10,8 +10,8 @@ import transformers
 from PIL import Image
 
 import clearhead
-from clearhead import InputError, Refusal
-from clearhead.adapters.readers.image import open_picture
+from clearhead import InputError, UnsupportedError
+from clearhead.adapters.readers.image import open_image
 from clearhead.errors import ClearheadWarning
 from tests.models import IMAGE, image_model, inputs
 
@@ -41,7 +41,7 @@ def test_special_tokens_and_read_out(name: str) -> None:
     assert e.units.grid == (size, size) and e.tokens[: len(before)] == before and len(e) == len(before) + size**2
     assert e.units.special == (True,) * len(before) + (False,) * size**2
     assert e.certificate["readout"] == readout and e.certificate["readout_checked"] == (readout is not None)
-    assert e.picture is not None and e.picture.shape == (16, 16, 3) and e.heat_map().shape == (size, size)
+    assert e.image is not None and e.image.shape == (16, 16, 3) and e.heat_map().shape == (size, size)
 
 
 @pytest.mark.parametrize("name", IMAGE)
@@ -49,7 +49,7 @@ def test_special_tokens_and_read_out(name: str) -> None:
 def test_pictures_that_are_not_square(name: str, by: str) -> None:
     settings = {"image_size": (16, 24)} if by == "configuration" else {}
     if by == "configuration" and name.startswith("dinov2"):
-        with pytest.raises(Refusal, match="keep it square"):
+        with pytest.raises(UnsupportedError, match="keep it square"):
             clearhead.load(*image_model(name, **settings))
         return
     model, processor = image_model(name, **settings)
@@ -57,7 +57,7 @@ def test_pictures_that_are_not_square(name: str, by: str) -> None:
     e = ex.explain(noise(16, 24), "input-x-gradient")
     rows, columns = (8, 12) if name == "swin" else (4, 6)
     assert e.units.grid == (rows, columns) and len(e) == len(READOUTS[name][0]) + rows * columns
-    assert e.picture is not None and e.picture.shape == (16, 24, 3)
+    assert e.image is not None and e.image.shape == (16, 24, 3)
     if name != "swin":
         assert ex.explain(noise(16, 24), "generic").certificate["readout_checked"]
         assert len(ex.explain(noise(24, 16), "generic")) == len(e) if by == "interpolation" else True
@@ -76,7 +76,7 @@ def test_a_picture_of_another_shape_with_as_many_patches() -> None:
 
 def test_pixels_beyond_the_last_patch_are_not_part_of_the_picture() -> None:
     e = clearhead.load(*image_model("vit")).explain(noise(18, 17), "input-x-gradient")
-    assert e.units.grid == (4, 4) and e.picture is not None and e.picture.shape == (16, 16, 3)
+    assert e.units.grid == (4, 4) and e.image is not None and e.image.shape == (16, 16, 3)
     with pytest.raises(InputError, match="does not fall into patches"):
         clearhead.load(*image_model("swin")).explain(noise(17, 16), "input-x-gradient")
 
@@ -95,7 +95,7 @@ def test_the_classifier_may_read_otherwise(name: str) -> None:
         assert clearhead.load(model, processor).explain(PICTURE).certificate["readout"] == "first"
     model, processor = image_model(name)
     for wrong in ("first", "mean"):
-        with pytest.raises(Refusal, match="say which is right"):
+        with pytest.raises(UnsupportedError, match="say which is right"):
             clearhead.load(model, processor, readout=wrong).explain(PICTURE)
 
 
@@ -117,17 +117,17 @@ def test_models_that_are_no_pictures_of_patches() -> None:
     resnet = transformers.ResNetForImageClassification(
         transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], num_labels=3)
     )
-    with pytest.raises(Refusal, match="ResNetForImageClassification"):
+    with pytest.raises(UnsupportedError, match="ResNetForImageClassification"):
         clearhead.load(resnet).explain(noise(16, 16))
     convnext = transformers.ConvNextForImageClassification(
         transformers.ConvNextConfig(hidden_sizes=[8, 8], depths=[1, 1], num_stages=2, image_size=16, num_labels=3)
     )
-    with pytest.raises(Refusal, match="without attention"):
+    with pytest.raises(UnsupportedError, match="without attention"):
         clearhead.load(convnext.double()).explain(noise(16, 16))
     gpt = transformers.ImageGPTForImageClassification(
         transformers.ImageGPTConfig(n_embd=16, n_layer=1, n_head=2, n_positions=16, vocab_size=9, num_labels=3)
     )
-    with pytest.raises(Refusal, match="takes input_ids"):
+    with pytest.raises(UnsupportedError, match="takes input_ids"):
         clearhead.load(gpt)
 
 
@@ -152,16 +152,16 @@ def class_token(output: Any) -> torch.Tensor:
 
 def test_masked_autoencoders_are_refused_while_they_are_random() -> None:
     model = masked_autoencoder()
-    with pytest.raises(Refusal, match="at random"):
+    with pytest.raises(UnsupportedError, match="at random"):
         clearhead.load(model).explain(pinned(), target=class_token)
     model.config.mask_ratio = 0.0
     shuffled = {**pinned(), "noise": torch.rand(1, 16)}
     for raw in (noise(16, 16), shuffled):
-        with pytest.raises(Refusal, match="increasing noise"):
+        with pytest.raises(UnsupportedError, match="increasing noise"):
             clearhead.load(model).explain(raw, target=class_token)
     with pytest.raises(InputError, match="has no classes"):
         clearhead.load(model).explain(pinned())
-    with pytest.raises(Refusal, match=r"load\(model.vit\)"):
+    with pytest.raises(UnsupportedError, match=r"load\(model.vit\)"):
         clearhead.load(masked_autoencoder("ViTMAEForPreTraining"))
 
 
@@ -233,7 +233,7 @@ def test_what_was_drawn_on_a_picture_stays_there(ending: str, tmp_path: Path) ->
     shades[0].save(file, save_all=True, append_images=shades[1:])
     with Image.open(file) as opened:
         opened.paste(shades[2].convert(opened.mode).getpixel((0, 0)), (0, 0, 16, 16))
-        first, second = (ex.explain(opened).picture for _ in range(2))
+        first, second = (ex.explain(opened).image for _ in range(2))
         assert opened.tell() == 0 and (first == second).all()
 
 
@@ -243,7 +243,7 @@ def test_a_frame_that_was_sought_out_needs_no_words(tmp_path: Path, recwarn: pyt
     shades[0].save(file, save_all=True, append_images=shades[1:])
     with Image.open(file) as sought:
         sought.seek(2)
-        assert (ex.explain(sought).picture == shades[2].getpixel((0, 0))).all()
+        assert (ex.explain(sought).image == shades[2].getpixel((0, 0))).all()
     shades[0].save(tmp_path / "camera.jpg", "MPO", save_all=True, append_images=shades[1:])  # with previews beside it
     ex.explain(tmp_path / "camera.jpg")
     assert not [one for one in recwarn if issubclass(one.category, ClearheadWarning)]
@@ -259,14 +259,14 @@ def test_a_file_that_is_damaged_beyond_its_first_frame_opens_as_before(tmp_path:
         second = picture.fp.tell()
     for length in range(second, len(whole)):
         (tmp_path / "cut.gif").write_bytes(whole[:length])
-        assert open_picture(tmp_path / "cut.gif").getpixel((0, 0)) == shades[0].getpixel((0, 0))
+        assert open_image(tmp_path / "cut.gif").getpixel((0, 0)) == shades[0].getpixel((0, 0))
 
 
 def test_the_picture_is_shown_as_the_model_saw_it() -> None:
     model, processor = image_model("vit")
     flat = np.full((20, 20, 3), (10, 120, 250), dtype=np.uint8)
     e = clearhead.load(model, processor).explain(flat)
-    assert e.picture is not None and np.abs(e.picture.astype(int) - flat[:16, :16]).max() <= 1
+    assert e.image is not None and np.abs(e.image.astype(int) - flat[:16, :16]).max() <= 1
 
 
 @pytest.mark.parametrize(

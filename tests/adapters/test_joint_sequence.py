@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import clearhead
-from clearhead import InputError, Refusal
+from clearhead import InputError, UnsupportedError
 from tests import joint_models
 from tests.adapters.test_cross_attention import CASES, applying, arrays, gap, published
 from tests.invariants import model_snapshot
@@ -21,7 +21,7 @@ FAMILIES = pytest.mark.parametrize("name", ["visual_bert", "vilt"])
 METHODS = {"ours": "generic", "raw_attn": "attention", "rollout": "rollout", "gradcam": "attention-gradcam"}
 
 
-def scores(e: clearhead.JointExplanation) -> np.ndarray:
+def scores(e: clearhead.MultiStreamExplanation) -> np.ndarray:
     """Of the whole sequence."""
     return np.concatenate([part.scores for part in e])
 
@@ -71,7 +71,7 @@ def test_padding_is_part_of_the_authors_maps(target: int) -> None:
     }
     assert padded["attention_mask"].sum() == 7 and padded["input_ids"].shape == (1, 9)
     exact = {**padded, "visual_embeds": padded["visual_embeds"].double()}
-    looks = replica.watch(published("visual_bert").subject.model, exact, lambda output: output.logits[0, target])
+    looks = replica.watch(published("visual_bert").adapter.model, exact, lambda output: output.logits[0, target])
     for theirs, expected in as_the_authors(looks, row=5).items():
         e = published("visual_bert").explain(padded, METHODS[theirs], target=target, profile="mm_visualbert")
         assert len(e["text"]) == 9 and len(e["regions"]) == 8
@@ -84,7 +84,7 @@ def test_a_map_that_the_clamp_leaves_nothing_of_is_nan_to_the_authors() -> None:
     """A target that every head should attend less for; the score of the token that is read they set to zero."""
     ex, inputs = published("visual_bert"), given("case0")
     exact = {**inputs, "visual_embeds": inputs["visual_embeds"].double()}
-    passes = [replica.watch(ex.subject.model, exact, lambda output, k=k: output.logits[0, k]) for k in range(5)]
+    passes = [replica.watch(ex.adapter.model, exact, lambda output, k=k: output.logits[0, k]) for k in range(5)]
     weights = np.stack([looks[-1].gradient.mean((1, 2)) for looks in passes])  # class head
     mixture = torch.as_tensor(np.linalg.lstsq(weights.T, -np.ones(4), rcond=None)[0])
     how = {"method": "attention-gradcam", "target": lambda output: output.logits @ mixture}
@@ -112,8 +112,8 @@ def test_methods_are_their_slow_twins(name: str) -> None:
     ex = joint_models.explainer(name)
     batch = ex.explain(**joint_models.together(joint_models.inputs(name)), method=list(METHODS.values()), target=1)
     for place, one in enumerate(joint_models.inputs(name)):
-        inputs = in_order(name, ex.subject.model, joint_models.model_inputs(name, one))
-        looks = replica.watch(ex.subject.model, inputs, lambda output: output.logits[0, 1])
+        inputs = in_order(name, ex.adapter.model, joint_models.model_inputs(name, one))
+        looks = replica.watch(ex.adapter.model, inputs, lambda output: output.logits[0, 1])
         steps = [[replica.Look(one.module, one.attention, one.gradient, "joint", "joint")] for one in looks]
         lengths = {"joint": looks[0].attention.shape[1]}
         row = inputs["input_ids"].shape[1] - 2 if name == "visual_bert" else 0
@@ -130,7 +130,7 @@ def test_methods_are_their_slow_twins(name: str) -> None:
 @FAMILIES
 def test_gradients_go_to_words_and_to_what_they_are_about(name: str) -> None:
     ex, one = joint_models.explainer(name), joint_models.inputs(name)[0]
-    model, inputs = ex.subject.model, joint_models.model_inputs(name, one)
+    model, inputs = ex.adapter.model, joint_models.model_inputs(name, one)
     leaf = "visual_embeds" if name == "visual_bert" else "pixel_values"
     words = model.get_input_embeddings()(inputs["input_ids"]).detach().requires_grad_()
     shown = inputs[leaf].detach().requires_grad_()
@@ -155,8 +155,8 @@ def test_recorded_logits_are_the_models_own(name: str) -> None:
     ex = joint_models.explainer(name)
     for one in joint_models.inputs(name):
         with torch.no_grad():
-            real = ex.subject.model(**joint_models.model_inputs(name, one)).logits
-        assert gap(ex.record(**one, asks="attention").logits, real) < 1e-9
+            real = ex.adapter.model(**joint_models.model_inputs(name, one)).logits
+        assert gap(ex.record(**one, requires="attention").logits, real) < 1e-9
 
 
 @FAMILIES
@@ -193,7 +193,7 @@ def test_padding_that_was_given_changes_nothing(name: str) -> None:
         for key in ("pixel_values", "pixel_mask"):
             padded[key] = torch.nn.functional.pad(inputs[key], (0, 8, 0, 16))
     with torch.no_grad():
-        assert gap(ex.subject.model(**padded).logits, ex.subject.model(**inputs).logits) < 1e-9
+        assert gap(ex.adapter.model(**padded).logits, ex.adapter.model(**inputs).logits) < 1e-9
     for method, e in ex.explain(padded, method=applying(ex)).items():
         other = ex.explain(inputs, method=method)
         assert [part.tokens for part in e] == [part.tokens for part in other]
@@ -222,7 +222,7 @@ def test_reasoning_is_read_off_the_first_token_and_answers_off_the_last_word() -
         assert e.certificate["readout"] == readout and e.certificate["readout_checked"]
     ex = clearhead.load(joint_models.visual_bert("VisualBertModel"))
     assert ex.explain(**one, target=lambda output: output.pooler_output[:, 0]).certificate["readout_checked"]
-    with pytest.raises(Refusal, match="depends on rows 3"):
+    with pytest.raises(UnsupportedError, match="depends on rows 3"):
         ex.explain(**one, target=lambda output: output.last_hidden_state[:, 3, 0])
     with pytest.raises(InputError, match="no classes"):
         ex.explain(**one)
@@ -234,7 +234,7 @@ def test_visual_bert_needs_no_boxes_but_shows_them() -> None:
     other = ex.explain(text="So boring!", regions=(features, boxes), image=joint_models.picture())
     assert gap(scores(one), scores(other)) < 1e-12
     assert one["regions"].units.boxes is None and gap(other["regions"].units.boxes, boxes) < 1e-6
-    assert one["regions"].picture is None and other["regions"].picture.shape == (32, 32, 3)
+    assert one["regions"].image is None and other["regions"].image.shape == (32, 32, 3)
 
 
 @pytest.mark.parametrize(
@@ -246,12 +246,12 @@ def test_visual_bert_needs_no_boxes_but_shows_them() -> None:
     ],
 )
 def test_classes_that_are_not_explained_say_why(cls: str, why: str) -> None:
-    with pytest.raises(Refusal, match=why):
+    with pytest.raises(UnsupportedError, match=why):
         clearhead.load(joint_models.visual_bert(cls))
 
 
 def test_regions_that_come_in_late_are_refused() -> None:
-    with pytest.raises(Refusal, match="bypass_transformer"):
+    with pytest.raises(UnsupportedError, match="bypass_transformer"):
         clearhead.load(joint_models.visual_bert(bypass_transformer=True))
 
 
@@ -282,7 +282,7 @@ def test_bad_regions_give_one_clear_message(given: dict[str, Any], problem: str)
 def test_texts_of_two_lengths_have_no_tape_in_common() -> None:
     many = joint_models.together(joint_models.inputs("visual_bert"))
     with pytest.raises(InputError, match="padding would stand inside the sequence"):
-        joint_models.explainer("visual_bert").record(**many, asks="attention")
+        joint_models.explainer("visual_bert").record(**many, requires="attention")
 
 
 # -- ViLT
@@ -307,18 +307,18 @@ def test_somebody_elses_pass_is_left_alone() -> None:
     inputs = joint_models.model_inputs("vilt", joint_models.inputs("vilt")[0])
 
     def elsewhere() -> None:
-        embeddings = ex.subject.model.vilt.embeddings
+        embeddings = ex.adapter.model.vilt.embeddings
         mask = torch.ones(1, 32, 32)
         seen.append(embeddings.visual_embed(inputs["pixel_values"], mask, -1)[2][0])
 
-    with ex.subject.scope():
+    with ex.adapter.forward_context():
         elsewhere()
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
     places = torch.cartesian_prod(torch.arange(4), torch.arange(4))
     assert torch.equal(seen[0][0], places) and not torch.equal(seen[1][0], places)
-    assert "visual_embed" not in ex.subject.model.vilt.embeddings.__dict__
+    assert "visual_embed" not in ex.adapter.model.vilt.embeddings.__dict__
 
 
 def test_patches_that_are_dropped_at_random_are_refused() -> None:
@@ -348,7 +348,7 @@ def test_answers_are_yes_or_no_each_and_a_match_is_measured() -> None:
     ],
 )
 def test_other_heads_say_why_not(cls: str, more: dict[str, Any], why: str) -> None:
-    with pytest.raises(Refusal, match=why):
+    with pytest.raises(UnsupportedError, match=why):
         clearhead.load(joint_models.vilt(cls, **more))
 
 
@@ -393,7 +393,7 @@ def test_a_folder_is_opened_and_its_explanation_kept(tmp_path: Path) -> None:
     one = joint_models.inputs("vilt")[0]
     e = clearhead.load(str(tmp_path / "model")).explain(**one)
     assert gap(scores(e), scores(clearhead.load(model, processor).explain(**one))) < 1e-5
-    assert clearhead.open_explanation(e.save(tmp_path / "e.safetensors")) == e
+    assert clearhead.load_explanation(e.save(tmp_path / "e.safetensors")) == e
 
 
 # -- the zoo
@@ -406,7 +406,7 @@ def test_zoo_models_are_explained_with_one_call(name: str) -> None:
         pytest.skip(f"zoo:{name} is not trained yet")
     from clearhead_zoo.tasks import shapes
 
-    one = shapes.example(seed=11, family="relation")
+    one = shapes.make_example(seed=11, family="relation")
     regions = {"regions": (one.features, one.region_boxes)} if name == "shapes-vqa" else {}
     e = clearhead.load(f"zoo:{name}").explain(text=one.text, image=one.image, **regions)
     assert e.prediction["label"] == one.label

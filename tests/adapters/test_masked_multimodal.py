@@ -9,7 +9,7 @@ import torch
 import transformers
 
 import clearhead
-from clearhead import InputError, MaskedWord
+from clearhead import InputError, MaskedToken
 from tests import joint_models
 from tests.adapters.test_cross_attention import applying, gap, steps_of
 from tests.architectures.tiny_models import MASK, build
@@ -33,10 +33,10 @@ def given(name: str, text: str | None = None) -> dict[str, Any]:
 def real(name: str, text: str | None = None) -> tuple[torch.Tensor, int]:
     """What the untouched model says at the first masked place, and the place."""
     inputs = joint_models.model_inputs(name, given(name, text))
-    mask = explainer(name).subject.words.tokenizer.mask_token_id
+    mask = explainer(name).adapter.tokenizer_wrapper.tokenizer.mask_token_id
     place = int((inputs["input_ids"][0] == mask).nonzero()[0])
     with torch.no_grad():
-        return explainer(name).subject.model(**inputs).logits[0, place], place
+        return explainer(name).adapter.model(**inputs).logits[0, place], place
 
 
 @FAMILIES
@@ -56,7 +56,7 @@ def test_one_word_of_several_masks(name: str) -> None:
     two = given(name, f"{mask} like the {mask}.")
     with pytest.raises(InputError, match="2 masked positions"):
         ex.explain(**two)
-    first, last = (ex.explain(**two, target=MaskedWord(7, mask=which)) for which in (0, 1))
+    first, last = (ex.explain(**two, target=MaskedToken(7, mask_index=which)) for which in (0, 1))
     logits, _ = real(name, two["text"])
     assert first.target["value"] == pytest.approx(float(logits[7]), abs=1e-9)
     assert gap(first["text"].scores, last["text"].scores) > 0.01
@@ -68,13 +68,13 @@ def test_generic_on_bridge_tower_reads_the_masked_row() -> None:
     name = "bridge_tower"
     _, place = real(name)
     looks = replica.watch(
-        explainer(name).subject.model,
+        explainer(name).adapter.model,
         joint_models.model_inputs(name, given(name)),
         lambda output: output.logits[0, place, 7],
     )
     steps = steps_of(name, looks)
     matrices = replica.generic(steps, {look.looks: len(look.attention[0]) for step in steps for look in step})
-    e = explainer(name).explain(**given(name), target=MaskedWord(7))
+    e = explainer(name).explain(**given(name), target=MaskedToken(7))
     for stream in ("text", "image"):
         assert gap(e[stream].scores, matrices["text", stream][place]) < 1e-9
 

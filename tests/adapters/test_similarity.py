@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import clearhead
-from clearhead import Contrast, InputError, Refusal
+from clearhead import Contrast, InputError, UnsupportedError
 from tests import models
 from tests.invariants import model_snapshot
 from tests.invariants.cases import amplified, assert_alike, gap, with_few
@@ -156,7 +156,7 @@ def test_bad_loading() -> None:
             clearhead.load(model, tokenizer, task="similarity", readout=readout)
     with pytest.raises(InputError, match=r"unknown task 'similar': did you mean 'similarity'\?"):
         clearhead.load(model, tokenizer, task="similar", readout="mean")
-    with pytest.raises(Refusal, match=r"has a head: give its bare encoder, model\.bert"):
+    with pytest.raises(UnsupportedError, match=r"has a head: give its bare encoder, model\.bert"):
         clearhead.load(*models.text_model("bert"), task="similarity", readout="mean")
     with pytest.raises(InputError, match=r"unknown scale 'logit'.*Accepted: cosine"):
         explainer("bert").explain(PAIRS[0], scale="logit")
@@ -174,9 +174,9 @@ def test_a_reranker_is_a_regression_of_a_pair() -> None:
     together = ex.explain(PAIRS, method=["generic", "input-x-gradient"])
     e = together["generic"][0]
     assert e.stream == "text" and e.units.texts == (query, passage) and set(e.units.segments) == {0, 1}
-    inputs = ex.subject.processor(query, passage, return_tensors="pt")
+    inputs = ex.adapter.processor(query, passage, return_tensors="pt")
     with torch.no_grad():
-        score = float(ex.subject.model(**inputs).logits[0, 0])
+        score = float(ex.adapter.model(**inputs).logits[0, 0])
     assert e.target["value"] == pytest.approx(score) and e.prediction["value"] == pytest.approx(score)
     assert "probability" not in e.prediction and e.target["scale"] == "logit"
     for method, found in together.items():

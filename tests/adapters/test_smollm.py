@@ -57,11 +57,11 @@ def test_why_this_word_and_not_another():
 def test_a_conversation_word_by_word():
     ex = explainer()
     chat = [{"role": "user", "content": "What is the capital of Italy?"}]
-    e = ex.explain(chat, target=clearhead.Generated(), max_new_tokens=6)
+    e = ex.explain(chat, target=clearhead.GeneratedToken(), max_new_tokens=6)
     assert e.tokens.count("<|im_start|>") == 3 and e.tokens[0] == "<|im_start|>"
     assert e.matrix.shape == (len(e.steps), len(e)) and len(e.steps) <= 6
     prompt = len(e) - len(e.steps)
     for step in (0, len(e.steps) - 1):
         assert e.matrix[step, : prompt + step].any() and not e.matrix[step, prompt + step :].any()
-    third = ex.explain(chat, target=clearhead.Generated(2))
+    third = ex.explain(chat, target=clearhead.GeneratedToken(2))
     assert np.allclose(third.scores, e.matrix[2][: len(third)], atol=1e-4 * np.abs(e.matrix[2]).max())

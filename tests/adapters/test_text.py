@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import clearhead
-from clearhead import Contrast, InputError, MaskedWord, Refusal
+from clearhead import Contrast, InputError, MaskedToken, UnsupportedError
 from tests.models import PAIR, TEXT, TEXTS, explainer, text_model, tokenizer
 
 SMALL: dict[str, Any] = {
@@ -44,12 +44,12 @@ def test_a_pair_of_texts(name: str) -> None:
     model, tok = text_model(name)
     e = clearhead.load(model, tok).explain(PAIR)
     assert e.units.texts == PAIR and e.units.segments is not None and e.units.offsets is not None
-    for i in e.units.drop_special():
+    for i in e.units.content_indices():
         start, stop = e.units.offsets[i]
         piece = PAIR[e.units.segments[i]][start:stop].strip().lower()
         assert e.tokens[i].strip("#Ġ▁").lower() in (piece, "")
     words = e.words()
-    names = [words.tokens[i] for i in words.units.drop_special()]
+    names = [words.tokens[i] for i in words.units.content_indices()]
     assert "".join(names) == "".join(PAIR).replace(" ", "") and "movie" in names and "hates" in names
     # What the model computes is what it computes for the tokenizer's own encoding of the pair.
     encoding = tok(*PAIR, return_tensors="pt")
@@ -73,7 +73,7 @@ def test_token_types_reach_the_model() -> None:
     with torch.no_grad():
         model.bert.embeddings.token_type_embeddings.weight[1] += 1.0
     ex = clearhead.load(model, tok)
-    sample = ex.subject.samples(PAIR, clearhead.adapters.How())[0]
+    sample = ex.adapter.make_samples(PAIR, clearhead.adapters.InputOptions())[0]
     assert sample.inputs["token_type_ids"].tolist() == tok(*PAIR)["token_type_ids"]
     one, two = ex.explain(PAIR), ex.explain(f"{PAIR[0]} [SEP] {PAIR[1]}")
     assert one.tokens == two.tokens and np.abs(one.scores - two.scores).max() > 1e-6
@@ -146,7 +146,7 @@ def test_the_models_own_limit() -> None:
 
 def test_pairs_are_cut_on_both_sides() -> None:
     e = explainer("bert/classify").explain(("good " * 30, "bad " * 30), max_length=20)
-    assert len(e) == 20 and {e.units.segments[i] for i in e.units.drop_special()} == {0, 1}  # type: ignore[index]
+    assert len(e) == 20 and {e.units.segments[i] for i in e.units.content_indices()} == {0, 1}  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_pairs_are_cut_on_both_sides() -> None:
         ({"max_length": 2}, "leaves no room beside the special tokens"),
         ({"max_length": 0}, "max_length=0 is not possible"),
         ({"max_length": "9"}, "max_length='9' is not possible"),
-        ({"truncation_side": "up"}, "say 'left' or 'right'"),
+        ({"truncation_side": "up"}, "use 'left' or 'right'"),
         ({"tokens": ["a"]}, "names the units of model inputs"),
     ],
 )
@@ -212,13 +212,13 @@ def test_layers_of_whole_numbers_pass_no_gradients_on() -> None:
     rounded = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
     ex = clearhead.load(rounded, own)
     for method in ("saliency", "generic", "integrated-gradients"):
-        with pytest.raises(Refusal, match="quantised by torch, whose layers pass no gradients on"):
+        with pytest.raises(UnsupportedError, match="quantised by torch, whose layers pass no gradients on"):
             ex.explain(TEXTS[0], method=method)
     assert np.abs(ex.explain(TEXTS[0], method="occlusion").scores).max() > 0
 
 
 def test_a_bar_must_hand_on_every_batch() -> None:
-    with pytest.raises(InputError, match="progress= must hand on every batch"):
+    with pytest.raises(InputError, match="progress= must yield every batch"):
         explainer("bert/classify").explain(TEXTS, batch_size=1, progress=lambda batches: batches[:1])
 
 
@@ -245,12 +245,12 @@ def test_a_wrong_read_out_is_refused() -> None:
     pooled = mean_pooled(model.config).double().eval()
     pooled.load_state_dict(model.state_dict())
     for method in ("generic", "rollout"):
-        with pytest.raises(Refusal, match="taken to be 'first'"):
+        with pytest.raises(UnsupportedError, match="taken to be 'first'"):
             clearhead.load(pooled, tok).explain(TEXTS[0], method)
     right = clearhead.load(pooled, tok, readout="mean").explain(TEXTS[0])
     assert right.certificate["readout"] == "mean" and right.certificate["readout_checked"]
     for wrong in ("mean", "last", "patches"):  # more rows than count, and others than count
-        with pytest.raises(Refusal, match="taken to be"):
+        with pytest.raises(UnsupportedError, match="taken to be"):
             clearhead.load(model, tok, readout=wrong).explain(TEXTS[0])
     with pytest.raises(InputError, match="unknown readout 'frist': did you mean 'first'"):
         clearhead.load(model, tok, readout="frist").explain(TEXTS[0])
@@ -334,7 +334,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("architecture", REFUSED)
 def test_what_would_be_wrong_is_refused(architecture: str) -> None:
     settings, message = REFUSED[architecture]
-    with pytest.raises(Refusal, match=message):
+    with pytest.raises(UnsupportedError, match=message):
         clearhead.load(*classifier(architecture, **settings))
 
 
@@ -347,7 +347,7 @@ def test_what_would_be_wrong_is_refused(architecture: str) -> None:
     ],
 )
 def test_attention_that_does_not_run_over_the_units_is_refused(architecture: str, settings: dict[str, Any]) -> None:
-    with pytest.raises(Refusal, match=r"does not run over its|no attention call|no map of its attention"):
+    with pytest.raises(UnsupportedError, match=r"does not run over its|no attention call|no map of its attention"):
         clearhead.load(*classifier(architecture, **settings)).explain(TEXTS[0])
 
 
@@ -489,13 +489,13 @@ def test_several_masks_must_be_chosen_from() -> None:
     text = "I [MASK] the [MASK]"
     with pytest.raises(InputError, match="2 masked positions: choose one"):
         ex.explain(text)
-    first, second = (ex.explain(text, target=MaskedWord(mask=mask)) for mask in (0, 1))
+    first, second = (ex.explain(text, target=MaskedToken(mask_index=mask)) for mask in (0, 1))
     assert first.target["value"] != second.target["value"]
-    assert ex.explain(text, target=MaskedWord(mask=-1)).scores == pytest.approx(second.scores)
-    assert ex.explain(text, "cat", target=Contrast("the", "is", mask=1)).target["kind"] == "contrast"
+    assert ex.explain(text, target=MaskedToken(mask_index=-1)).scores == pytest.approx(second.scores)
+    assert ex.explain(text, "cat", target=Contrast("the", "is", mask_index=1)).target["kind"] == "contrast"
     for wrong in (2, -3):
         with pytest.raises(InputError, match="has 2 masked positions"):
-            ex.explain(text, target=MaskedWord(mask=wrong))
+            ex.explain(text, target=MaskedToken(mask_index=wrong))
     own = ex.explain(text, "input-x-gradient", target=lambda output: output.logits[:, 2, 7])
     assert own.target["kind"] == "callable"
 
@@ -510,7 +510,7 @@ def test_words_as_targets(name: str) -> None:
     word = next(
         w for w in ("the", "is", "it", "and", "boring") if (mark + w in vocab and w in vocab) or mark + w in vocab
     )
-    for given in (word, f" {word}" if name == "roberta" else word, MaskedWord(word), vocab[mark + word]):
+    for given in (word, f" {word}" if name == "roberta" else word, MaskedToken(word), vocab[mark + word]):
         assert ex.explain(text, target=given).target["index"] == vocab[mark + word]
     assert ex.explain(text, target=word).target["name"] == word
     both = ex.explain(text, "input-x-gradient", target=Contrast(word, vocab[mark + word] + 1), scale="log-odds")
@@ -578,13 +578,13 @@ class Watched:
 def test_threads_do_not_undo_each_others_truncation() -> None:
     ex = explainer("bert/mask")
     ex.explain("I [MASK] it.")
-    watched = ex.subject.processor = Watched(ex.subject.processor)
+    watched = ex.adapter.processor = Watched(ex.adapter.processor)
     long = "the [MASK] " + "boring book " * 20
     stop = threading.Event()
 
     def words() -> None:
         while not stop.is_set():
-            assert ex.subject.label_name(ex.subject.label_index("book")) == "book"
+            assert ex.adapter.label_name(ex.adapter.label_index("book")) == "book"
 
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(words)

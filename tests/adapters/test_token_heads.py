@@ -10,7 +10,16 @@ import transformers
 from torch import Tensor
 
 import clearhead
-from clearhead import Answer, Contrast, InputError, MaskedWord, Method, Query, Refusal, TokenLabel
+from clearhead import (
+    AnswerSpan,
+    Contrast,
+    DetectionQuery,
+    InputError,
+    MaskedToken,
+    Method,
+    TokenLabel,
+    UnsupportedError,
+)
 from tests import models
 from tests.invariants import model_snapshot
 from tests.replicas import attention_gradcam, generic, plain_pass, rollout
@@ -54,7 +63,7 @@ def gap(ours: Any, theirs: Any) -> float:
 
 
 def encoded(ex: clearhead.Explainer, *texts: str) -> dict[str, Tensor]:
-    return dict(ex.subject.processor(*texts, return_tensors="pt"))
+    return dict(ex.adapter.processor(*texts, return_tensors="pt"))
 
 
 @pytest.mark.parametrize(("name", "head"), CASES)
@@ -75,12 +84,12 @@ class TestLaws:
 
     def test_recorded_is_real_and_the_model_untouched(self, name: str, head: str) -> None:
         ex, text = explainer(name, head), TEXTS[head][0]
-        before = model_snapshot.of_model(ex.subject.model)
+        before = model_snapshot.of_model(ex.adapter.model)
         e = ex.explain(text)
         assert e.certificate["capture_error"] < close(name) and e.certificate["readout_checked"]
         with pytest.raises(InputError):
-            ex.explain(text, target=Query(3))
-        assert model_snapshot.changes(before, model_snapshot.of_model(ex.subject.model)) == []
+            ex.explain(text, target=DetectionQuery(3))
+        assert model_snapshot.changes(before, model_snapshot.of_model(ex.adapter.model)) == []
 
     def test_probabilities_do_not_depend_on_padding(self, name: str, head: str) -> None:
         ex, batch = explainer(name, head), TEXTS[head]
@@ -100,7 +109,7 @@ class TestTokenLabels:
     def test_against_the_replicas(self, name: str, place: int) -> None:
         ex = explainer(name, self.HEAD)
         inputs = {"input_ids": encoded(ex, self.TEXT)["input_ids"]}
-        seen = plain_pass.watch(ex.subject.model, inputs, lambda output: output.logits[0, place, 2])
+        seen = plain_pass.watch(ex.adapter.model, inputs, lambda output: output.logits[0, place, 2])
         row = np.eye(seen.units)[place]
         found = ex.explain(self.TEXT, ["generic", "rollout", "attention-gradcam"], TokenLabel(place, "LOC"))
         for replica in (generic, rollout, attention_gradcam):
@@ -109,8 +118,8 @@ class TestTokenLabels:
 
     def test_every_token_that_has_a_label(self) -> None:
         ex = explainer("bert", self.HEAD)
-        logits = ex.subject.model(**encoded(ex, self.TEXT)).logits[0]
-        names = ex.subject.processor.convert_ids_to_tokens(encoded(ex, self.TEXT)["input_ids"][0])
+        logits = ex.adapter.model(**encoded(ex, self.TEXT)).logits[0]
+        names = ex.adapter.processor.convert_ids_to_tokens(encoded(ex, self.TEXT)["input_ids"][0])
         labels = logits.argmax(-1).tolist()
         places = [i for i, label in enumerate(labels) if label != 0 and names[i] not in ("[CLS]", "[SEP]")]
         assert len(places) > 1
@@ -125,9 +134,9 @@ class TestTokenLabels:
 
     def test_where_no_token_has_a_label_the_likeliest_is_taken(self) -> None:
         ex = clearhead.load(models.text_model("bert", self.HEAD, **LABELS))
-        bias = ex.subject.model.classifier.bias.detach()
+        bias = ex.adapter.model.classifier.bias.detach()
         bias[0] += 100
-        p = ex.subject.model(**encoded(ex, self.TEXT)).logits[0].softmax(-1)[1:-1, 1:].detach()
+        p = ex.adapter.model(**encoded(ex, self.TEXT)).logits[0].softmax(-1)[1:-1, 1:].detach()
         e = ex.explain(self.TEXT, "saliency")
         assert e.steps is None and e.prediction["label"] == "O"
         assert (e.target["place"] - 1) * 2 + e.target["index"] - 1 == int(p.argmax())
@@ -143,12 +152,12 @@ class TestTokenLabels:
     def test_a_token_by_its_word(self) -> None:
         ex = explainer("bert", self.HEAD)
         e = ex.explain(self.TEXT, "saliency", TokenLabel("because", "PER"))
-        assert e.words().tokens[e.units.parents("word")[e.target["place"]]] == "because"
+        assert e.words().tokens[e.units.find_parents("word")[e.target["place"]]] == "because"
         assert ex.explain(self.TEXT, "saliency", TokenLabel(-2)).target["place"] == len(e) - 2
 
     def test_contrasts(self) -> None:
         ex = explainer("bert", self.HEAD)
-        logits = ex.subject.model(**encoded(ex, self.TEXT)).logits[0, 3].detach()
+        logits = ex.adapter.model(**encoded(ex, self.TEXT)).logits[0, 3].detach()
         e = ex.explain(self.TEXT, "saliency", TokenLabel(3, "PER", "LOC"))
         assert e.target["value"] == pytest.approx(float(logits[1] - logits[2])) and e.target["kind"] == "contrast"
 
@@ -158,7 +167,7 @@ class TestTokenLabels:
         def third(output: Any) -> Tensor:
             return output.logits[:, 3, 1]
 
-        with pytest.raises(Refusal, match="depends on rows 3"):
+        with pytest.raises(UnsupportedError, match="depends on rows 3"):
             clearhead.load(model, tokenizer).explain(self.TEXT, target=third)
         e = clearhead.load(model, tokenizer, readout=3).explain(self.TEXT, target=third)
         assert gap(e.scores, explainer("bert", self.HEAD).explain(self.TEXT, target=TokenLabel(3, 1)).scores) < 1e-9
@@ -169,8 +178,8 @@ class TestTokenLabels:
             (TokenLabel(40), "token 40 does not exist"),
             (TokenLabel("doctor"), "'doctor' is to name one word of the text, but is not in it"),
             (TokenLabel(2, "ORG"), "label 'ORG'"),
-            (MaskedWord("it"), "no target of BertForTokenClassification"),
-            (Answer("start"), "no target of BertForTokenClassification"),
+            (MaskedToken("it"), "no target of BertForTokenClassification"),
+            (AnswerSpan("start"), "no target of BertForTokenClassification"),
         ],
     )
     def test_bad_targets(self, target: Any, message: str) -> None:
@@ -198,7 +207,7 @@ class TestAnswers:
 
     def test_the_span_is_the_best_in_the_text(self) -> None:
         ex = explainer("bert", self.HEAD)
-        output = ex.subject.model(**encoded(ex, *QUESTION))
+        output = ex.adapter.model(**encoded(ex, *QUESTION))
         start, end = (part[0].detach().numpy() for part in (output.start_logits, output.end_logits))
         e = ex.explain(QUESTION)
         inside = [
@@ -225,24 +234,24 @@ class TestAnswers:
                 output.logits = output.start_logits  # what the replica keeps
                 return getattr(output, f"{which}_logits")[0, place]
 
-            seen = plain_pass.watch(ex.subject.model, inputs, value)
+            seen = plain_pass.watch(ex.adapter.model, inputs, value)
             assert gap(e.matrix[k], generic.scores(seen, np.eye(seen.units)[place])) < 1e-9
-            assert gap(e.matrix[k], ex.explain(QUESTION, target=Answer(which)).scores) < 1e-9
+            assert gap(e.matrix[k], ex.explain(QUESTION, target=AnswerSpan(which)).scores) < 1e-9
         assert gap(e.matrix.sum(0), e.scores) < 1e-9
 
     def test_another_answer_in_words_or_by_number(self) -> None:
         ex = explainer("bert", self.HEAD)
-        e = ex.explain(QUESTION, "saliency", Answer(label="the book"))
+        e = ex.explain(QUESTION, "saliency", AnswerSpan(label="the book"))
         first, last = (step["index"] for step in e.target["steps"])
         start, stop = e.units.offsets[first][0], e.units.offsets[last][1]
         assert QUESTION[1][start:stop] == "the book"
         assert ex.explain(QUESTION, "saliency", "the book").target == e.target
-        assert ex.explain(QUESTION, "saliency", Answer("end", 9)).target["index"] == 9
+        assert ex.explain(QUESTION, "saliency", AnswerSpan("end", 9)).target["index"] == 9
 
     def test_contrasts(self) -> None:
         ex = explainer("bert", self.HEAD)
-        logits = ex.subject.model(**encoded(ex, *QUESTION)).start_logits[0].detach()
-        e = ex.explain(QUESTION, "generic", Answer("start", 9, 12))
+        logits = ex.adapter.model(**encoded(ex, *QUESTION)).start_logits[0].detach()
+        e = ex.explain(QUESTION, "generic", AnswerSpan("start", 9, 12))
         assert e.target["value"] == pytest.approx(float(logits[9] - logits[12])) and e.certificate["readout_checked"]
 
     def test_model_inputs(self) -> None:
@@ -254,9 +263,9 @@ class TestAnswers:
         ("given", "target", "message"),
         [
             ("She hates the book", None, r"\(question, text\), but got one text"),
-            (QUESTION, Answer("middle"), "no 'middle'"),
-            (QUESTION, Answer("start", "the doctor"), "does not stand in the text"),
-            (QUESTION, Answer("start", 99), "token 99 does not exist"),
+            (QUESTION, AnswerSpan("middle"), "no 'middle'"),
+            (QUESTION, AnswerSpan("start", "the doctor"), "does not stand in the text"),
+            (QUESTION, AnswerSpan("start", 99), "token 99 does not exist"),
             (QUESTION, Contrast("book", "long"), "a contrast needs its place"),
             (QUESTION, TokenLabel(2), "no target of BertForQuestionAnswering"),
         ],
@@ -272,8 +281,8 @@ class TestChoices:
 
     def logits(self, ex: clearhead.Explainer) -> Tensor:
         prompt, choices = self.GIVEN
-        made = ex.subject.processor([prompt] * 3, choices, return_tensors="pt", padding=True)
-        return ex.subject.model(**{k: v[None] for k, v in made.items()}).logits[0].detach()
+        made = ex.adapter.processor([prompt] * 3, choices, return_tensors="pt", padding=True)
+        return ex.adapter.model(**{k: v[None] for k, v in made.items()}).logits[0].detach()
 
     @pytest.mark.parametrize("name", ["bert", "electra"])
     def test_the_chosen_one(self, name: str) -> None:
@@ -290,7 +299,7 @@ class TestChoices:
         for i, choice in enumerate(self.GIVEN[1]):
             e = ex.explain(self.GIVEN, target=i)
             twin = plain_pass.watch(
-                _Flat(ex.subject.model), encoded(ex, self.GIVEN[0], choice), lambda o: o.logits[0, 0]
+                _Flat(ex.adapter.model), encoded(ex, self.GIVEN[0], choice), lambda o: o.logits[0, 0]
             )
             assert e.units.texts[1] == choice and e.target["name"] == f"choice {i}"
             assert gap(e.scores, generic.scores(twin, np.eye(twin.units)[0])) < 1e-9
@@ -298,7 +307,7 @@ class TestChoices:
     def test_model_inputs(self) -> None:
         ex = explainer("bert", self.HEAD)
         prompt, choices = self.GIVEN
-        made = ex.subject.processor([prompt] * 3, choices, return_tensors="pt", padding=True)
+        made = ex.adapter.processor([prompt] * 3, choices, return_tensors="pt", padding=True)
         e = ex.explain({k: v[None] for k, v in made.items()})
         assert gap(e.scores, ex.explain(self.GIVEN).scores) < 1e-9
         with pytest.raises(InputError, match="batch × choice × token"):
@@ -367,13 +376,13 @@ class TestOthers:
             **tiny, vocab_size=50, coordinate_size=2, shape_size=4, input_size=32, patch_size=16
         )
         for head in ("TokenClassification", "QuestionAnswering"):
-            with pytest.raises(Refusal, match="reads more than a text"):
+            with pytest.raises(UnsupportedError, match="reads more than a text"):
                 clearhead.load(getattr(transformers, f"LayoutLMv3For{head}")(config))
 
     def test_what_scores_no_places_is_refused(self) -> None:
         config = transformers.XLMConfig(vocab_size=50, emb_dim=16, n_layers=1, n_heads=2)
         ex = clearhead.load(transformers.XLMForQuestionAnswering(config).eval())
-        with pytest.raises(Refusal, match="does not score every start and end"):
+        with pytest.raises(UnsupportedError, match="does not score every start and end"):
             ex.explain({"input_ids": torch.arange(5)[None]})
 
     def test_options_still_hold(self) -> None:

@@ -11,9 +11,9 @@ import torch
 import transformers
 
 import clearhead
-from clearhead import Generated, InputError, Refusal
-from clearhead.adapters.base import How
-from clearhead.methods import REGISTRY
+from clearhead import GeneratedToken, InputError, UnsupportedError
+from clearhead.adapters.base import InputOptions
+from clearhead.methods import METHOD_REGISTRY
 from tests import vision_language_models as tiny
 from tests.invariants import cases, model_snapshot
 
@@ -65,8 +65,8 @@ def test_all_methods_apply_but_where_a_token_has_no_pixels(kind: str) -> None:
     lines = tiny.explainer(kind).methods()
     refused = {line.name: line.why_not for line in lines if not line.applies}
     for name in ("shap", "kernel-shap", "lime", "occlusion"):  # a picture of many patches is no input of words
-        assert "(text, image) are taken away together" in refused.pop(name)
-    of_pixels = {line.name for line in lines if "inputs" in REGISTRY[line.name].declaration.asks}
+        assert "(text, image) together is not supported" in refused.pop(name)
+    of_pixels = {line.name for line in lines if "inputs" in METHOD_REGISTRY[line.name].declaration.requires}
     assert refused.keys() == (of_pixels if kind == "idefics2" else set())
 
 
@@ -77,7 +77,7 @@ def test_generated_words_are_those_of_a_loop_without_a_cache(kind: str) -> None:
         grown = tiny.answered(kind, given, words) if words else given
         with torch.no_grad():
             words.append(int(tiny.model(kind)(**tiny.called(kind, grown)).logits[0, -1].argmax()))
-    e = tiny.explainer(kind).explain(given, target=Generated(), max_new_tokens=3)
+    e = tiny.explainer(kind).explain(given, target=GeneratedToken(), max_new_tokens=3)
     assert [step["index"] for step in e.target["steps"]] == words
     assert e["image"].matrix.shape == (3, len(e["image"])) and e["text"].matrix.shape[0] == 3
 
@@ -100,22 +100,23 @@ def test_logits_of_an_answer_are_the_untouched_models(kind: str) -> None:
 def test_a_token_stands_for_its_pixels_alone(kind: str) -> None:
     """Without attention in the tower a placeholder's vector depends on the pixels of its own square and no others."""
     model = copy.deepcopy(tiny.model(kind))
-    subject = clearhead.load(model).subject
+    subject = clearhead.load(model).adapter
     for name, module in model.named_modules():
-        if not name.startswith(subject.decoder) and re.search(
+        if not name.startswith(subject.decoder_module_name) and re.search(
             r"(attn|attention)\.(o_|out_)?proj(ection_layer)?$", name
         ):
             for parameter in module.parameters():
                 parameter.data.zero_()
-    (sample,) = subject.samples(tiny.inputs(kind), How())
-    batch, seen = subject.batch([sample]), []
+    (sample,) = subject.make_samples(tiny.inputs(kind), InputOptions())
+    batch, seen = subject.collate_inputs([sample]), []
     model.get_decoder().register_forward_pre_hook(lambda m, a, k: seen.append(k["inputs_embeds"]), with_kwargs=True)
     pixels = batch["pixel_values"] = batch["pixel_values"].requires_grad_()
     model(**batch)
-    units, at = sample.axes["joint"].parts[1], sample.axes["joint"].at[1]
+    units, at = sample.axes["joint"].unit_groups[1], sample.axes["joint"].indices[1]
     for k, place in enumerate(at):
         (gradient,) = torch.autograd.grad(seen[0][0, place].square().sum(), pixels, retain_graph=True)
-        found = subject.layout.cells(gradient, units, 1)[0].abs().sum(-1).nonzero().flatten().tolist()
+        own = subject.image_token_layout.group_pixels_by_unit(gradient, units, 1)[0]
+        found = own.abs().sum(-1).nonzero().flatten().tolist()
         assert found == ([] if units.special[k] else [k]), units.names[k]
 
 
@@ -124,7 +125,7 @@ def test_the_picture_of_rows_is_put_together_again() -> None:
     shown = tiny.picture(size=(16, 32))
     e = clearhead.load(tiny.model("qwen2"), tiny.processor("qwen2")).explain(text="Look <image> at", image=shown)
     assert e["image"].units.grid == (2, 4)
-    assert np.abs(e.picture.astype(int) - shown).max() <= 1
+    assert np.abs(e.image.astype(int) - shown).max() <= 1
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2", "paligemma"])
@@ -197,7 +198,7 @@ def test_all_steps_together_are_each_step_alone(kind: str) -> None:
     ex, given = tiny.explainer(kind), tiny.inputs(kind)
     every = ex.explain(given, methods(ex), answer=ANSWER)
     for step in range(len(ANSWER)):
-        alone = ex.explain(given, methods(ex), answer=ANSWER, target=Generated(step))
+        alone = ex.explain(given, methods(ex), answer=ANSWER, target=GeneratedToken(step))
         for method, e in every.items():
             for stream in e.streams:
                 found, expected = e[stream].matrix[step], alone[method][stream].scores
@@ -208,7 +209,7 @@ def test_all_steps_together_are_each_step_alone(kind: str) -> None:
 def test_a_step_alone_is_the_next_word_of_a_longer_prompt(kind: str) -> None:
     """Not PaliGemma's: its prompt looks at itself both ways, so a longer one is another one."""
     ex, given = tiny.explainer(kind), tiny.inputs(kind)
-    one = ex.explain(given, methods(ex), answer=ANSWER, target=Generated(2))
+    one = ex.explain(given, methods(ex), answer=ANSWER, target=GeneratedToken(2))
     longer = ex.explain(tiny.answered(kind, given, ANSWER[:2]), methods(ex), target=ANSWER[2])
     for method, e in one.items():
         if e.provenance["method"] in ("gradient-shap", "smoothgrad"):
@@ -253,13 +254,13 @@ def test_the_model_is_left_as_it_was(kind: str) -> None:
     model = copy.deepcopy(tiny.model(kind))
     before = model_snapshot.of_model(model)
     ex = clearhead.load(model, tiny.tokenizer())
-    ex.explain(tiny.inputs(kind), methods(ex), target=Generated(), max_new_tokens=2)
+    ex.explain(tiny.inputs(kind), methods(ex), target=GeneratedToken(), max_new_tokens=2)
     assert model_snapshot.changes(before, model_snapshot.of_model(model)) == []
 
 
 def test_the_prefix_of_paligemma_looks_both_ways_and_its_answer_back() -> None:
     given, ex = tiny.inputs("paligemma"), tiny.explainer("paligemma")
-    tape = ex.record(given, "attention", answer=ANSWER, target=Generated(2))
+    tape = ex.record(given, "attention", answer=ANSWER, target=GeneratedToken(2))
     length = given["input_ids"].shape[1]
     for call in tape.calls:
         assert call.attention is not None
@@ -286,14 +287,16 @@ def test_a_text_and_a_picture_are_what_the_processor_makes_of_them(kind: str) ->
     text = {"paligemma": "<image>I like", "gemma3": "I like <boi> the"}.get(kind, "I like <image> the")
     made = processor(text=[text], images=[shown], return_tensors="pt")
     made = {
-        name: part for name, part in made.items() if name in ("input_ids", "token_type_ids", *ex.subject.layout.inputs)
+        name: part
+        for name, part in made.items()
+        if name in ("input_ids", "token_type_ids", *ex.adapter.image_token_layout.input_names)
     }
     if kind != "paligemma":  # the tokenizer of these tests ends every text, and a prompt is to be continued
         made = {name: part[:, :-1] if part.shape == made["input_ids"].shape else part for name, part in made.items()}
     ours, theirs = ex.explain(text=text, image=shown), ex.explain(made)
     assert ours["text"].tokens == theirs["text"].tokens
     assert ours["image"].scores == pytest.approx(theirs["image"].scores)
-    assert ours.picture is not None and ours["image"].heat_map().shape == ours["image"].units.grid
+    assert ours.image is not None and ours["image"].heat_map().shape == ours["image"].units.grid
     assert [name for name, _ in ours.words()["text"].top(20)]
 
 
@@ -359,7 +362,7 @@ def test_queries_of_a_perceiver_have_numbers_and_no_map() -> None:
     assert e["image"].tokens[:2] == ["query 0", "query 1"] and e["image"].units.boxes is None
     with pytest.raises(InputError, match="lie on no grid"):
         e["image"].heat_map()
-    with pytest.raises(Refusal, match="none has a place"):
+    with pytest.raises(UnsupportedError, match="none has a place"):
         tiny.explainer("idefics2").explain(tiny.inputs("idefics2"), "saliency")
 
 
@@ -428,5 +431,5 @@ def test_other_layouts_are_refused_with_the_reason(name: str, reason: str) -> No
     bare = cls.__new__(cls)  # it is refused by its class, before anything of it is looked at
     torch.nn.Module.__init__(bare)
     bare.config, bare.weight = transformers.PretrainedConfig(), torch.nn.Parameter(torch.zeros(1))
-    with pytest.raises(Refusal, match=reason):
+    with pytest.raises(UnsupportedError, match=reason):
         clearhead.load(bare)

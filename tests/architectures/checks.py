@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import clearhead
-from clearhead.adapters.base import How
-from clearhead.capture.session import hooks
-from clearhead.engine.target_batch import Plan
+from clearhead.adapters.base import InputOptions
+from clearhead.capture.session import remove_hooks_on_exit
+from clearhead.engine.target_batch import TargetBatch
 from clearhead.explainer import Explainer
 from clearhead.targets import make_target
 
@@ -27,16 +27,18 @@ class Wrong(AssertionError):
     """What was explained is not what the model said."""
 
 
-def planned(ex: Explainer, raws: list[Any], target: Any) -> tuple[Plan, list[int]]:
+def planned(ex: Explainer, raws: list[Any], target: Any) -> tuple[TargetBatch, list[int]]:
     """The batch of these inputs, and how many targets each of them has."""
-    subject = ex.subject
-    samples = [sample for raw in raws for sample in subject.samples(raw, How())]
-    wanted = make_target(target, subject.scales[0])
-    samples = [subject.completed(sample, wanted) for sample in samples]
-    steps = [subject.steps(sample, wanted) for sample in samples]
+    subject = ex.adapter
+    samples = [sample for raw in raws for sample in subject.make_samples(raw, InputOptions())]
+    wanted = make_target(target, subject.target_scales[0])
+    samples = [subject.resolve_sample(sample, wanted) for sample in samples]
+    steps = [subject.expand_target(sample, wanted) for sample in samples]
     most = max(map(len, steps))
     filled = [own + own[-1:] * (most - len(own)) for own in steps]
-    plan = Plan(subject, [subject.cut(sample, own) for sample, own in zip(samples, steps, strict=True)], filled)
+    plan = TargetBatch(
+        subject, [subject.truncate_to_targets(sample, own) for sample, own in zip(samples, steps, strict=True)], filled
+    )
     return plan, [len(own) for own in steps]
 
 
@@ -44,7 +46,7 @@ def values(ex: Explainer, raws: list[Any], target: Any) -> list[float]:
     """What the untouched model says about inputs that share a batch: the sum of the targets of each."""
     plan, counts = planned(ex, raws, target)
     with torch.no_grad():
-        number = plan.value(ex.subject.model(**plan.batch)).reshape(max(counts), len(counts))
+        number = plan.compute_target(ex.adapter.model(**plan.model_inputs)).reshape(max(counts), len(counts))
     return [float(number[:count, i].sum()) for i, count in enumerate(counts)]
 
 
@@ -76,7 +78,7 @@ def check_batched(ex: Explainer, one: Any, alone: dict[str, Any], real: float, t
             why = f"clearhead does not put two lengths into one batch: {problem}"
             continue
         if not np.allclose(pair, [real, single], rtol=TOLERANCE, atol=TOLERANCE):
-            if shorter and not padding_matters(ex.subject.model, other):
+            if shorter and not padding_matters(ex.adapter.model, other):
                 raise Wrong("padding changes the answer, though it does not change that of the untouched model")
             why = "padding changes the model's own answer"
             continue
@@ -114,7 +116,9 @@ def padding_matters(model: Any, one: Mapping[str, Any]) -> bool:
 def check_gradient(ex: Explainer, one: Any, target: Any) -> None:
     """The gradient of the input is that of the untouched model: a small step changes the answer by as much."""
     plan, _ = planned(ex, [one], target)
-    found = ex.recorder.run(plan.batch, plan.value, ("input_gradient",), leaves=plan.leaves).input_gradient
+    found = ex.recorder.run(
+        plan.model_inputs, plan.compute_target, ("input_gradient",), leaves=plan.leaves
+    ).input_gradient
     assert found is not None
     for way in _ways(found):
         expected = sum(float((part * way[leaf]).sum()) for leaf, part in found.items())
@@ -136,14 +140,14 @@ def _ways(found: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         yield {leaf: part / size for leaf, part in half.items()}
 
 
-def _slope(ex: Explainer, plan: Plan, way: Mapping[str, Tensor], step: float) -> float:
+def _slope(ex: Explainer, plan: TargetBatch, way: Mapping[str, Tensor], step: float) -> float:
     up, down = (_stepped(ex, plan, {leaf: part * s for leaf, part in way.items()}) for s in (step, -step))
     return (up - down) / (2 * step)
 
 
-def _stepped(ex: Explainer, plan: Plan, way: Mapping[str, Tensor]) -> float:
+def _stepped(ex: Explainer, plan: TargetBatch, way: Mapping[str, Tensor]) -> float:
     """The untouched model's answer with every leaf moved a little."""
-    batch, waiting = dict(plan.batch), [leaf for leaf in plan.leaves if leaf in way]
+    batch, waiting = dict(plan.model_inputs), [leaf for leaf in plan.leaves if leaf in way]
     for leaf in [leaf for leaf in waiting if batch[leaf].is_floating_point()]:
         batch[leaf] = batch[leaf] + way[leaf]
         waiting.remove(leaf)
@@ -151,9 +155,9 @@ def _stepped(ex: Explainer, plan: Plan, way: Mapping[str, Tensor]) -> float:
     def move(module: Any, args: Any, output: Tensor) -> Tensor:
         return output + way[waiting.pop(0)] if waiting else output
 
-    handles = [module.register_forward_hook(move) for module in ex.recorder.lookups()] if waiting else []
-    with hooks(handles), torch.no_grad():
-        return float(plan.value(ex.subject.model(**batch)).sum())
+    handles = [module.register_forward_hook(move) for module in ex.recorder.get_embedding_modules()] if waiting else []
+    with remove_hooks_on_exit(handles), torch.no_grad():
+        return float(plan.compute_target(ex.adapter.model(**batch)).sum())
 
 
 def _noise(part: Tensor) -> Tensor:
@@ -164,14 +168,14 @@ def check_places(ex: Explainer, one: Any, target: Any) -> None:
     """A unit that moves changes its own row of what goes into the first layer most; where a tower has mixed most rows
     before, nothing can be said."""
     plan, _ = planned(ex, [one], target)
-    record = partial(ex.recorder.record, plan.batch, plan.value, leaves=plan.leaves)
+    record = partial(ex.recorder.record, plan.model_inputs, plan.compute_target, leaves=plan.leaves)
     still = record(("inputs", "block_input"))
     assert still.inputs is not None
-    leaves = {leaf: part[: len(part) // plan.steps].clone() for leaf, part in still.inputs.items()}
+    leaves = {leaf: part[: len(part) // plan.targets_per_sample].clone() for leaf, part in still.inputs.items()}
     with torch.enable_grad():
         for part in leaves.values():
             part.requires_grad_()
-        arranged = ex.subject.arranged(leaves, plan.samples[:1])
+        arranged = ex.adapter.to_unit_vectors(leaves, plan.truncated_samples[:1])
     for stream, vectors in arranged.items():
         count = vectors.shape[1]
         alone = [i for i, call in enumerate(still.calls) if call.query_stream == call.key_stream == stream]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import transformers
 
-from clearhead.adapters.base import kind_of
+from clearhead.adapters.base import find_adapter_class
 from tests.architectures.tiny_models import MOST_WEIGHTS, build, classes
 from tests.architectures.trial import WORKS, Outcome, tried
 
@@ -82,7 +82,7 @@ def row_of(name: str, head: str) -> Row:
     """Try one class."""
     transformers.logging.set_verbosity_error()
     cls = getattr(transformers, name)
-    if kind_of([parent.__name__ for parent in cls.__mro__]) is None:
+    if find_adapter_class([parent.__name__ for parent in cls.__mro__]) is None:
         outcome = Outcome("refused", "no subject stands for this class")
     else:
         with warnings.catch_warnings():

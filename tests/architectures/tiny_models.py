@@ -8,7 +8,7 @@ import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
-from clearhead.adapters.base import kind_of
+from clearhead.adapters.base import find_adapter_class
 from tests.architectures.config_overrides import OWN
 
 WIDTH, HEADS, WORDS, MASK = 32, 4, 120, 4
@@ -102,7 +102,7 @@ def classes() -> list[tuple[str, str]]:
         for names in getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES", {}).values():
             found.setdefault(names if isinstance(names, str) else names[0], head)
     for name in transformers.__all__:
-        if kind_of([name]) is not None and not name.startswith(("AutoModel", "DataCollator")):
+        if find_adapter_class([name]) is not None and not name.startswith(("AutoModel", "DataCollator")):
             found.setdefault(name, "bare model" if name.endswith("Model") else f"`{name}`")
     return sorted(found.items())
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import clearhead
 from clearhead.explainer import Explainer
-from clearhead.methods.base import REGISTRY
+from clearhead.methods.base import METHOD_REGISTRY
 from tests.architectures.checks import (
     TELLING,
     Wrong,
@@ -51,7 +51,7 @@ def tried(build: Callable[[], Any]) -> Outcome:
             except Exception as problem:
                 return Outcome("not built", _line(problem))
             return explained(model)
-    except clearhead.Refusal as refusal:
+    except clearhead.UnsupportedError as refusal:
         return Outcome("refused", str(refusal))
     except Wrong as problem:
         return Outcome("fails", str(problem))
@@ -64,7 +64,7 @@ def explained(model: Any) -> Outcome:
     """Whether a model is explained rightly; a Refusal where it is not explained at all."""
     try:
         return _explained(model)
-    except (clearhead.Refusal, Wrong, TimeoutError):
+    except (clearhead.UnsupportedError, Wrong, TimeoutError):
         raise
     except Exception:
         if model.dtype != torch.float64:
@@ -74,12 +74,12 @@ def explained(model: Any) -> Outcome:
 
 def _explained(model: Any) -> Outcome:
     ex = clearhead.load(model)
-    one = ex.subject.example()
+    one = ex.adapter.make_example_input()
     try:
         heard = _heard(ex, one)  # some models change on their first pass, by themselves
         if any(part.isnan().any() for part in heard.values()):
             raise ValueError("it gives numbers that are none")
-    except clearhead.Refusal:
+    except clearhead.UnsupportedError:
         raise
     except Exception as problem:
         if model.dtype == torch.float64:
@@ -92,7 +92,7 @@ def _explained(model: Any) -> Outcome:
         why = next(line.why_not for line in ex.methods() if line.name == "generic")
     try:
         alone = ex.explain(one, methods, target)
-    except clearhead.Refusal as refusal:
+    except clearhead.UnsupportedError as refusal:
         methods, why = [name for name in methods if name in GRADIENT], str(refusal)
         alone = ex.explain(one, methods, target)
     real = values(ex, [one], target)
@@ -113,8 +113,8 @@ def _explained(model: Any) -> Outcome:
 def _methods(ex: Explainer) -> list[str]:
     """The methods that apply and need one pass, those that show most first; controls show nothing about a model."""
     applies = {line.name for line in ex.methods() if line.applies}
-    tapes = [name for name, method in REGISTRY.items() if method.declaration.kind == "tape"]
-    rest = sorted(name for name in tapes if name in applies and REGISTRY[name].declaration.family != "control")
+    tapes = [name for name, method in METHOD_REGISTRY.items() if method.declaration.pass_type == "tape"]
+    rest = sorted(name for name in tapes if name in applies and METHOD_REGISTRY[name].declaration.family != "control")
     return sorted(rest, key=lambda name: name not in TELLING) or list(GRADIENT)
 
 
@@ -126,7 +126,7 @@ def _target(ex: Explainer, one: Any) -> Any:
         if "a function of" in str(problem):
             return _first_number
         raise
-    except clearhead.Refusal:
+    except clearhead.UnsupportedError:
         pass
     return None
 
@@ -138,15 +138,15 @@ def _first_number(output: Any) -> Tensor:
 
 def _heard(ex: Explainer, one: Any) -> dict[str, Tensor]:
     """What comes out of the untouched model, called with an example as it is or with what its subject adds to it."""
-    model, also = ex.subject.model, dict[str, Any]()
-    if ex.subject.accepts("use_cache"):  # with a cache, FSMT answers for the last word alone
+    model, also = ex.adapter.model, dict[str, Any]()
+    if ex.adapter.forward_accepts("use_cache"):  # with a cache, FSMT answers for the last word alone
         also["use_cache"] = torch.tensor(False)
-    if ex.subject.accepts("mm_token_type_ids") and "input_ids" in one:  # as processors say where pictures stand
+    if ex.adapter.forward_accepts("mm_token_type_ids") and "input_ids" in one:  # as processors say where pictures stand
         also["mm_token_type_ids"] = (one["input_ids"] == model.config.image_token_id).long()
     try:
         return called(model, {**one, **also})
     except Exception:
-        return called(model, planned(ex, [one], None)[0].batch)
+        return called(model, planned(ex, [one], None)[0].model_inputs)
 
 
 def _touched(model: Any) -> tuple[Any, ...]:

@@ -12,9 +12,9 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
 import clearhead
-from clearhead import Method, Refusal
-from clearhead.backward_rules.mode import Rules
-from clearhead.capture.session import hooks
+from clearhead import Method, UnsupportedError
+from clearhead.backward_rules.mode import RuleMode
+from clearhead.capture.session import remove_hooks_on_exit
 from tests import models
 from tests.adapters.test_decoder import WORDS, made
 from tests.invariants import model_snapshot
@@ -152,7 +152,7 @@ def test_adapters_that_cannot_be_merged_are_refused_until_they_are_disabled() ->
     why_not = {line.name: line.why_not for line in ex.methods()}
     assert "q_proj (lora.layer.Linear) cannot be merged into one linear map with the layer" in why_not["lrp"]
     assert not why_not["attn-lrp"] and not why_not["deeplift"]
-    with pytest.raises(Refusal, match=r"lrp cannot explain .* disable the adapters, or choose attn-lrp"):
+    with pytest.raises(UnsupportedError, match=r"lrp cannot explain .* disable the adapters, or choose attn-lrp"):
         ex.explain(text, "lrp")
     with model.disable_adapter():
         assert np.abs(ex.explain(text, "lrp").scores).max() > 0
@@ -165,10 +165,10 @@ def test_offloaded_and_quantised_layers_are_refused() -> None:
     layer = next(part for name, part in model.named_modules() if name.endswith("query"))
     weight = layer.base_layer.weight
     layer.base_layer.weight = nn.Parameter(weight.to(torch.int8), requires_grad=False)
-    with pytest.raises(Refusal, match="its weights are quantised"):
+    with pytest.raises(UnsupportedError, match="its weights are quantised"):
         ex.explain(text, "lrp")
     layer.base_layer.weight = nn.Parameter(weight.to("meta"))
-    with pytest.raises(Refusal, match="its weights are offloaded"):
+    with pytest.raises(UnsupportedError, match="its weights are offloaded"):
         ex.explain(text, "lrp")
 
 
@@ -184,7 +184,7 @@ def test_hooks_on_an_adapted_layer_are_called_as_ever() -> None:
 
     def steered(one: Any) -> np.ndarray:
         layers = [part for name, part in one.named_modules() if name.endswith("value")]
-        with hooks([layer.register_forward_hook(steer) for layer in layers]):
+        with remove_hooks_on_exit([layer.register_forward_hook(steer) for layer in layers]):
             return clearhead.load(one, words).explain(text, "lrp").scores
 
     found = steered(model)
@@ -207,12 +207,12 @@ def test_passes_of_other_threads_are_not_changed() -> None:
     differentiate()
 
     def elsewhere(module: nn.Module, args: Any) -> None:
-        under_rules = any(isinstance(mode, Rules) for mode in _get_current_function_mode_stack())
+        under_rules = any(isinstance(mode, RuleMode) for mode in _get_current_function_mode_stack())
         if under_rules and len(gradients) == 1:
             thread = threading.Thread(target=differentiate)
             thread.start()
             thread.join()
 
-    with hooks([model.base_model.model.bert.encoder.register_forward_pre_hook(elsewhere)]):
+    with remove_hooks_on_exit([model.base_model.model.bert.encoder.register_forward_pre_hook(elsewhere)]):
         clearhead.load(model, words).explain(text, "lrp")
     assert len(gradients) == 2 and torch.equal(*gradients)

@@ -16,8 +16,8 @@ import torch
 import transformers  # noqa: F401
 
 import clearhead.bench.worker  # noqa: F401 – what is imported here need not be imported by each child
-from clearhead.bench.job import Job
-from clearhead.bench.runner import Run
+from clearhead.bench.job import BenchmarkJob
+from clearhead.bench.runner import BenchmarkRun
 
 SETTINGS = {"perturb-text": {"fills": ("mask",), "fractions": (0.5, 1.0)}}
 PROTOCOLS = ("truth", "perturb-text")
@@ -27,8 +27,8 @@ def started(out: str, chunks: int) -> int:
     child = os.fork()
     if not child:
         torch.set_num_threads(1)
-        job = Job("zoo:logic", "known:logic", ("saliency",), PROTOCOLS, SETTINGS, limit=chunks, chunk=1)
-        Run(job, out)()
+        job = BenchmarkJob("zoo:logic", "known:logic", ("saliency",), PROTOCOLS, SETTINGS, limit=chunks, chunk=1)
+        BenchmarkRun(job, out)()
         os._exit(0)
     return child
 

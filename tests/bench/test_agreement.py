@@ -7,41 +7,45 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.adapters.base import How
-from clearhead.bench.chunk_explanations import explained, with_controls
+from clearhead.adapters.base import InputOptions
+from clearhead.bench.chunk_explanations import add_controls, explain_examples
 from clearhead.bench.data import Example
-from clearhead.bench.protocols.agreement import Agreement, Classes
-from clearhead.bench.protocols.base import Protocol
-from clearhead.bench.protocols.presets import PUBLISHED
-from clearhead.bench.protocols.sensitivity import Subsets, correlation, starts
+from clearhead.bench.protocols.agreement import ClassSensitivity, MethodAgreement
+from clearhead.bench.protocols.base import BenchmarkProtocol
+from clearhead.bench.protocols.presets import PROTOCOL_PRESETS
+from clearhead.bench.protocols.sensitivity import (
+    RandomSubsetSensitivity,
+    compute_pearson_correlation,
+    compute_square_starts,
+)
 from clearhead.errors import InputError
 from tests.bench.replicas import agreement as replica
 from tests.bench.replicas.perturbation import bilinear, picture_logits, text_logits
 from tests.models import explainer, inputs
 
 
-def on_texts(how: Protocol) -> tuple[Any, list[Example], dict[str, list[Any]], list[Any]]:
+def on_texts(how: BenchmarkProtocol) -> tuple[Any, list[Example], dict[str, list[Any]], list[Any]]:
     ex = explainer("bert/classify")
     examples = [Example(str(i), text, i % 2) for i, text in enumerate(inputs("bert/classify"))]
-    explanations = explained(ex, examples, with_controls(["saliency"]), how).by_method
+    explanations = explain_examples(ex, examples, add_controls(["saliency"]), how).by_method
     return ex, examples, explanations, list(how.measure(ex, examples, explanations))
 
 
 def drop(ex: Any, text: str, removed: set[int]) -> float:
-    tokenizer = ex.subject.processor
+    tokenizer = ex.adapter.processor
     ids, tokens = tokenizer(text)["input_ids"], {"mask": tokenizer.mask_token_id, "pad": tokenizer.pad_token_id}
-    clean = text_logits(ex.subject.model, ids, set(), "mask", tokens)
+    clean = text_logits(ex.adapter.model, ids, set(), "mask", tokens)
     explained_class = clean.index(max(clean))
-    return clean[explained_class] - text_logits(ex.subject.model, ids, removed, "mask", tokens)[explained_class]
+    return clean[explained_class] - text_logits(ex.adapter.model, ids, removed, "mask", tokens)[explained_class]
 
 
 def test_agreement_equals_the_replica_also_with_leave_one_out() -> None:
-    ex, examples, explanations, made = on_texts(Agreement(top=3))
+    ex, examples, explanations, made = on_texts(MethodAgreement(top=3))
     assert len(made) == 3 * 3 * 3  # examples × methods × the two others and leave-one-out
     for one in made:
         place, other = int(one.example), one.part.split("/")[1]
         part = explanations[one.method][place]
-        kept = part.units.drop_special()
+        kept = part.units.content_indices()
         a = [float(part.scores[i]) for i in kept]
         if other == "leave-one-out":
             b = [drop(ex, examples[place].input, {int(i)}) for i in kept]
@@ -67,19 +71,19 @@ def test_agreement_equals_the_replica_also_with_leave_one_out() -> None:
 )
 def test_ties_at_the_last_place_agree_no_more_than_chance(a: list[int], b: list[int], top: int) -> None:
     """Broken the same way on both sides, they would make two flat maps agree wholly."""
-    found = Agreement(top=top).alike(np.array(a, dtype=float), np.array(b, dtype=float))
+    found = MethodAgreement(top=top).compute_rank_agreement(np.array(a, dtype=float), np.array(b, dtype=float))
     assert found[f"top {top}"] == pytest.approx(replica.in_common(a, b, min(top, 5)))
     if not any(a):
         assert found[f"top {top}"] == pytest.approx(found[f"top {top} by chance"])
 
 
 def test_subsets_equal_the_replica() -> None:
-    how = Subsets(shares=(0.25, 0.5), draws=4)
+    how = RandomSubsetSensitivity(shares=(0.25, 0.5), draws=4)
     ex, examples, explanations, made = on_texts(how)
     for one in made:
         place = int(one.example)
         part = explanations[one.method][place]
-        masks = how.subsets(part.units, one.example, "text")
+        masks = how.draw_subsets(part.units, one.example, "text")
         sums, drops = [], []
         for share, own in zip(how.shares, masks, strict=True):
             chosen = [{int(i) for i in np.flatnonzero(row)} for row in own]
@@ -97,33 +101,36 @@ def test_subsets_equal_the_replica() -> None:
 
 
 def test_subsets_are_those_of_the_example_for_every_method_and_run() -> None:
-    ex, examples, explanations, made = on_texts(Subsets(draws=4))
-    again = Subsets(draws=4).measure(ex, examples, explanations)
+    ex, examples, explanations, made = on_texts(RandomSubsetSensitivity(draws=4))
+    again = RandomSubsetSensitivity(draws=4).measure(ex, examples, explanations)
     assert [one.figures for one in again] == [one.figures for one in made]
     units = explanations["saliency"][0].units
-    assert not np.array_equal(Subsets().subsets(units, "0")[0], Subsets(seed=1).subsets(units, "0")[0])
+    assert not np.array_equal(
+        RandomSubsetSensitivity().draw_subsets(units, "0")[0],
+        RandomSubsetSensitivity(seed=1).draw_subsets(units, "0")[0],
+    )
     with pytest.raises(InputError, match="at least 3"):
-        Subsets(draws=2).measure(ex, examples, explanations)
+        RandomSubsetSensitivity(draws=2).measure(ex, examples, explanations)
     for shares in ((), (0.1, 0.1)):
         with pytest.raises(InputError, match="none twice"):
-            Subsets(shares=shares).measure(ex, examples, explanations)
+            RandomSubsetSensitivity(shares=shares).measure(ex, examples, explanations)
 
 
-def on_pictures(how: Protocol, count: int = 2) -> tuple[Any, list[Example], dict[str, list[Any]], list[Any]]:
+def on_pictures(how: BenchmarkProtocol, count: int = 2) -> tuple[Any, list[Example], dict[str, list[Any]], list[Any]]:
     ex = explainer("vit/image")
     examples = [Example(str(i), picture) for i, picture in enumerate(inputs("vit/image")[:count])]
-    explanations = explained(ex, examples, with_controls(["saliency"]), how).by_method
+    explanations = explain_examples(ex, examples, add_controls(["saliency"]), how).by_method
     return ex, examples, explanations, list(how.measure(ex, examples, explanations))
 
 
 def test_interpretdls_infidelity_equals_the_replica() -> None:
     """Grey squares at every stride-th pixel, as far as they lie inside; the map is scaled up bilinearly."""
-    how = replace(PUBLISHED["idl-infidelity"], sides=(6, 8, 20), stride=5)
+    how = replace(PROTOCOL_PRESETS["idl-infidelity"], sides=(6, 8, 20), stride=5)
     ex, examples, explanations, made = on_pictures(how)
     assert len(made) == 2 * 3
-    mean, std = ex.subject.processor.image_mean, ex.subject.processor.image_std
+    mean, std = ex.adapter.processor.image_mean, ex.adapter.processor.image_std
     for place, example in enumerate(examples):
-        (sample,) = ex.subject.samples(example.input, How())
+        (sample,) = ex.adapter.make_samples(example.input, InputOptions())
         pixels = sample.inputs["pixel_values"].double().numpy()
         squares = replica.squares(16, 16, (6, 8, 20), 5)
         assert [len(own) for own in squares] == [9, 4, 0]  # the third does not fit
@@ -131,7 +138,7 @@ def test_interpretdls_infidelity_equals_the_replica() -> None:
         def logits(inside: set[tuple[int, int]], pixels: Any = pixels) -> list[float]:
             gone = np.array([[(i, j) in inside for j in range(16)] for i in range(16)])
             grey = [(127 / 255 - own) / spread for own, spread in zip(mean, std, strict=True)]
-            return picture_logits(ex.subject.model, pixels, gone, lambda channel: grey[channel])
+            return picture_logits(ex.adapter.model, pixels, gone, lambda channel: grey[channel])
 
         clean = logits(set())
         top = clean.index(max(clean))
@@ -151,9 +158,9 @@ def test_interpretdls_infidelity_equals_the_replica() -> None:
 
 
 def test_interpretdls_squares_are_those_of_its_code() -> None:
-    how = PUBLISHED["idl-infidelity"]
+    how = PROTOCOL_PRESETS["idl-infidelity"]
     assert (how.sides, how.stride, how.fill) == ((32, 64, 128), 8, "grey")
-    counts = [len(starts(224, side, 8)) ** 2 for side in how.sides]
+    counts = [len(compute_square_starts(224, side, 8)) ** 2 for side in how.sides]
     assert counts == [25**2, 21**2, 13**2] == [len(own) for own in replica.squares(224, 224, how.sides, 8)]
 
 
@@ -168,21 +175,21 @@ def test_interpretdls_squares_are_those_of_its_code() -> None:
 )
 def test_squares_that_cannot_be_are_told(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        on_pictures(replace(PUBLISHED["idl-infidelity"], **settings), 1)
+        on_pictures(replace(PROTOCOL_PRESETS["idl-infidelity"], **settings), 1)
 
 
 def test_squares_are_for_pictures() -> None:
     with pytest.raises(InputError, match="the streams are text"):
-        on_texts(PUBLISHED["idl-infidelity"])
+        on_texts(PROTOCOL_PRESETS["idl-infidelity"])
 
 
 def test_what_does_not_move_is_not_correlated() -> None:
-    assert correlation(np.ones(4), np.arange(4.0)) == 0
-    assert correlation(np.arange(4.0), 2 * np.arange(4.0) + 1) == pytest.approx(1)
+    assert compute_pearson_correlation(np.ones(4), np.arange(4.0)) == 0
+    assert compute_pearson_correlation(np.arange(4.0), 2 * np.arange(4.0) + 1) == pytest.approx(1)
 
 
 def test_classes_compares_with_the_explanation_of_another_class() -> None:
-    ex, examples, explanations, made = on_texts(Classes())
+    ex, examples, explanations, made = on_texts(ClassSensitivity())
     others = ex.explain(
         [example.input for example in examples],
         "saliency",
@@ -190,20 +197,20 @@ def test_classes_compares_with_the_explanation_of_another_class() -> None:
     )
     for one in (one for one in made if one.method == "saliency"):
         part, other = explanations["saliency"][int(one.example)], others[int(one.example)]
-        kept = part.units.drop_special()
+        kept = part.units.content_indices()
         assert one.figures["tau"] == pytest.approx(
             replica.tau_b(part.scores[kept].tolist(), other.scores[kept].tolist())
         )
     control = [one.figures["rho"] for one in made if one.method == "random"]
     assert control == pytest.approx([1.0] * 3)  # it explains nothing, so no class either
-    second = Classes(other="second").measure(ex, examples, explanations)
+    second = ClassSensitivity(other="second").measure(ex, examples, explanations)
     assert len(second) == len(made)
     with pytest.raises(InputError, match="second"):
-        Classes(other="last").measure(ex, examples, explanations)
+        ClassSensitivity(other="last").measure(ex, examples, explanations)
 
 
 def test_nothing_is_left_behind() -> None:
-    ex, examples, explanations, _ = on_texts(Agreement())
-    before = [part.clone() for part in ex.subject.model.parameters()]
-    Agreement().measure(ex, examples, explanations)
-    assert all(torch.equal(a, b) for a, b in zip(before, ex.subject.model.parameters(), strict=True))
+    ex, examples, explanations, _ = on_texts(MethodAgreement())
+    before = [part.clone() for part in ex.adapter.model.parameters()]
+    MethodAgreement().measure(ex, examples, explanations)
+    assert all(torch.equal(a, b) for a, b in zip(before, ex.adapter.model.parameters(), strict=True))

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from clearhead.bench.data import Characters, Example
-from clearhead.bench.protocols.answer_recall import Answers
+from clearhead.bench.data import CharSpan, Example
+from clearhead.bench.protocols.answer_recall import AnswerRecall
 from clearhead.explanation.explanation import Explanation
 from clearhead.units import Units
 
@@ -19,8 +19,8 @@ def explanation(scores: list[float]) -> Explanation:
 
 
 def test_tokens_of_the_answer_among_the_first() -> None:
-    example = Example("q", TEXT, None, ((Characters(6, 11),),))  # w2 and w3
-    (one,) = Answers(top=3).measure(None, [example], {"m": [explanation([6, 5, 4, 1, 2, 3])]})  # type: ignore[arg-type]
+    example = Example("q", TEXT, None, ((CharSpan(6, 11),),))  # w2 and w3
+    (one,) = AnswerRecall(top=3).measure(None, [example], {"m": [explanation([6, 5, 4, 1, 2, 3])]})  # type: ignore[arg-type]
     assert one.figures == pytest.approx({"found": 1, "perfect": 2, "share": 0.5, "chance": 0.5})
-    (one,) = Answers(top=1).measure(None, [example], {"m": [explanation([1, 2, 9, 8, 3, 4])]})  # type: ignore[arg-type]
+    (one,) = AnswerRecall(top=1).measure(None, [example], {"m": [explanation([1, 2, 9, 8, 3, 4])]})  # type: ignore[arg-type]
     assert one.figures["share"] == 1 and one.figures["perfect"] == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clearhead.bench.store import Store
+from clearhead.bench.store import ResultStore
 from clearhead.cli import main
 
 pytest.importorskip("pyarrow")
@@ -45,7 +45,9 @@ def test_a_run_shows_its_cost_and_its_table_and_goes_on(bench: Callable[..., Sai
     assert json.loads(out)["computed"] == 0
     code, out, _ = bench(*command(tmp_path / "run", *more[:-1]))
     assert out.startswith("4 examples × 3 methods, 0 of 1 chunks to do: all is there\n")
-    assert len(Store(tmp_path / "run").about()["settings"]) == 2  # both settings are known by their hashes
+    assert (
+        len(ResultStore(tmp_path / "run").read_manifest()["settings"]) == 2
+    )  # both settings are known by their hashes
 
 
 def test_rows_of_other_versions_are_told_once(
@@ -54,7 +56,7 @@ def test_rows_of_other_versions_are_told_once(
     given = command(tmp_path / "run", "--methods", "saliency", "--json")
     assert "versions" not in bench(*given)[2]
     for module in ("runner", "worker"):
-        monkeypatch.setattr(f"clearhead.bench.{module}.versions", lambda: "torch 99")
+        monkeypatch.setattr(f"clearhead.bench.{module}.format_versions", lambda: "torch 99")
     code, out, said = bench(*given)
     told = [line for line in said.splitlines() if "other versions" in line]
     assert code == 0 and json.loads(out)["computed"] == 1
@@ -86,7 +88,7 @@ def test_a_reason_is_said_once_for_all_methods(bench: Callable[..., Said], tmp_p
     more = ("--methods", "saliency", "--protocols", "input-invariance")
     code, out, _ = bench(*command(tmp_path / "run", *more))
     assert code == 3 and out.count("not measured") == 1
-    assert "not measured: input-invariance: position, random, saliency: input-invariance is for pictures" in out
+    assert "not measured: input-invariance: position, random, saliency: input-invariance needs an image model" in out
 
 
 def test_a_setting_that_a_protocol_cannot_do_without_is_asked_for(bench: Callable[..., Said], tmp_path: Path) -> None:
@@ -98,13 +100,13 @@ def test_a_setting_that_a_protocol_cannot_do_without_is_asked_for(bench: Callabl
 def test_an_empty_list_of_examples_is_refused(bench: Callable[..., Said], tmp_path: Path) -> None:
     (tmp_path / "none.txt").write_text("\n")
     code, _, said = bench(*command(tmp_path / "run", "--indices", tmp_path / "none.txt"))
-    assert code == 2 and "is empty: list the numbers of examples" in said
+    assert code == 2 and "is empty: list the indices of examples" in said
 
 
 def test_settings_that_leave_no_example_are_told(bench: Callable[..., Said], tmp_path: Path) -> None:
     more = ("--methods", "saliency", "--protocols", "perturb-text", "--set", "perturb-text.examples=wrong")
     code, out, _ = bench(*command(tmp_path / "run", *more))  # the model of this task errs on none of the four
-    assert code == 3 and "not measured: perturb-text: none of the examples has what its settings ask for" in out
+    assert code == 3 and "not measured: perturb-text: no example meets its requirements" in out
 
 
 def test_labels_of_a_table_of_ones_own_are_read_from_the_column_that_is_named(
@@ -116,7 +118,7 @@ def test_labels_of_a_table_of_ones_own_are_read_from_the_column_that_is_named(
     code, out, _ = bench(*run, *more)
     assert code == 3 and "has no true class" in out
     code, _, _ = bench(*run, *more, "--option", "label_column=verdict")
-    assert code == 0 and {row.figures["correct"] for row in Store(tmp_path / "run").table()} == {1.0}
+    assert code == 0 and {row.figures["correct"] for row in ResultStore(tmp_path / "run").iter_table_rows()} == {1.0}
     code, _, err = bench(*run, *more, "--option", "label_column=stars")
     assert code == 2 and "unknown column 'stars'" in err
     code, _, err = bench(*run, *more, "--option", "label=stars")
@@ -128,14 +130,16 @@ def test_labels_of_a_table_of_ones_own_are_read_from_the_column_that_is_named(
 def test_two_fills_say_how_far_they_agree(bench: Callable[..., Said], tmp_path: Path) -> None:
     more = ("--methods", "saliency", "--protocols", "perturb-text", "--set", "perturb-text.fills=mask,pad")
     code, out, _ = bench(*command(tmp_path / "run", *more))
-    assert code == 0 and "text/mask/positive and text/pad/positive put methods in one order: Kendall's tau-b " in out
+    assert (
+        code == 0 and "agreement of the ranking by text/mask/positive and by text/pad/positive: Kendall's tau-b " in out
+    )
 
 
 def test_a_run_that_measures_nothing_is_a_failure(bench: Callable[..., Said], tmp_path: Path) -> None:
     (tmp_path / "texts.csv").write_text("text\na and b\n")  # nobody says what the evidence is
     more = ("--data", tmp_path / "texts.csv")
     code, out, err = bench(*command(tmp_path / "run", *more))
-    assert code == 3 and "not measured: truth" in out and "nothing could be measured" in err
+    assert code == 3 and "not measured: truth" in out and "no measurements produced" in err
 
 
 @pytest.mark.parametrize(
@@ -151,14 +155,14 @@ def test_a_run_that_measures_nothing_is_a_failure(bench: Callable[..., Said], tm
         (("--protocols", "detections", "--set", "detections.cut=thin"), "Accepted: authors, after"),
         (("--protocols", "perturb-text", "--set", "perturb-text.fills=noise"), "unknown fill 'noise'"),
         (("--protocols", "perturb-text", "--set", "perturb-text.fills="), "no fill was given"),
-        (("--protocols", "perturb-text", "--set", "perturb-text.fractions=0.5,0.2"), "fractions must rise"),
+        (("--protocols", "perturb-text", "--set", "perturb-text.fractions=0.5,0.2"), "fractions must be ascending"),
         (("--protocols", "perturb-text", "--set", "perturb-text.fractions=0.5,5"), "between 0 and 1"),
         (("--protocols", "perturb-text", "--set", "perturb-text.judged=best"), "unknown class to judge by 'best'"),
         (("--protocols", "perturb-text", "--set", "perturb-text.rounding=off"), "unknown rounding 'off'"),
         (("--engine", "cluster"), "Accepted: local, processes, ray"),
         (("--address", "auto"), "an address is for engine='ray'"),
         (("--data", "known:logik"), "did you mean 'logic'"),
-        (("--indices", "no-such-file"), "does not list numbers"),
+        (("--indices", "no-such-file"), "is not a list of indices"),
     ],
 )
 def test_what_cannot_be_is_one_line(bench: Callable[..., Said], tmp_path: Path, more: Any, says: str) -> None:
@@ -181,5 +185,5 @@ def test_another_dtype_is_another_model(bench: Callable[..., Said], tmp_path: Pa
     for more, chunks in (((), 1), (("--dtype", "float64"), 1), (("--dtype", "float64"), 0)):
         code, out, _ = bench(*command(tmp_path / "run", "--methods", "saliency", "--json", *more))
         assert code == 0 and json.loads(out)["computed"] == chunks
-        hashes.append({row.model for row in Store(tmp_path / "run").table()})
+        hashes.append({row.model for row in ResultStore(tmp_path / "run").iter_table_rows()})
     assert hashes[0] != hashes[1] == hashes[2] and all(len(own) == 1 for own in hashes)

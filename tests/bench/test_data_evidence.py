@@ -8,10 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.bench.data import Characters, DataSet, Example, Mask, Region, evidence_units, shares
-from clearhead.bench.data.eraser import token_spans
+from clearhead.bench.data import (
+    BenchmarkDataset,
+    CharSpan,
+    EvidenceMask,
+    Example,
+    ImageBox,
+    compute_box_coverage,
+    find_evidence_units,
+)
+from clearhead.bench.data.eraser import find_token_spans
 from clearhead.errors import InputError
-from clearhead.units import Units, numbered, patches
+from clearhead.units import Units, build_numbered_units, build_patch_units
 from tests.models import CORPUS, explainer, tokenizer
 
 TOKENIZERS = ("wordpiece", "bytes", "unigram")
@@ -33,7 +41,7 @@ def units_of(kind: str, *texts: str) -> Units:
 
 
 def marked(text: Any, pieces: list[Any], units: Units, **how: Any) -> list[str]:
-    mask = evidence_units(Example("1", text, 0, (tuple(pieces),)), units, **how)
+    mask = find_evidence_units(Example("1", text, 0, (tuple(pieces),)), units, **how)
     return [name for name, flag in zip(units.names, mask, strict=True) if flag]
 
 
@@ -41,8 +49,8 @@ def marked(text: Any, pieces: list[Any], units: Units, **how: Any) -> list[str]:
 def test_a_word_is_found_in_its_pieces(kind: str) -> None:
     text = "Koala naïve 日本 isn't"
     units = units_of(kind, text)
-    for start, stop in token_spans(text):
-        mask = evidence_units(Example("1", text, 0, ((Characters(start, stop),),)), units)
+    for start, stop in find_token_spans(text):
+        mask = find_evidence_units(Example("1", text, 0, ((CharSpan(start, stop),),)), units)
         assert units.offsets is not None
         held = {i for (a, b), flag in zip(units.offsets, mask, strict=True) if flag for i in range(a, b)}
         assert {i for i in held if not text[i].isspace()} == set(range(start, stop))
@@ -55,18 +63,18 @@ def test_white_space_words_map_exactly(kind: str, words: list[str], data: st.Dat
     gaps = data.draw(st.lists(st.sampled_from([" ", "  ", "\n"]), min_size=len(words), max_size=len(words)))
     chosen = data.draw(st.sets(st.integers(0, len(words) - 1)))
     text = "".join(word + gap for word, gap in zip(words, gaps, strict=True))
-    spans = token_spans(text)
+    spans = find_token_spans(text)
     assert [text[a:b] for a, b in spans] == words
     units = units_of(kind, text)
-    example = Example("1", text, 0, (tuple(Characters(*spans[i]) for i in chosen),))
-    mask = evidence_units(example, units)
+    example = Example("1", text, 0, (tuple(CharSpan(*spans[i]) for i in chosen),))
+    mask = find_evidence_units(example, units)
     assert units.offsets is not None
     for name, special, (start, stop), flag in zip(units.names, units.special, units.offsets, mask, strict=True):
         owners = {i for i, (a, b) in enumerate(spans) if a < stop and start < b}  # no tokenizer here joins two words
         blank = special or name == "▁" or not text[start:stop].strip()
         assert flag == (not blank and bool(owners & chosen)), (name, text)
-    merged, index = units.merged("word")
-    of_words = evidence_units(example, merged)
+    merged, index = units.merge("word")
+    of_words = find_evidence_units(example, merged)
     assert of_words.tolist() == [bool(mask[index == place].any()) for place in range(len(merged))]
 
 
@@ -74,7 +82,7 @@ def test_white_space_words_map_exactly(kind: str, words: list[str], data: st.Dat
 def test_the_pieces_of_a_pair_keep_to_their_text(kind: str) -> None:
     pair = ("the book", "the movie")
     units = units_of(kind, *pair)
-    mask = evidence_units(Example("1", pair, 0, ((Characters(0, 3, segment=1),),)), units)
+    mask = find_evidence_units(Example("1", pair, 0, ((CharSpan(0, 3, segment=1),),)), units)
     assert units.segments is not None and mask.any()
     assert {segment for segment, flag in zip(units.segments, mask, strict=True) if flag} == {1}
 
@@ -83,10 +91,10 @@ def test_the_pieces_of_a_pair_keep_to_their_text(kind: str) -> None:
 def test_the_units_of_an_explanation_take_evidence(subject: str) -> None:
     text = "She hates the book"
     explanation = explainer(subject).explain(text, method="position")
-    example = Example("1", text, 0, ((Characters(4, 9),),))
-    found = evidence_units(example, explanation.words().units)
+    example = Example("1", text, 0, ((CharSpan(4, 9),),))
+    found = find_evidence_units(example, explanation.words().units)
     assert [n for n, flag in zip(explanation.words().tokens, found, strict=True) if flag] == ["hates"]
-    assert evidence_units(example, explanation.units).any()
+    assert find_evidence_units(example, explanation.units).any()
 
 
 def test_the_patches_of_an_explanation_take_evidence() -> None:
@@ -94,68 +102,68 @@ def test_the_patches_of_an_explanation_take_evidence() -> None:
     mask = np.zeros((20, 20), dtype=bool)
     mask[:5, 15:] = True
     explanation = explainer("vit/image").explain(picture, method="position")
-    found = evidence_units(Example("1", picture, 0, ((Mask(mask),),)), explanation.units)
+    found = find_evidence_units(Example("1", picture, 0, ((EvidenceMask(mask),),)), explanation.units)
     assert [n for n, flag in zip(explanation.tokens, found, strict=True) if flag] == ["0,3"]
 
 
 def test_white_space_at_the_edge_of_a_span_marks_nothing() -> None:
     text = "so boring and long"
-    assert marked(text, [Characters(0, 10)], units_of("bytes", text)) == marked(
-        text, [Characters(0, 9)], units_of("bytes", text)
+    assert marked(text, [CharSpan(0, 10)], units_of("bytes", text)) == marked(
+        text, [CharSpan(0, 9)], units_of("bytes", text)
     )
 
 
 def test_the_mark_of_a_beginning_is_no_evidence() -> None:
-    assert "▁" not in marked("Koala", [Characters(0, 5)], units_of("unigram", "Koala"))
+    assert "▁" not in marked("Koala", [CharSpan(0, 5)], units_of("unigram", "Koala"))
 
 
 def test_alternatives_and_what_they_are_together() -> None:
     text = "good and fine"
-    units = units_of("wordpiece", text).merged("word")[0]
-    example = Example("1", text, 1, ((Characters(0, 4),), (Characters(9, 13),)))
-    assert evidence_units(example, units).tolist() == [False, True, False, True, False]
-    assert evidence_units(example, units, alternative=1).tolist() == [False, False, False, True, False]
+    units = units_of("wordpiece", text).merge("word")[0]
+    example = Example("1", text, 1, ((CharSpan(0, 4),), (CharSpan(9, 13),)))
+    assert find_evidence_units(example, units).tolist() == [False, True, False, True, False]
+    assert find_evidence_units(example, units, alternative=1).tolist() == [False, False, False, True, False]
     with pytest.raises(InputError, match="2 sets of evidence"):
-        evidence_units(example, units, alternative=2)
+        find_evidence_units(example, units, alternative=2)
 
 
 def test_no_evidence_is_not_empty_evidence() -> None:
     units = units_of("wordpiece", "good")
     with pytest.raises(InputError, match="no evidence marked"):
-        evidence_units(Example("1", "good", 1), units)
-    assert not evidence_units(Example("1", "good", 1, ()), units).any()
+        find_evidence_units(Example("1", "good", 1), units)
+    assert not find_evidence_units(Example("1", "good", 1, ()), units).any()
 
 
 def test_other_units_are_refused() -> None:
-    example = Example("1", "good and fine", 1, ((Characters(9, 13),),))
+    example = Example("1", "good and fine", 1, ((CharSpan(9, 13),),))
     with pytest.raises(InputError, match="another input"):
-        evidence_units(example, units_of("wordpiece", "good"))
+        find_evidence_units(example, units_of("wordpiece", "good"))
     with pytest.raises(InputError, match="give the text itself"):
-        evidence_units(example, numbered(3, "text"))
+        find_evidence_units(example, build_numbered_units(3, "text"))
 
 
 def test_a_patch_needs_more_than_half() -> None:
-    units = patches((2, 2), before=["[CLS]"])
+    units = build_patch_units((2, 2), special_names=["[CLS]"])
     mask = np.zeros((8, 8), dtype=bool)
     mask[:4, :4] = True  # the first patch
     mask[:4, 4:6] = True  # half of the second
-    example = Example("1", None, 0, ((Mask(mask),),))
-    assert evidence_units(example, units).tolist() == [False, True, False, False, False]
-    assert evidence_units(example, units, more_than=0.49).tolist() == [False, True, True, False, False]
+    example = Example("1", None, 0, ((EvidenceMask(mask),),))
+    assert find_evidence_units(example, units).tolist() == [False, True, False, False, False]
+    assert find_evidence_units(example, units, coverage_threshold=0.49).tolist() == [False, True, True, False, False]
 
 
 def test_an_unclear_border_counts_on_neither_side() -> None:
     inside, border = np.zeros((4, 4), dtype=bool), np.zeros((4, 4), dtype=bool)
     inside[:, 0], border[:, 1:3] = True, True
-    assert shares([Mask(inside, border)], [(0.0, 0.0, 1.0, 1.0)]).tolist() == [0.5]
-    assert shares([Mask(inside, ~inside)], [(0.5, 0.0, 1.0, 1.0)]).tolist() == [0.0]
+    assert compute_box_coverage([EvidenceMask(inside, border)], [(0.0, 0.0, 1.0, 1.0)]).tolist() == [0.5]
+    assert compute_box_coverage([EvidenceMask(inside, ~inside)], [(0.5, 0.0, 1.0, 1.0)]).tolist() == [0.0]
 
 
 def test_a_crop_moves_the_evidence() -> None:
-    units = patches((1, 2))
-    example = Example("1", None, 0, ((Region((0.5, 0.0, 0.75, 1.0)),),))
-    assert evidence_units(example, units).tolist() == [False, False]
-    assert evidence_units(example, units, view=(0.25, 0.25, 0.75, 0.75)).tolist() == [False, True]
+    units = build_patch_units((1, 2))
+    example = Example("1", None, 0, ((ImageBox((0.5, 0.0, 0.75, 1.0)),),))
+    assert find_evidence_units(example, units).tolist() == [False, False]
+    assert find_evidence_units(example, units, view_box=(0.25, 0.25, 0.75, 0.75)).tolist() == [False, True]
 
 
 edges = st.tuples(st.integers(0, 11), st.integers(1, 12)).filter(lambda pair: pair[0] < pair[1])
@@ -172,7 +180,7 @@ def test_areas_are_those_of_a_fine_grid(regions: list[Any], places: list[Any], s
     out = np.kron(ignored, np.ones((4, 3), dtype=bool))
     for left, top, right, bottom in regions:
         fine[round(top * 12) : round(bottom * 12), round(left * 12) : round(right * 12)] = True
-    found = shares([Mask(small, ignored), *map(Region, regions)], places)
+    found = compute_box_coverage([EvidenceMask(small, ignored), *map(ImageBox, regions)], places)
     for (left, top, right, bottom), share in zip(places, found, strict=True):
         part = np.s_[round(top * 12) : round(bottom * 12), round(left * 12) : round(right * 12)]
         counted = fine[part] | ~out[part]
@@ -181,12 +189,12 @@ def test_areas_are_those_of_a_fine_grid(regions: list[Any], places: list[Any], s
 
 def test_pieces_are_checked() -> None:
     with pytest.raises(InputError, match="start must be below stop"):
-        Characters(3, 3)
+        CharSpan(3, 3)
     with pytest.raises(InputError, match="fractions"):
-        Region((0, 0, 32, 32))
-    with pytest.raises(InputError, match="truth values"):
-        Mask(np.zeros((2, 2)))
-    assert Region.of_pixels((40, 0, 50, 8), 32, 32) is None
+        ImageBox((0, 0, 32, 32))
+    with pytest.raises(InputError, match="boolean array"):
+        EvidenceMask(np.zeros((2, 2)))
+    assert ImageBox.from_pixels((40, 0, 50, 8), 32, 32) is None
 
 
 def counted() -> list[int]:
@@ -203,7 +211,7 @@ CALLS: list[int] = []
 
 def test_a_data_set_is_a_sequence_read_once_and_late() -> None:
     CALLS.clear()
-    data = DataSet("mine", "all", "CC0", ("even", "odd"), counted, made)
+    data = BenchmarkDataset("mine", "all", "CC0", ("even", "odd"), counted, made)
     assert not CALLS
     assert len(data) == 5 and data[-1].id == "4" and [e.id for e in data] == list("01234")
     assert [e.id for e in data[1:4][::-1]] == ["3", "2", "1"]
@@ -217,4 +225,4 @@ def test_a_data_set_is_a_sequence_read_once_and_late() -> None:
     with pytest.raises(InputError, match="no example 9"):
         data.select([9])
     with pytest.raises(InputError, match="made by hand"):
-        data.other("test")
+        data.with_split("test")

@@ -14,12 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from clearhead.bench.data import Mask, Region, evidence_units, read, soft_answers
-from clearhead.bench.data.coco import _unpacked, outline_mask
-from clearhead.bench.data.image_files import Packed, open_levels, open_rgb
-from clearhead.bench.data.imagenet_segmentation import _file
+from clearhead.bench.data import (
+    EvidenceMask,
+    ImageBox,
+    compute_soft_scores,
+    find_evidence_units,
+    load_benchmark_dataset,
+)
+from clearhead.bench.data.coco import _decode_compressed_runs, decode_outline
+from clearhead.bench.data.image_files import NpzArchive, open_label_map, open_rgb_image
+from clearhead.bench.data.imagenet_segmentation import _open_hdf5
 from clearhead.errors import InputError
-from clearhead.units import patches
+from clearhead.units import build_patch_units
 
 
 def pixels(seed: int, high: int = 64, wide: int = 64) -> np.ndarray:
@@ -57,35 +63,35 @@ def test_packed_arrays_are_those_of_numpy(tmp_path: Path, how: Any) -> None:
         "off": np.asarray([0, 3, 5]),
     }
     how(tmp_path / "x.npz", **arrays)
-    pack = Packed(tmp_path / "x.npz")
+    pack = NpzArchive(tmp_path / "x.npz")
     for name, array in arrays.items():
         assert np.array_equal(pack[name], array) and pack[name].dtype == array.dtype
     assert isinstance(pack["data"], np.memmap) == (how is np.savez)
-    assert pack.member(1) == bytes([3, 4])
+    assert pack.read_member(1) == bytes([3, 4])
     assert len(pickle.dumps(pack)) < 300
     with pytest.raises(InputError, match="holds no 'mask'"):
         pack["mask"]
     (tmp_path / "y.npz").write_bytes(b"no archive")
     with pytest.raises(InputError, match=r"not an .npz"):
-        Packed(tmp_path / "y.npz")["data"]
+        NpzArchive(tmp_path / "y.npz")["data"]
 
 
 def test_pictures_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"there is no picture .*unpacked completely"):
-        open_rgb(tmp_path / "a.png")
+    with pytest.raises(InputError, match=r"there is no image .*unpacked completely"):
+        open_rgb_image(tmp_path / "a.png")
     (tmp_path / "a.png").write_bytes(b"no picture")
-    with pytest.raises(InputError, match="not a picture that can be opened"):
-        open_rgb(tmp_path / "a.png")
+    with pytest.raises(InputError, match="not an image that can be opened"):
+        open_rgb_image(tmp_path / "a.png")
     save(tmp_path / "a.png", pixels(0))
     with pytest.raises(InputError, match="one number a pixel"):
-        open_levels(tmp_path / "a.png")
+        open_label_map(tmp_path / "a.png")
 
 
 def test_a_camera_s_flag_turns_nothing(tmp_path: Path) -> None:
     flag = Image.Exif()
     flag[0x0112] = 6
     Image.fromarray(pixels(0, 10, 20)).save(tmp_path / "a.jpg", exif=flag)
-    assert open_rgb(tmp_path / "a.jpg").size == (20, 10)
+    assert open_rgb_image(tmp_path / "a.jpg").size == (20, 10)
 
 
 def test_tiny_imagenet_packed(tmp_path: Path) -> None:
@@ -95,17 +101,17 @@ def test_tiny_imagenet_packed(tmp_path: Path) -> None:
         data, off = packed([pixels(seed) for seed in seeds], "WEBP")
         box = np.asarray([[0, 0, 63, 31]] * len(seeds), dtype=np.int16)
         np.savez(folder / f"{name}.npz", data=data, off=off, label=np.arange(len(seeds), dtype=np.int16) % 2, box=box)
-    data_set = read("tiny-imagenet", root=tmp_path)
+    data_set = load_benchmark_dataset("tiny-imagenet", root=tmp_path)
     assert data_set.split == "validation" and data_set.label_name(data_set[1].label) == "reel"
     assert np.array_equal(np.asarray(data_set[1].input), pixels(2))
-    assert data_set[0].evidence == ((Region((0.0, 0.0, 1.0, 0.5)),),)
-    assert evidence_units(data_set[0], patches((2, 1))).tolist() == [True, False]
-    train = pickle.loads(pickle.dumps(data_set.other("train")))
+    assert data_set[0].evidence == ((ImageBox((0.0, 0.0, 1.0, 0.5)),),)
+    assert find_evidence_units(data_set[0], build_patch_units((2, 1))).tolist() == [True, False]
+    train = pickle.loads(pickle.dumps(data_set.with_split("train")))
     assert [e.id for e in train] == ["train-000001", "train-000002", "train-000003"]
     assert np.array_equal(np.asarray(train[2].input), pixels(5))
     (folder / "classes.tsv").unlink()
     with pytest.raises(InputError, match=r"found no classes.tsv"):
-        read("tiny-imagenet", root=tmp_path)
+        load_benchmark_dataset("tiny-imagenet", root=tmp_path)
 
 
 def test_tiny_imagenet_as_published(tmp_path: Path) -> None:
@@ -117,19 +123,19 @@ def test_tiny_imagenet_as_published(tmp_path: Path) -> None:
     for wnid in ("n1", "n2"):
         save(folder / "train" / wnid / "images" / f"{wnid}_0.png", pixels(1))
         write(folder / "train" / wnid / f"{wnid}_boxes.txt", f"{wnid}_0.png\t16\t0\t31\t63\n")
-    val = read("tiny-imagenet", root=tmp_path)
+    val = load_benchmark_dataset("tiny-imagenet", root=tmp_path)
     assert val.labels == ("Egyptian cat", "reel") and (val[0].id, val[0].label) == ("val_0", 1)
-    assert [(e.id, e.label) for e in val.other("train")] == [("n2_0", 0), ("n1_0", 1)]
-    assert val.other("train")[0].evidence == ((Region((0.25, 0.0, 0.5, 1.0)),),)
+    assert [(e.id, e.label) for e in val.with_split("train")] == [("n2_0", 0), ("n1_0", 1)]
+    assert val.with_split("train")[0].evidence == ((ImageBox((0.25, 0.0, 0.5, 1.0)),),)
     (folder / "train" / "n1" / "n1_boxes.txt").unlink()
     with pytest.raises(InputError, match=r"no file .*n1_boxes.txt'"):
-        len(read("tiny-imagenet", "train", root=tmp_path))
+        len(load_benchmark_dataset("tiny-imagenet", "train", root=tmp_path))
     write(folder / "val" / "val_annotations.txt", "val_0.png\tn9\t0\t0\t63\t63\n")
     with pytest.raises(InputError, match=r"unknown class in val_annotations.txt 'n9'"):
-        len(read("tiny-imagenet", root=tmp_path))
+        len(load_benchmark_dataset("tiny-imagenet", root=tmp_path))
     (folder / "val" / "val_annotations.txt").unlink()
     with pytest.raises(InputError, match=r"found no val_annotations.txt"):
-        len(read("tiny-imagenet", root=tmp_path))
+        len(load_benchmark_dataset("tiny-imagenet", root=tmp_path))
 
 
 def trimap(high: int, wide: int) -> np.ndarray:
@@ -145,14 +151,20 @@ def test_pets_packed(tmp_path: Path) -> None:
     names = np.asarray(["Abyssinian_201", "american_bulldog_7"])
     (tmp_path / "pets").mkdir()
     np.savez(tmp_path / "pets" / "pets-test.npz", data=data, off=off, mask=mask, moff=moff, name=names, **both)
-    pets = read("pets", root=tmp_path)
+    pets = load_benchmark_dataset("pets", root=tmp_path)
     assert pets.labels == ("Abyssinian", "american bulldog") and pets.licence.startswith("CC BY-SA")
-    assert [e.label for e in read("pets", root=tmp_path, label="species")] == [0, 1]
+    assert [e.label for e in load_benchmark_dataset("pets", root=tmp_path, label="species")] == [0, 1]
     example = pickle.loads(pickle.dumps(pets))[1]
     assert example.id == "american_bulldog_7" and np.array_equal(np.asarray(example.input), pixels(2))
-    assert evidence_units(example, patches((2, 2), before=["[CLS]"])).tolist() == [False, True, False, True, False]
+    assert find_evidence_units(example, build_patch_units((2, 2), special_names=["[CLS]"])).tolist() == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
     with pytest.raises(InputError, match="unknown label of a pet 'race'"):
-        read("pets", root=tmp_path, label="race")
+        load_benchmark_dataset("pets", root=tmp_path, label="race")
 
 
 def test_pets_as_published(tmp_path: Path) -> None:
@@ -162,13 +174,13 @@ def test_pets_as_published(tmp_path: Path) -> None:
     for name in ("beagle_1", "Abyssinian_201"):
         save(folder / "images" / f"{name}.jpg", pixels(1, 40, 60))
         save(folder / "annotations" / "trimaps" / f"{name}.png", trimap(40, 60))
-    pets = read("pets", root=tmp_path)
+    pets = load_benchmark_dataset("pets", root=tmp_path)
     assert pets.labels == ("Abyssinian", "beagle") and [e.label for e in pets] == [1, 0]
     [[mask]] = pets[0].evidence or ()
-    assert isinstance(mask, Mask) and mask.inside.shape == (40, 60) and mask.inside[:, :30].all()
-    assert mask.ignored is not None and mask.ignored.sum() == 40
+    assert isinstance(mask, EvidenceMask) and mask.pixels.shape == (40, 60) and mask.pixels[:, :30].all()
+    assert mask.ignored_pixels is not None and mask.ignored_pixels.sum() == 40
     save(folder / "annotations" / "trimaps" / "beagle_1.png", trimap(60, 40))
-    with pytest.raises(InputError, match="the trimap is 40 × 60, the picture 60 × 40"):
+    with pytest.raises(InputError, match="the trimap is 40 × 60, the image 60 × 40"):
         pets[0]
 
 
@@ -184,9 +196,9 @@ def test_imagenet_in_folders(tmp_path: Path) -> None:
     save(folder / "Data" / "CLS-LOC" / "val" / "n01" / "a.png", pixels(2, 10, 20))
     write(folder / "LOC_synset_mapping.txt", "n01 tench, Tinca tinca\nn02 goldfish\n")
     write(folder / "Annotations" / "CLS-LOC" / "val" / "b.xml", XML)
-    data = read("imagenet", root=tmp_path)
+    data = load_benchmark_dataset("imagenet", root=tmp_path)
     assert [e.id for e in data] == ["n01/a", "n01/c", "n02/b"] and data.labels == ("tench, Tinca tinca", "goldfish")
-    assert data[2].evidence == ((Region((0.0, 0.0, 0.5, 1.0)),), (Region((0.75, 0.5, 1.0, 1.0)),))
+    assert data[2].evidence == ((ImageBox((0.0, 0.0, 0.5, 1.0)),), (ImageBox((0.75, 0.5, 1.0, 1.0)),))
     assert data[0].evidence is None and np.array_equal(np.asarray(data[0].input), pixels(2, 10, 20))
 
 
@@ -194,18 +206,20 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
     for split in ("train", "val"):
         save(tmp_path / split / "cat" / f"{split}.png", pixels(0))
         save(tmp_path / split / "dog" / "x.png", pixels(1))
-    data = read(str(tmp_path))
+    data = load_benchmark_dataset(str(tmp_path))
     assert data.split == "validation" and data.labels == ("cat", "dog") and data[0].id == "cat/val"
     assert data.name == tmp_path.name and pickle.loads(pickle.dumps(data))[1].id == "dog/x"
-    assert data.other("train")[0].id == "cat/train"
+    assert data.with_split("train")[0].id == "cat/train"
     save(tmp_path / "train" / "bat" / "x.png", pixels(1))
-    assert read(str(tmp_path)).labels == ("bat", "cat", "dog") and [e.label for e in read(str(tmp_path))] == [1, 2]
-    assert [e.label for e in read(str(tmp_path / "train"))] == [0, 1, 2]
+    assert load_benchmark_dataset(str(tmp_path)).labels == ("bat", "cat", "dog") and [
+        e.label for e in load_benchmark_dataset(str(tmp_path))
+    ] == [1, 2]
+    assert [e.label for e in load_benchmark_dataset(str(tmp_path / "train"))] == [0, 1, 2]
     with pytest.raises(InputError, match="found no folders of classes"):
-        read(str(tmp_path / "train" / "cat"))
+        load_benchmark_dataset(str(tmp_path / "train" / "cat"))
     write(tmp_path / "empty" / "cat" / "notes.txt", "")
-    with pytest.raises(InputError, match=r"found no pictures \(.jpg"):
-        len(read(str(tmp_path / "empty")))
+    with pytest.raises(InputError, match=r"found no images \(.jpg"):
+        len(load_benchmark_dataset(str(tmp_path / "empty")))
 
 
 def letters(word: str) -> np.ndarray:
@@ -235,29 +249,29 @@ def stand_in_for_h5py() -> Any:
 
 
 def check_segmentation(root: Path) -> None:
-    data = read("imagenet-segmentation", root=root)
+    data = load_benchmark_dataset("imagenet-segmentation", root=root)
     assert data.labels == ("n01", "n02") and [(e.id, e.label) for e in data] == [("n02_1", 1), ("n01_7", 0)]
     assert np.array_equal(np.asarray(data[0].input), pixels(3, 8, 6))
     [[mask]] = data[0].evidence or ()
-    assert isinstance(mask, Mask) and mask.inside.shape == (8, 6) and mask.inside[:, :3].all()
-    assert mask.inside.sum() == 24
+    assert isinstance(mask, EvidenceMask) and mask.pixels.shape == (8, 6) and mask.pixels[:, :3].all()
+    assert mask.pixels.sum() == 24
 
 
 def test_imagenet_segmentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gtsegs_ijcv.mat").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "h5py", None)
-    _file.cache_clear()
+    _open_hdf5.cache_clear()
     with pytest.raises(InputError, match=r"gtsegs_ijcv.mat is read with the package h5py.*pip install h5py"):
-        read("imagenet-segmentation", root=tmp_path)
+        load_benchmark_dataset("imagenet-segmentation", root=tmp_path)
     monkeypatch.setitem(sys.modules, "h5py", stand_in_for_h5py())
     check_segmentation(tmp_path)
-    assert len(read("imagenet-segmentation", root=tmp_path / "gtsegs_ijcv.mat")) == 2
-    _file.cache_clear()
+    assert len(load_benchmark_dataset("imagenet-segmentation", root=tmp_path / "gtsegs_ijcv.mat")) == 2
+    _open_hdf5.cache_clear()
 
 
 def test_imagenet_segmentation_from_a_real_file(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py", reason="h5py is not installed")
-    _file.cache_clear()
+    _open_hdf5.cache_clear()
     with h5py.File(tmp_path / "gtsegs_ijcv.mat", "w") as file:
         references = {name: [] for name in ("img", "gt", "id", "target")}  # type: ignore[var-annotated]
         for name, wnid, seed in SEGMENTED:
@@ -273,10 +287,10 @@ def test_imagenet_segmentation_from_a_real_file(tmp_path: Path) -> None:
             for place, one in enumerate(found):
                 column[place, 0] = one
     check_segmentation(tmp_path)
-    _file.cache_clear()
+    _open_hdf5.cache_clear()
     (tmp_path / "gtsegs_ijcv.mat").write_bytes(b"no HDF5")
     with pytest.raises(InputError, match=r"not gtsegs_ijcv.mat as it was published"):
-        read("imagenet-segmentation", root=tmp_path)
+        load_benchmark_dataset("imagenet-segmentation", root=tmp_path)
 
 
 def instances() -> dict[str, Any]:
@@ -302,31 +316,31 @@ def instances() -> dict[str, Any]:
 
 def test_coco(tmp_path: Path) -> None:
     write(tmp_path / "coco" / "annotations" / "instances_val2017.json", json.dumps(instances()))
-    with pytest.raises(InputError, match="found no folder of pictures val2017"):
-        read("coco", root=tmp_path)
+    with pytest.raises(InputError, match="found no folder of images val2017"):
+        load_benchmark_dataset("coco", root=tmp_path)
     for name in ("7.png", "9.png"):
         save(tmp_path / "coco" / "val2017" / name, pixels(1, 8, 10))
-    data = read("coco", "validation", root=tmp_path)
+    data = load_benchmark_dataset("coco", "validation", root=tmp_path)
     assert data.split == "val2017" and data.labels == ("person", "dog")
     assert [(e.id, e.label) for e in data] == [("7-18", 1), ("9-1", 0)]  # a crowd alone is no example
     assert pickle.loads(pickle.dumps(data))[1].id == "9-1"
     assert data[0].evidence is not None and len(data[0].evidence) == 2
     [mask] = data[0].evidence[0]
-    assert isinstance(mask, Mask) and mask.ignored is not None and mask.ignored[4:, 8:].all()
-    assert mask.ignored.sum() == 8 and mask.inside[1:5, 2:6].all() and mask.inside.sum() == 16
+    assert isinstance(mask, EvidenceMask) and mask.ignored_pixels is not None and mask.ignored_pixels[4:, 8:].all()
+    assert mask.ignored_pixels.sum() == 8 and mask.pixels[1:5, 2:6].all() and mask.pixels.sum() == 16
     save(tmp_path / "coco" / "val2017" / "7.png", pixels(1, 10, 10))
     with pytest.raises(InputError, match=r"7.png is 10 × 10, but the annotations say 10 × 8"):
         data[0]
     write(tmp_path / "coco" / "annotations" / "instances_val2017.json", "[]")
     with pytest.raises(InputError, match="not COCO's instances"):
-        read("coco", root=tmp_path)
+        load_benchmark_dataset("coco", root=tmp_path)
 
 
 def test_runs_packed_and_plain() -> None:
-    assert outline_mask({"counts": [1, 2, 1]}, 2, 2).tolist() == [[False, True], [True, False]]
-    assert outline_mask({"counts": "121"}, 2, 2).tolist() == [[False, True], [True, False]]
+    assert decode_outline({"counts": [1, 2, 1]}, 2, 2).tolist() == [[False, True], [True, False]]
+    assert decode_outline({"counts": "121"}, 2, 2).tolist() == [[False, True], [True, False]]
     with pytest.raises(InputError, match="cover 3 pixels"):
-        outline_mask({"counts": [1, 2]}, 2, 2)
+        decode_outline({"counts": [1, 2]}, 2, 2)
 
 
 @given(st.lists(st.tuples(st.floats(-2, 14), st.floats(-2, 12)), min_size=3, max_size=7), st.integers(0, 2**32 - 1))
@@ -335,11 +349,11 @@ def test_masks_are_pycocotools_own(corners: list[tuple[float, float]], seed: int
     api = pytest.importorskip("pycocotools.mask", reason="pycocotools is not installed")
     polygon = [float(round(x, 2)) for corner in corners for x in corner]
     theirs = api.decode(api.frPyObjects([polygon], 9, 11))[..., 0].astype(bool)
-    assert np.array_equal(outline_mask([polygon], 9, 11), theirs)
+    assert np.array_equal(decode_outline([polygon], 9, 11), theirs)
     random = np.asfortranarray(np.random.default_rng(seed).random((37, 23)) < 0.1)
     packed_runs = api.encode(random.astype(np.uint8))["counts"]
-    assert sum(_unpacked(packed_runs)) == random.size
-    assert np.array_equal(outline_mask({"counts": packed_runs.decode()}, 37, 23), random)
+    assert sum(_decode_compressed_runs(packed_runs)) == random.size
+    assert np.array_equal(decode_outline({"counts": packed_runs.decode()}, 37, 23), random)
 
 
 def test_vqa(tmp_path: Path) -> None:
@@ -351,25 +365,25 @@ def test_vqa(tmp_path: Path) -> None:
     write(folder / "v2_OpenEnded_mscoco_val2014_questions.json", json.dumps({"questions": questions}))
     save(folder / "val2014" / "COCO_val2014_000000000003.jpg", pixels(1))
     with pytest.raises(InputError, match=r"found no v2_mscoco_val2014_annotations.json"):
-        len(read("vqa", root=tmp_path))
+        len(load_benchmark_dataset("vqa", root=tmp_path))
     given = [{"question_id": 30, "answers": [{"answer": "red"}] * 2 + [{"answer": "blue"}] * 8}]
     write(folder / "v2_mscoco_val2014_annotations.json", json.dumps({"annotations": given}))
-    data = read("vqa", "val", root=tmp_path)
+    data = load_benchmark_dataset("vqa", "val", root=tmp_path)
     assert [e.id for e in data] == ["20", "30"] and data[0].label is None and data.labels == ()
     assert data[1].input["text"] == "what colour?" and data[1].input["image"].size == (64, 64)
     assert pickle.loads(pickle.dumps(data))[1].label == data[1].label
     assert data[1].label == {"blue": 1.0, "red": 2 / 3} and data.label_name(data[1].label) == "blue"
-    assert read("vqa", root=tmp_path, rule="official")[1].label == {"blue": 1.0, "red": 0.6}
+    assert load_benchmark_dataset("vqa", root=tmp_path, rule="official")[1].label == {"blue": 1.0, "red": 0.6}
     write(folder / "v2_OpenEnded_mscoco_test2015_questions.json", json.dumps({"questions": questions}))
     save(folder / "test2015" / "COCO_test2015_000000000003.jpg", pixels(1))
-    assert data.other("test")[0].label is None
+    assert data.with_split("test")[0].label is None
     with pytest.raises(InputError, match="unknown rule for answers"):
-        read("vqa", root=tmp_path, rule="halves")
+        load_benchmark_dataset("vqa", root=tmp_path, rule="halves")
 
 
 @given(st.lists(st.sampled_from("abcd"), min_size=10, max_size=10))
 def test_the_official_score_is_the_mean_over_all_but_one(answers: list[str]) -> None:
-    for answer, score in soft_answers(answers, "official").items():
+    for answer, score in compute_soft_scores(answers, "official").items():
         others = [answers[:i] + answers[i + 1 :] for i in range(10)]
         assert score == pytest.approx(np.mean([min(rest.count(answer) / 3, 1) for rest in others]))
-    assert soft_answers(answers) == {a: min(answers.count(a) / 3, 1) for a in answers}
+    assert compute_soft_scores(answers) == {a: min(answers.count(a) / 3, 1) for a in answers}

@@ -12,10 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.bench.data import READERS, Characters, DataSet, Example, Reader, read, register
-from clearhead.bench.data.eraser import token_spans
-from clearhead.bench.data.hub import _loaded
-from clearhead.bench.data.newsgroups import GROUPS
+from clearhead.bench.data import (
+    DATASET_REGISTRY,
+    BenchmarkDataset,
+    CharSpan,
+    DatasetSpec,
+    Example,
+    load_benchmark_dataset,
+    register_dataset,
+)
+from clearhead.bench.data.eraser import find_token_spans
+from clearhead.bench.data.hub import _load_hub_splits
+from clearhead.bench.data.newsgroups import NEWSGROUP_NAMES
 from clearhead.errors import InputError
 
 
@@ -27,55 +35,63 @@ def write(path: Path, text: str, encoding: str = "utf-8") -> None:
 def test_sst2_in_the_split_of_the_training_set(tmp_path: Path) -> None:
     for name in ("train", "dev", "test_official_dev"):
         write(tmp_path / "sst2" / f"{name}.tsv", f'sentence\tlabel\na "{name}" film \t1\nso bad\t0\n')
-    data = read("sst2", root=tmp_path)
+    data = load_benchmark_dataset("sst2", root=tmp_path)
     assert data.split == "test" and data.splits == ("test", "validation", "train") and data.labels[1] == "positive"
     assert data[0].input == 'a "test_official_dev" film' and (data[0].label, data[1].label) == (1, 0)
-    assert data.other("dev")[0].input == 'a "dev" film' and data.other("train").split == "train"
+    assert data.with_split("dev")[0].input == 'a "dev" film' and data.with_split("train").split == "train"
 
 
 def test_sst2_as_glue_has_it(tmp_path: Path) -> None:
     write(tmp_path / "glue_data" / "SST-2" / "dev.tsv", "sentence\tlabel\r\ngood\t1\r\n")
     write(tmp_path / "glue_data" / "SST-2" / "test.tsv", "index\tsentence\n0\tunknown fate\n")
-    assert [e.input for e in read("sst2", root=tmp_path)] == ["good"] and read("sst2", root=tmp_path)[0].label == 1
-    hidden = read("sst2", "test", root=tmp_path)[0]
+    assert [e.input for e in load_benchmark_dataset("sst2", root=tmp_path)] == ["good"] and load_benchmark_dataset(
+        "sst2", root=tmp_path
+    )[0].label == 1
+    hidden = load_benchmark_dataset("sst2", "test", root=tmp_path)[0]
     assert hidden.label is None and hidden.input == "unknown fate" and hidden.id == "test-000001"
 
 
 def test_a_broken_table_says_where(tmp_path: Path) -> None:
     write(tmp_path / "dev.tsv", "sentence\tlabel\ngood\n")
     with pytest.raises(InputError, match=r"dev.tsv', row 1: 1 cells instead of 2"):
-        len(read("sst2", root=tmp_path))
+        len(load_benchmark_dataset("sst2", root=tmp_path))
     write(tmp_path / "dev.tsv", "phrase\tlabel\ngood\t1\n")
     with pytest.raises(InputError, match="no column 'sentence'"):
-        len(read("sst2", root=tmp_path))
+        len(load_benchmark_dataset("sst2", root=tmp_path))
 
 
 def test_numbered_sentences(tmp_path: Path) -> None:
     write(tmp_path / "sentences" / "rt-polarity.all", "0 clich\u00e9s \u2026 pile up . \n1 a gem .\n", "cp1252")
-    data = read("rt-polarity", root=tmp_path)
+    data = load_benchmark_dataset("rt-polarity", root=tmp_path)
     assert [e.input for e in data] == ["clichés … pile up .", "a gem ."] and [e.label for e in data] == [0, 1]
     write(tmp_path / "sentences" / "TREC.test.all", "3 Who was Galileo ?\n")
-    assert read("trec", root=tmp_path).label_name(read("trec", root=tmp_path)[0].label) == "HUM"
+    assert (
+        load_benchmark_dataset("trec", root=tmp_path).label_name(load_benchmark_dataset("trec", root=tmp_path)[0].label)
+        == "HUM"
+    )
     write(tmp_path / "sentences" / "custrev.all", "0 \n1 works well\n")
-    assert [(e.id, e.input) for e in read("custrev", root=tmp_path)] == [("all-000002", "works well")]
+    assert [(e.id, e.input) for e in load_benchmark_dataset("custrev", root=tmp_path)] == [("all-000002", "works well")]
     write(tmp_path / "sentences" / "subj.all", "2 what\n")
     with pytest.raises(InputError, match="line 1: expected a label"):
-        len(read("subj", root=tmp_path))
+        len(load_benchmark_dataset("subj", root=tmp_path))
 
 
 def test_the_originals_of_the_sentences(tmp_path: Path) -> None:
     write(tmp_path / "rt-polaritydata" / "rt-polarity.pos", "a gem .\n")
     write(tmp_path / "rt-polaritydata" / "rt-polarity.neg", "silly\ntedious\n")
-    assert [e.label for e in read("rt-polarity", root=tmp_path)] == [0, 0, 1]
+    assert [e.label for e in load_benchmark_dataset("rt-polarity", root=tmp_path)] == [0, 0, 1]
     write(tmp_path / "rotten_imdb" / "quote.tok.gt9.5000", "a gem\n")
     write(tmp_path / "rotten_imdb" / "plot.tok.gt9.5000", "he leaves\n")
-    data = read("subj", root=tmp_path)
+    data = load_benchmark_dataset("subj", root=tmp_path)
     assert [data.label_name(e.label) for e in data] == ["subjective", "objective"]
     write(tmp_path / "TREC" / "TREC_10.label", "NUM:dist How far is it ?\n")
-    assert (read("trec", root=tmp_path)[0].label, read("trec", root=tmp_path)[0].input) == (5, "How far is it ?")
+    assert (
+        load_benchmark_dataset("trec", root=tmp_path)[0].label,
+        load_benchmark_dataset("trec", root=tmp_path)[0].input,
+    ) == (5, "How far is it ?")
     write(tmp_path / "CR" / "custrev.pos", "fine\n")
     write(tmp_path / "CR" / "custrev.neg", "")
-    assert [e.label for e in read("custrev", root=tmp_path)] == [1]
+    assert [e.label for e in load_benchmark_dataset("custrev", root=tmp_path)] == [1]
 
 
 def row(name: str, groups: list[list[tuple[str, int, int]]], label: str = "NEG", **more: Any) -> str:
@@ -101,12 +117,12 @@ def test_eraser_movies(tmp_path: Path, layout: str) -> None:
     held_out = row("a.txt", groups, query="What?")
     write(folder / "val.jsonl", held_out)
     write(folder / "train.jsonl", held_out + row("b.txt", [], "POS") + row("c.txt", [[("c.txt", 0, 1)]], "POS"))
-    data = read("eraser-movies", "val", root=tmp_path)
+    data = load_benchmark_dataset("eraser-movies", "val", root=tmp_path)
     example = data[0]
     assert example.evidence is not None and (len(data), example.label) == (1, 0)
     cut = [[example.input[p.start : p.stop] for p in one] for one in example.evidence]  # type: ignore[union-attr]
     assert cut == [["so  bad", "really"], ["so bad"]]
-    train = data.other("train")
+    train = data.with_split("train")
     assert [e.id for e in train] == ["b.txt", "c.txt"] and train[0].evidence is None
     assert [e.input for e in pickle.loads(pickle.dumps(train))] == ["good", "fine"]
 
@@ -114,7 +130,7 @@ def test_eraser_movies(tmp_path: Path, layout: str) -> None:
 @given(st.text(alphabet=" \n\tab.\xa0", max_size=30))
 def test_eraser_tokens_are_those_of_its_own_reader(document: str) -> None:
     slow = [token for line in document.split("\n") for token in line.strip().split(" ") if token]
-    assert [document[start:stop] for start, stop in token_spans(document)] == slow
+    assert [document[start:stop] for start, stop in find_token_spans(document)] == slow
 
 
 def test_eraser_tasks_with_a_question_or_two_documents(tmp_path: Path) -> None:
@@ -122,34 +138,34 @@ def test_eraser_tasks_with_a_question_or_two_documents(tmp_path: Path) -> None:
     write(tmp_path / "boolq" / "docs" / "d2", "three four")
     line = row("q:1", [[("d2", 1, 2)]], "True", query="is it ?", docids=["d1", "d2"])
     write(tmp_path / "boolq" / "test.jsonl", line)
-    example = read("eraser-boolq", root=tmp_path)[0]
+    example = load_benchmark_dataset("eraser-boolq", root=tmp_path)[0]
     assert example.input == ("is it ?", "one two\nthree four")
-    assert example.evidence == ((Characters(14, 18, segment=1),),) and example.label == 1
+    assert example.evidence == ((CharSpan(14, 18, segment=1),),) and example.label == 1
     write(tmp_path / "esnli" / "docs.jsonl", '{"docid": "x_hypothesis", "document": "He sleeps"}\n')
     with (tmp_path / "esnli" / "docs.jsonl").open("a") as file:
         file.write('{"docid": "x_premise", "document": "A man sleeps"}\n')
     line = row("x", [[("x_hypothesis", 1, 2)]], "entailment", docids=["x_hypothesis", "x_premise"], query="")
     write(tmp_path / "esnli" / "test.jsonl", line)
-    example = read("eraser-esnli", root=tmp_path)[0]
-    assert example.input == ("A man sleeps", "He sleeps") and example.evidence == ((Characters(3, 9, segment=1),),)
+    example = load_benchmark_dataset("eraser-esnli", root=tmp_path)[0]
+    assert example.input == ("A man sleeps", "He sleeps") and example.evidence == ((CharSpan(3, 9, segment=1),),)
 
 
 def test_what_eraser_says_when_something_is_amiss(tmp_path: Path) -> None:
     write(tmp_path / "test.jsonl", row("a", [[("a", 0, 9)]]) + row("b", []))
     with pytest.raises(InputError, match=r"found no docs, docs.zip or docs.jsonl .*movies.tar.gz"):
-        read("eraser-movies", root=tmp_path)
+        load_benchmark_dataset("eraser-movies", root=tmp_path)
     write(tmp_path / "docs" / "a", "one")
-    data = read("eraser-movies", root=tmp_path)
+    data = load_benchmark_dataset("eraser-movies", root=tmp_path)
     with pytest.raises(InputError, match="from token 0 to 9"):
         data[0]
     with pytest.raises(InputError, match="no document 'b'"):
         data[1]
     write(tmp_path / "test.jsonl", row("a", [], "MAYBE"))
     with pytest.raises(InputError, match="'MAYBE' is none of NEG, POS"):
-        len(read("eraser-movies", root=tmp_path))
+        len(load_benchmark_dataset("eraser-movies", root=tmp_path))
     write(tmp_path / "test.jsonl", "{oops")
     with pytest.raises(InputError, match="not JSON"):
-        len(read("eraser-movies", root=tmp_path))
+        len(load_benchmark_dataset("eraser-movies", root=tmp_path))
 
 
 POST = "From: me\nSubject: bikes\n\nYou wrote:\n> what\nI ride.\n"
@@ -160,13 +176,13 @@ def test_newsgroups_from_folders_and_from_scikit_learn_are_the_same(
 ) -> None:
     for group, number in (("rec.motorcycles", "104"), ("alt.atheism", "2"), ("alt.atheism", "10")):
         write(tmp_path / "20news-bydate" / "20news-bydate-test" / group / number, POST + number)
-    data = read("20newsgroups", root=tmp_path)
+    data = load_benchmark_dataset("20newsgroups", root=tmp_path)
     assert [e.id for e in data] == ["alt.atheism/10", "alt.atheism/2", "rec.motorcycles/104"]
-    assert data[2].label == GROUPS.index("rec.motorcycles") and data[2].input == "I ride.\n104"
+    assert data[2].label == NEWSGROUP_NAMES.index("rec.motorcycles") and data[2].input == "I ride.\n104"
     assert pickle.loads(pickle.dumps(data))[0].id == "alt.atheism/10"
-    assert read("20newsgroups", root=tmp_path, remove=())[0].input.startswith("From: me")
+    assert load_benchmark_dataset("20newsgroups", root=tmp_path, remove=())[0].input.startswith("From: me")
     with pytest.raises(InputError, match="unknown part of a post 'header'"):
-        read("20newsgroups", root=tmp_path, remove=("header",))
+        load_benchmark_dataset("20newsgroups", root=tmp_path, remove=("header",))
 
     def fetched(subset: str, shuffle: bool) -> Any:
         ids = [e.id for e in data][::-1]
@@ -180,7 +196,9 @@ def test_newsgroups_from_folders_and_from_scikit_learn_are_the_same(
 
     monkeypatch.delenv("CLEARHEAD_DATA", raising=False)
     monkeypatch.setattr("sklearn.datasets.fetch_20newsgroups", fetched)
-    assert [(e.id, e.input, e.label) for e in read("20newsgroups", "test")] == [(e.id, e.input, e.label) for e in data]
+    assert [(e.id, e.input, e.label) for e in load_benchmark_dataset("20newsgroups", "test")] == [
+        (e.id, e.input, e.label) for e in data
+    ]
 
 
 def test_newsgroups_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +206,7 @@ def test_newsgroups_without_a_network(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError("Name or service not known")
 
     monkeypatch.setattr("sklearn.datasets.fetch_20newsgroups", offline)
-    data = read("20newsgroups", root=tmp_path)
+    data = load_benchmark_dataset("20newsgroups", root=tmp_path)
     with pytest.raises(InputError, match=r"could not be fetched \(Name or service not known\). How to get it: https"):
         len(data)
 
@@ -216,85 +234,94 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return there[name]
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    _loaded.cache_clear()
+    _load_hub_splits.cache_clear()
     return there
 
 
 def test_hub_data_sets_by_name(hub: dict[str, Any]) -> None:
     rows = [{"sentence": "good", "label": 1, "idx": 0}, {"sentence": "who knows", "label": -1, "idx": 1}]
     hub["o/sst2"] = {"train": Part(rows), "validation": Part(rows, ["neg", "pos"], "MIT")}
-    data = read("hub:o/sst2")
+    data = load_benchmark_dataset("hub:o/sst2")
     assert (data.split, data.splits, data.licence) == ("validation", ("validation", "train"), "MIT")
     assert [(e.input, e.label) for e in data] == [("good", 1), ("who knows", None)] and data.labels == ("neg", "pos")
-    assert data.other("train").licence == "see https://huggingface.co/datasets/o/sst2"
+    assert data.with_split("train").licence == "see https://huggingface.co/datasets/o/sst2"
     hub["o/nli"] = {"test": Part([{"premise": "a", "hypothesis": "b", "label": "yes"}])}
-    assert (read("hub:o/nli")[0].input, read("hub:o/nli").labels) == (("a", "b"), ("yes",))
+    assert (load_benchmark_dataset("hub:o/nli")[0].input, load_benchmark_dataset("hub:o/nli").labels) == (
+        ("a", "b"),
+        ("yes",),
+    )
     hub["o/odd"] = {"test": Part([{"body": "a", "kind": "x"}, {"body": "b", "kind": "w"}])}
     with pytest.raises(InputError, match=r"columns body, kind: say which to explain, columns="):
-        read("hub:o/odd")
+        load_benchmark_dataset("hub:o/odd")
     hub["o/odd"]["train"] = Part([{"body": "c", "kind": "a"}])
-    assert read("hub:o/odd", columns=["body"], label_column="kind").labels == ("a", "w", "x")
-    assert [e.label for e in read("hub:o/odd", columns=["body"], label_column="kind")] == [2, 1]
+    assert load_benchmark_dataset("hub:o/odd", columns=["body"], label_column="kind").labels == ("a", "w", "x")
+    assert [e.label for e in load_benchmark_dataset("hub:o/odd", columns=["body"], label_column="kind")] == [2, 1]
     with pytest.raises(InputError, match="did you mean 'body'"):
-        read("hub:o/odd", columns=["bod"])
+        load_benchmark_dataset("hub:o/odd", columns=["bod"])
 
 
 def test_hub_without_a_network_or_the_package(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"hub:o/x cannot be loaded \(Couldn't reach 'o/x' on the Hub\). How to get"):
-        read("hub:o/x")
+        load_benchmark_dataset("hub:o/x")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match="pip install datasets"):
-        read("hub:o/x")
+        load_benchmark_dataset("hub:o/x")
 
 
 def test_a_table_of_ones_own(tmp_path: Path) -> None:
     write(tmp_path / "mine.csv", 'text,stars\n"good, really",5\nbad,1\nbetter,10\n,1\n')
-    data = read(str(tmp_path / "mine.csv"), label_column="stars")
+    data = load_benchmark_dataset(str(tmp_path / "mine.csv"), label_column="stars")
     assert data.labels == ("1", "5", "10") and [e.label for e in data[:3]] == [1, 0, 2]
     assert data[0].input == "good, really"
     with pytest.raises(InputError, match="row 000004: the text is empty"):
         data[3]
-    assert read(str(tmp_path / "mine.csv"))[1].label is None
+    assert load_benchmark_dataset(str(tmp_path / "mine.csv"))[1].label is None
 
 
 def test_what_is_said_when_nothing_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CLEARHEAD_DATA", raising=False)
     with pytest.raises(InputError, match="did you mean 'sst2'"):
-        read("sst-2")
+        load_benchmark_dataset("sst-2")
     with pytest.raises(InputError, match=r"where is sst2\? .*root=.*CLEARHEAD_DATA.*glue"):
-        read("sst2")
-    needed = sorted(name for name, reader in READERS.items() if reader.must_exist and reader.folders)
+        load_benchmark_dataset("sst2")
+    needed = sorted(name for name, reader in DATASET_REGISTRY.items() if reader.requires_folder and reader.folder_names)
     assert len(needed) == 18
     for name in needed:
         with pytest.raises(InputError) as problem:
-            read(name, root=tmp_path)
+            load_benchmark_dataset(name, root=tmp_path)
         said = str(problem.value)
-        assert said.startswith(f"{name}: found no ") and str(tmp_path) in said and READERS[name].get in said
-        assert READERS[name].licence
+        assert (
+            said.startswith(f"{name}: found no ")
+            and str(tmp_path) in said
+            and DATASET_REGISTRY[name].download_hint in said
+        )
+        assert DATASET_REGISTRY[name].licence
     write(tmp_path / "dev.tsv", "sentence\tlabel\ngood\t1\n")
     monkeypatch.setenv("CLEARHEAD_DATA", str(tmp_path))
-    assert len(read("sst2")) == 1
+    assert len(load_benchmark_dataset("sst2")) == 1
     with pytest.raises(InputError, match=r"sst2: unknown split 'train'. Accepted: validation"):
-        read("sst2", "train")
+        load_benchmark_dataset("sst2", "train")
     for name in ("hub:", "sst2:train"):
         with pytest.raises(InputError, match="unknown data set"):
-            read(name)
+            load_benchmark_dataset(name)
     with pytest.raises(InputError, match="there is no file or folder 'no/such/path'"):
-        read("no/such/path")
+        load_benchmark_dataset("no/such/path")
     with pytest.raises(InputError, match="unknown option of pets 'labels': did you mean 'label'"):
-        read("pets", labels="species")
+        load_benchmark_dataset("pets", labels="species")
 
 
 def test_a_data_set_of_ones_own_is_registered_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("clearhead.bench.data.registry.READERS", dict(READERS))
+    monkeypatch.setattr("clearhead.bench.data.registry.DATASET_REGISTRY", dict(DATASET_REGISTRY))
 
-    @register("haiku", licence="CC0", get="write some", folders=["haiku"], marks=["*.txt"])
-    def haiku(reader: Reader, folder: Path, split: str | None, season: str = "autumn") -> DataSet:
+    @register_dataset(
+        "haiku", licence="CC0", download_hint="write some", folder_names=["haiku"], marker_files=["*.txt"]
+    )
+    def haiku(reader: DatasetSpec, folder: Path, split: str | None, season: str = "autumn") -> BenchmarkDataset:
         rows = sorted(folder.glob("*.txt"))
-        return DataSet(
+        return BenchmarkDataset(
             reader.name, "all", reader.licence, (season,), lambda: rows, lambda p: Example(p.stem, p.name, 0)
         )
 
     write(tmp_path / "haiku" / "frog.txt", "old pond")
-    assert [e.id for e in read("haiku", root=tmp_path)] == ["frog"]
-    assert read("haiku", root=tmp_path, season="spring").other("all").labels == ("spring",)
+    assert [e.id for e in load_benchmark_dataset("haiku", root=tmp_path)] == ["frog"]
+    assert load_benchmark_dataset("haiku", root=tmp_path, season="spring").with_split("all").labels == ("spring",)

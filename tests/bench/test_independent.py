@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.bench.chunk_explanations import explained
-from clearhead.bench.data import Example, Mask, read
-from clearhead.bench.protocols.perturbation_modalities import Pictures, Texts
-from clearhead.bench.protocols.presets import PUBLISHED
-from clearhead.bench.protocols.rationales import Rationales, word_scores, words_of
-from clearhead.bench.protocols.segmentation import Segmentation
+from clearhead.bench.chunk_explanations import explain_examples
+from clearhead.bench.data import EvidenceMask, Example, load_benchmark_dataset
+from clearhead.bench.protocols.perturbation_modalities import ImagePerturbation, TextPerturbation
+from clearhead.bench.protocols.presets import PROTOCOL_PRESETS
+from clearhead.bench.protocols.rationales import RationaleAgreement, compute_word_scores, find_words
+from clearhead.bench.protocols.segmentation import ObjectSegmentation
 from clearhead.methods.base import Method
 from tests.bench.replicas import eraser_scorer
 from tests.models import explainer, inputs
@@ -48,16 +48,16 @@ def movies(folder: Path) -> list[dict[str, Any]]:
 
 def test_erasers_scorer_says_the_same(tmp_path: Path) -> None:
     annotations = movies(tmp_path)
-    ex, examples = explainer("bert/classify"), list(read("eraser-movies", "test", root=tmp_path))
-    how = Rationales(counts=(1, 2, 4, 6), explained="predicted")
-    own = explained(ex, examples, [Method("saliency")], how).by_method
+    ex, examples = explainer("bert/classify"), list(load_benchmark_dataset("eraser-movies", "test", root=tmp_path))
+    how = RationaleAgreement(counts=(1, 2, 4, 6), explained="predicted")
+    own = explain_examples(ex, examples, [Method("saliency")], how).by_method
     made = how.measure(ex, examples, own)
     gold = [eraser_scorer.spans_of(row) for row in annotations]
     soft = []
     for example, part in zip(examples, own["saliency"], strict=True):
-        words = words_of(part.units)
+        words = find_words(part.units)
         assert [example.input[a:b] for _, (a, b) in words] == DOCUMENTS[example.id].split()
-        soft.append(word_scores(part.units, part.scores, words).tolist())
+        soft.append(compute_word_scores(part.units, part.scores, words).tolist())
 
     def mean(figure: str) -> float:
         return float(np.mean([one.figures[figure] for one in made]))
@@ -81,11 +81,11 @@ def test_erasers_scorer_says_the_same(tmp_path: Path) -> None:
 
 def test_erasers_comprehensiveness_and_sufficiency(tmp_path: Path) -> None:
     movies(tmp_path)
-    ex, examples = explainer("bert/classify"), list(read("eraser-movies", "test", root=tmp_path))
-    how = PUBLISHED["eraser"]
-    own = explained(ex, examples, [Method("saliency")], how).by_method
+    ex, examples = explainer("bert/classify"), list(load_benchmark_dataset("eraser-movies", "test", root=tmp_path))
+    how = PROTOCOL_PRESETS["eraser"]
+    own = explain_examples(ex, examples, [Method("saliency")], how).by_method
     made = how.measure(ex, examples, own)
-    model, tokenizer = ex.subject.model, ex.subject.processor
+    model, tokenizer = ex.adapter.model, ex.adapter.processor
 
     def probability(ids: list[int], label: int | None) -> tuple[int, float]:
         with torch.no_grad():
@@ -113,11 +113,11 @@ def test_shaps_benchmark_draws_the_same_curve() -> None:
     """Sequential masking from the highest score on; shap stops at scores that are not positive, and so says less."""
     sequential = pytest.importorskip("shap.benchmark._sequential", exc_type=ImportError)
     ex, text = explainer("bert/classify"), inputs("bert/classify")[1]
-    tokenizer, model = ex.subject.processor, ex.subject.model
+    tokenizer, model = ex.adapter.processor, ex.adapter.model
     ids = np.array(tokenizer(text)["input_ids"])
     inner = np.arange(1, len(ids) - 1)
     steps = tuple((k + 1) / len(inner) for k in range(len(inner)))
-    how = Texts(fills=("mask",), fractions=steps, rounding="nearest", directions=("positive",))
+    how = TextPerturbation(fills=("mask",), fractions=steps, rounding="nearest", directions=("positive",))
     with torch.no_grad():
         label = int(model(input_ids=torch.tensor(ids)[None]).logits[0].argmax())
 
@@ -136,7 +136,7 @@ def test_shaps_benchmark_draws_the_same_curve() -> None:
     signed = 0
     for method in ("saliency", "input-x-gradient"):
         examples = [Example("0", text)]
-        own = explained(ex, examples, [Method(method)], how).by_method
+        own = explain_examples(ex, examples, [Method(method)], how).by_method
         (one,) = how.measure(ex, examples, own)
         scores = own[method][0].scores[inner]
         judge = sequential.SequentialMasker("remove", "positive", Masker(), logits, ids[None])
@@ -154,19 +154,21 @@ def test_quantus_flips_the_same_patches_and_finds_the_same_mass() -> None:
     quantus = pytest.importorskip("quantus", reason="Quantus 0.6.0 is not installed (pip install quantus)")
     ex = explainer("vit/image", torch.float32)
     examples = [Example(str(i), picture) for i, picture in enumerate(inputs("vit/image"))]
-    (sample,) = ex.subject.samples(examples[0].input, _how())
+    (sample,) = ex.adapter.make_samples(examples[0].input, _how())
     channels, high, wide = sample.inputs["pixel_values"].shape
-    own = explained(ex, examples, [Method("saliency")], Pictures()).by_method
+    own = explain_examples(ex, examples, [Method("saliency")], ImagePerturbation()).by_method
     rows, columns = own["saliency"][0].units.grid or (0, 0)
     side, count = high // rows, rows * columns
-    how = Pictures(fills=("centre",), fractions=tuple((k + 1) / count for k in range(count)), directions=("positive",))
+    how = ImagePerturbation(
+        fills=("centre",), fractions=tuple((k + 1) / count for k in range(count)), directions=("positive",)
+    )
     made = how.measure(ex, examples, own)
-    pixels = np.stack([ex.subject.samples(e.input, _how())[0].inputs["pixel_values"].numpy() for e in examples])
+    pixels = np.stack([ex.adapter.make_samples(e.input, _how())[0].inputs["pixel_values"].numpy() for e in examples])
     heat = np.stack([np.kron(e.heat_map(), np.ones((side, side)))[None] for e in own["saliency"]])
 
     class Logits(torch.nn.Module):
         def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-            return ex.subject.model(pixel_values=pixel_values).logits
+            return ex.adapter.model(pixel_values=pixel_values).logits
 
     predicted = Logits()(torch.tensor(pixels)).argmax(-1).numpy()
     flipping = quantus.PixelFlipping(
@@ -183,8 +185,8 @@ def test_quantus_flips_the_same_patches_and_finds_the_same_mass() -> None:
 
     inside = np.zeros((high, wide), dtype=bool)
     inside[2 : high // 2, 3 : wide - 1] = True
-    marked = [Example(e.id, e.input, None, ((Mask(inside),),)) for e in examples]
-    masses = [one.figures["inside mass"] for one in Segmentation().measure(ex, marked, own)]
+    marked = [Example(e.id, e.input, None, ((EvidenceMask(inside),),)) for e in examples]
+    masses = [one.figures["inside mass"] for one in ObjectSegmentation().measure(ex, marked, own)]
     mass = quantus.RelevanceMassAccuracy(abs=False, normalise=False, disable_warnings=True, return_aggregate=False)
     segments = np.broadcast_to(inside, (len(examples), 1, high, wide))
     found = mass(model=Logits().eval(), s_batch=segments, **options)
@@ -192,6 +194,6 @@ def test_quantus_flips_the_same_patches_and_finds_the_same_mass() -> None:
 
 
 def _how() -> Any:
-    from clearhead.adapters.base import How
+    from clearhead.adapters.base import InputOptions
 
-    return How()
+    return InputOptions()

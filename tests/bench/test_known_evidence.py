@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead
-from clearhead.bench import protocol
-from clearhead.bench.chunk_explanations import applicable, explained, with_controls
-from clearhead.bench.data import Characters, Example, Place, Region, read
-from clearhead.bench.data.zoo_tasks import TASKS
-from clearhead.bench.protocols.base import ranking
-from clearhead.bench.protocols.known_evidence import Truth, found
+from clearhead.bench import make_protocol
+from clearhead.bench.chunk_explanations import add_controls, explain_examples, split_applicable
+from clearhead.bench.data import CharSpan, Example, ImageBox, UnitIndex, load_benchmark_dataset
+from clearhead.bench.data.zoo_tasks import ZOO_TASKS
+from clearhead.bench.protocols.base import argsort_descending
+from clearhead.bench.protocols.known_evidence import KnownEvidence, compute_ranking_metrics
 from clearhead.errors import InputError
 from clearhead.explanation.explanation import Explanation
-from clearhead.explanation.multi_stream import JointExplanation
+from clearhead.explanation.multi_stream import MultiStreamExplanation
 from clearhead.methods.base import Method
-from clearhead.units import Units, patches
+from clearhead.units import Units, build_patch_units
 from tests.bench.replicas import truth as replica
 
 WORDS = ("[CLS]", "ask", "a", "b", "c", "d", "e", "[SEP]")
@@ -43,15 +43,15 @@ def explanation(scores: Any, of: Units | None = None, **target: Any) -> Explanat
     return Explanation(of, np.asarray(scores, dtype=float), "made-up", {"kind": "label", **target}, {})
 
 
-def characters(words: str) -> tuple[Characters, ...]:
+def characters(words: str) -> tuple[CharSpan, ...]:
     made = units()
     assert made.offsets is not None
-    return tuple(Characters(*made.offsets[WORDS.index(word)]) for word in words)
+    return tuple(CharSpan(*made.offsets[WORDS.index(word)]) for word in words)
 
 
 def example(*sets: str) -> Example:
     asked = units().offsets[1]  # type: ignore[index]
-    return Example("one", "ask a b c d e", 0, tuple(characters(one) for one in sets), (Characters(*asked),))
+    return Example("one", "ask a b c d e", 0, tuple(characters(one) for one in sets), (CharSpan(*asked),))
 
 
 @settings(deadline=None)
@@ -64,7 +64,7 @@ def test_figures_equal_their_definitions(order: list[int], sets: list[set[str]])
         return
     scores = [9.0, 8.0, *(float(value) for value in order), 9.5]  # special units and the question stand highest
     sample = example(*("".join(sorted(one)) for one in sets))
-    (measured,) = Truth().measure(None, [sample], {"made-up": [explanation(scores)]})  # type: ignore[arg-type]
+    (measured,) = KnownEvidence().measure(None, [sample], {"made-up": [explanation(scores)]})  # type: ignore[arg-type]
     ranked = sorted("abcde", key=lambda name: -order["abcde".index(name)])
     expected = replica.of_sets(ranked, sets)
     assert measured.figures == pytest.approx(expected)
@@ -72,8 +72,8 @@ def test_figures_equal_their_definitions(order: list[int], sets: list[set[str]])
 
 
 def test_a_perfect_and_a_worst_ranking() -> None:
-    best = found(np.array([True, True, False, False]), np.array([1, 0, 2, 3]))
-    worst = found(np.array([True, True, False, False]), np.array([2, 3, 0, 1]))
+    best = compute_ranking_metrics(np.array([True, True, False, False]), np.array([1, 0, 2, 3]))
+    worst = compute_ranking_metrics(np.array([True, True, False, False]), np.array([2, 3, 0, 1]))
     assert (best["precision"], best["average precision"], best["rank"], best["reach"]) == (1, 1, 0, 0.5)
     assert (worst["precision"], worst["rank"], worst["reach"]) == (0, 1, 1)
 
@@ -81,43 +81,47 @@ def test_a_perfect_and_a_worst_ranking() -> None:
 def test_by_magnitude_what_speaks_against_counts_too() -> None:
     scores = [0, 0, -5.0, 1.0, 0.5, 0.2, 0.1, 0]
     figures = {
-        by: Truth(by=by).measure(None, [example("a")], {"m": [explanation(scores)]})[0].figures  # type: ignore[arg-type]
+        by: KnownEvidence(by=by).measure(None, [example("a")], {"m": [explanation(scores)]})[0].figures  # type: ignore[arg-type]
         for by in ("score", "magnitude")
     }
     assert figures["score"]["minimal precision"] == 0 and figures["magnitude"]["minimal precision"] == 1
     with pytest.raises(InputError, match="magnitude"):
-        Truth(by="size").measure(None, [example("a")], {"m": [explanation(scores)]})  # type: ignore[arg-type]
+        KnownEvidence(by="size").measure(None, [example("a")], {"m": [explanation(scores)]})  # type: ignore[arg-type]
 
 
 def test_ties_fall_by_seed_and_missing_scores_last() -> None:
     flat = np.zeros(50)
-    assert ranking(flat, 0, "x").tolist() == ranking(flat, 0, "x").tolist() != ranking(flat, 1, "x").tolist()
-    assert ranking(flat, 0, "x").tolist() != ranking(flat, 0, "y").tolist()
-    assert sorted(ranking(flat, 0).tolist()) == list(range(50))
-    assert ranking(np.array([0.0, np.nan, -3.0]), 0).tolist() == [0, 2, 1]
+    assert (
+        argsort_descending(flat, 0, "x").tolist()
+        == argsort_descending(flat, 0, "x").tolist()
+        != argsort_descending(flat, 1, "x").tolist()
+    )
+    assert argsort_descending(flat, 0, "x").tolist() != argsort_descending(flat, 0, "y").tolist()
+    assert sorted(argsort_descending(flat, 0).tolist()) == list(range(50))
+    assert argsort_descending(np.array([0.0, np.nan, -3.0]), 0).tolist() == [0, 2, 1]
 
 
 def test_patches_with_a_little_of_the_evidence_are_set_aside() -> None:
     """A 2 × 4 grid; the box covers the first column and a quarter of the second."""
-    grid = patches((2, 4))
-    sample = Example("p", None, 0, ((Region((0.0, 0.0, 0.3125, 1.0)),),))
+    grid = build_patch_units((2, 4))
+    sample = Example("p", None, 0, ((ImageBox((0.0, 0.0, 0.3125, 1.0)),),))
     scores = np.array([5, 9, 1, 1, 4, 9, 1, 1])  # the second column, highest of all, is neither right nor wrong
-    (measured,) = Truth().measure(None, [sample], {"m": [explanation(scores, grid)]})  # type: ignore[arg-type]
+    (measured,) = KnownEvidence().measure(None, [sample], {"m": [explanation(scores, grid)]})  # type: ignore[arg-type]
     assert measured.figures["minimal precision"] == 1 and measured.figures["minimal reach"] == pytest.approx(2 / 6)
 
 
 def test_regions_are_evidence_by_number_and_streams_by_name() -> None:
     boxes = ((0.0, 0.0, 0.5, 0.5), (0.0, 0.0, 0.5, 0.5), (0.5, 0.5, 1.0, 1.0))
     regions = Units("regions", "region", ("0", "1", "2"), (False,) * 3, boxes=boxes)
-    sample = replace(example("a"), evidence=((*characters("a"), Place(1, "regions")),), streams=("regions",))
-    both = JointExplanation({"text": explanation(np.zeros(8)), "regions": explanation([0, 1, 0], regions)})
-    (measured,) = Truth().measure(None, [sample], {"m": [both]})  # type: ignore[arg-type]
+    sample = replace(example("a"), evidence=((*characters("a"), UnitIndex(1, "regions")),), streams=("regions",))
+    both = MultiStreamExplanation({"text": explanation(np.zeros(8)), "regions": explanation([0, 1, 0], regions)})
+    (measured,) = KnownEvidence().measure(None, [sample], {"m": [both]})  # type: ignore[arg-type]
     assert measured.part == "regions" and measured.figures["minimal precision"] == 1
 
 
 def test_the_detection_of_the_object_is_meant_and_none_if_it_was_not_found() -> None:
-    grid = patches((2, 2))
-    sample = Example("d", None, 0, ((Region((0.0, 0.0, 0.5, 0.5)),),))
+    grid = build_patch_units((2, 2))
+    sample = Example("d", None, 0, ((ImageBox((0.0, 0.0, 0.5, 0.5)),),))
     steps = [
         {"kind": "detection", "box": [0.5, 0.5, 1.0, 1.0], "found": True},
         {"kind": "detection", "box": [0.0, 0.0, 0.5, 0.45], "found": True},
@@ -126,30 +130,32 @@ def test_the_detection_of_the_object_is_meant_and_none_if_it_was_not_found() -> 
     whole = replace(
         explanation(rows.sum(0), grid), matrix=rows, steps=("ring", "ring"), target={"kind": "several", "steps": steps}
     )
-    (measured,) = Truth().measure(None, [sample], {"m": [whole]})  # type: ignore[arg-type]
+    (measured,) = KnownEvidence().measure(None, [sample], {"m": [whole]})  # type: ignore[arg-type]
     assert measured.figures["minimal precision"] == 1
     elsewhere = explanation([1.0, 0, 0, 0], grid, **{**steps[0]})
-    assert Truth().measure(None, [sample], {"m": [elsewhere]}) == []  # type: ignore[arg-type]
+    assert KnownEvidence().measure(None, [sample], {"m": [elsewhere]}) == []  # type: ignore[arg-type]
 
 
 def test_settings_are_hashed_and_checked() -> None:
-    assert Truth().hash == Truth().hash != Truth(seed=1).hash != Truth(by="magnitude").hash
+    assert (
+        KnownEvidence().hash == KnownEvidence().hash != KnownEvidence(seed=1).hash != KnownEvidence(by="magnitude").hash
+    )
     with pytest.raises(InputError, match="did you mean 'truth'"):
-        protocol("thruth")
+        make_protocol("thruth")
     with pytest.raises(InputError, match="more_than"):
-        protocol("truth", more=0.2)
+        make_protocol("truth", more=0.2)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ZOO_TASKS)
 def test_every_known_task_is_explained_and_found_better_than_by_chance(task: str) -> None:
     pytest.importorskip("clearhead_zoo")
     ex = clearhead.load(f"zoo:{task}")
-    examples = list(read("known", task=task, count=6))
+    examples = list(load_benchmark_dataset("known", task=task, count=6))
     assert len(examples) == 6 and all(one.evidence for one in examples)
-    methods, refused = applicable(ex, with_controls(["saliency", "grad-sam"]))
+    methods, refused = split_applicable(ex, add_controls(["saliency", "grad-sam"]))
     assert set(map(str, methods)) | set(refused) == {"saliency", "grad-sam", "random", "position"}
-    truth = Truth()
-    measured = truth.measure(ex, examples, explained(ex, examples, methods, truth).by_method)
+    truth = KnownEvidence()
+    measured = truth.measure(ex, examples, explain_examples(ex, examples, methods, truth).by_method)
     assert {one.part for one in measured} == set(examples[0].streams or measured[0].part.split(","))
     mean = {
         method: np.mean([one.figures["minimal average precision"] for one in measured if one.method == method])
@@ -160,25 +166,27 @@ def test_every_known_task_is_explained_and_found_better_than_by_chance(task: str
 
 def test_a_method_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ex = clearhead.load("zoo:logic")
-    examples = list(read("known", task="logic", count=2))
-    monkeypatch.setattr("clearhead.methods.random.Random.finish", lambda self, tape: 1 / 0)
-    got = explained(ex, examples, [Method("generic"), Method("random")], Truth())
-    assert list(got.by_method) == ["generic"] and "ZeroDivisionError" in got.refused["random"]
-    got = explained(ex, examples, [Method("random")], Truth())
-    assert not got.by_method and "ZeroDivisionError" in got.refused["random"]  # nor does it raise where it is alone
+    examples = list(load_benchmark_dataset("known", task="logic", count=2))
+    monkeypatch.setattr("clearhead.methods.random.RandomControl.compute_scores", lambda self, tape: 1 / 0)
+    got = explain_examples(ex, examples, [Method("generic"), Method("random")], KnownEvidence())
+    assert list(got.by_method) == ["generic"] and "ZeroDivisionError" in got.failure_reasons["random"]
+    got = explain_examples(ex, examples, [Method("random")], KnownEvidence())
+    assert (
+        not got.by_method and "ZeroDivisionError" in got.failure_reasons["random"]
+    )  # nor does it raise where it is alone
 
 
 def test_a_task_that_is_not_known() -> None:
     with pytest.raises(InputError, match="did you mean 'logic'"):
-        read("known", task="logik")
+        load_benchmark_dataset("known", task="logik")
     with pytest.raises(InputError, match="held-out"):
-        read("known", split="train")
+        load_benchmark_dataset("known", split="train")
 
 
 def test_long_lists_are_for_the_model_of_4096_tokens() -> None:
     pytest.importorskip("clearhead_zoo")
-    for one in read("known", task="recall-4k", count=3):
+    for one in load_benchmark_dataset("known", task="recall-4k", count=3):
         words = one.input.split()
         assert 2 * 256 < len(words) <= 4096 - 1 and isinstance(one.evidence, tuple)
         (key, value), *_ = one.evidence
-        assert one.input[key.start : key.stop] == words[-2] and one.input[value.start : value.stop] == one.answer
+        assert one.input[key.start : key.stop] == words[-2] and one.input[value.start : value.stop] == one.continuation

@@ -62,7 +62,7 @@ def run(folder: Path) -> Path:
 
 
 def test_few_examples_give_a_mean_and_no_rank(tables: ModuleType, tmp_path: Path) -> None:
-    model = tables.summarised(run(tmp_path))["models"]["rationale"]
+    model = tables.summarise(run(tmp_path))["models"]["rationale"]
     found = model["tables"]["rationale, text"]["methods"]
     assert found["flow"][3:] == [4, None]
     assert found["flow"][0] > found["generic"][0]  # the best mean, and yet not called the best
@@ -77,14 +77,14 @@ def test_few_examples_give_a_mean_and_no_rank(tables: ModuleType, tmp_path: Path
 
 
 def test_smaller_is_better_where_it_is(tables: ModuleType, tmp_path: Path) -> None:
-    found = tables.summarised(run(tmp_path))["models"]["rationale"]["tables"]
+    found = tables.summarise(run(tmp_path))["models"]["rationale"]["tables"]
     assert found["eraser, text: sufficiency"]["methods"]["generic"][4] == "1"
     assert found["eraser, text: comprehensiveness"]["methods"]["generic"][4] == "1"
     assert {"rationale, text: token f1 @20", "rationale, text: iou f1 @20"} <= set(found)
 
 
 def test_the_page_says_how_many_and_why_not(tables: ModuleType, tmp_path: Path) -> None:
-    page = tables.page(tables.summarised(run(tmp_path)), "")
+    page = tables.render_page(tables.summarise(run(tmp_path)), "")
     flow = next(one for one in page.splitlines() if one.startswith("| flow |") and "(4)" in one)
     assert "·" not in flow and "**" not in flow
     assert "`tam` on rationale: no rule" in page
@@ -103,19 +103,21 @@ def test_a_reason_stays_where_another_protocol_measured_the_method(tables: Modul
         "eraser: tam": "no rule",
     }
     (at / "0-of-1.jsonl").write_text(line("a", rows, "GPU", why))
-    summary = tables.summarised(tmp_path)
+    summary = tables.summarise(tmp_path)
     assert summary["models"]["rationale"]["refused"] == {
         "perturb-text: lime": "no mask",
         "subsets: lime": "no mask",
         "eraser: tam": "no rule",
     }
-    page = tables.page(summary, "")
+    page = tables.render_page(summary, "")
     assert "`lime` on rationale (perturb-text, subsets): no mask" in page and "on the GPU" not in page
     assert "`tam` on rationale: no rule" in page
     later = tmp_path / "later" / "rationale"
     later.mkdir(parents=True)
     (later / "tam-0-of-1.jsonl").write_text(line("b/0/tam", rows_of("tam", EXAMPLES, 0), "CPU", {"subsets: tam": "no"}))
-    made = tables.beside(summary["models"]["rationale"], tables.summarised(tmp_path / "later")["models"]["rationale"])
+    made = tables.merge_model_summaries(
+        summary["models"]["rationale"], tables.summarise(tmp_path / "later")["models"]["rationale"]
+    )
     assert made["refused"] == {"perturb-text: lime": "no mask", "subsets: lime": "no mask", "subsets: tam": "no"}
 
 
@@ -128,23 +130,23 @@ def test_orders_are_compared_among_well_measured_methods(tables: ModuleType, tmp
         "rationale, text": ("rationale", False, values),
         "eraser, text: sufficiency": ("eraser", True, values),
     }
-    (found,) = tables.agreements(rows)
+    (found,) = tables.compute_agreements(rows)
     assert (found["first"], found["second"], found["methods"]) == ("gap, text: mask", "rationale, text", 5)
     assert found["tau"][0] == 1.0
 
 
 def test_a_method_measured_later_stands_beside_without_a_rank(tables: ModuleType, tmp_path: Path) -> None:
-    before = tables.summarised(run(tmp_path / "first"))["models"]["rationale"]
+    before = tables.summarise(run(tmp_path / "first"))["models"]["rationale"]
     at = tmp_path / "second" / "rationale"
     at.mkdir(parents=True)
     (at / "lime-0-of-1.jsonl").write_text(line("b/0/tam", rows_of("tam", EXAMPLES, 0.5), "CPU", {}))
-    made = tables.beside(before, tables.summarised(tmp_path / "second")["models"]["rationale"])
+    made = tables.merge_model_summaries(before, tables.summarise(tmp_path / "second")["models"]["rationale"])
     found = made["tables"]["rationale, text"]["methods"]
     assert found["tam"][3:] == [24, None] and found["generic"][4] == "1"
     assert "eraser: tam" not in made["refused"] and "eraser: tam" in before["refused"]
     assert made["seconds"] == 4.0
-    again = tables.summarised(run(tmp_path / "third"))["models"]["rationale"]
-    assert tables.beside(made, again) is again  # a whole run takes the place of what was there
+    again = tables.summarise(run(tmp_path / "third"))["models"]["rationale"]
+    assert tables.merge_model_summaries(made, again) is again  # a whole run takes the place of what was there
 
 
 def test_what_a_run_costs(tables: ModuleType, tmp_path: Path) -> None:
@@ -157,13 +159,13 @@ def test_what_a_run_costs(tables: ModuleType, tmp_path: Path) -> None:
         "authors": {"judged": 20, "distinct": 10, "explained": 10, "notes": notes[4:5]},
         "compared": {"pictures": 100, "clearhead": 10.0, "authors": 30.0, "ratio": 3.0, "gap": 1e-7},
     }
-    page = tables._cost(found)
+    page = tables._render_cost(found)
     assert [one.split(" | ")[0] for one in page.splitlines() if one.startswith("| ")][2:] == [
         f"| {count}" for count in (100, 200, 300, 400, 500)
     ]
     assert "3.0 times as fast" in page and "The curves are equal to 1e-07." in page
     found["compared"] |= {"gap": 0.41, "curves": 40, "apart": 2, "gap of controls": 1e-7}
-    page = tables._cost(found)
+    page = tables._render_cost(found)
     assert "More than 0.001 apart are 2 of 40 curves (at most 0.41)" in page and "turns over units that are" in page
     found["compared"]["gap of controls"] = 0.3
-    assert "turns over units, or classes, that are" in tables._cost(found)
+    assert "turns over units, or classes, that are" in tables._render_cost(found)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.bench.chunk_explanations import explained
+from clearhead.bench.chunk_explanations import explain_examples
 from clearhead.bench.data import Example
-from clearhead.bench.protocols.mixing_error import PERCEIVING, Perceptions
+from clearhead.bench.protocols.mixing_error import MIXING_METHODS, MixingError
 from clearhead.errors import InputError
 from clearhead.methods.base import Method
 from tests.models import explainer, inputs
@@ -32,12 +32,12 @@ def mixed(name: str, attention: np.ndarray, gradient: np.ndarray, taken: np.ndar
 
 def test_errors_equal_sums_written_out() -> None:
     ex, text = explainer("bert/classify"), inputs("bert/classify")[1]
-    methods = [Method(name) for name in (*PERCEIVING, "random")]
-    examples, how = [Example("0", text)], Perceptions()
-    made = how.measure(ex, examples, explained(ex, examples, methods, how).by_method)
-    assert [one.method for one in made] == list(PERCEIVING)  # random has no mixing
+    methods = [Method(name) for name in (*MIXING_METHODS, "random")]
+    examples, how = [Example("0", text)], MixingError()
+    made = how.measure(ex, examples, explain_examples(ex, examples, methods, how).by_method)
+    assert [one.method for one in made] == list(MIXING_METHODS)  # random has no mixing
 
-    model, blocks = ex.subject.model, ex.subject.model.bert.encoder.layer
+    model, blocks = ex.adapter.model, ex.adapter.model.bert.encoder.layer
     model.set_attn_implementation("eager")  # the other implementations return no attention
     seen: list[Any] = []
     handles = [
@@ -46,12 +46,12 @@ def test_errors_equal_sums_written_out() -> None:
         )
         for block in blocks
     ]
-    output = model(**ex.subject.processor(text, return_tensors="pt"), output_attentions=True)
+    output = model(**ex.adapter.processor(text, return_tensors="pt"), output_attentions=True)
     for handle in handles:
         handle.remove()
     gradients = torch.autograd.grad(output.logits[0].max(), output.attentions)
-    expected: dict[str, list[float]] = {name: [] for name in PERCEIVING}
-    cosines: dict[str, list[float]] = {name: [] for name in PERCEIVING}
+    expected: dict[str, list[float]] = {name: [] for name in MIXING_METHODS}
+    cosines: dict[str, list[float]] = {name: [] for name in MIXING_METHODS}
     for block, (before, after), attention, gradient in zip(blocks, seen, output.attentions, gradients, strict=True):
         tokens = before[0].detach().numpy()
         a, g = attention[0].detach().numpy(), gradient[0].numpy()
@@ -62,7 +62,7 @@ def test_errors_equal_sums_written_out() -> None:
         for h in range(len(a)):
             part = slice(h * width, (h + 1) * width)
             true += a[h] @ values[:, part] @ weight[:, part].T
-        for name in PERCEIVING:
+        for name in MIXING_METHODS:
             perceived = tokens + mixed(name, a, g, values @ weight.T, tokens) @ tokens
             expected[name].append(np.linalg.norm(true - perceived) / np.linalg.norm(true))
             out = after[0].detach().numpy()
@@ -78,13 +78,13 @@ def test_errors_equal_sums_written_out() -> None:
 def test_only_perceiving_methods_have_one() -> None:
     ex, examples = explainer("bert/classify"), [Example("0", inputs("bert/classify")[0])]
     with pytest.raises(InputError, match="beyond-intuition-token"):
-        Perceptions().measure(ex, examples, {"saliency": []})
+        MixingError().measure(ex, examples, {"saliency": []})
 
 
 def test_pictures_have_perceptions_too() -> None:
     ex = explainer("vit/image", torch.float32)
-    examples, how = [Example("0", inputs("vit/image")[0])], Perceptions()
-    own = explained(ex, examples, [Method("rollout"), Method("beyond-intuition-token")], how).by_method
+    examples, how = [Example("0", inputs("vit/image")[0])], MixingError()
+    own = explain_examples(ex, examples, [Method("rollout"), Method("beyond-intuition-token")], how).by_method
     made = how.measure(ex, examples, own)
     assert len(made) == 2 and all(np.isfinite(list(one.figures.values())).all() for one in made)
-    assert not how.smaller("block cosine", "image") and how.smaller("error", "image")
+    assert not how.is_smaller_better("block cosine", "image") and how.is_smaller_better("error", "image")

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.bench import protocol
-from clearhead.bench.chunk_explanations import explained
+from clearhead.bench import make_protocol
+from clearhead.bench.chunk_explanations import explain_examples
 from clearhead.bench.data import Example
-from clearhead.bench.output_cache import Looks
-from clearhead.bench.protocols.base import ranking
-from clearhead.bench.protocols.curves import removed_counts
-from clearhead.bench.protocols.perturbation import Perturbation
-from clearhead.bench.protocols.perturbation_modalities import Pictures, Regions, Texts
-from clearhead.bench.protocols.presets import PUBLISHED
-from clearhead.bench.protocols.unit_removal import inpainted
+from clearhead.bench.output_cache import OutputCache
+from clearhead.bench.protocols.base import argsort_descending
+from clearhead.bench.protocols.curves import compute_removed_counts
+from clearhead.bench.protocols.perturbation import PerturbationProtocol
+from clearhead.bench.protocols.perturbation_modalities import ImagePerturbation, RegionPerturbation, TextPerturbation
+from clearhead.bench.protocols.presets import PROTOCOL_PRESETS
+from clearhead.bench.protocols.unit_removal import inpaint
 from clearhead.errors import InputError
 from clearhead.methods.base import Method
 from tests import joint_models
@@ -29,18 +29,22 @@ def of_texts(kind: str = "bert/classify") -> tuple[Any, list[Example]]:
     return explainer(kind), [Example(str(i), text, i % 2) for i, text in enumerate(inputs(kind))]
 
 
-def measured(ex: Any, examples: list[Example], how: Perturbation) -> tuple[list[Any], Looks, dict[str, list[Any]]]:
-    explanations = explained(ex, examples, METHODS, how).by_method
-    made, looks = how.counted(ex, examples, explanations)
+def measured(
+    ex: Any, examples: list[Example], how: PerturbationProtocol
+) -> tuple[list[Any], OutputCache, dict[str, list[Any]]]:
+    explanations = explain_examples(ex, examples, METHODS, how).by_method
+    made, looks = how.measure_with_cache(ex, examples, explanations)
     return made, looks, explanations
 
 
 @pytest.mark.parametrize("fill", ["delete", "mask", "pad", "attention", "pad+attention"])
 def test_texts_equal_the_replica(fill: str) -> None:
     ex, examples = of_texts()
-    how = Texts(fills=(fill,), judged="gold", fractions=(0.2, 0.5, 0.9, 1.0), directions=("positive", "negative"))
+    how = TextPerturbation(
+        fills=(fill,), judged="gold", fractions=(0.2, 0.5, 0.9, 1.0), directions=("positive", "negative")
+    )
     made, _, explanations = measured(ex, examples, how)
-    tokenizer = ex.subject.processor
+    tokenizer = ex.adapter.processor
     tokens = {"mask": tokenizer.mask_token_id, "pad": tokenizer.pad_token_id}
     assert len(made) == len(examples) * 2 * len(METHODS)
     for one in made:
@@ -51,7 +55,7 @@ def test_texts_equal_the_replica(fill: str) -> None:
         counts = [int(fraction * len(inner)) for fraction in how.fractions]
         removed = replica.nested_removals([part.scores[i] for i in inner], counts, direction)
         logits = [
-            replica.text_logits(ex.subject.model, ids, {inner[i] for i in gone}, fill, tokens)
+            replica.text_logits(ex.adapter.model, ids, {inner[i] for i in gone}, fill, tokens)
             for gone in [set(), *removed]
         ]
         expected = replica.figures(logits, how.fractions, examples[place].label)  # type: ignore[arg-type]
@@ -69,8 +73,8 @@ def of_pairs() -> tuple[Any, list[Example]]:
 @pytest.mark.parametrize("given", [of_texts, of_pairs])
 def test_interpretdl_pads_one_token_after_the_other_but_the_first_and_the_last(given: Any) -> None:
     ex, examples = given()
-    made, _, explanations = measured(ex, examples, PUBLISHED["idl-text"])
-    tokenizer = ex.subject.processor
+    made, _, explanations = measured(ex, examples, PROTOCOL_PRESETS["idl-text"])
+    tokenizer = ex.adapter.processor
     assert len(made) == len(examples) * 2 * len(METHODS)
     for one in made:
         place, (stream, fill, direction) = int(one.example), one.part.split("/")
@@ -84,7 +88,7 @@ def test_interpretdl_pads_one_token_after_the_other_but_the_first_and_the_last(g
                 ids[gone] = tokenizer.pad_token_id
             altered = {**encoded, "input_ids": ids}  # the attention mask is that of the whole text
             with torch.no_grad():
-                logits = ex.subject.model(**{name: torch.tensor([own]) for name, own in altered.items()}).logits[0]
+                logits = ex.adapter.model(**{name: torch.tensor([own]) for name, own in altered.items()}).logits[0]
             if gone is None:
                 followed = int(logits.argmax())
             probabilities.append(float(logits.softmax(0)[followed]))
@@ -96,21 +100,21 @@ def test_interpretdl_pads_one_token_after_the_other_but_the_first_and_the_last(g
 
 def test_a_text_of_which_nothing_may_go_has_no_curve_of_single_steps() -> None:
     ex, _ = of_texts()
-    with pytest.raises(InputError, match="nothing of it may be removed"):
-        measured(ex, [Example("x", "good")], Texts(fractions=(), fills=("pad",), protect=(9, 9)))
+    with pytest.raises(InputError, match="no removable units"):
+        measured(ex, [Example("x", "good")], TextPerturbation(fractions=(), fills=("pad",), protect=(9, 9)))
 
 
 @pytest.mark.parametrize("ranked", ["pixel", "patch"])
 def test_pictures_equal_the_replica(ranked: str) -> None:
     ex = explainer("vit/image")
     examples = [Example(str(i), picture) for i, picture in enumerate(inputs("vit/image")[:2])]
-    how = Pictures(fills=("black",), ranked=ranked, fractions=(0.3, 0.7))
+    how = ImagePerturbation(fills=("black",), ranked=ranked, fractions=(0.3, 0.7))
     made, _, explanations = measured(ex, examples, how)
-    mean, std = ex.subject.processor.image_mean, ex.subject.processor.image_std
+    mean, std = ex.adapter.processor.image_mean, ex.adapter.processor.image_std
     assert len(made) == 2 * 2 * len(METHODS)
     for one in made:
         place, direction = int(one.example), one.part.split("/")[2]
-        (sample,) = ex.subject.samples(examples[place].input, _how())
+        (sample,) = ex.adapter.make_samples(examples[place].input, _how())
         pixels = sample.inputs["pixel_values"].double().numpy()
         high, wide = pixels.shape[1:]
         heat = explanations[one.method][place].heat_map()
@@ -121,7 +125,9 @@ def test_pictures_equal_the_replica(ranked: str) -> None:
             flat = heat.flatten()
         counts = [int(len(flat) * fraction) for fraction in how.fractions]
         masks = [np.zeros((high, wide), dtype=bool)]
-        ties = ranking(np.zeros(len(flat)), 0, one.example, "image")  # a map scaled up is flat at its corners
+        ties = argsort_descending(
+            np.zeros(len(flat)), 0, one.example, "image"
+        )  # a map scaled up is flat at its corners
         for gone in replica.nested_removals(flat.tolist(), counts, direction, ties.tolist()):
             mask = np.zeros(len(flat), dtype=bool)
             mask[list(gone)] = True
@@ -133,7 +139,7 @@ def test_pictures_equal_the_replica(ranked: str) -> None:
             )
             masks.append(grid.astype(bool))
         logits = [
-            replica.picture_logits(ex.subject.model, pixels, mask, lambda channel: -mean[channel] / std[channel])
+            replica.picture_logits(ex.adapter.model, pixels, mask, lambda channel: -mean[channel] / std[channel])
             for mask in masks
         ]
         judged = logits[0].index(max(logits[0]))
@@ -142,32 +148,32 @@ def test_pictures_equal_the_replica(ranked: str) -> None:
 
 
 def _how() -> Any:
-    from clearhead.adapters.base import How
+    from clearhead.adapters.base import InputOptions
 
-    return How()
+    return InputOptions()
 
 
 def test_every_distinct_altered_input_goes_through_the_model_once() -> None:
     ex, examples = of_texts()
-    how = Texts(fills=("delete", "mask"), fractions=(0.5, 1.0))
-    explanations = explained(ex, examples, METHODS, how).by_method
+    how = TextPerturbation(fills=("delete", "mask"), fractions=(0.5, 1.0))
+    explanations = explain_examples(ex, examples, METHODS, how).by_method
     seen: list[bytes] = []
 
     def watch(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         mask = kwargs["attention_mask"]
         seen.extend(row[kept.bool()].numpy().tobytes() for row, kept in zip(kwargs["input_ids"], mask, strict=True))
 
-    handle = ex.subject.model.register_forward_pre_hook(watch, with_kwargs=True)
-    _, looks = how.counted(ex, examples, explanations)
+    handle = ex.adapter.model.register_forward_pre_hook(watch, with_kwargs=True)
+    _, looks = how.measure_with_cache(ex, examples, explanations)
     handle.remove()
-    assert len(seen) == len(set(seen)) == looks.passed
+    assert len(seen) == len(set(seen)) == looks.num_forwarded
     # at 1.0 all methods and directions meet: one input for each fill and example
-    assert looks.asked == 3 + 3 * 2 * 2 * 2 * 2 and looks.passed < looks.asked - 3 * 2 * 3
+    assert looks.num_requested == 3 + 3 * 2 * 2 * 2 * 2 and looks.num_forwarded < looks.num_requested - 3 * 2 * 3
 
 
 def test_figures_do_not_depend_on_what_is_measured_together() -> None:
     ex, examples = of_texts()
-    how = Texts(fills=("mask",), fractions=(0.4, 0.8))
+    how = TextPerturbation(fills=("mask",), fractions=(0.4, 0.8))
     together, _, explanations = measured(ex, examples, how)
     alone = [
         one
@@ -183,27 +189,30 @@ def test_figures_do_not_depend_on_what_is_measured_together() -> None:
 def test_special_tokens_stay_unless_the_authors_remove_them() -> None:
     ex, examples = of_texts()
     seen: list[list[int]] = []
-    handle = ex.subject.model.register_forward_pre_hook(
+    handle = ex.adapter.model.register_forward_pre_hook(
         lambda module, args, kwargs: seen.extend(kwargs["input_ids"].tolist()), with_kwargs=True
     )
-    first, last = ex.subject.processor.cls_token_id, ex.subject.processor.sep_token_id
-    measured(ex, examples[:1], Texts(fills=("mask",), fractions=(1.0,)))
+    first, last = ex.adapter.processor.cls_token_id, ex.adapter.processor.sep_token_id
+    measured(ex, examples[:1], TextPerturbation(fills=("mask",), fractions=(1.0,)))
     assert all(row[0] == first and row[-1] == last for row in seen)
     seen.clear()
-    measured(ex, examples[:1], Texts(fills=("pad",), fractions=(1.0,), protect=False))
-    assert any(set(row) == {ex.subject.processor.pad_token_id} for row in seen)
+    measured(ex, examples[:1], TextPerturbation(fills=("pad",), fractions=(1.0,), protect=False))
+    assert any(set(row) == {ex.adapter.processor.pad_token_id} for row in seen)
     handle.remove()
 
 
 def test_pads_compete_in_the_newsgroups_grid() -> None:
     """Positive: words go first; negative: the pads do, so that the first steps are free."""
     ex, examples = of_texts()
-    made, _, explanations = measured(ex, examples[:1], PUBLISHED["bi-newsgroups"])
+    made, _, explanations = measured(ex, examples[:1], PROTOCOL_PRESETS["bi-newsgroups"])
     length = len(next(iter(explanations.values()))[0])
     for one in made:
         moved = [value != one.curves["logit"][0] for value in one.curves["logit"]]
         if one.part.endswith("negative"):
-            free = sum(count <= 512 - length for count in removed_counts(PUBLISHED["bi-newsgroups"].fractions, 512))
+            free = sum(
+                count <= 512 - length
+                for count in compute_removed_counts(PROTOCOL_PRESETS["bi-newsgroups"].fractions, 512)
+            )
             zero = int((explanations[one.method][0].scores <= 0).sum())
             assert zero or not any(moved[: free + 1])
         else:
@@ -212,21 +221,25 @@ def test_pads_compete_in_the_newsgroups_grid() -> None:
 
 def test_which_examples_and_which_class_are_part_of_the_protocol() -> None:
     ex, examples = of_texts()
-    every = {name: Texts(fills=("mask",), fractions=(0.5,), examples=name) for name in ("all", "correct", "wrong")}
+    every = {
+        name: TextPerturbation(fills=("mask",), fractions=(0.5,), examples=name) for name in ("all", "correct", "wrong")
+    }
     found = {name: {one.example for one in measured(ex, examples, how)[0]} for name, how in every.items()}
     assert (
         found["correct"] | found["wrong"] == found["all"] == {"0", "1", "2"} and not found["correct"] & found["wrong"]
     )
     assert len({how.hash for how in every.values()}) == 3
-    gold = Texts(explained="gold")
-    assert [gold.target(example) for example in examples] == [0, 1, 0] and Texts().target(examples[0]) is None
-    assert Texts(explained=1).target(examples[0]) == 1
+    gold = TextPerturbation(explained="gold")
+    assert [gold.select_target(example) for example in examples] == [0, 1, 0] and TextPerturbation().select_target(
+        examples[0]
+    ) is None
+    assert TextPerturbation(explained=1).select_target(examples[0]) == 1
     with pytest.raises(InputError, match="no single true class"):
-        gold.target(Example("x", "text"))
+        gold.select_target(Example("x", "text"))
     with pytest.raises(InputError, match="class to explain"):
-        Texts(explained="nine").target(Example("x", "text", target="positive"))
+        TextPerturbation(explained="nine").select_target(Example("x", "text", target="positive"))
     with pytest.raises(InputError, match="judged='predicted'"):
-        measured(ex, [Example("x", "so good")], Texts(judged="gold"))
+        measured(ex, [Example("x", "so good")], TextPerturbation(judged="gold"))
 
 
 @pytest.mark.parametrize(
@@ -236,7 +249,7 @@ def test_which_examples_and_which_class_are_part_of_the_protocol() -> None:
         ({"directions": ("up",)}, "negative"),
         ({"judged": "best"}, "explained"),
         ({"examples": "few"}, "wrong"),
-        ({"fractions": (0.5, 0.2)}, "rise"),
+        ({"fractions": (0.5, 0.2)}, "ascending"),
         ({"fractions": (0.0, 0.2)}, "clean input"),
         ({"of": "words"}, "removable"),
         ({"protect": (1, 2, 3)}, "two numbers"),
@@ -246,12 +259,12 @@ def test_which_examples_and_which_class_are_part_of_the_protocol() -> None:
 def test_settings_that_cannot_be_are_told(settings: dict[str, Any], said: str) -> None:
     ex, examples = of_texts()
     with pytest.raises(InputError, match=said):
-        measured(ex, examples[:1], protocol("perturb-text", **settings))  # type: ignore[arg-type]
+        measured(ex, examples[:1], make_protocol("perturb-text", **settings))  # type: ignore[arg-type]
 
 
 def test_a_picture_has_no_words_and_a_text_no_patches() -> None:
     ex, examples = of_texts()
-    for how in (Pictures(), Regions()):
+    for how in (ImagePerturbation(), RegionPerturbation()):
         with pytest.raises(InputError, match="the streams are text"):
             measured(ex, examples[:1], how)
 
@@ -259,14 +272,14 @@ def test_a_picture_has_no_words_and_a_text_no_patches() -> None:
 def test_a_model_that_measures_has_no_classes_to_follow() -> None:
     ex = explainer("bert/classify", num_labels=1)
     with pytest.raises(InputError, match="no classes"):
-        measured(ex, [Example("x", "so good")], Texts())
+        measured(ex, [Example("x", "so good")], TextPerturbation())
 
 
 def test_sufficiency_keeps_the_highest_scores() -> None:
     ex, examples = of_texts()
-    how = Texts(fills=("delete",), fractions=(0.5,), directions=("keep", "negative"), rounding="removed")
+    how = TextPerturbation(fills=("delete",), fractions=(0.5,), directions=("keep", "negative"), rounding="removed")
     made, _, explanations = measured(ex, examples[:1], how)
-    inner = len(explanations["saliency"][0].units.drop_special())
+    inner = len(explanations["saliency"][0].units.content_indices())
     if inner % 2 == 0:  # keeping the upper half is removing the lower half
         by_part = {(one.method, one.part.split("/")[2]): one.figures["aopc"] for one in made}
         for method in map(str, METHODS):
@@ -275,16 +288,20 @@ def test_sufficiency_keeps_the_highest_scores() -> None:
 
 
 def test_smaller_or_larger_is_better_by_figure_and_direction() -> None:
-    how = Texts()
-    assert how.smaller("accuracy te", "text/mask/positive") and not how.smaller("accuracy te", "text/mask/negative")
-    assert not how.smaller("aopc", "text/mask/positive") and how.smaller("aopc", "text/mask/keep")
-    assert how.smaller("log-odds", "text/mask/positive") and not how.smaller("log-odds", "text/mask/negative")
+    how = TextPerturbation()
+    assert how.is_smaller_better("accuracy te", "text/mask/positive") and not how.is_smaller_better(
+        "accuracy te", "text/mask/negative"
+    )
+    assert not how.is_smaller_better("aopc", "text/mask/positive") and how.is_smaller_better("aopc", "text/mask/keep")
+    assert how.is_smaller_better("log-odds", "text/mask/positive") and not how.is_smaller_better(
+        "log-odds", "text/mask/negative"
+    )
 
 
 def test_inpainted_pixels_are_the_mean_of_their_neighbours() -> None:
     rng = np.random.default_rng(0)
     picture, gone = rng.random((2, 7, 9)), rng.random((7, 9)) < 0.5
-    filled = inpainted(picture, gone)
+    filled = inpaint(picture, gone)
     assert np.array_equal(filled[:, ~gone], picture[:, ~gone])
     for row, column in zip(*np.nonzero(gone), strict=True):
         total, weights = np.zeros(2), 0.0
@@ -296,29 +313,29 @@ def test_inpainted_pixels_are_the_mean_of_their_neighbours() -> None:
                     total += weight * filled[:, r, c]
                     weights += weight
         assert filled[:, row, column] == pytest.approx(total / weights)
-    assert np.allclose(inpainted(picture, np.ones((7, 9), bool)), picture.mean((1, 2), keepdims=True))
-    assert inpainted(picture, np.zeros((7, 9), bool)) is picture
+    assert np.allclose(inpaint(picture, np.ones((7, 9), bool)), picture.mean((1, 2), keepdims=True))
+    assert inpaint(picture, np.zeros((7, 9), bool)) is picture
 
 
 def test_the_model_is_as_it_was() -> None:
     ex, examples = of_texts()
-    before = {name: part.clone() for name, part in ex.subject.model.state_dict().items()}
-    attention = ex.subject.model.config._attn_implementation
-    measured(ex, examples, Texts())
-    assert ex.subject.model.config._attn_implementation == attention and not ex.subject.model.training
-    assert all(torch.equal(before[name], part) for name, part in ex.subject.model.state_dict().items())
+    before = {name: part.clone() for name, part in ex.adapter.model.state_dict().items()}
+    attention = ex.adapter.model.config._attn_implementation
+    measured(ex, examples, TextPerturbation())
+    assert ex.adapter.model.config._attn_implementation == attention and not ex.adapter.model.training
+    assert all(torch.equal(before[name], part) for name, part in ex.adapter.model.state_dict().items())
 
 
 def test_regions_equal_the_replica() -> None:
     """LXMERT: features and boxes of what goes are deleted, one question at a time."""
     pytest.importorskip("clearhead_zoo")
     import clearhead
-    from clearhead.bench.data import read
+    from clearhead.bench.data import load_benchmark_dataset
 
     ex = clearhead.load("zoo:shapes-vqa")
-    examples = list(read("known", task="shapes-vqa", count=2))
-    how = Regions(judged="gold", fractions=(0.25, 0.75))
-    explanations = explained(ex, examples, METHODS[:1], how).by_method
+    examples = list(load_benchmark_dataset("known", task="shapes-vqa", count=2))
+    how = RegionPerturbation(judged="gold", fractions=(0.25, 0.75))
+    explanations = explain_examples(ex, examples, METHODS[:1], how).by_method
     made = how.measure(ex, examples, explanations)
     assert len(made) == 4
     for one in made:
@@ -330,9 +347,9 @@ def test_regions_equal_the_replica() -> None:
         logits = []
         for gone in [set(), *replica.nested_removals(scores.tolist(), [8 - kept for kept in kept_counts], direction)]:
             kept = [i for i in range(8) if i not in gone]
-            words = ex.subject.words.tokenizer(example.input["text"], return_tensors="pt")
+            words = ex.adapter.tokenizer_wrapper.tokenizer(example.input["text"], return_tensors="pt")
             with torch.no_grad():
-                output = ex.subject.model(
+                output = ex.adapter.model(
                     input_ids=words["input_ids"],
                     attention_mask=words["attention_mask"],
                     visual_feats=torch.tensor(features[kept])[None],
@@ -367,10 +384,13 @@ def without_words(fill: str, gone: set[int], inputs: dict[str, Any]) -> dict[str
 @pytest.mark.parametrize(
     ("name", "how"),
     [
-        *(("visual_bert", Regions(judged="gold", fractions=(0.25, 0.5), fills=(f,))) for f in ("delete", "attention")),
-        ("visual_bert", Regions(judged="gold", fractions=(0.25, 0.5), fills=("mean",))),
         *(
-            (name, Texts(judged="gold", stream="text", fractions=(0.5,), fills=("delete",)))
+            ("visual_bert", RegionPerturbation(judged="gold", fractions=(0.25, 0.5), fills=(f,)))
+            for f in ("delete", "attention")
+        ),
+        ("visual_bert", RegionPerturbation(judged="gold", fractions=(0.25, 0.5), fills=("mean",))),
+        *(
+            (name, TextPerturbation(judged="gold", stream="text", fractions=(0.5,), fills=("delete",)))
             for name in ("visual_bert", "vilt")
         ),
     ],
@@ -379,11 +399,11 @@ def test_one_sequence_equals_the_replica(name: str, how: Any) -> None:
     """Words and regions of models that read them as one sequence: what is left moves up."""
     ex = joint_models.explainer(name)
     examples = [Example(f"x{i}", given, i) for i, given in enumerate(joint_models.inputs(name))]
-    stream = "text" if isinstance(how, Texts) else "regions"
-    explanations = explained(ex, examples, METHODS[:1], how).by_method
+    stream = "text" if isinstance(how, TextPerturbation) else "regions"
+    explanations = explain_examples(ex, examples, METHODS[:1], how).by_method
     made = how.measure(ex, examples, explanations)
     assert {one.example for one in made} == {"x0", "x1", "x2"}
-    model, remove = ex.subject.model, without_words if stream == "text" else without_regions
+    model, remove = ex.adapter.model, without_words if stream == "text" else without_regions
     for one in made:
         place = int(one.example[1:])
         e, given = explanations["saliency"][place][stream], joint_models.model_inputs(name, examples[place].input)
@@ -402,8 +422,8 @@ def test_visualberts_question_keeps_its_last_two_tokens() -> None:
     """Removed are positions 1 … m−3: the question mark answers there, as CLS does elsewhere, and stays."""
     ex = joint_models.explainer("visual_bert")
     examples = [Example(f"x{i}", given, i) for i, given in enumerate(joint_models.inputs("visual_bert"))]
-    how = PUBLISHED["visualbert-text"]
-    explanations = explained(ex, examples, METHODS[:1], how).by_method
+    how = PROTOCOL_PRESETS["visualbert-text"]
+    explanations = explain_examples(ex, examples, METHODS[:1], how).by_method
     made = how.measure(ex, examples, explanations)
     assert len(made) == 2 * len(examples)
     for one in made:
@@ -419,6 +439,6 @@ def test_visualberts_question_keeps_its_last_two_tokens() -> None:
             kept = {0, m - 2, m - 1, *inner[: int((1 - step) * len(inner))]}
             with torch.no_grad():
                 gone = set(range(m)) - kept
-                expected.append(float(ex.subject.model(**without_words("delete", gone, given)).logits[0, place]))
+                expected.append(float(ex.adapter.model(**without_words("delete", gone, given)).logits[0, place]))
         assert one.part.split("/")[:2] == ["text", "delete"]
         assert one.curves["logit"] == pytest.approx(expected, abs=1e-9)

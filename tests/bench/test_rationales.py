@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.bench.data import Characters, Example
-from clearhead.bench.protocols.rationales import Rationales, curve_areas, iou_f1, word_scores, words_of
+from clearhead.bench.data import CharSpan, Example
+from clearhead.bench.protocols.rationales import (
+    RationaleAgreement,
+    compute_curve_areas,
+    compute_iou_f1,
+    compute_word_scores,
+    find_words,
+)
 from clearhead.errors import InputError
 from clearhead.explanation.explanation import Explanation
 from clearhead.units import Units
@@ -36,7 +42,7 @@ def explanation(scores: Any, cut_at: int | None = None) -> Explanation:
 
 def marked(*spans: tuple[int, int]) -> Example:
     starts = [TEXT.index(word) for word in WORDS]
-    pieces = tuple(Characters(starts[a], starts[b - 1] + len(WORDS[b - 1])) for a, b in spans)
+    pieces = tuple(CharSpan(starts[a], starts[b - 1] + len(WORDS[b - 1])) for a, b in spans)
     return Example("x", TEXT, 0, (pieces,))
 
 
@@ -44,7 +50,7 @@ def marked(*spans: tuple[int, int]) -> Example:
 @given(st.permutations(range(1, 11)), st.sampled_from([((2, 4),), ((0, 1), (6, 9)), ((8, 10),)]), st.booleans())
 def test_figures_equal_the_replica(order: list[int], spans: Any, cut_off: bool) -> None:
     stop = 7 if cut_off else None
-    how = Rationales(counts=(1, 3, 5))
+    how = RationaleAgreement(counts=(1, 3, 5))
     (one,) = how.measure(None, [marked(*spans)], {"m": [explanation(order, stop)]})  # type: ignore[arg-type]
     gold = {word for a, b in spans for word in range(a, b)}
     ranked = sorted(range(len(WORDS[:stop])), key=lambda word: -order[word])
@@ -62,21 +68,27 @@ def test_words_by_themselves_as_the_authors_have_them() -> None:
     order = [10, 9, 8, 1, 2, 3, 4, 5, 6, 7]
     sample = marked((0, 3))
     by = {
-        spans: Rationales(counts=(3,), spans=spans).measure(None, [sample], {"m": [explanation(order)]})[0].figures  # type: ignore[arg-type]
+        spans: RationaleAgreement(counts=(3,), spans=spans)
+        .measure(None, [sample], {"m": [explanation(order)]})[0]
+        .figures  # type: ignore[arg-type]
         for spans in ("runs", "words")
     }
     assert by["runs"]["iou f1 @3"] == 1 and by["words"]["iou f1 @3"] == 0
     assert by["words"]["token f1 @3"] == 1
     with pytest.raises(InputError, match="runs"):
-        Rationales(spans="word").measure(None, [], {})  # type: ignore[arg-type]
+        RationaleAgreement(spans="word").measure(None, [], {})  # type: ignore[arg-type]
 
 
 def test_what_was_cut_off_is_missed_and_what_speaks_against_is_zero() -> None:
     figures = (
-        Rationales(counts=(1, 20)).measure(None, [marked((8, 10))], {"m": [explanation([1.0] * 10, 7)]})[0].figures
+        RationaleAgreement(counts=(1, 20))
+        .measure(None, [marked((8, 10))], {"m": [explanation([1.0] * 10, 7)]})[0]
+        .figures
     )  # type: ignore[arg-type]
     assert figures["token f1 @20"] == 0 and figures["marked"] == 2
-    clamped = Rationales(counts=(1,), clamp=True).measure(None, [marked((0, 1))], {"m": [explanation([-9.0] * 10)]})  # type: ignore[arg-type]
+    clamped = RationaleAgreement(counts=(1,), clamp=True).measure(
+        None, [marked((0, 1))], {"m": [explanation([-9.0] * 10)]}
+    )  # type: ignore[arg-type]
     assert clamped[0].figures["average precision"] == pytest.approx(0.1)  # all are tied at zero
 
 
@@ -84,9 +96,9 @@ def test_unknown_pieces_shift_nothing() -> None:
     ex = explainer("bert/classify")
     text = "I like 日本 the movie, so boring!"
     found = ex.explain(text, method="random")
-    words = words_of(found.units)
+    words = find_words(found.units)
     assert [text[a:b] for _, (a, b) in words] == text.split()
-    scores = word_scores(found.units, np.arange(len(found.units), dtype=float), words)
+    scores = compute_word_scores(found.units, np.arange(len(found.units), dtype=float), words)
     assert not np.isnan(scores).any() and (np.diff(scores) > 0).all()
     assert found.units.offsets is not None
     for (_, (a, b)), score in zip(words, scores, strict=True):
@@ -95,8 +107,8 @@ def test_unknown_pieces_shift_nothing() -> None:
 
 
 def test_a_span_that_is_found_by_half_counts() -> None:
-    assert iou_f1([(0, 0, 2)], [(0, 0, 4)]) == 1 and iou_f1([(0, 0, 1)], [(0, 0, 4)]) == 0
-    assert iou_f1([(0, 0, 2)], [(1, 0, 2)]) == 0 and iou_f1([], [(0, 0, 2)]) == 0
+    assert compute_iou_f1([(0, 0, 2)], [(0, 0, 4)]) == 1 and compute_iou_f1([(0, 0, 1)], [(0, 0, 4)]) == 0
+    assert compute_iou_f1([(0, 0, 2)], [(1, 0, 2)]) == 0 and compute_iou_f1([], [(0, 0, 2)]) == 0
 
 
 def test_areas_equal_those_of_erasers_scorer() -> None:
@@ -105,12 +117,12 @@ def test_areas_equal_those_of_erasers_scorer() -> None:
     rng = np.random.default_rng(0)
     gold, scores = rng.random(30) < 0.3, rng.random(30).round(1)
     precision, recall, _ = precision_recall_curve(gold, scores)
-    assert curve_areas(gold, scores)["auprc"] == pytest.approx(auc(recall, precision))
-    assert curve_areas(gold, scores)["auprc"] == pytest.approx(
+    assert compute_curve_areas(gold, scores)["auprc"] == pytest.approx(auc(recall, precision))
+    assert compute_curve_areas(gold, scores)["auprc"] == pytest.approx(
         replica.areas(scores.tolist(), set(np.flatnonzero(gold).tolist()))[0]
     )
 
 
 def test_without_a_rationale_it_says_so() -> None:
     with pytest.raises(InputError, match="no rationale"):
-        Rationales().measure(None, [Example("x", TEXT, 0)], {"m": [explanation([1.0] * 10)]})  # type: ignore[arg-type]
+        RationaleAgreement().measure(None, [Example("x", TEXT, 0)], {"m": [explanation([1.0] * 10)]})  # type: ignore[arg-type]

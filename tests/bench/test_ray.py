@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.bench.engines import engine
-from clearhead.bench.job import Job, Task
-from clearhead.bench.ray_engine import RETRIES, Keeper, Tries
-from clearhead.bench.runner import Run
-from clearhead.bench.worker import Worker
+from clearhead.bench.engines import get_engine
+from clearhead.bench.job import BenchmarkJob, ChunkTask
+from clearhead.bench.ray_engine import MAX_CHUNK_RETRIES, AttemptCounter, ChunkActor
+from clearhead.bench.runner import BenchmarkRun
+from clearhead.bench.worker import ChunkWorker
 from clearhead.errors import ClearheadError, InputError
 from tests.models import explainer
 
 needed = ("pyarrow", "ray")
 pytestmark = pytest.mark.skipif(not all(map(find_spec, needed)), reason=f"{' and '.join(needed)} are not installed")
 
-JOB = Job("zoo:logic", "known:logic", ("saliency",), ("truth", "perturb-text"), {}, limit=24, chunk=2)
-MEASURING = b"ray::MapWorker(Map(Keeper)).submit"
+JOB = BenchmarkJob("zoo:logic", "known:logic", ("saliency",), ("truth", "perturb-text"), {}, limit=24, chunk=2)
+MEASURING = b"ray::MapWorker(Map(ChunkActor)).submit"
 
 
 def parent(process: int) -> int:
@@ -70,9 +70,9 @@ def test_one_of_two_workers_is_killed_and_the_store_is_that_of_a_local_run(tmp_p
     import ray
 
     pytest.importorskip("clearhead_zoo")
-    Run(JOB, tmp_path / "local")()
+    BenchmarkRun(JOB, tmp_path / "local")()
     killer = Killer()
-    report = Run(JOB, tmp_path / "ray")("ray", 2, killer)
+    report = BenchmarkRun(JOB, tmp_path / "ray")("ray", 2, killer)
     assert killer.killed and report.computed == 12 and killer.heard == 24
     assert not ray.is_initialized()  # the cluster was ours, and is gone
     for name in ("shards", "."):
@@ -85,15 +85,20 @@ def test_one_of_two_workers_is_killed_and_the_store_is_that_of_a_local_run(tmp_p
 
 def test_what_the_engine_refuses() -> None:
     with pytest.raises(InputError, match="opens the model anew"):
-        list(engine("ray")(Worker(JOB, explainer("bert/classify")), [], 2, None))
+        list(get_engine("ray")(ChunkWorker(JOB, explainer("bert/classify")), [], 2, None))
     with pytest.raises(InputError, match="an address is for engine='ray'"):
-        engine("local", "auto")
-    assert list(engine("ray")(Worker(JOB), [], 2, "no-such-host:1")) == []  # nothing to do: no cluster is joined
+        get_engine("local", "auto")
+    assert (
+        list(get_engine("ray")(ChunkWorker(JOB), [], 2, "no-such-host:1")) == []
+    )  # nothing to do: no cluster is joined
 
 
 def test_a_chunk_that_kills_its_worker_again_and_again_is_given_up() -> None:
-    task, tries = Task("a-key", (7, 9), ()), Tries()
-    made = [pickle.loads(Keeper(JOB, tries.begin)({"task": pickle.dumps(task)})["made"]) for _ in range(2 + RETRIES)]
+    task, tries = ChunkTask("a-key", (7, 9), ()), AttemptCounter()
+    made = [
+        pickle.loads(ChunkActor(JOB, tries.start_attempt)({"task": pickle.dumps(task)})["made"])
+        for _ in range(2 + MAX_CHUNK_RETRIES)
+    ]
     assert not any(isinstance(one, ClearheadError) for one in made[:-1])
     with pytest.raises(ClearheadError, match=r"died 4 times over chunk a-key \(2 examples, the first at 7\)"):
         raise made[-1]

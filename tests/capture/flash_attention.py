@@ -82,6 +82,6 @@ def allow(monkeypatch: Any, flash: Flash | None = None) -> Flash:
     flash = flash or Flash()
     monkeypatch.setattr(fused_sdpa, "aten", flash)
     monkeypatch.setattr(fused_sdpa, "can_use_flash_attention", lambda asked: True)
-    for proof in ("_windows", "_says_lse"):  # proven anew
+    for proof in ("_is_window_valid", "_is_lse_valid"):  # proven anew
         monkeypatch.setattr(fused_sdpa, proof, cache(getattr(fused_sdpa, proof).__wrapped__))
     return flash

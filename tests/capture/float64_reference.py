@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.capture.attention.deferred import Aside
-from clearhead.capture.attention.reductions import Reduce
-from clearhead.capture.attention.tiled import Gradients, Streamed, repeated
-from clearhead.capture.dispatch import Visits
-from clearhead.capture.tape import Call
+from clearhead.capture.attention.deferred import DeferredCall
+from clearhead.capture.attention.reductions import MapReduction
+from clearhead.capture.attention.tiled import QKVGradients, TiledAttention, repeat_for_targets
+from clearhead.capture.dispatch import CallDispatcher
+from clearhead.capture.tape import AttentionCall
 from clearhead.explainer import Explainer
 
 
@@ -37,7 +37,7 @@ def _each(explained: Any) -> list[Any]:
 
 def far(one: Any, exact: Any) -> float:
     """Of the stream that is furthest; where a clamp has left nothing, nothing may be there."""
-    gaps = [(one[stream].scores - part.scores, part.scores) for stream, part in exact.parts.items()]
+    gaps = [(one[stream].scores - part.scores, part.scores) for stream, part in exact.by_stream.items()]
     return max(float(np.abs(gap).max() / (np.abs(scores).max() or 1)) for gap, scores in gaps)
 
 
@@ -45,41 +45,48 @@ def far(one: Any, exact: Any) -> float:
 def whole_maps_in_float64() -> Iterator[list[str]]:
     """In the `with`, methods fold whole maps. The list names the attention calls that did so."""
     swept: list[str] = []
-    sweep = Visits._sweep
+    sweep = CallDispatcher._process_maps
 
-    def witnessed(visits: Visits, place: int, gradient: Tensor | None, backward: bool = False) -> Gradients | None:
-        call, tiles = visits.calls[place], visits.tiles
-        assert call.streamed is not None
-        visits.tiles = replace(tiles, fold=lambda *tile: None, reduced=lambda *sums: None)
+    def witnessed(
+        visits: CallDispatcher, place: int, gradient: Tensor | None, backward: bool = False
+    ) -> QKVGradients | None:
+        call, tiles = visits.calls[place], visits.tiling
+        assert call.tiled is not None
+        visits.tiling = replace(tiles, on_tile=lambda *tile: None, on_reduced=lambda *sums: None)
         gradients = sweep(visits, place, gradient, backward)
-        visits.tiles = tiles
+        visits.tiling = tiles
         swept.append(call.module)
-        attention, slope = maps(call.streamed, gradient)
-        for number in range(tiles.sweeps):
-            visits._fold(place, number, slice(0, attention.shape[2]), attention, slope)
+        attention, slope = maps(call.tiled, gradient)
+        for number in range(tiles.tile_passes):
+            visits._handle_tile(place, number, slice(0, attention.shape[2]), attention, slope)
         return gradients
 
-    def asked(one: Aside, reductions: Sequence[Reduce]) -> list[Tensor]:
+    def asked(one: DeferredCall, reductions: Sequence[MapReduction]) -> list[Tensor]:
         swept.append("after the pass")
-        attention, slope = maps(one.call, one.gradient)
-        whole = Call(0, "", attention=repeated(attention, one.targets), attention_gradient=slope)
-        calls = [whole if part.heads is None else whole.with_heads(part.heads) for part in reductions]
+        attention, slope = maps(one.tiled_call, one.output_gradient)
+        whole = AttentionCall(0, "", attention=repeat_for_targets(attention, one.num_targets), attention_gradient=slope)
+        calls = [whole if part.heads is None else whole.select_heads(part.heads) for part in reductions]
         every = slice(0, attention.shape[2])
-        return [part.of_tile(call, every, every.stop) for part, call in zip(reductions, calls, strict=True)]
+        return [part.reduce_tile(call, every, every.stop) for part, call in zip(reductions, calls, strict=True)]
 
-    with mock.patch.object(Visits, "_sweep", witnessed), mock.patch.object(Aside, "sums", asked):
+    with (
+        mock.patch.object(CallDispatcher, "_process_maps", witnessed),
+        mock.patch.object(DeferredCall, "reduce", asked),
+    ):
         yield swept
 
 
-def maps(call: Streamed, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def maps(call: TiledAttention, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """A, by the model's own eager attention, and ∂y/∂A = ∂y/∂O Vᵀ: made in float64, handed over in float32."""
     query, key, value = (part.double() for part in (call.query, call.key, call.value))
     every = slice(0, query.shape[2]), slice(0, key.shape[2])
-    more = {name: part.double() if _real(part) else part for name, part in call.more.items()}
-    added = call.added(*every, torch.float64)
+    more = {name: part.double() if _real(part) else part for name, part in call.kwargs.items()}
+    added = call.compute_additive_mask(*every, torch.float64)
     with torch.no_grad():
-        _, attention = call.eager(call.module, query, key, value, None if added is None else added.double(), **more)
-        seeing = call.seeing(*every)
+        _, attention = call.eager_forward(
+            call.module, query, key, value, None if added is None else added.double(), **more
+        )
+        seeing = call.compute_has_visible_key(*every)
         attention = attention if seeing is None else attention * seeing
     if gradient is None:
         return attention.float(), None

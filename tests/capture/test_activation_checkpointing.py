@@ -11,16 +11,16 @@ import transformers
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import clearhead
-from clearhead.capture.attention.tiled import Streamed
-from clearhead.capture.attention.tiling import Tiles
-from clearhead.capture.tape import Call
-from clearhead.methods.generic import Generic
-from clearhead.methods.generic_cross_attention import GenericAcross
+from clearhead.capture.attention.tiled import TiledAttention
+from clearhead.capture.attention.tiling import TilingConfig
+from clearhead.capture.tape import AttentionCall
+from clearhead.methods.generic import GenericAttention
+from clearhead.methods.generic_cross_attention import CrossStreamGenericAttention
 from tests.capture.attention.test_tiled import ASKS, batch, model_of, recorder, value
 
 
-def streamed() -> list[Streamed]:
-    return [part for part in gc.get_objects() if type(part) is Streamed]
+def streamed() -> list[TiledAttention]:
+    return [part for part in gc.get_objects() if type(part) is TiledAttention]
 
 
 def decoder() -> tuple[Any, dict[str, torch.Tensor]]:
@@ -63,8 +63,8 @@ def test_nothing_waits_for_the_garbage_collector(
         ex.explain(several, **how, batch_size=1)
         assert len(streamed()) == len(held)
         assert len(beginning) >= 2 and set(beginning) == {len(held)}
-        for fold in (Generic, GenericAcross):
-            monkeypatch.setattr(fold, "finish", breaks)
+        for fold in (GenericAttention, CrossStreamGenericAttention):
+            monkeypatch.setattr(fold, "compute_scores", breaks)
         with suppress(Broken):
             ex.explain(inputs, **how)
         assert len(streamed()) == len(held)
@@ -85,15 +85,15 @@ def breaks(*args: object) -> None:
 def test_a_pass_that_breaks_off_leaves_nothing(where: str, checkpoint: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph knows the calls and these know it: nothing would ever collect them."""
     queries: list[StorageWeakRef] = []
-    attend, name = Streamed.attend, "grouped heads"
+    attend, name = TiledAttention.forward, "grouped heads"
     record = recorder(name, "sdpa", torch.float64)
     runs = 0
 
-    def watched(call: Streamed, query: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    def watched(call: TiledAttention, query: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         queries.append(StorageWeakRef(query.untyped_storage()))
         return attend(call, query, *others)
 
-    def fold(call: Call, rows: slice, sweep: int) -> None:
+    def fold(call: AttentionCall, rows: slice, sweep: int) -> None:
         if where == "fold" and call.layer == 0:
             raise Broken
 
@@ -105,13 +105,13 @@ def test_a_pass_that_breaks_off_leaves_nothing(where: str, checkpoint: bool, mon
 
     if where == "again" and not checkpoint:
         pytest.skip("no layer is computed again")
-    monkeypatch.setattr(Streamed, "attend", watched)
+    monkeypatch.setattr(TiledAttention, "forward", watched)
     handle = record.model.model.layers[1].mlp.register_forward_pre_hook(second_run)
     gc.disable()
     try:
-        target, tiles = breaks if where == "target" else value, Tiles(fold, checkpoint=checkpoint)
+        target, tiles = breaks if where == "target" else value, TilingConfig(fold, checkpoint_layers=checkpoint)
         with pytest.raises(Broken):
-            record.run(batch(name), target, ASKS, tiles=tiles)
+            record.run(batch(name), target, ASKS, tiling=tiles)
         gc.collect()  # what was raised knows the frames, and they know it: Python sees that
         assert queries and all(one.expired() for one in queries)
     finally:

@@ -23,16 +23,16 @@ def test_equal_to_returned_attentions_under_eager(subject, own, within):
     ex = cases.explainer(subject)
     raws = models.inputs(subject)[:1] if subject.startswith("modernbert") else models.inputs(subject)
     batch = cases.collated(ex, raws)
-    twin, model = copy.deepcopy(ex.subject.model), copy.deepcopy(ex.subject.model)
+    twin, model = copy.deepcopy(ex.adapter.model), copy.deepcopy(ex.adapter.model)
     twin.set_attn_implementation("eager")
     model.set_attn_implementation(own)
 
     def value(output):
         return output.logits.flatten(1)[:, 1] * 0.7 + output.logits.flatten(1)[:, 2] ** 2
 
-    tape = Recorder(model).record(batch, value, ASKS, leaves=(ex.subject.leaf,))
+    tape = Recorder(model).record(batch, value, ASKS, leaves=(ex.adapter.grad_input_name,))
     starts = []
-    if ex.subject.leaf == "input_ids":
+    if ex.adapter.grad_input_name == "input_ids":
         starter = twin.get_input_embeddings().register_forward_hook(lambda m, a, out: starts.append(out) or out)
         output = twin(**batch, output_attentions=True, output_hidden_states=True)
         starter.remove()
@@ -44,9 +44,11 @@ def test_equal_to_returned_attentions_under_eager(subject, own, within):
     real = [*output.attentions, *output.hidden_states[:layers], starts[0]]
     gradients = torch.autograd.grad(value(output).sum(), real)
     got = [call.attention for call in tape.calls] + [call.block_input for call in tape.calls]
-    got.append(tape.inputs[ex.subject.leaf])
+    got.append(tape.inputs[ex.adapter.grad_input_name])
     got_gradients = [call.attention_gradient for call in tape.calls]
-    got_gradients += [call.block_input_gradient for call in tape.calls] + [tape.input_gradient[ex.subject.leaf]]
+    got_gradients += [call.block_input_gradient for call in tape.calls] + [
+        tape.input_gradient[ex.adapter.grad_input_name]
+    ]
     assert len(got) == len(real) == 2 * layers + 1
     for mine, yours in zip([*got, *got_gradients], [*real, *gradients], strict=True):
         assert yours.any() and torch.isfinite(mine).all()
@@ -60,7 +62,7 @@ def _value(output):
 def test_weights_never_get_a_gradient():
     """Not in .grad, and not on the way either: no weight is part of the graph, though all ask for gradients."""
     ex = models.explainer("bert/classify")
-    model = ex.subject.model.train()
+    model = ex.adapter.model.train()
     seen, made = [], []
     handles = [p.register_hook(lambda gradient: made.append(gradient)) for p in model.parameters()]
 
@@ -103,7 +105,7 @@ def test_a_target_below_the_upper_layers(subject):
         return output.hidden_states[1][:, 0, 3]  # the output of the first layer, and so the input of the second
 
     visited = []
-    Recorder(ex.subject.model).run(
+    Recorder(ex.adapter.model).run(
         {**batch, "output_hidden_states": True}, value, ("attention_gradient", "block_input_gradient"), visited.append
     )
     assert [call.layer for call in visited] == [2, 1, 0]
@@ -115,7 +117,7 @@ def test_a_target_below_the_upper_layers(subject):
 def test_a_target_of_the_embeddings_alone():
     ex = cases.explainer("bert/classify")
     batch = cases.collated(ex, models.inputs("bert/classify"))
-    tape = Recorder(ex.subject.model).record(
+    tape = Recorder(ex.adapter.model).record(
         {**batch, "output_hidden_states": True}, lambda output: output.hidden_states[0][:, 1, 0], ASKS
     )
     assert not any(call.attention_gradient.any() for call in tape.calls)
@@ -132,10 +134,10 @@ def test_limited_layers_are_the_same_calls():
     """Fewer layers: the backward pass stops earlier, and hands over the same numbers."""
     ex = cases.explainer("roberta/classify")
     batch = cases.collated(ex, models.inputs("roberta/classify"))
-    recorder = Recorder(ex.subject.model)
+    recorder = Recorder(ex.adapter.model)
     whole = recorder.record(batch, _value, ASKS[:2]).calls
     for chosen in (range(2, 3), range(1, 3), range(0, 2), range(1, 2)):
-        some = recorder.record(batch, _value, ASKS[:2], places=chosen).calls
+        some = recorder.record(batch, _value, ASKS[:2], call_indices=chosen).calls
         assert [call.layer for call in some] == list(chosen)
         for call in some:
             assert torch.equal(call.attention_gradient, whole[call.layer].attention_gradient)

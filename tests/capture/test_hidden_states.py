@@ -24,8 +24,8 @@ def test_the_last_hidden_state_is_the_models_own(subject):
     ex = explainer(subject)
     raw = inputs(subject)[0]
     last = ex.record(raw, "hidden_state_gradient").calls[-1]
-    model = copy.deepcopy(ex.subject.model)
-    given = {name: part[None] for name, part in ex.subject.samples(raw, how()).pop().inputs.items()}
+    model = copy.deepcopy(ex.adapter.model)
+    given = {name: part[None] for name, part in ex.adapter.make_samples(raw, how()).pop().inputs.items()}
     real = model(**given, output_hidden_states=True)
     torch.testing.assert_close(last.hidden_state, real.hidden_states[-1], rtol=1e-12, atol=1e-12)
     (gradient,) = torch.autograd.grad(real.logits.max(), real.hidden_states[-1])
@@ -34,6 +34,6 @@ def test_the_last_hidden_state_is_the_models_own(subject):
 
 
 def how():
-    from clearhead.adapters import How
+    from clearhead.adapters import InputOptions
 
-    return How()
+    return InputOptions()

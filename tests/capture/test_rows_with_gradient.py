@@ -1,9 +1,9 @@
 """Which rows reach the target, seen without tiles where a kernel makes sums: a long input has too many of them."""
 
-from clearhead.adapters.base import How
-from clearhead.capture.attention.tiled import Streamed, Tiles
-from clearhead.engine.attention_mode import rows_reached
-from clearhead.engine.target_batch import Plan
+from clearhead.adapters.base import InputOptions
+from clearhead.capture.attention.tiled import TiledAttention, TilingConfig
+from clearhead.engine.attention_mode import find_rows_with_gradient
+from clearhead.engine.target_batch import TargetBatch
 from clearhead.targets import make_target
 from tests import models
 from tests.capture.reference_kernel import WholeMaps
@@ -13,12 +13,12 @@ def test_by_a_kernel_as_by_tiles(monkeypatch):
     ex = models.explainer("bert/classify")
     raw = models.inputs("bert/classify")[0]
     ex.explain(raw)
-    sample = ex.subject.samples(raw, How())[0]
+    sample = ex.adapter.make_samples(raw, InputOptions())[0]
     target = make_target(0, "logit")
-    last = len(ex.recorder.tested.places) - 1
-    tiled = Plan(ex.subject, [sample], [[target]], streaming=Tiles(rows=2))
-    assert rows_reached(ex.recorder, tiled, last) == {0}
-    monkeypatch.setattr(Streamed, "sweep", None)  # no tile is made
-    summed = Plan(ex.subject, [sample], [[target]], streaming=Tiles(kernel=WholeMaps()))
-    assert rows_reached(ex.recorder, summed, last) == {0}
-    assert rows_reached(ex.recorder, summed, last - 1) == set(range(len(sample.units)))
+    last = len(ex.recorder.self_test.call_sites) - 1
+    tiled = TargetBatch(ex.adapter, [sample], [[target]], tiling=TilingConfig(tile_rows=2))
+    assert find_rows_with_gradient(ex.recorder, tiled, last) == {0}
+    monkeypatch.setattr(TiledAttention, "for_each_tile", None)  # no tile is made
+    summed = TargetBatch(ex.adapter, [sample], [[target]], tiling=TilingConfig(kernel=WholeMaps()))
+    assert find_rows_with_gradient(ex.recorder, summed, last) == {0}
+    assert find_rows_with_gradient(ex.recorder, summed, last - 1) == set(range(len(sample.units)))

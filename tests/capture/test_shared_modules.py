@@ -83,5 +83,5 @@ def test_self_and_cross_attention(make):
 def test_an_encoder_decoder_is_not_explained_as_if_it_were_an_encoder():
     sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "vocab_size": 50, "num_labels": 3}
     config = transformers.BartConfig(**sizes, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48)
-    with pytest.raises(clearhead.Refusal, match="BartForSequenceClassification is an encoder–decoder"):
+    with pytest.raises(clearhead.UnsupportedError, match="BartForSequenceClassification is an encoder–decoder"):
         clearhead.load(transformers.BartForSequenceClassification(config).eval())

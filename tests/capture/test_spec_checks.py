@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 
-from clearhead.adapters import How
+from clearhead.adapters import InputOptions
 from clearhead.capture.recorder import Recorder
-from clearhead.engine.target_batch import Plan, Reading
-from clearhead.methods import REGISTRY, Method
+from clearhead.engine.target_batch import MethodRun, TargetBatch
+from clearhead.methods import METHOD_REGISTRY, Method
 from clearhead.targets import make_target
 from tests import models
 from tests.invariants import cases
@@ -22,9 +22,9 @@ def test_last_layer_gradients_stand_in_the_pooled_row_alone():
     assert last[:, :, 0].any() and not last[:, :, 1:].any()
     assert before[0, :, 1:].any(), "in the layer below, every row counts"
     batch, outputs = cases.collated(ex, models.TEXTS), []
-    keep = ex.subject.model.bert.encoder.layer[-1].register_forward_hook(lambda m, a, out: outputs.append(out))
+    keep = ex.adapter.model.bert.encoder.layer[-1].register_forward_hook(lambda m, a, out: outputs.append(out))
     with keep:
-        logits = ex.subject.model(**batch).logits
+        logits = ex.adapter.model(**batch).logits
     hidden = outputs[-1][0] if isinstance(outputs[-1], tuple) else outputs[-1]
     (gradient,) = torch.autograd.grad(logits[:, 0].sum(), hidden)
     assert gradient[:, 0].any() and not gradient[:, 1:].any()
@@ -47,7 +47,7 @@ def test_recording_with_padding_is_eager_with_padding(subject):
     """Check 7: attention in a padded batch is that of the model's own eager code, and padding is never looked at."""
     ex = cases.explainer(subject)
     batch = cases.collated(ex, models.inputs(subject))
-    twin = copy.deepcopy(ex.subject.model)
+    twin = copy.deepcopy(ex.adapter.model)
     twin.set_attn_implementation("eager")
     with torch.no_grad():
         real = twin(**batch, output_attentions=True).attentions
@@ -74,7 +74,7 @@ def test_masked_specials_have_empty_columns(subject):
     for call in tape.calls:
         rows = call.attention[0, :, 1:-1]
         assert not rows[..., [0, -1]].any() and rows[..., 1:-1].any()
-        assert not call.positive[0, :, 1:-1][..., [0, -1]].any()
+        assert not call.positive_product[0, :, 1:-1][..., [0, -1]].any()
 
 
 @pytest.mark.parametrize("subject", cases.SUBJECTS)
@@ -82,15 +82,15 @@ def test_a_kept_tape_folded_by_hand_gives_the_same_scores(subject):
     """What `record` keeps is what `explain` folds on the fly: the two ways meet."""
     ex, raws = cases.explainer(subject), models.inputs(subject)
     names = [name for name in cases.FROM_TAPE if cases.applies(name, subject)]
-    tape = ex.record(raws, {ask for name in names for ask in REGISTRY[name].declaration.asks})
-    samples = [sample for raw in raws for sample in ex.subject.samples(raw, How())]
-    plan = Plan(ex.subject, samples, [[make_target(None)]] * len(samples))
+    tape = ex.record(raws, {ask for name in names for ask in METHOD_REGISTRY[name].declaration.requires})
+    samples = [sample for raw in raws for sample in ex.adapter.make_samples(raw, InputOptions())]
+    plan = TargetBatch(ex.adapter, samples, [[make_target(None)]] * len(samples))
     for name in names:
-        reading = Reading(Method(name), plan, ex.recorder.tested)
+        reading = MethodRun(Method(name), plan, ex.recorder.self_test)
         for call in reversed(tape.calls):
             if call.attention is not None:
-                reading.visit(call)
-        scores = reading.finish(tape)[ex.subject.stream].scores[:, 0]
+                reading.process_call(call)
+        scores = reading.compute_scores(tape)[ex.adapter.stream].scores[:, 0]
         results = cases.batched(subject, name)
         size = cases.size(results)
         for i, e in enumerate(results[name]):
@@ -102,7 +102,7 @@ def test_a_recorder_needs_no_explainer():
     """Recording knows no method and no subject: a model, a batch and a number are enough."""
     ex = cases.explainer("bert/classify")
     batch = cases.collated(ex, models.TEXTS)
-    tape = Recorder(ex.subject.model).record(batch, lambda output: output.logits[:, 1], ("attention_gradient",))
+    tape = Recorder(ex.adapter.model).record(batch, lambda output: output.logits[:, 1], ("attention_gradient",))
     expected = ex.record(models.TEXTS, ("attention_gradient",), target=1)
     for one, other in zip(tape.calls, expected.calls, strict=True):
         assert torch.equal(one.attention_gradient, other.attention_gradient)

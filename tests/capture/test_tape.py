@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.capture.tape import GRADIENTS, Ask, Call, Tape
+from clearhead.capture.tape import GRADIENT_SOURCES, AttentionCall, Requirement, Tape
 from tests.invariants import cases
 from tests.models import inputs
 
-ASKS = Ask.__args__
+ASKS = Requirement.__args__
 
 
 def expected(asks):
@@ -22,7 +22,7 @@ def expected(asks):
 
 def held(tape):
     whole = {name for name in ("inputs", "input_gradient") if getattr(tape, name) is not None}
-    calls = [{name for name, _ in call.tensors()} for call in tape.calls]
+    calls = [{name for name, _ in call.iter_tensors()} for call in tape.calls]
     assert all(call == calls[0] for call in calls)
     return whole | calls[0]
 
@@ -43,7 +43,7 @@ def test_no_backward_pass_unless_asked_for(monkeypatch):
     called = []
     grad = torch.autograd.grad
     monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: called.append(1) or grad(*a, **k))
-    ex.record(inputs("bert/classify"), set(ASKS) - GRADIENTS.keys())
+    ex.record(inputs("bert/classify"), set(ASKS) - GRADIENT_SOURCES.keys())
     ex.explain(inputs("bert/classify"), method=["attention", "rollout", "random", "position"])
     assert not called
     ex.explain(inputs("bert/classify"), method=["generic", "cat", "grad-sam", "saliency", "rollout"])
@@ -54,7 +54,7 @@ def test_methods_together_share_one_forward():
     ex = cases.explainer("bert/classify")
     ex.explain(inputs("bert/classify"))
     passes = []
-    with ex.subject.model.register_forward_pre_hook(lambda module, args: passes.append(1)):
+    with ex.adapter.model.register_forward_pre_hook(lambda module, args: passes.append(1)):
         ex.explain(inputs("bert/classify"), method=list(cases.FROM_TAPE))
     assert passes == [1]
 
@@ -67,7 +67,9 @@ def test_asks_are_spelled_right():
 def test_models_that_return_attentions_have_no_values():
     ex = cases.explainer("deberta/classify")
     for ask in ("values", "output_projection"):
-        with pytest.raises(clearhead.Refusal, match=r"DebertaV2ForSequenceClassification ignores .* interface"):
+        with pytest.raises(
+            clearhead.UnsupportedError, match=r"DebertaV2ForSequenceClassification ignores .* interface"
+        ):
             ex.record(inputs("deberta/classify"), (ask,))
     tape = ex.record(inputs("deberta/classify"), ("attention_gradient", "block_input_gradient"))
     assert [call.module for call in tape.calls] == [f"deberta.encoder.layer.{i}.attention.self" for i in range(3)]
@@ -105,17 +107,17 @@ def test_to_another_device():
 
 def test_heads_of_a_call():
     call = cases.explainer("bert/classify").record(inputs("bert/classify"), ASKS).calls[1]
-    some = call.with_heads([2, 0])
+    some = call.select_heads([2, 0])
     assert torch.equal(some.attention, call.attention[:, [2, 0]])
     assert torch.equal(some.attention_gradient, call.attention_gradient[:, [2, 0]])
     assert torch.equal(some.values, call.values[:, [2, 0]])
-    assert torch.equal(some.positive, (call.attention * call.attention_gradient).clamp(min=0)[:, [2, 0]])
+    assert torch.equal(some.positive_product, (call.attention * call.attention_gradient).clamp(min=0)[:, [2, 0]])
     assert some.block_input is call.block_input
 
 
 def _tensors(tape):
-    found = [(name, getattr(tape, name)) for name in Tape.WHOLE]
-    found += [(f"{call.layer}.{name}", part) for call in tape.calls for name, part in call.tensors()]
+    found = [(name, getattr(tape, name)) for name in Tape.TENSOR_FIELDS]
+    found += [(f"{call.layer}.{name}", part) for call in tape.calls for name, part in call.iter_tensors()]
     return [(name, part) for name, part in found if part is not None]
 
 
@@ -123,7 +125,7 @@ def _assert_same(one, other):
     assert [name for name, _ in _tensors(one)] == [name for name, _ in _tensors(other)]
     for (name, mine), (_, yours) in zip(_tensors(one), _tensors(other), strict=True):
         assert mine.dtype == yours.dtype and torch.equal(mine, yours), name
-    plain = [f.name for f in fields(Call) if "Tensor" not in str(f.type)]
-    assert plain == ["layer", "module", "kind", "query_stream", "key_stream", "aside"]
+    plain = [f.name for f in fields(AttentionCall) if "Tensor" not in str(f.type)]
+    assert plain == ["layer", "module", "kind", "query_stream", "key_stream", "deferred"]
     for mine, yours in zip(one.calls, other.calls, strict=True):
         assert [getattr(mine, name) for name in plain] == [getattr(yours, name) for name in plain]

@@ -53,7 +53,7 @@ def test_one_model(name, explainers):
     subject = f"{name}/classify"
     expected = [models.explainer(subject).explain(text, method=METHODS) for text in models.TEXTS]
     first = models.explainer(subject)
-    second = first if explainers == 1 else clearhead.load(first.subject.model, first.subject.processor)
+    second = first if explainers == 1 else clearhead.load(first.adapter.model, first.adapter.processor)
     backwards = models.TEXTS[::-1]
     one, other = in_threads(explaining(first, models.TEXTS), explaining(second, backwards))
     assert all(same(got, expected[i]) for i, got in one)
@@ -63,18 +63,18 @@ def test_one_model(name, explainers):
 def test_two_models_that_share_a_configuration():
     """The attention implementation is a flag on the configuration: the two must not switch it under each other."""
     one = models.explainer("bert/classify")
-    twin = copy.deepcopy(one.subject.model)
+    twin = copy.deepcopy(one.adapter.model)
     for module in twin.modules():
         if hasattr(module, "config"):
-            module.config = one.subject.model.config
-    two = clearhead.load(twin, one.subject.processor)
+            module.config = one.adapter.model.config
+    two = clearhead.load(twin, one.adapter.processor)
     assert two.recorder.lock is one.recorder.lock
     expected = [models.explainer("bert/classify").explain(text, method=METHODS) for text in models.TEXTS]
     for results in in_threads(explaining(one, models.TEXTS), explaining(two, models.TEXTS[::-1])):
         lengths = [len(expected[i]["generic"]) for i in range(3)]
         for _, got in results:
             assert same(got, expected[lengths.index(len(got["generic"]))])
-    assert one.subject.model.config._attn_implementation == "sdpa"
+    assert one.adapter.model.config._attn_implementation == "sdpa"
 
 
 def test_truncated_and_whole_texts_at_once():
@@ -91,7 +91,7 @@ def test_truncated_and_whole_texts_at_once():
 def test_a_plain_pass_beside_a_recorded_one(name, implementation):
     """The user's own padded batches give the right logits while another thread records the same model."""
     ex = models.explainer(f"{name}/classify", torch.float32)
-    model, batch = ex.subject.model, cases.collated(ex, models.TEXTS)
+    model, batch = ex.adapter.model, cases.collated(ex, models.TEXTS)
     if name != "deberta":
         model.set_attn_implementation(implementation)
 
@@ -114,7 +114,7 @@ def test_the_flag_switches_in_the_middle_of_a_plain_pass(moment, subject):
     It must go on the way it began: sdpa's masks are of another kind than eager's.
     """
     ex = models.explainer(subject)
-    model, raws = ex.subject.model, models.inputs(subject)
+    model, raws = ex.adapter.model, models.inputs(subject)
     batch = cases.collated(ex, raws)
     with torch.no_grad():
         real = model(**batch).logits

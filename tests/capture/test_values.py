@@ -58,7 +58,7 @@ def test_the_block_output_is_rebuilt(name):
     real = []
     handles = [module.register_forward_hook(lambda module, args, output: real.append(output)) for module in projections]
     recorder = Recorder(model)
-    recorder.test(batch, (leaf,))
+    recorder.run_self_test(batch, (leaf,))
     real.clear()
     asks = ("attention", "values", "output_projection")
     tape = recorder.record(batch, lambda output: output.logits[:, 0], asks, leaves=(leaf,))

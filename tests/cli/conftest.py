@@ -1,6 +1,7 @@
 """Small models as folders, and the command line called as a person calls it, without a new process each time."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +13,18 @@ import torch
 from clearhead.cli import main
 from tests.models import image_model, text_model
 
+DEVICE_NOTE_PATTERN = re.compile(r"note: \S+: device \S+, dtype \S+ \(see --device and --dtype\)\n")
 LABELS = ("NEGATIVE", "NEUTRAL", "POSITIVE")
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a command printed, and its exit code."""
+    """What a command printed, and its exit code; the notes on the device and dtype of models are kept apart."""
 
     code: int
     out: str
     err: str
+    device_notes: tuple[str, ...] = ()
 
     @property
     def json(self) -> Any:
@@ -37,9 +40,12 @@ def clearhead(capsys: pytest.CaptureFixture[str]) -> Clearhead:
         capsys.readouterr()  # what making the models printed is not the command's
         with pytest.raises(SystemExit) as ended:
             main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
+        captured = capsys.readouterr()
         assert isinstance(ended.value.code, int)
-        return Said(ended.value.code, said.out, said.err)
+        lines = captured.err.splitlines(keepends=True)
+        notes = [line for line in lines if DEVICE_NOTE_PATTERN.match(line)]
+        errors = [line for line in lines if line not in notes]
+        return Said(ended.value.code, captured.out, "".join(errors), tuple(notes))
 
     return call
 

@@ -12,14 +12,14 @@ from tests.cli.conftest import Clearhead
 
 def test_a_line_for_each_layer(clearhead: Clearhead, bert: Path) -> None:
     said = clearhead("attention", "I like the movie", "-m", bert)
-    assert said.code == 0 and said.err == "" and "[CLS]) is read" in said.out and "\x1b" not in said.out
+    assert said.code == 0 and said.err == "" and "read-out row 0 ([CLS])" in said.out and "\x1b" not in said.out
 
 
 def test_maps_figures_and_an_average_beside(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None:
     table, out = tmp_path / "some.csv", tmp_path / "maps"
     table.write_text("text\nSo boring\nShe hates the book\n", encoding="utf-8")
     command = ("attention", "I like the movie", "-m", bert, "--head", "0.1", "--head", "2.3", "--out", out)
-    said = clearhead(*command, "--beside", table, "--json")
+    said = clearhead(*command, "--average-over", table, "--json")
     assert said.code == 0 and said.json == json.loads((out / "attention.json").read_text("utf-8"))
     assert all("pattern on average" in line for line in said.json["heads"])
     maps = np.array(said.json["attention"])
@@ -36,10 +36,10 @@ def test_maps_figures_and_an_average_beside(clearhead: Clearhead, bert: Path, tm
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "nothing to look at"),
-        (("So boring", "--head", "1"), "say where they go with --out"),
+        ((), "no input: give a text"),
+        (("So boring", "--head", "1"), "name the folder for them with --out"),
         (("So boring", "--head", "1", "--out", "x"), "such as 1.3"),
-        (("So boring", "--limit", 3), "are for --beside"),
+        (("So boring", "--limit", 3), "are for --average-over"),
     ],
 )
 def test_bad_requests(refused, bert: Path, arguments: tuple[object, ...], said: str) -> None:
@@ -83,10 +83,10 @@ def test_words_and_regions_of_a_ready_example(clearhead: Clearhead) -> None:
     ("arguments", "said"),
     [
         (("--stream", "nothing"), "prefix → source"),
-        (("--head", "0.0", "--out", "x"), "say which with --stream"),
+        (("--head", "0.0", "--out", "x"), "choose the map with --stream"),
         (("--stream", "source", "--candidates", "a,b"), "leave out --stream"),
-        (("--candidates", "a,b"), "models of which one row is read"),
-        (("--example", "3"), "--example is an input of its own"),
+        (("--candidates", "a,b"), "models with one read-out token"),
+        (("--example", "3"), "--example is an input itself"),
     ],
 )
 def test_bad_requests_of_several_streams(refused, arguments: tuple[object, ...], said: str) -> None:

@@ -39,8 +39,8 @@ def source(tmp_path: Path) -> Path:
 
 def test_a_page_and_its_numbers(clearhead: Clearhead, masked: Path, source: Path, tmp_path: Path) -> None:
     page = tmp_path / "code.html"
-    told = ("--count", 6, "--method", "saliency", "--permutations", 99, "--html", page, "--json")
-    said = clearhead("bias", "code", source, "-m", masked, "--against", masked, *told)
+    told = ("--count", 6, "--methods", "saliency", "--permutations", 99, "--html", page, "--json")
+    said = clearhead("bias", "code", source, "-m", masked, "--compare-model", masked, *told)
     assert said.code == 0 and f"wrote {page}" in said.err
     found = said.json
     assert found["schema"] == "clearhead/code-study" and found["questions"] == 6
@@ -74,10 +74,10 @@ def test_functions_of_two_languages_are_different_functions(clearhead: Clearhead
     [
         (("--language", "cobol"), "unknown language 'cobol'"),
         (("--task", "guess"), "unknown task 'guess'"),
-        (("--answers", "cs.txt"), "--answers FILE goes with --task translate"),
-        (("--task", "pairs"), "is no classifier: --task pairs needs one"),
-        (("--task", "translate", "--answers", "cs.txt"), "writes no text: --task translate needs"),
-        (("--method", "salency"), "did you mean 'saliency'?"),
+        (("--answers", "cs.txt"), "--answers FILE and --task translate need each other"),
+        (("--task", "pairs"), "is not a classifier: --task pairs needs one"),
+        (("--task", "translate", "--answers", "cs.txt"), "does not generate text: --task translate needs"),
+        (("--methods", "salency"), "did you mean 'saliency'?"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(refused, masked, source, arguments, said) -> None:
@@ -86,11 +86,11 @@ def test_what_cannot_be_done_is_one_line(refused, masked, source, arguments, sai
 
 def test_pairs_that_do_not_help(clearhead: Clearhead, refused, bert: Path, source: Path, tmp_path: Path) -> None:
     pairs, table = ("--task", "pairs", "--language", "python", "-m", bert), tmp_path / "pairs.tsv"
-    assert "pairs need --language" in refused("bias", "code", source, "--task", "pairs", "-m", bert)
-    assert "is no table: give a file that ends in .csv, .tsv" in refused("bias", "code", source, *pairs)
+    assert "--task pairs needs --language" in refused("bias", "code", source, "--task", "pairs", "-m", bert)
+    assert "is not a table: give a file that ends in .csv, .tsv" in refused("bias", "code", source, *pairs)
     assert f"there is no file '{table}'" in refused("bias", "code", table, *pairs)
     table.write_text("first\tsecond\tlabel\n", encoding="utf-8")
-    assert "is empty: give one input a row" in refused("bias", "code", table, *pairs)
+    assert "is empty: give one input per row" in refused("bias", "code", table, *pairs)
     rows = [f"x = {n}\tx = {n + 1}\tNEGATIVE" for n in range(4)]
     table.write_text("\n".join(["first\tsecond\tlabel", *rows]), encoding="utf-8")
     found = clearhead("bias", "code", table, *pairs, "--html", tmp_path / "code.html", "--json").json
@@ -102,16 +102,16 @@ def test_pairs_that_do_not_help(clearhead: Clearhead, refused, bert: Path, sourc
     ("name", "content", "says"),
     [
         ("a.csv", "first,second,label\nx,y,1\nf(x, y),y,0\n", "1 of 2 rows of 'a.csv' cannot be read"),
-        ("a.csv", "first,second,label\nx,y,1\nf(x, y),y,0\n", "row 000002: 4 in place of 3 cells: put quotes"),
+        ("a.csv", "first,second,label\nx,y,1\nf(x, y),y,0\n", "row 000002: 4 instead of 3 cells: put quotes"),
         # without an end the quote takes the rest of the file for one label, and the number of cells is right
-        ("a.csv", 'first,second,label\nx,y,1\nx,y,"0\nx,z,1\n', "the row that begins in line 3 has no end that fits"),
+        ("a.csv", 'first,second,label\nx,y,1\nx,y,"0\nx,z,1\n', "the row that begins in line 3 does not end properly"),
         ("a.csv", "first,second,first,label\nx,y,z,1\n", "2 columns are called 'first': give each its own name"),
         ("a.csv", "first,second,label,label\nx,y,0,1\n", "2 columns are called 'label': give each its own name"),
         ("a.tsv", "first\tother\tlabel\nx\ty\t1\n", "the columns first, second, label, but has first, other, label"),
         ("a.csv", "first,second,label\nx,'é',1\n".encode("latin-1"), "is not UTF-8 text (byte 22): save it as UTF-8"),
         ("a.csv", "first,second,label\nx,,1\n", "row 000001: the text is empty"),
-        ("a.csv", "first,second,label\nx,y,\n", "row 000001: it has no label: give every row one"),
-        ("a.jsonl", '{"first": "x", "second": 3, "label": 1}', "column 'second' holds no text but 3"),
+        ("a.csv", "first,second,label\nx,y,\n", "row 000001: it has no label: give every row a value"),
+        ("a.jsonl", '{"first": "x", "second": 3, "label": 1}', "column 'second' holds 3 instead of a text"),
     ],
 )
 def test_tables_of_pairs_are_read_whole_or_not_at_all(
@@ -128,7 +128,7 @@ def test_files_that_do_not_help(refused, masked: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("x = 1\n")
     assert "there are no functions in" in refused("bias", "code", tmp_path / "empty.py", "-m", masked)
     (tmp_path / "some.cob").write_text("x")
-    assert "say it with --language" in refused("bias", "code", tmp_path / "some.cob", "-m", masked)
+    assert "name it with --language" in refused("bias", "code", tmp_path / "some.cob", "-m", masked)
 
 
 def test_help_has_examples(clearhead: Clearhead) -> None:

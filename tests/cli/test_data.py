@@ -41,13 +41,13 @@ def test_every_row_has_its_file_and_its_line(clearhead: Clearhead, bert: Path, r
     out = tmp_path / "out"
     said = clearhead("explain", reviews, "-m", bert, "--column", "text", "--out", out, "--batch-size", 4)
     assert said.code == 3
-    assert said.err == f"clearhead: 1 row of 21 could not be explained: {out / 'errors.csv'} says why\n"
+    assert said.err == f"clearhead: 1 row of 21 could not be explained: see {out / 'errors.csv'}\n"
     lines = table(out / "index.csv")
     assert [line["row"] for line in lines] == [f"{i:06d}" for i in range(1, 22) if i != 10]
     assert table(out / "errors.csv") == [{"row": "000010", "message": "the text is empty: there is nothing to explain"}]
     ex = ch.load(bert)
     for line in (lines[0], lines[-1]):
-        kept = ch.open_explanation(out / line["file"])
+        kept = ch.load_explanation(out / line["file"])
         again = ex.explain(kept.units.texts[0])
         assert kept.scores == pytest.approx(again.scores, abs=1e-5)
         assert line["predicted"] == line["target"] == again.prediction["label"]
@@ -63,8 +63,8 @@ def test_rows_of_another_length_are_not_explained(clearhead: Clearhead, bert: Pa
     assert clearhead("explain", data, "-m", bert, "--out", out).code == 3
     assert [line["row"] for line in table(out / "index.csv")] == ["000002"]
     first, last = table(out / "errors.csv")
-    assert first["row"] == "000001" and first["message"].startswith("3 in place of 2 cells")
-    assert last["row"] == "000003" and last["message"].startswith("1 in place of 2 cells")
+    assert first["row"] == "000001" and first["message"].startswith("3 instead of 2 cells")
+    assert last["row"] == "000003" and last["message"].startswith("1 instead of 2 cells")
 
 
 def test_a_finished_run_is_not_done_again(clearhead: Clearhead, bert: Path, reviews: Path, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_finished_run_is_not_done_again(clearhead: Clearhead, bert: Path, revi
     ("change", "says"),
     [
         (("--scale", "probability"), "scale was 'logit', now 'probability'"),
-        (("--method", "grad-sam"), "methods was ['generic'], now ['grad-sam']"),
+        (("--methods", "grad-sam"), "methods was ['generic'], now ['grad-sam']"),
         (("--batch-size", "3"), "batch_size was 8, now 3"),
         (("--column", "id"), "columns was ['text'], now ['id']"),
     ],
@@ -130,18 +130,18 @@ def interrupted_after(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_interrupt_loses_nothing(
     clearhead: Clearhead, bert: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ("explain", reviews, "-m", bert, "--method", "generic,saliency", "--batch-size", 4, "--out")
+    options = ("explain", reviews, "-m", bert, "--methods", "generic,saliency", "--batch-size", 4, "--out")
     clearhead(*options, tmp_path / "whole")
     with monkeypatch.context() as patch:
         interrupted_after(2, patch)
         said = clearhead(*options, tmp_path / "stopped")
     assert said.code == 130 and said.out == ""
     assert said.err == (
-        f"clearhead: interrupted: 8 of 21 rows are in {tmp_path / 'stopped'}; the same command goes on from there\n"
+        f"clearhead: interrupted: 8 of 21 rows are stored in {tmp_path / 'stopped'}; run the same command to resume\n"
     )
     assert len(table(tmp_path / "stopped" / "index.csv")) == 16
     resumed = clearhead(*options, tmp_path / "stopped")
-    assert "12 of 21 rows explained, 8 were there before" in resumed.out
+    assert "12 of 21 rows explained, 8 were stored before" in resumed.out
     assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
 
 
@@ -192,7 +192,7 @@ def test_a_folder_of_pictures(clearhead: Clearhead, vit: Path, tmp_path: Path) -
     assert [line["row"] for line in table(out / "index.csv")] == ["a.png", "cats/a.jpg", "cats/b.png"]
     [error] = table(out / "errors.csv")
     assert error["row"] == "cats/torn.jpg" and "is not a picture that can be opened" in error["message"]
-    assert ch.open_explanation(out / "results" / "cats" / "a.jpg.generic.safetensors").stream == "image"
+    assert ch.load_explanation(out / "results" / "cats" / "a.jpg.generic.safetensors").stream == "image"
 
 
 def test_a_folder_of_texts_and_a_table_of_paths(clearhead: Clearhead, bert: Path, vit: Path, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_lines_of_pairs(clearhead: Clearhead, bert: Path, tmp_path: Path) -> Non
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n{torn\n")
     command = ("explain", path, "-m", bert, "--column", "a", "--pair-column", "b", "--out", tmp_path / "out", "--json")
     assert clearhead(*command).json["written"] == 1
-    kept = ch.open_explanation(tmp_path / "out" / "results" / "000001.generic.safetensors")
+    kept = ch.load_explanation(tmp_path / "out" / "results" / "000001.generic.safetensors")
     assert kept.units.texts == ("I like it", "So boring")
     assert [error["row"] for error in table(tmp_path / "out" / "errors.csv")] == [
         "000002",
@@ -245,6 +245,6 @@ def test_a_masked_position_in_every_row(clearhead: Clearhead, masked: Path, tmp_
     command = ("explain", path, "-m", masked, "--mask", 1, "--out")
     assert clearhead(*command, tmp_path / "out").code == 3
     assert [line["row"] for line in table(tmp_path / "out" / "index.csv")] == ["000001", "000002"]
-    assert "mask=1, but the text has 1 masked positions" in table(tmp_path / "out" / "errors.csv")[0]["message"]
+    assert "mask_index=1, but the text has 1 masked positions" in table(tmp_path / "out" / "errors.csv")[0]["message"]
     said = clearhead(*command, tmp_path / "against", "--target", "book", "--against", "it", "--json")
     assert said.json["written"] == 2

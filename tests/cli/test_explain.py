@@ -24,7 +24,7 @@ def test_the_json_form_is_the_explanation(clearhead: Clearhead, bert: Path) -> N
 
 def test_options_mean_what_the_arguments_mean(clearhead: Clearhead, bert: Path) -> None:
     said = clearhead(
-        *("explain", TEXT, "-m", bert, "--json", "--method", "generic,grad-sam(received=True)"),
+        *("explain", TEXT, "-m", bert, "--json", "--methods", "generic,grad-sam(received=True)"),
         *(
             "--target",
             "positive",
@@ -53,7 +53,7 @@ def test_options_mean_what_the_arguments_mean(clearhead: Clearhead, bert: Path) 
 
 
 def test_several_inputs_and_methods_come_input_by_input(clearhead: Clearhead, bert: Path) -> None:
-    said = clearhead("explain", TEXT, "So boring!", "-m", bert, "--method", "generic,saliency", "--json")
+    said = clearhead("explain", TEXT, "So boring!", "-m", bert, "--methods", "generic,saliency", "--json")
     told = [(one["units"]["texts"][0], one["method"]) for one in said.json]
     assert told == [(TEXT, "generic"), (TEXT, "saliency"), ("So boring!", "generic"), ("So boring!", "saliency")]
 
@@ -89,14 +89,14 @@ def test_a_saved_explanation_is_shown_again_without_the_model(
 
 def test_several_are_saved_into_a_folder_and_put_together(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None:
     folder = tmp_path / "kept"
-    clearhead("explain", TEXT, "I like the book", "-m", bert, "--method", "generic,attcat", "--save", folder)
+    clearhead("explain", TEXT, "I like the book", "-m", bert, "--methods", "generic,attcat", "--save", folder)
     assert sorted(file.name for file in folder.iterdir()) == [
         "001.generic.safetensors",
         "002.attcat.safetensors",
         "003.generic.safetensors",
         "004.attcat.safetensors",
     ]
-    told = clearhead("show", folder, "--by", "word", "--how", "mean", "--json").json
+    told = clearhead("show", folder, "--by", "word", "--reduction", "mean", "--json").json
     assert set(told) == {"generic", "attcat"}
     assert {row["name"]: row["count"] for row in told["generic"]["rows"]}["like"] == 2
     assert "like" in clearhead("show", folder).out
@@ -110,11 +110,11 @@ def test_what_was_saved_before_stays(
         clearhead("explain", text, "-m", bert, "--save", folder)
     files = sorted(folder.iterdir())
     assert [file.name for file in files] == ["001.generic.safetensors", "002.generic.safetensors"]
-    assert [ch.open_explanation(file).units.texts for file in files] == [(TEXT,), ("I like the book",)]
+    assert [ch.load_explanation(file).units.texts for file in files] == [(TEXT,), ("I like the book",)]
     data.write_text(f"text\n{TEXT}\n")
     clearhead("explain", data, "-m", bert, "--out", tmp_path / "run")
     before = contents(tmp_path)
-    assert "holds the results of --out" in refused("explain", TEXT, "-m", bert, "--save", tmp_path / "run")
+    assert "holds the results of a run with --out" in refused("explain", TEXT, "-m", bert, "--save", tmp_path / "run")
     assert contents(tmp_path) == before
 
 
@@ -142,7 +142,7 @@ def test_a_text_file_is_read_and_text_takes_its_name_literally(
 
 def test_compare(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None:
     page = tmp_path / "compare.html"
-    said = clearhead("compare", TEXT, "-m", bert, "--method", "generic,attcat,random", "--json", "--html", page)
+    said = clearhead("compare", TEXT, "-m", bert, "--methods", "generic,attcat,random", "--json", "--html", page)
     assert said.json["methods"] == ["generic", "attcat", "random"] and "<html" in page.read_text()
     assert "attcat" in clearhead("compare", TEXT, "-m", bert).out
 
@@ -165,15 +165,15 @@ def test_models_work_without_the_zoo(clearhead: Clearhead, monkeypatch: pytest.M
 
 
 def test_models_of_an_empty_zoo(clearhead: Clearhead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clearhead.zoo.has_zoo", lambda: True)
-    monkeypatch.setattr("clearhead.zoo.models", dict)
+    monkeypatch.setattr("clearhead.zoo.is_zoo_installed", lambda: True)
+    monkeypatch.setattr("clearhead.zoo.zoo_models", dict)
     said = clearhead("models")
     assert said.code == 0 and "is installed, but holds no models" in said.out and "pip install" not in said.out
 
 
 def test_models_are_listed_from_their_cards(clearhead: Clearhead, monkeypatch: pytest.MonkeyPatch) -> None:
     card = {"task": "text-classification", "bytes": 21_000_000, "figures": {"accuracy": 0.91}, "summary": "Feelings."}
-    monkeypatch.setattr("clearhead.zoo.models", lambda: {"sentiment": card})
+    monkeypatch.setattr("clearhead.zoo.zoo_models", lambda: {"sentiment": card})
     said = clearhead("models").out
     assert "zoo:sentiment" in said and "21.0 MB" in said and "accuracy 0.91" in said
 
@@ -200,9 +200,11 @@ def test_json_never_holds_what_json_has_no_word_for(capsys: pytest.CaptureFixtur
 def test_masks_words_and_contrasts(clearhead: Clearhead, masked: Path) -> None:
     text = "I [MASK] the [MASK]"
     command = ("explain", text, "-m", masked, "--json", "--mask", 1)
-    assert clearhead(*command).json["target"] == ch.load(masked).explain(text, target=ch.MaskedWord(mask=1)).target
+    assert (
+        clearhead(*command).json["target"] == ch.load(masked).explain(text, target=ch.MaskedToken(mask_index=1)).target
+    )
     said = clearhead(*command, "--target", "book", "--against", "it").json
-    expected = ch.load(masked).explain(text, target=ch.Contrast("book", "it", mask=1))
+    expected = ch.load(masked).explain(text, target=ch.Contrast("book", "it", mask_index=1))
     assert said["target"]["name"] == "book − it" and said["target"]["mask"] == 1
     np.testing.assert_allclose(said["scores"], expected.scores, rtol=1e-4, atol=1e-7)
     assert "at mask 1" in clearhead("explain", text, "-m", masked, "--mask", 1).out
@@ -210,7 +212,7 @@ def test_masks_words_and_contrasts(clearhead: Clearhead, masked: Path) -> None:
 
 def test_a_measuring_model_is_shown(clearhead: Clearhead, measuring: Path, tmp_path: Path) -> None:
     said = clearhead("explain", TEXT, "-m", measuring, "--html", tmp_path / "why.html")
-    assert said.code == 0 and "what the model measures" in said.out
+    assert said.code == 0 and "the predicted value" in said.out
     assert clearhead("compare", TEXT, "-m", measuring).code == 0
 
 
@@ -229,11 +231,11 @@ def test_a_folder_with_one_bad_file_is_shown_all_the_same(clearhead: Clearhead, 
 
 
 def test_a_budget_of_memory(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None:
-    inputs = ("explain", TEXT, "So boring!", "-m", bert, "--method", "generic,saliency", "--json")
+    inputs = ("explain", TEXT, "So boring!", "-m", bert, "--methods", "generic,saliency", "--json")
     free, kept = clearhead(*inputs), clearhead(*inputs, "--memory", "1MiB")
     for one, other in zip(free.json, kept.json, strict=True):
         np.testing.assert_allclose(one["scores"], other["scores"], rtol=1e-4, atol=1e-7)
-    both = clearhead("compare", TEXT, "-m", bert, "--method", "generic,saliency", "--json", "--memory", "1MiB")
+    both = clearhead("compare", TEXT, "-m", bert, "--methods", "generic,saliency", "--json", "--memory", "1MiB")
     np.testing.assert_allclose(both.json["explanations"]["generic"]["scores"], free.json[0]["scores"], rtol=1e-4)
     (tmp_path / "texts.csv").write_text(f"text\n{TEXT}\n")
     out = tmp_path / "out"
@@ -241,13 +243,13 @@ def test_a_budget_of_memory(clearhead: Clearhead, bert: Path, tmp_path: Path) ->
     assert json.loads((out / "settings.json").read_text())["settings"]["memory"] == "1MiB"
     small = clearhead(*inputs, "--memory", "1KiB")
     assert small.code == 2 and "is too small: one input of" in small.err and small.err.count("\n") == 1
-    assert "no amount of memory" in clearhead(*inputs, "--memory", "lots").err
+    assert "not an amount of memory" in clearhead(*inputs, "--memory", "lots").err
 
 
 def test_what_may_take_long_is_said(clearhead: Clearhead, bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("igraph")
-    monkeypatch.setattr("clearhead.methods.flow.PATIENCE", 0)
-    said = clearhead("explain", TEXT, "-m", bert, "--method", "flow", "--json")
+    monkeypatch.setattr("clearhead.methods.flow.COST_WARNING_SECONDS", 0)
+    said = clearhead("explain", TEXT, "-m", bert, "--methods", "flow", "--json")
     assert said.code == 0 and said.json["method"] == "flow"
     assert said.err.startswith("clearhead: flow: ") and "max-flow problems" in said.err and said.err.count("\n") == 1
 

@@ -59,8 +59,10 @@ def test_probes_that_learn_from_labels(
 ) -> None:
     table, out, runs = tmp_path / "some.csv", tmp_path / "trial", tmp_path / "runs"
     table.write_text("text,label\nI like the movie,1\nSo boring,0\nI like it,POSITIVE\nboring,NEGATIVE\n", "utf-8")
-    how = () if kind == "uniform" else ("--steps", 2, "--batch", 2, "--held-out", 0.5, "--runs", runs)
-    said = clearhead("probe", kind, table, "-m", bert, "--labels", "label", "--out", out, "--json", *how, *options)
+    how = () if kind == "uniform" else ("--steps", 2, "--batch-size", 2, "--held-out", 0.5, "--checkpoint-dir", runs)
+    said = clearhead(
+        "probe", kind, table, "-m", bert, "--label-column", "label", "--out", out, "--json", *how, *options
+    )
     assert said.code == 0 and said.err == f"wrote {out}\n" and said.json["probe"] == kind
     assert kind == "uniform" or (said.json["settings"]["labels"] == "given" and any(runs.iterdir()))
     with Image.open(out / "figure.png") as picture:
@@ -72,14 +74,17 @@ def test_probes_that_learn_from_labels(
     ("arguments", "said"),
     [
         (("permutaton", "So boring"), "did you mean 'permutation'?"),
-        (("uniform", "So boring", "--draws", 3), "--draws is not for uniform, which takes --frozen, --candidates"),
-        (("seeds", "So boring", "--labels", "label"), "--labels is for data"),
+        (
+            ("uniform", "So boring", "--draws", 3),
+            "--draws is not an option of uniform, which takes --frozen, --candidates",
+        ),
+        (("seeds", "So boring", "--label-column", "label"), "--label-column is for data"),
         (("frontier", "So boring", "--strengths", "a"), "--strengths 'a' must be numbers"),
         (("seeds", "So boring", "--fresh", "most"), "leaves none to learn from"),
         (("permutation", "So boring", "--heads", "a"), "must be numbers with commas"),
         (("permutation", "So boring", "--heads", "9"), "has 4 heads"),
         (("permutation", "So boring", "--limit", 3), "are for data"),
-        (("permutation", "So boring", "--scope", "S3"), "say which with layer="),
+        (("permutation", "So boring", "--scope", "S3"), "give it with layer="),
         (("permutation",), "nothing to explain"),
     ],
 )
@@ -90,13 +95,13 @@ def test_bad_requests(refused, bert: Path, arguments: tuple[object, ...], said: 
 def test_data_are_probed_whole_or_not_at_all(clearhead: Clearhead, refused, bert: Path, tmp_path: Path) -> None:
     table = tmp_path / "some.csv"
     table.write_text("text,label\nI like it,1\nso long, so boring,0\nSo boring,\n", encoding="utf-8")
-    probed, labels = ("probe", "uniform", table, "-m", bert), ("--labels", "label")
+    probed, labels = ("probe", "uniform", table, "-m", bert), ("--label-column", "label")
     said = refused(*probed)
-    assert f"1 of 3 rows of '{table}' cannot be read" in said and "row 000002: 3 in place of 2 cells" in said
+    assert f"1 of 3 rows of '{table}' cannot be read" in said and "row 000002: 3 instead of 2 cells" in said
     assert clearhead(*probed, *labels, "--limit", 1).code == 0, "rows that are not probed need not be right"
     table.write_text("text,label\nI like it,1\nSo boring,\n", encoding="utf-8")
-    assert "row 000002: it has no label: give every row one" in refused(*probed, *labels)
-    assert "did you mean 'label'? Accepted: text, label" in refused(*probed, "--labels", "labl")
+    assert "row 000002: it has no label: give every row a value" in refused(*probed, *labels)
+    assert "did you mean 'label'? Accepted: text, label" in refused(*probed, "--label-column", "labl")
 
 
 def test_help_has_examples(clearhead: Clearhead) -> None:

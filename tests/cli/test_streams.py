@@ -85,7 +85,7 @@ def same(said: dict[str, Any], expected: Any) -> None:
     again = ch.from_dict(said)
     assert again.streams == expected.streams and again.steps == expected.steps
     assert again.target["name"] == expected.target["name"]
-    for stream, part in expected.parts.items():
+    for stream, part in expected.by_stream.items():
         np.testing.assert_allclose(again[stream].scores, part.scores, rtol=1e-3, atol=1e-5)
 
 
@@ -125,7 +125,7 @@ def test_a_contrast_of_texts_and_a_profile(clearhead: Clearhead, folder: Folder,
 
 def test_comparison_of_streams(clearhead: Clearhead, folder: Folder, dog: Path, tmp_path: Path) -> None:
     page = tmp_path / "compare.html"
-    command = ("compare", "--text", TEXT, "--image", dog, "-m", folder("clip"), "--method", "generic,rollout")
+    command = ("compare", "--text", TEXT, "--image", dog, "-m", folder("clip"), "--methods", "generic,rollout")
     said = clearhead(*command, "--html", page, "--json")
     assert said.json["agreement"]["values"].keys() == {"text", "image"} and "<html" in page.read_text("utf-8")
     assert "rollout" in clearhead(*command).out
@@ -138,15 +138,18 @@ def test_comparison_of_streams(clearhead: Clearhead, folder: Folder, dog: Path, 
         (("--target", "the"), {"target": "the"}),
         (("--target", "the", "--against", "it"), {"target": ch.Contrast("the", "it")}),
         (("--answer", " It is boring"), {"answer": " It is boring"}),
-        (("--answer", " It is boring", "--step", "1"), {"answer": " It is boring", "target": ch.Generated(1)}),
-        (("--answer", " It is", "--target", "step 1 = the"), {"answer": " It is", "target": ch.Generated(1, "the")}),
+        (("--answer", " It is boring", "--step", "1"), {"answer": " It is boring", "target": ch.GeneratedToken(1)}),
+        (
+            ("--answer", " It is", "--target", "step 1 = the"),
+            {"answer": " It is", "target": ch.GeneratedToken(1, "the")},
+        ),
         (
             ("--answer", " It is", "--step", 1, "--target", "the", "--against", "it"),
-            {"answer": " It is", "target": ch.Generated(1, "the", "it")},
+            {"answer": " It is", "target": ch.GeneratedToken(1, "the", "it")},
         ),
-        (("--max-new-tokens", 3), {"target": ch.Generated(), "max_new_tokens": 3}),
-        (("--target", "every step", "--max-new-tokens", 2), {"target": ch.Generated(), "max_new_tokens": 2}),
-        (("--target", "step -1", "--answer", " It is"), {"answer": " It is", "target": ch.Generated(-1)}),
+        (("--max-new-tokens", 3), {"target": ch.GeneratedToken(), "max_new_tokens": 3}),
+        (("--target", "every step", "--max-new-tokens", 2), {"target": ch.GeneratedToken(), "max_new_tokens": 2}),
+        (("--target", "step -1", "--answer", " It is"), {"answer": " It is", "target": ch.GeneratedToken(-1)}),
     ],
 )
 def test_what_a_language_model_says(
@@ -165,8 +168,8 @@ def test_a_matrix_in_the_terminal(clearhead: Clearhead, folder: Folder) -> None:
 
 def test_objects_by_query(clearhead: Clearhead, folder: Folder, dog: Path) -> None:
     command, ex = ("explain", dog, "-m", folder("detr"), "--json"), ch.load(folder("detr"))
-    same(clearhead(*command, "--target", "query 2").json, ex.explain(dog, target=ch.Query(2)))
-    same(clearhead(*command, "--target", "query 2 = star").json, ex.explain(dog, target=ch.Query(2, "star")))
+    same(clearhead(*command, "--target", "query 2").json, ex.explain(dog, target=ch.DetectionQuery(2)))
+    same(clearhead(*command, "--target", "query 2 = star").json, ex.explain(dog, target=ch.DetectionQuery(2, "star")))
     assert clearhead("explain", "--image", dog, "-m", folder("detr")).code == 0
 
 
@@ -181,7 +184,7 @@ def test_tokens_and_answers_in_a_text(clearhead: Clearhead, folder: Folder) -> N
     pair = (TEXT, "She hates the book")
     same(clearhead(*read, "--pair", pair[1]).json, reader.explain(pair))
     said = clearhead(*read, "--pair", pair[1], "--target", "answer start").json
-    same(said, reader.explain(pair, target=ch.Answer("start")))
+    same(said, reader.explain(pair, target=ch.AnswerSpan("start")))
 
 
 def test_why_two_texts_are_alike(clearhead: Clearhead, folder: Folder) -> None:
@@ -202,7 +205,7 @@ def test_sounds(clearhead: Clearhead, folder: Folder, bark: Path, tmp_path: Path
     wavfile.write(stereo, 16_000, np.stack([wave, wave], axis=1))
     mixed = clearhead("explain", stereo, "-m", model, "--json")
     same(mixed.json, expected)
-    assert "stereo.wav' has 2 channels, and their mean is explained" in mixed.err
+    assert "stereo.wav' has 2 channels; their mean is explained" in mixed.err
     assert expected.tokens[-1] in clearhead("explain", bark, "-m", model, "--html", tmp_path / "x.html").out
 
 
@@ -216,7 +219,7 @@ def test_a_table_of_texts_and_pictures(clearhead: Clearhead, folder: Folder, dog
     assert said.code == 3 and "2 rows of 3 could not be explained" in said.err
     with (out / "index.csv").open(encoding="utf-8") as file:
         (line,) = csv.DictReader(file)
-    same(ch.open_explanation(out / line["file"]).to_dict(), ch.load(folder("clip")).explain(text=TEXT, image=dog))
+    same(ch.load_explanation(out / line["file"]).to_dict(), ch.load(folder("clip")).explain(text=TEXT, image=dog))
     assert line["target"] == TEXT and line["top"]
     problems = (out / "errors.csv").read_text("utf-8")
     assert "there is no picture" in problems and "the text is empty" in problems
@@ -226,15 +229,18 @@ def test_ready_examples_of_the_zoo(clearhead: Clearhead, folder: Folder, monkeyp
     pytest.importorskip("clearhead_zoo")
     from clearhead_zoo import examples
 
-    for name in examples.names():
-        one, again, other = (examples.example(name, number) for number in (3, 3, 4))
+    for name in examples.list_models_with_examples():
+        one, again, other = (examples.make_example_input(name, number) for number in (3, 3, 4))
         assert one.keys() <= {"text", "image", "regions"}
         told = [(given.get("text"), np.asarray(given.get("image", 0)).tobytes()) for given in (one, again, other)]
         assert told[0] == told[1] != told[2]
     load, detr = ch.load, folder("detr")
     monkeypatch.setattr(ch, "load", lambda name, **how: load(detr, **how), raising=False)
     said = clearhead("explain", "-m", "zoo:shapes-detr", "--example", 3, "--target", "query 1", "--json")
-    same(said.json, load(detr).explain(examples.example("shapes-detr", 3)["image"], target=ch.Query(1)))
+    same(
+        said.json,
+        load(detr).explain(examples.make_example_input("shapes-detr", 3)["image"], target=ch.DetectionQuery(1)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -251,7 +257,7 @@ def test_ready_examples_of_the_zoo(clearhead: Clearhead, folder: Folder, monkeyp
 def test_one_command_explains_a_model_of_the_zoo_with_a_picture(
     name: str, given: tuple[Any, ...], drawn: tuple[str, ...], clearhead: Clearhead, dog: Path, tmp_path: Path
 ) -> None:
-    if name not in ch.models():
+    if name not in ch.zoo_models():
         pytest.skip(f"zoo:{name} is not installed")
     page = tmp_path / "why.html"
     said = clearhead("explain", "-m", f"zoo:{name}", *(dog if one == "DOG" else one for one in given), "--html", page)
@@ -270,7 +276,7 @@ Refused = Callable[..., str]
         ("clip", (TEXT,), "takes text and image: give each of them once, --text … --image …"),
         ("clip", (TEXT, "--text", "and", "--image", "DOG"), "give each of them once"),
         ("clip", ("--text", TEXT), "missing: image="),
-        ("clip", ("--text", TEXT, "--image", "lost.png"), "there is no picture 'lost.png'"),
+        ("clip", ("--text", TEXT, "--image", "lost.png"), "there is no image 'lost.png'"),
         ("clip", ("--text", TEXT, "--image", "DOG", "--audio", "BARK"), "leave out --audio"),
         ("clip", ("--text", TEXT, "--image", "DOG", "--target", "step 1"), "measures how alike two inputs are"),
         ("clip", ("--text", "a", "--text", "b", "--image", *["DOG", "--image"] * 2, "DOG"), "2 times --text"),
@@ -278,22 +284,22 @@ Refused = Callable[..., str]
         ("clip", ("--text", TEXT, "--image", "DOG", "--scale", "odds"), "unknown scale 'odds'"),
         ("decoder", ("--text", TEXT, "--image", "DOG"), "takes text: leave out --image"),
         ("decoder", ("DOG",), "takes texts, but"),
-        ("decoder", ("BARK",), "is a sound"),
-        ("decoder", (TEXT, "--target", "step 1", "--step", "2"), "both name a place"),
-        ("decoder", (TEXT, "--target", "step 1", "--mask", "2"), "--mask is for masked words"),
+        ("decoder", ("BARK",), "is an audio file"),
+        ("decoder", (TEXT, "--target", "step 1", "--step", "2"), "both name a position"),
+        ("decoder", (TEXT, "--target", "step 1", "--mask", "2"), "--mask selects a masked token"),
         ("decoder", (TEXT, "--step", "9", "--answer", " It is"), "step 9 does not exist"),
         ("decoder", (TEXT, "--answer", ""), "the answer is empty"),
         ("decoder", (TEXT, "--max-new-tokens", "0"), "--max-new-tokens"),
         ("detr", ("DOG", "--target", "query 9"), "query 9 does not exist"),
-        ("detr", ("DOG", "--pair", TEXT), "--pair is for models that read two texts"),
-        ("detr", (TEXT,), "takes pictures"),
-        ("wav2vec", (TEXT,), "takes sounds"),
-        ("wav2vec", ("--audio", "lost.wav"), "there is no sound 'lost.wav'"),
-        ("wav2vec", ("--audio", "DOG"), "is not a sound that can be read"),
+        ("detr", ("DOG", "--pair", TEXT), "--pair is for models that take two texts"),
+        ("detr", (TEXT,), "takes images"),
+        ("wav2vec", (TEXT,), "takes audio"),
+        ("wav2vec", ("--audio", "lost.wav"), "there is no audio file 'lost.wav'"),
+        ("wav2vec", ("--audio", "DOG"), "is not a readable audio file"),
         ("tagger", (TEXT, "--target", "token 99"), "token 99 does not exist"),
         ("tagger", (TEXT, "--target", "query 1"), "is no target of BertForTokenClassification"),
         ("bert", (TEXT, "--target", "step 1"), "gives one answer as a whole"),
-        ("bert", (TEXT, "--example", "3"), "--example is an input of its own"),
+        ("bert", (TEXT, "--example", "3"), "--example is an input itself"),
         ("bert", ("--example", "3"), "--example is for models of the zoo"),
         ("bert", ("--text", TEXT, "--image-column", "picture"), "--image-column is for data"),
     ],
@@ -314,7 +320,7 @@ def test_data_and_streams_that_do_not_go_together(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.csv").write_text("text,picture\nhello,dog.png\n")
     run = ("explain", "a.csv", "--out", "results")
-    assert "say where its pictures are: --image-column" in refused(*run, "-m", folder("clip"))
+    assert "name its column of images with --image-column" in refused(*run, "-m", folder("clip"))
     assert "leave out --image-column" in refused(*run, "-m", bert, "--image-column", "picture")
     assert "unknown column 'image'" in refused(*run, "-m", folder("clip"), "--image-column", "image")
     assert "--text is for single inputs" in refused(*run, "-m", bert, "--text", TEXT)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from clearhead.concepts import Directions
-from clearhead.concepts.densray import Moments, densray, densray_of_numbers, scatter
-from clearhead.concepts.direction_validation import held_out, held_out_of_numbers
+from clearhead.concepts.densray import ClassMoments, compute_pair_scatter, fit_densray, fit_densray_regression
+from clearhead.concepts.direction_validation import fit_regression_with_held_out, fit_with_held_out
 from clearhead.errors import InputError
 
 
@@ -38,101 +38,107 @@ def by_pairs(first, second, unit, weights=None):
 @pytest.mark.parametrize("unit", [True, False])
 @pytest.mark.parametrize("sizes", [(12, 12), (9, 14)])
 @pytest.mark.parametrize("weights", [None, (0.5, 0.5)])
-def test_fast_is_brute_force(unit, sizes, weights):
+def test_pair_scatter_equals_brute_force(unit, sizes, weights):
     first, second = blobs(*sizes)
     second[0] = first[3]  # coincident points count nothing
     second[1] = first[4] + 1e-7  # so near that ‖x‖² + ‖y‖² − 2x·y has no digits left
     values, vectors = torch.linalg.eigh(by_pairs(first, second, unit, weights))
-    found = densray(first, second, dimensions=6, normalise=unit, weights=weights or "dynamic")
-    torch.testing.assert_close(found.eigenvalues, values.flip(0), rtol=1e-8, atol=1e-8)
-    assert abs(found.q[0] @ vectors[:, -1]) == pytest.approx(1, abs=1e-8)
-    torch.testing.assert_close(found.q @ found.q.T, torch.eye(6).double(), rtol=0, atol=1e-10)
+    result = fit_densray(first, second, dimensions=6, normalise=unit, weights=weights or "dynamic")
+    torch.testing.assert_close(result.eigenvalues, values.flip(0), rtol=1e-8, atol=1e-8)
+    assert abs(result.q[0] @ vectors[:, -1]) == pytest.approx(1, abs=1e-8)
+    torch.testing.assert_close(result.q @ result.q.T, torch.eye(6).double(), rtol=0, atol=1e-10)
 
 
-def test_pairs_are_the_same_in_blocks(monkeypatch):
+def test_pair_scatter_is_independent_of_block_size(monkeypatch):
     first, second = blobs(17, 23)
-    whole = scatter(first, second)
-    monkeypatch.setattr("clearhead.concepts.densray.PAIRS", 50)
-    torch.testing.assert_close(scatter(first, second), whole, rtol=1e-12, atol=1e-12)
+    whole = compute_pair_scatter(first, second)
+    monkeypatch.setattr("clearhead.concepts.densray.MAX_PAIRS_PER_BLOCK", 50)
+    torch.testing.assert_close(compute_pair_scatter(first, second), whole, rtol=1e-12, atol=1e-12)
     assert torch.trace(whole) == pytest.approx(17 * 23)
 
 
-def test_balanced_and_not_normalised_it_is_the_difference_of_means():
+def test_balanced_unnormalised_direction_is_the_difference_of_means():
     first, second = blobs()
-    apart = first.mean(0) - second.mean(0)
-    found = densray(first, second, normalise=False, dimensions=6)
-    torch.testing.assert_close(found.q[0], apart / apart.norm(), rtol=0, atol=1e-10)
-    expected = torch.tensor([float(apart @ apart), 0, 0, 0, 0, 0], dtype=torch.float64)
-    torch.testing.assert_close(found.eigenvalues, expected, rtol=0, atol=1e-10)
-    contrast = Moments.of([first]).contrast(Moments.of([second]))
-    torch.testing.assert_close(contrast, torch.outer(apart, apart), rtol=0, atol=1e-10)
+    difference = first.mean(0) - second.mean(0)
+    result = fit_densray(first, second, normalise=False, dimensions=6)
+    torch.testing.assert_close(result.q[0], difference / difference.norm(), rtol=0, atol=1e-10)
+    expected = torch.tensor([float(difference @ difference), 0, 0, 0, 0, 0], dtype=torch.float64)
+    torch.testing.assert_close(result.eigenvalues, expected, rtol=0, atol=1e-10)
+    contrast = ClassMoments.from_batches([first]).compute_contrast(ClassMoments.from_batches([second]))
+    torch.testing.assert_close(contrast, torch.outer(difference, difference), rtol=0, atol=1e-10)
 
 
-def test_moments_come_a_few_at_a_time():
+def test_moments_of_batches_equal_moments_of_all_vectors():
     first, _ = blobs(30)
-    parts, whole = Moments.of(first.split(7)), Moments.of([first])
+    parts, whole = ClassMoments.from_batches(first.split(7)), ClassMoments.from_batches([first])
     torch.testing.assert_close(parts.covariance, whole.covariance, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(parts.covariance, first.T.cov(correction=0), rtol=1e-12, atol=1e-12)
 
 
-def test_it_points_to_the_first_class_and_is_centred_between_them():
+def test_direction_points_to_first_class_and_is_centred():
     first, second = blobs(shift=3.0)
-    one, other = densray(first, second), densray(second, first)
+    one, other = fit_densray(first, second), fit_densray(second, first)
     torch.testing.assert_close(one.q, -other.q)
-    scores = one.score(first).mean(), one.score(second).mean()
+    scores = one.compute_score(first).mean(), one.compute_score(second).mean()
     assert scores[0] > 0 and scores[0] == pytest.approx(-float(scores[1]))
-    moved = densray(first + 100, second + 100)
-    torch.testing.assert_close(moved.score(first + 100), one.score(first), rtol=1e-6, atol=1e-6)
+    moved = fit_densray(first + 100, second + 100)
+    torch.testing.assert_close(moved.compute_score(first + 100), one.compute_score(first), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("unit", [True, False])
-def test_numbers_as_labels(unit):
+def test_regression_equals_brute_force_and_follows_labels(unit):
     first, _ = blobs(15)
     labels = torch.randn(15, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     own = (labels - labels.mean()) / labels.std()
     pairs = itertools.product(range(15), repeat=2)
     slow = -sum(own[v] * own[w] * outer(first[v], first[w], unit) for v, w in pairs)
     vectors = torch.linalg.eigh(slow).eigenvectors
-    found = densray_of_numbers(first, labels, normalise=unit)
-    assert abs(found.q[0] @ vectors[:, -1]) == pytest.approx(1, abs=1e-8)
-    assert torch.corrcoef(torch.stack([found.projection(first), labels]))[0, 1] > 0
+    result = fit_densray_regression(first, labels, normalise=unit)
+    assert abs(result.q[0] @ vectors[:, -1]) == pytest.approx(1, abs=1e-8)
+    assert torch.corrcoef(torch.stack([result.project(first), labels]))[0, 1] > 0
 
 
-def test_numbers_are_held_out_too():
+def test_regression_has_held_out_correlation():
     vectors, _ = blobs(200)
     noise = torch.randn(200, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     # over unit differences, one pair's labels say little: the direction is rough, but it is there
-    told = held_out_of_numbers(vectors, vectors[:, 2] + 0.1 * noise).tested
+    told = fit_regression_with_held_out(vectors, vectors[:, 2] + 0.1 * noise).held_out_metrics
     assert told.accuracy is None and told.effect > 0.5 and told.count == 50
-    assert abs(held_out_of_numbers(vectors, noise).tested.effect) < 0.4
+    assert abs(fit_regression_with_held_out(vectors, noise).held_out_metrics.effect) < 0.4
 
 
-def test_what_is_held_out_tells_classes_from_noise():
+def test_held_out_metrics_distinguish_classes_from_noise():
     first, second = blobs(200, 200, shift=4.0)
-    apart = held_out(first, second).tested
-    assert apart.accuracy > 0.9 and apart.effect > 2 and apart.count == 100
-    noise = held_out(*blobs(200, 200, shift=0.0)).tested
+    metrics = fit_with_held_out(first, second).held_out_metrics
+    assert metrics.accuracy > 0.9 and metrics.effect > 2 and metrics.count == 100
+    noise = fit_with_held_out(*blobs(200, 200, shift=0.0)).held_out_metrics
     assert abs(noise.accuracy - 0.5) < 0.15 and abs(noise.effect) < 0.6
 
 
-def test_groups_are_not_torn_apart():
+def test_groups_are_held_out_as_a_unit():
     """Each word has a vector of its own, and no class has anything in common: only its own twins betray a word."""
     generator = torch.Generator().manual_seed(2)
     words = torch.randn(20, 60, generator=generator).double() * 5
     twins = words.repeat_interleave(10, 0) + 0.1 * torch.randn(200, 60, generator=generator)
     names = [i // 10 for i in range(200)]
-    torn = held_out(twins[:100], twins[100:]).tested
-    kept = held_out(twins[:100], twins[100:], groups=(names[:100], names[100:])).tested
+    torn = fit_with_held_out(twins[:100], twins[100:]).held_out_metrics
+    kept = fit_with_held_out(twins[:100], twins[100:], groups=(names[:100], names[100:])).held_out_metrics
     assert torn.accuracy > 0.9 > 0.8 > kept.accuracy
 
 
-def test_saved_and_opened(tmp_path):
+def test_directions_round_trip_through_file(tmp_path):
     first, second = blobs()
-    directions = Directions({2: held_out(first, second, dimensions=2, names=("he", "she")), 0: densray(first, second)})
-    again = Directions.load(directions.save(tmp_path / "gender.safetensors"))
-    assert list(again) == [0, 2] and again[2].names == ("he", "she") and again[2].tested == directions[2].tested
-    assert again[2].counts == (40, 40) and again[0].about == {"method": "densray", "normalise": True}
-    torch.testing.assert_close(again[2].score(first), directions[2].score(first), rtol=0, atol=0)
+    directions = Directions(
+        {2: fit_with_held_out(first, second, dimensions=2, names=("he", "she")), 0: fit_densray(first, second)}
+    )
+    loaded = Directions.load(directions.save(tmp_path / "gender.safetensors"))
+    assert (
+        list(loaded) == [0, 2]
+        and loaded[2].names == ("he", "she")
+        and loaded[2].held_out_metrics == directions[2].held_out_metrics
+    )
+    assert loaded[2].counts == (40, 40) and loaded[0].metadata == {"method": "densray", "normalise": True}
+    torch.testing.assert_close(loaded[2].compute_score(first), directions[2].compute_score(first), rtol=0, atol=0)
     (tmp_path / "other").write_text("no tensors")
     with pytest.raises(InputError, match="cannot be opened as directions"):
         Directions.load(tmp_path / "other")
@@ -146,22 +152,22 @@ def test_saved_and_opened(tmp_path):
         (torch.zeros(0, 3), torch.ones(5, 3), "the set 'he' is empty"),
         (torch.ones(5, 3), torch.ones(5, 4), "different widths: 3 and 4"),
         (torch.ones(1, 6), torch.zeros(2, 6), "3 vectors are fewer than their 6 dimensions"),
-        (torch.full((5, 3), torch.nan), torch.ones(5, 3), "'he' holds numbers that are not finite"),
+        (torch.full((5, 3), torch.nan), torch.ones(5, 3), "'he' contains numbers that are not finite"),
         (torch.ones(5), torch.ones(5, 3), "must be vector × model"),
     ],
 )
 def test_bad_sets(first, second, said):
     with pytest.raises(InputError, match=said):
-        densray(first, second, names=("he", "she"))
+        fit_densray(first, second, names=("he", "she"))
 
 
 def test_other_bad_input():
     first, second = blobs()
     with pytest.raises(InputError, match="the vectors have 6, so give 1 to 6"):
-        densray(first, second, dimensions=7)
+        fit_densray(first, second, dimensions=7)
     with pytest.raises(InputError, match="give 'dynamic', or two numbers"):
-        densray(first, second, weights="fair")
+        fit_densray(first, second, weights="fair")
     with pytest.raises(InputError, match="not all the same"):
-        densray_of_numbers(first, torch.ones(40))
+        fit_densray_regression(first, torch.ones(40))
     with pytest.raises(InputError, match="6 wide, but these states are 5"):
-        densray(first, second).score(torch.ones(2, 5))
+        fit_densray(first, second).compute_score(torch.ones(2, 5))

@@ -7,32 +7,38 @@ import torch
 from clearhead.concepts import Directions
 from clearhead.concepts.cav import (
     CLASSIFIERS,
-    Examples,
-    activations,
-    concept_map,
-    concept_vector,
-    gradients,
-    sensitivities,
-    tcav_score,
+    ConceptActivations,
+    compute_activations,
+    compute_concept_map,
+    compute_sensitivities,
+    compute_target_gradients,
+    compute_tcav_score,
+    fit_concept_vector,
 )
-from clearhead.concepts.concept_data import TEXTURES, from_folder, laid_over, textures, with_words
+from clearhead.concepts.concept_data import (
+    TEXTURE_GENERATORS,
+    draw_textures,
+    overlay_texture,
+    read_concept_folder,
+    select_texts_with_words,
+)
 from clearhead.concepts.significance import (
-    against_all,
-    binomial_interval,
-    corrected,
-    deal,
-    judged,
-    random_magnitudes,
-    random_vectors,
+    compute_binomial_interval,
+    compute_random_magnitudes,
+    correct_concept_tests,
+    evaluate_concept,
+    fit_against_random_sets,
+    fit_random_vectors,
+    split_random_sets,
 )
-from clearhead.concepts.tcav import inquire, relative, tcav
+from clearhead.concepts.tcav import compute_concept_tests, compute_relative_tcav, run_tcav
 from clearhead.errors import ClearheadError, InputError
 from tests.models import explainer, inputs
 
 
 def examples(n, shift=None, width=12, seed=0):
-    found = torch.randn(n, width, generator=torch.Generator().manual_seed(seed)).double()
-    return Examples(found if shift is None else found + shift, list(range(n)))
+    result = torch.randn(n, width, generator=torch.Generator().manual_seed(seed)).double()
+    return ConceptActivations(result if shift is None else result + shift, list(range(n)))
 
 
 def axis(width=12, size=3.0):
@@ -40,25 +46,25 @@ def axis(width=12, size=3.0):
 
 
 @pytest.mark.parametrize("classifier", CLASSIFIERS)
-def test_vectors_point_to_the_concept_and_scores_are_mirrored(classifier):
+def test_vectors_point_to_the_concept_and_swapped_scores_are_mirrored(classifier):
     concept, counter = examples(30, axis(size=5.0)), examples(34, seed=1)
-    vector = concept_vector(concept, counter, classifier)
+    vector = fit_concept_vector(concept, counter, classifier)
     assert vector.q[0, 0] > 0.7 and vector.q[0].norm() == pytest.approx(1)
-    assert vector.tested.accuracy > 0.8 and vector.tested.count == 20
+    assert vector.held_out_metrics.accuracy > 0.8 and vector.held_out_metrics.count == 20
     own = [g[None] for g in torch.randn(25, 12, generator=torch.Generator().manual_seed(2)).double()]
-    both = relative({"a": concept, "b": counter}, own, classifier)
+    both = compute_relative_tcav({"a": concept, "b": counter}, own, classifier)
     assert both["a", "b"] == 1 - both["b", "a"] and 0 < both["a", "b"] < 1
 
 
-def test_what_cannot_be_told_apart_is_refused():
-    with pytest.raises(InputError, match=r"stripes cannot be told from dots: accuracy 0\.\d\d on 20 held-out"):
-        concept_vector(examples(30), examples(30, seed=1), threshold=0.9, names=("stripes", "dots"))
+def test_indistinguishable_sets_are_rejected():
+    with pytest.raises(InputError, match=r"stripes cannot be distinguished from dots: accuracy 0\.\d\d on 20 held-out"):
+        fit_concept_vector(examples(30), examples(30, seed=1), threshold=0.9, names=("stripes", "dots"))
     with pytest.raises(InputError, match="concept has 2 inputs: a concept vector needs at least 3"):
-        concept_vector(examples(2), examples(30))
+        fit_concept_vector(examples(2), examples(30))
     with pytest.raises(InputError, match="different widths: 12 and 5"):
-        concept_vector(examples(9), examples(9, width=5))
+        fit_concept_vector(examples(9), examples(9, width=5))
     with pytest.raises(InputError, match="unknown classifier 'forest'"):
-        concept_vector(examples(9), examples(9), "forest")
+        fit_concept_vector(examples(9), examples(9), "forest")
 
 
 @pytest.mark.parametrize("pool", ["class", "mean", "token", "flat"])
@@ -67,16 +73,16 @@ def test_sensitivity_is_the_derivative_along_the_concept(subject, pool):
     """The model is run again with the moved units a little further along v."""
     ex, raws = explainer(subject), inputs(subject)[:2]
     raws = [raws[0]] * 2 if pool == "flat" else raws  # of one length
-    layer, eps = 2, 1e-6
-    shown = activations(ex, raws * 2, [layer], pool)[layer]
+    layer, eps = 1, 1e-6
+    shown = compute_activations(ex, raws * 2, [layer], pool)[layer]
     width = shown.activations.shape[1]
     v = torch.randn(width, generator=torch.Generator().manual_seed(4)).double()
-    vector = concept_vector(
+    vector = fit_concept_vector(
         examples(9, width=width), examples(9, width=width, seed=1), "mean-difference", threshold=None
     )
     vector = type(vector)(**{**vars(vector), "q": (v / v.norm())[None]})
-    own = gradients(ex, raws, [layer], pool, 1)[layer]
-    s, maps = sensitivities(own, vector), concept_map(own, vector)
+    own = compute_target_gradients(ex, raws, [layer], pool, 1)[layer]
+    s, maps = compute_sensitivities(own, vector), compute_concept_map(own, vector)
     for i, raw in enumerate(raws):
         assert len(maps[i]) == len(own[i]) and maps[i].sum() == pytest.approx(float(s[i]))
         numbers = [_moved(ex, raw, layer, pool, vector.q[0] * step) for step in (eps, -eps)]
@@ -85,10 +91,10 @@ def test_sensitivity_is_the_derivative_along_the_concept(subject, pool):
 
 def _moved(ex, raw, layer, pool, step):
     """The logit of class 1 with the units' states moved."""
-    from clearhead.adapters import How
-    from clearhead.concepts.layer_hooks import acting, sites
+    from clearhead.adapters import InputOptions
+    from clearhead.concepts.layer_hooks import find_hook_points, hooked_layers
 
-    sample = ex.subject.samples(raw, How())[0]
+    sample = ex.adapter.make_samples(raw, InputOptions())[0]
     inside = torch.tensor([not special for special in sample.units.special])
     if pool == "class":
         inside = torch.arange(len(inside)) == 0
@@ -96,16 +102,18 @@ def _moved(ex, raw, layer, pool, step):
     def act(states):
         return states + (step.view(1, len(inside), -1) if pool == "flat" else inside[:, None] * step)
 
-    with torch.no_grad(), acting(ex.subject.model, {sites(ex)[layer]: act}):
-        return float(ex.subject.model(**ex.subject.collate([sample])).logits[0, 1])
+    with torch.no_grad(), hooked_layers(ex.adapter.model, {find_hook_points(ex)[layer + 1]: act}):
+        return float(ex.adapter.model(**ex.adapter.collate([sample])).logits[0, 1])
 
 
-def test_saved_vectors_are_the_same(tmp_path):
-    vector = concept_vector(examples(20, axis()), examples(20, seed=1))
-    again = Directions.load(Directions({3: vector}).save(tmp_path / "v.safetensors"))[3]
+def test_saved_vectors_round_trip(tmp_path):
+    vector = fit_concept_vector(examples(20, axis()), examples(20, seed=1))
+    loaded = Directions.load(Directions({3: vector}).save(tmp_path / "v.safetensors"))[3]
     own = [torch.ones(1, 12).double()]
-    torch.testing.assert_close(sensitivities(own, again), sensitivities(own, vector), rtol=1e-14, atol=0)
-    assert again.tested == vector.tested
+    torch.testing.assert_close(
+        compute_sensitivities(own, loaded), compute_sensitivities(own, vector), rtol=1e-14, atol=0
+    )
+    assert loaded.held_out_metrics == vector.held_out_metrics
 
 
 def one_draw(seed, shift=None, sets=8, size=10, width=48):
@@ -114,11 +122,11 @@ def one_draw(seed, shift=None, sets=8, size=10, width=48):
     own = [(axis(width, 1.0) + 0.1 * torch.randn(width, generator=generator).double())[None] for _ in range(20)]
     others = [examples(size, width=width, seed=1000 * seed + i) for i in range(1, sets + 1)]
     concept = examples(size, shift, width, 1000 * seed)
-    chance = random_magnitudes(random_vectors(others, "mean-difference"), own)
-    return judged(against_all(concept, others, "mean-difference"), own, chance, threshold=None)
+    chance = compute_random_magnitudes(fit_random_vectors(others, "mean-difference"), own)
+    return evaluate_concept(fit_against_random_sets(concept, others, "mean-difference"), own, chance, threshold=None)
 
 
-def test_random_concepts_are_seldom_significant():
+def test_random_concepts_are_rarely_significant():
     """At 5 %, in 200 draws: more than 19 false alarms would be a chance of one in a thousand."""
     drawn = [one_draw(seed) for seed in range(200)]
     assert sum(one.p < 0.05 for one in drawn) <= 19
@@ -127,81 +135,83 @@ def test_random_concepts_are_seldom_significant():
     assert sum(one.p_uncorrected < 0.05 for one in drawn) > 60
 
 
-def test_a_concept_that_is_the_class_is_significant():
+def test_concept_equal_to_the_class_is_significant():
     drawn = [one_draw(seed, axis(48, 5.0)) for seed in range(5)]
-    assert all(one.significant for one in corrected(drawn))
+    assert all(one.is_significant for one in correct_concept_tests(drawn))
     assert all(one.score > 0.95 and one.effect > 3 and one.magnitude > 0 for one in drawn)
     against = one_draw(7, -axis(48, 5.0))
     assert against.score < 0.05 and against.magnitude < 0 and against.p < 0.05
 
 
-def test_a_concept_that_is_not_there_has_no_score():
-    vectors = against_all(examples(20), [examples(20, seed=i) for i in (1, 2, 3)])
-    line = judged(vectors, [torch.ones(1, 12).double()], np.ones(3))
-    assert "cannot be told from random inputs" in line.refused and np.isnan(line.score)
-    assert not corrected([line])[0].significant
+def test_absent_concept_has_no_score():
+    vectors = fit_against_random_sets(examples(20), [examples(20, seed=i) for i in (1, 2, 3)])
+    line = evaluate_concept(vectors, [torch.ones(1, 12).double()], np.ones(3))
+    assert "cannot be distinguished from random inputs" in line.refused and np.isnan(line.score)
+    assert not correct_concept_tests([line])[0].is_significant
 
 
-def test_on_a_model_from_pictures_to_a_table():
+def test_tcav_on_an_image_model_end_to_end():
     ex = explainer("vit/image")
-    concepts = {kind: textures(kind, 6, 20) for kind in ("striped", "dotted")}
-    random = [*textures("bubbly", 12, 20), *textures("checkered", 12, 20)]
-    lines = tcav(ex, inputs("vit/image"), concepts, random, [1, -1], target=0, runs=4, threshold=None)
-    assert [(line.concept, line.layer) for line in lines] == [(c, k) for k in (1, 3) for c in concepts]
+    concepts = {kind: draw_textures(kind, 6, 20) for kind in ("striped", "dotted")}
+    random = [*draw_textures("bubbly", 12, 20), *draw_textures("checkered", 12, 20)]
+    lines = compute_concept_tests(ex, inputs("vit/image"), concepts, random, [0, -1], target=0, runs=4, threshold=None)
+    assert [(line.concept, line.layer) for line in lines] == [(c, k) for k in (0, 2) for c in concepts]
     assert all(line.runs == 4 and line.inputs == 3 and 0 <= line.low <= line.score <= line.high <= 1 for line in lines)
-    again = inquire(ex, inputs("vit/image"), concepts, random, [1, -1], target=0, runs=4, threshold=None)
-    assert lines == again.lines
-    for layer, own in again.relative.items():
+    rerun = run_tcav(ex, inputs("vit/image"), concepts, random, [0, -1], target=0, runs=4, threshold=None)
+    assert lines == rerun.concept_tests
+    for layer, own in rerun.relative_scores.items():
         assert own["striped", "dotted"] == 1 - own["dotted", "striped"]
-        q = again.vectors["dotted"][layer].q[0]
-        moved = gradients(ex, inputs("vit/image"), [layer], "token", 0)[layer]  # all units but the class token
-        for found, own in zip(again.maps["dotted"][layer], moved, strict=True):
-            np.testing.assert_allclose(found[1:], (own @ q)[1:], atol=1e-12)
-            assert layer == 3 or abs(found[1:]).max() > 0  # above the last layer, only the class token is read
+        q = rerun.concept_vectors["dotted"][layer].q[0]
+        moved = compute_target_gradients(ex, inputs("vit/image"), [layer], "token", 0)[
+            layer
+        ]  # all units but the class token
+        for result, own in zip(rerun.sensitivity_maps["dotted"][layer], moved, strict=True):
+            np.testing.assert_allclose(result[1:], (own @ q)[1:], atol=1e-12)
+            assert layer == 2 or abs(result[1:]).max() > 0  # above the last layer, only the class token is read
 
 
 def test_random_sets_do_not_overlap():
-    sets = deal(45, 10, 20)
+    sets = split_random_sets(45, 10, 20)
     assert len(sets) == 4 and len({one for chosen in sets for one in chosen}) == 40
     with pytest.raises(InputError, match="45 random inputs make 2 sets of 20"):
-        deal(45, 20, 20)
+        split_random_sets(45, 20, 20)
 
 
-def test_small_parts():
-    assert tcav_score(torch.tensor([1.0, 0.0])) == 0.75
-    assert binomial_interval(1.0, 10)[0] == pytest.approx(0.025 ** (1 / 10))
+def test_tcav_score_of_zeros_and_binomial_interval():
+    assert compute_tcav_score(torch.tensor([1.0, 0.0])) == 0.75
+    assert compute_binomial_interval(1.0, 10)[0] == pytest.approx(0.025 ** (1 / 10))
 
 
-def test_textures_differ_and_are_drawn_again_alike():
-    for kind in TEXTURES:
-        first, second = textures(kind, 2, 32), textures(kind, 2, 32)
+def test_textures_differ_and_are_reproducible():
+    for kind in TEXTURE_GENERATORS:
+        first, second = draw_textures(kind, 2, 32), draw_textures(kind, 2, 32)
         assert all((a == b).all() for a, b in zip(first, second, strict=True))
         assert (first[0] != first[1]).any() and first[0].dtype == np.uint8 and first[0].std() > 15
     with pytest.raises(InputError, match="unknown texture 'stripy': did you mean 'striped'"):
-        textures("stripy", 2)
+        draw_textures("stripy", 2)
 
 
-def test_textures_are_laid_over_pictures():
+def test_textures_are_blended_into_images():
     picture = np.full((20, 30, 3), 100, np.uint8)
-    (one,) = laid_over([picture], "striped", share=0.25)
+    (one,) = overlay_texture([picture], "striped", opacity=0.25)
     assert one.shape == picture.shape and one.dtype == np.uint8 and abs(one.astype(int) - 75).max() <= 64
     assert one.std() > 5
-    with pytest.raises(InputError, match="share=0: it must be above 0"):
-        laid_over([picture], "striped", share=0)
+    with pytest.raises(InputError, match="opacity=0: it must be above 0"):
+        overlay_texture([picture], "striped", opacity=0)
 
 
-def test_sets_from_folders_and_words(tmp_path):
+def test_concept_sets_from_folders_and_words(tmp_path):
     (tmp_path / "good.txt").write_text("a fine film\n\nso good\n")
     (tmp_path / "bad.txt").write_text("so bad\n")
-    assert from_folder(tmp_path, "good") == ["a fine film", "so good"]
-    assert with_words(["He"], ["the hen", "he is", "if he"], count=1) == ["he is"]
-    for call, said in (
-        (lambda: from_folder(tmp_path / "no"), "there is no folder"),
-        (lambda: from_folder(tmp_path, "x"), "holds no pictures and no .txt files whose names begin with 'x'"),
-        (lambda: with_words(["zebra"], ["a cat"]), r"no text holds a word of the list \(zebra\)"),
-        (lambda: with_words([], ["a cat"]), "the word list is empty"),
+    assert read_concept_folder(tmp_path, "good") == ["a fine film", "so good"]
+    assert select_texts_with_words(["He"], ["the hen", "he is", "if he"], max_texts=1) == ["he is"]
+    for call, message in (
+        (lambda: read_concept_folder(tmp_path / "no"), "there is no folder"),
+        (lambda: read_concept_folder(tmp_path, "x"), "holds no images and no .txt files whose names begin with 'x'"),
+        (lambda: select_texts_with_words(["zebra"], ["a cat"]), r"no text contains a word of the list \(zebra\)"),
+        (lambda: select_texts_with_words([], ["a cat"]), "the word list is empty"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             call()
 
 
@@ -209,19 +219,22 @@ def test_bad_requests():
     ex = explainer("bert/classify")
     texts = inputs("bert/classify")
     with pytest.raises(InputError, match="unknown pool 'cls'"):
-        activations(ex, texts, [1], "cls")
+        compute_activations(ex, texts, [1], "cls")
     with pytest.raises(InputError, match="needs inputs of one length"):
-        activations(ex, texts, [1], "flat")
+        compute_activations(ex, texts, [1], "flat")
     with pytest.raises(InputError, match="layer 9 does not exist"):
-        activations(ex, texts, [9])
+        compute_activations(ex, texts, [9])
     with pytest.raises(InputError, match="no concept was given"):
-        tcav(ex, texts, {}, texts, [1])
-    with pytest.raises(ClearheadError, match="do not hand on one vector"):
-        activations(explainer("swin/image"), inputs("swin/image"), [1])
+        compute_concept_tests(ex, texts, {}, texts, [1])
+    with pytest.raises(ClearheadError, match="do not pass on one vector"):
+        compute_activations(explainer("swin/image"), inputs("swin/image"), [1])
 
 
-def test_one_text_is_no_list_of_letters():
+def test_single_text_is_not_taken_as_a_list():
     ex = explainer("bert/classify")
-    for call in (lambda: activations(ex, "superb", [1]), lambda: gradients(ex, "superb", [1], target=0)):
-        with pytest.raises(InputError, match="a list of inputs is wanted, and 'superb' is one text"):
+    for call in (
+        lambda: compute_activations(ex, "superb", [1]),
+        lambda: compute_target_gradients(ex, "superb", [1], target=0),
+    ):
+        with pytest.raises(InputError, match="a list of inputs is needed, but 'superb' is one text"):
             call()

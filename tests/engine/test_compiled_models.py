@@ -46,13 +46,13 @@ def test_a_copy_compiles_its_own_model(monkeypatch):
     ex, given = clearhead.load(bert(), compiled=True), {"input_ids": torch.arange(5, 13)[None]}
     expected, other = ex.explain(given, "occlusion").scores, copy.deepcopy(ex)
     with torch.no_grad():
-        ex.subject.model.classifier.weight.zero_()
+        ex.adapter.model.classifier.weight.zero_()
     assert (other.explain(given, "occlusion").scores == expected).all()
 
 
 def test_models_that_are_compiled_already():
     model = bert()
-    with pytest.raises(clearhead.InputError, match=r"as it was before \(model\._orig_mod\), with compiled=True"):
+    with pytest.raises(clearhead.InputError, match=r"give the original \(model\._orig_mod\), with compiled=True"):
         clearhead.load(torch.compile(model))
     clearhead.load(torch.compile(model)._orig_mod)
     given = {"input_ids": torch.arange(5, 13)[None]}

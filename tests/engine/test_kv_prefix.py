@@ -47,7 +47,7 @@ def counted(model):
 
 def apart(monkeypatch):
     """Nothing is shared."""
-    monkeypatch.setattr(kv_prefix.Prefix, "first_change", lambda self, other: 0)
+    monkeypatch.setattr(kv_prefix.KVPrefix, "find_common_length", lambda self, other: 0)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -81,7 +81,7 @@ def test_windows_share_too(given):
     model = made("windows")
     ex = clearhead.load(model)
     ex.explain(given, "occlusion")
-    assert kv_prefix._exact[ex.recorder] is True
+    assert kv_prefix._exact_cache_by_recorder[ex.recorder] is True
 
 
 @pytest.fixture
@@ -96,24 +96,24 @@ def test_a_cache_that_forgets_is_not_used(given, monkeypatch):
     monkeypatch.setattr(kv_prefix, "DynamicLayer", type("Another", (), {}))
     ex = clearhead.load(made("llama"))
     ex.explain(given, "occlusion")
-    assert kv_prefix._exact[ex.recorder] is False
+    assert kv_prefix._exact_cache_by_recorder[ex.recorder] is False
 
 
 def test_a_cache_that_is_wrong_is_not_used(several, monkeypatch):
     """Whatever a model does with its cache: numbers that come out otherwise are not used."""
     expected = clearhead.load(made("llama")).explain(several, "occlusion")
-    real = kv_prefix.Prefix._repeated
+    real = kv_prefix.KVPrefix._repeat_cache
 
     def spoilt(self, count, length):
         cache = real(self, count, length)
         cache.layers[0].values *= 3
         return cache
 
-    monkeypatch.setattr(kv_prefix.Prefix, "_repeated", spoilt)
+    monkeypatch.setattr(kv_prefix.KVPrefix, "_repeat_cache", spoilt)
     ex = clearhead.load(made("llama"))
     for found, real in zip(ex.explain(several, "occlusion"), expected, strict=True):
         assert abs(found.scores - real.scores).max() <= 1e-9
-    assert kv_prefix._exact[ex.recorder] is False
+    assert kv_prefix._exact_cache_by_recorder[ex.recorder] is False
 
 
 def test_recurrent_states_are_not_shared(several, monkeypatch):
@@ -123,7 +123,7 @@ def test_recurrent_states_are_not_shared(several, monkeypatch):
     model = transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**shape)).double().eval()
     ex = clearhead.load(model)
     shared = ex.explain(several, "occlusion")
-    assert kv_prefix._exact[ex.recorder] is False
+    assert kv_prefix._exact_cache_by_recorder[ex.recorder] is False
     apart(monkeypatch)
     for found, real in zip(shared, clearhead.load(model).explain(several, "occlusion"), strict=True):
         assert abs(found.scores - real.scores).max() <= 1e-9

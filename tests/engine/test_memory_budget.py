@@ -9,7 +9,13 @@ import torch
 
 import clearhead
 from clearhead import Explainer, InputError
-from clearhead.engine.memory_budget import Budget, Meter, OverBudget, note, passes_of
+from clearhead.engine.memory_budget import (
+    MemoryBudget,
+    MemoryBudgetExceededError,
+    TensorMemoryMeter,
+    budgeted_passes,
+    start_budgeted_pass,
+)
 from tests import models
 from tests.invariants import cases, model_snapshot
 
@@ -33,15 +39,15 @@ def explained(ex: Explainer, **how: object) -> dict[str, list[clearhead.Explanat
 def peak(ex: Explainer, **how: object) -> tuple[int, dict[str, list[clearhead.Explanation]]]:
     """What the tensors of one call take at most, and its results."""
     gc.collect()
-    with Meter() as meter:
+    with TensorMemoryMeter() as meter:
         found = explained(ex, **how)
-    return meter.peak, found
+    return meter.peak_bytes, found
 
 
 def test_every_kind_is_asked() -> None:
-    kinds = {cls.declaration.kind for cls in clearhead.methods.REGISTRY.values()}
+    kinds = {cls.declaration.pass_type for cls in clearhead.methods.METHOD_REGISTRY.values()}
     asked = [clearhead.Method(one) if isinstance(one, str) else one for one in METHODS]
-    assert {one.declaration.kind for one in asked} == kinds
+    assert {one.declaration.pass_type for one in asked} == kinds
 
 
 def test_passes_keep_to_the_budget_and_the_results_are_the_same() -> None:
@@ -75,75 +81,77 @@ def test_steps_are_run_in_parts_too() -> None:
     ex = clearhead.load(models.text_model("bert", "ForTokenClassification", id2label=labels))
     text = "She hates the book because it isn't good"
     ex.explain(text)
-    with Meter() as free:
+    with TensorMemoryMeter() as free:
         expected = ex.explain(text)
     assert expected.steps is not None and len(expected.steps) > 3
-    with Meter() as kept:
-        e = ex.explain([text, text], memory=free.peak // 2)[1]
-    assert kept.peak <= free.peak // 2
+    with TensorMemoryMeter() as kept:
+        e = ex.explain([text, text], memory=free.peak_bytes // 2)[1]
+    assert kept.peak_bytes <= free.peak_bytes // 2
     cases.assert_alike(e, expected, 1e-9)
 
 
 def test_passes_of_two_methods_are_counted_each_by_its_own_rows() -> None:
     """One takes a megabyte a row, the other little, in many rows: the mean of both would be too few for the first."""
-    budget, width = Budget(2**30), 10
-    with budget.batch(["path"], width, torch.device("cpu")), passes_of("path", 1, width):
+    budget, width = MemoryBudget(2**30), 10
+    with budget.measure_batch(["path"], width, torch.device("cpu")), budgeted_passes("path", 1, width):
         for rows, each in ((1, 2**20), (64, 2**10)):
-            note(rows)
+            start_budgeted_pass(rows)
             torch.zeros(rows * each, dtype=torch.uint8)
-    assert budget.counted["path"].within(8 * 2**20, width, rows=1) == 8
-    assert budget.needed == 2**20
+    assert budget.measurements["path"].compute_inner_rows(8 * 2**20, width, rows=1) == 8
+    assert budget.required_bytes == 2**20
 
 
 def test_too_small_for_one_says_how_much_one_needs() -> None:
     ex = models.explainer("bert/classify")
     ex.explain(TEXTS[0])
-    with Meter() as meter:
+    with TensorMemoryMeter() as meter:
         ex.explain(TEXTS[1])
-    short = int(meter.peak * 0.7)
-    with pytest.raises(InputError, match=rf"is too small: one input of 17 units needs {meter.peak / 1024:,.0f} KiB"):
+    short = int(meter.peak_bytes * 0.7)
+    with pytest.raises(
+        InputError, match=rf"is too small: one input of 17 units needs {meter.peak_bytes / 1024:,.0f} KiB"
+    ):
         ex.explain(TEXTS[1], memory=short)
-    ex.explain(TEXTS[1], memory=meter.peak + 1)
+    ex.explain(TEXTS[1], memory=meter.peak_bytes + 1)
     with pytest.raises(InputError, match=r"needs more than 2 KiB"):
         ex.explain(TEXTS[1], memory="1KiB")
 
 
 @pytest.mark.parametrize("memory", ["much", "2 GiBs", "-1GiB", "0", "", True, "2.GiB"])
 def test_what_is_no_memory(memory: object) -> None:
-    with pytest.raises(InputError, match="is no amount of memory: say how much"):
+    with pytest.raises(InputError, match="is not an amount of memory: pass for example"):
         models.explainer("bert/classify").explain(TEXTS[0], memory=memory)  # type: ignore[arg-type]
 
 
 def test_a_pass_that_is_stopped_leaves_the_model_as_it_was() -> None:
     ex = models.explainer("bert/classify")
     ex.explain(TEXTS[0])
-    before = model_snapshot.of_model(ex.subject.model)
+    before = model_snapshot.of_model(ex.adapter.model)
     for memory in ("1KiB", "60KiB"):  # stopped forwards; stopped, or found to need too much, later
         with pytest.raises(InputError, match="is too small"):
             ex.explain(TEXTS[1], METHODS[:3], memory=memory)
-        assert model_snapshot.changes(before, model_snapshot.of_model(ex.subject.model)) == []
+        assert model_snapshot.changes(before, model_snapshot.of_model(ex.adapter.model)) == []
 
 
 def test_a_pass_that_is_too_large_is_run_again_with_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was learned may be wrong: then the counting itself stops the pass."""
     ex, tried = models.explainer("bert/classify"), []
     ex.explain(TEXTS[0])
-    with Meter() as free:
+    with TensorMemoryMeter() as free:
         expected = ex.explain(TEXTS)
 
-    class Sanguine(Budget):
-        def room(self, kinds: Collection[str], width: int) -> int:
-            return min(self._capped(kind, width, 6) for kind in kinds)
+    class Sanguine(MemoryBudget):
+        def compute_batch_rows(self, kinds: Collection[str], width: int) -> int:
+            return min(self._cap_rows(kind, width, 6) for kind in kinds)
 
-        def shrink(self) -> None:
-            tried.append(self.rows)
-            super().shrink()
+        def shrink_after_exceeding(self) -> None:
+            tried.append(self.batch_rows)
+            super().shrink_after_exceeding()
 
-    monkeypatch.setattr("clearhead.explainer.Budget", Sanguine)
-    with Meter() as kept:
-        found = ex.explain(TEXTS, memory=int(free.peak * 0.4))
+    monkeypatch.setattr("clearhead.explainer.MemoryBudget", Sanguine)
+    with TensorMemoryMeter() as kept:
+        found = ex.explain(TEXTS, memory=int(free.peak_bytes * 0.4))
     assert tried == [4, 2]
-    assert kept.peak <= free.peak * 0.5  # what was too much was noticed once it was there
+    assert kept.peak_bytes <= free.peak_bytes * 0.5  # what was too much was noticed once it was there
     for e, other in zip(found, expected, strict=True):
         cases.assert_alike(e, other, 1e-9)
 
@@ -151,40 +159,40 @@ def test_a_pass_that_is_too_large_is_run_again_with_fewer_rows(monkeypatch: pyte
 class TestMeter:
     def test_counts_what_lives(self) -> None:
         weight = torch.ones(100)
-        with Meter() as meter:
+        with TensorMemoryMeter() as meter:
             _ = weight.view(10, 10), weight[3:], weight.detach()
-            assert meter.live == 0
+            assert meter.live_bytes == 0
             a = torch.ones(1000)
             b = a.view(10, 100).mT
-            assert meter.live == 4000
+            assert meter.live_bytes == 4000
             c = b.reshape(-1)
-            assert meter.live == 8000
+            assert meter.live_bytes == 8000
             del a
-            assert meter.live == 8000  # b is a view of it
+            assert meter.live_bytes == 8000  # b is a view of it
             del b, c
-        assert (meter.live, meter.peak) == (0, 8000)
+        assert (meter.live_bytes, meter.peak_bytes) == (0, 8000)
 
     def test_counts_graphs(self) -> None:
         x = torch.ones(1000, requires_grad=True)
-        with Meter() as meter:
+        with TensorMemoryMeter() as meter:
             y = x.exp().exp().sum()
-            assert meter.live == 8004  # the results that both need on their way back
+            assert meter.live_bytes == 8004  # the results that both need on their way back
             torch.autograd.grad(y, x)
             del y
-        assert meter.live == 0 and meter.peak >= 12000
+        assert meter.live_bytes == 0 and meter.peak_bytes >= 12000
 
     def test_stops_forwards_and_backwards(self) -> None:
         x = torch.ones(1000, requires_grad=True)
-        with pytest.raises(OverBudget), Meter(limit=6000):
+        with pytest.raises(MemoryBudgetExceededError), TensorMemoryMeter(limit_bytes=6000):
             x.exp().sin()
         y = x.exp().sin().sum()
-        with pytest.raises(OverBudget), Meter(limit=3000):
+        with pytest.raises(MemoryBudgetExceededError), TensorMemoryMeter(limit_bytes=3000):
             torch.autograd.grad(y, x)
 
     def test_changes_no_number(self) -> None:
         ex = models.explainer("bert/classify")
         plain = explained(ex)
-        with Meter():
+        with TensorMemoryMeter():
             metered = explained(ex)
         for name in plain:
             for one, other in zip(plain[name], metered[name], strict=True):

@@ -18,7 +18,7 @@ def explanations() -> list[Explanation]:
 @pytest.mark.parametrize("how", ["sum", "mean"])
 def test_by_word(how: str) -> None:
     es = explanations()
-    found = clearhead.aggregate(es, by="word", how=how)
+    found = clearhead.aggregate(es, by="word", reduction=how)
     words = [e.words() for e in es]
     good = [float(w.scores[i]) for w in words for i, name in enumerate(w.tokens) if name.lower() == "good"]
     assert len(good) == 4  # one in TEXTS, too
@@ -28,7 +28,7 @@ def test_by_word(how: str) -> None:
     assert scores == sorted(scores, reverse=True) and found.top(2) == [row[:2] for row in found.rows[:2]]
     assert not {"[cls]", "[sep]"} & {name for name, _, _ in found.rows}
     if how == "sum":
-        inside = sum(float(e.scores[e.units.drop_special()].sum()) for e in es)
+        inside = sum(float(e.scores[e.units.content_indices()].sum()) for e in es)
         assert sum(scores) == pytest.approx(inside)
 
 
@@ -37,7 +37,7 @@ def test_by_label_and_position() -> None:
     labels = clearhead.aggregate(es, by="label")
     assert {name for name, _, _ in labels.rows} == {e.target["name"] for e in es}
     assert sum(count for _, _, count in labels.rows) == len(es)
-    positions = clearhead.aggregate(es, by="position", how="mean")
+    positions = clearhead.aggregate(es, by="position", reduction="mean")
     first = next(row for row in positions.rows if row[0] == "1")
     assert first == ("1", pytest.approx(np.mean([e.scores[1] for e in es])), len(es))
     assert "0" not in {name for name, _, _ in positions.rows}  # [CLS]
@@ -45,19 +45,19 @@ def test_by_label_and_position() -> None:
     assert form["by"] == "position" and form["how"] == "mean" and form["rows"][0]["count"] >= 1
 
 
-def test_dropped_units_are_left_out() -> None:
+def test_units_without_scores_are_ignored() -> None:
     e = explanations()[0]
     marked = replace(e, scores=np.where(np.arange(len(e)) == 1, np.nan, 1.0))
     assert all(np.isfinite(score) for _, score, _ in clearhead.aggregate([marked], by="position").rows)
     assert np.isfinite(clearhead.aggregate([marked], by="label").rows[0][1])
 
 
-def test_one_explanation_is_a_list_of_one() -> None:
+def test_single_explanation_is_accepted() -> None:
     e = explanations()[0]
     assert clearhead.aggregate(e) == clearhead.aggregate([e])  # type: ignore[arg-type]
 
 
-def test_what_does_not_add_up() -> None:
+def test_mixed_methods_and_scales_are_refused() -> None:
     ex = explainer("bert/classify")
     several = ex.explain(TEXTS[0], ["generic", "cat"])
     with pytest.raises(InputError, match="different methods"):
@@ -70,13 +70,13 @@ def test_what_does_not_add_up() -> None:
         clearhead.aggregate(several)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="unknown by 'words': did you mean 'word'"):
         clearhead.aggregate(explanations(), by="words")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="unknown how 'median'"):
-        clearhead.aggregate(explanations(), how="median")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="unknown reduction 'median'"):
+        clearhead.aggregate(explanations(), reduction="median")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="patches, not words"):
         clearhead.aggregate(explainer("vit/image").explain(inputs("vit/image")))
 
 
-def test_a_data_frame() -> None:
+def test_data_frame_has_one_row_per_unit() -> None:
     es = explanations()
     frame = clearhead.to_frame(es)
     assert len(frame) == sum(map(len, es)) and frame["input"].nunique() == len(es)
@@ -86,7 +86,7 @@ def test_a_data_frame() -> None:
     assert len(clearhead.to_frame(es[0])) == len(es[0])  # type: ignore[arg-type]
 
 
-def test_a_data_frame_needs_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_frame_without_pandas_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InputError, match="pip install pandas"):
         clearhead.to_frame(explanations())

@@ -17,7 +17,7 @@ def test_agreement_is_kendalls_tau_without_special_tokens() -> None:
     ex = explainer("bert/classify")
     found = clearhead.compare(ex, TEXTS[1], ["generic", "grad-sam", "random"])
     assert found.methods == list(found) == ["generic", "grad-sam", "random"]
-    kept = found["generic"].units.drop_special()
+    kept = found["generic"].units.content_indices()
     tau = found.agreement
     assert np.diag(tau) == pytest.approx(1) and tau == pytest.approx(tau.T)
     expected = scipy.stats.kendalltau(found["generic"].scores[kept], found["grad-sam"].scores[kept]).statistic
@@ -26,7 +26,7 @@ def test_agreement_is_kendalls_tau_without_special_tokens() -> None:
     assert found["grad-sam"].scores == pytest.approx(alone.scores)
 
 
-def test_options_and_pictures() -> None:
+def test_options_and_images() -> None:
     ex = explainer("vit/image")
     deep = Method("generic", layers=(-1, None))
     found = clearhead.compare(ex, inputs("vit/image")[0], ["generic", deep], target=1)
@@ -34,15 +34,15 @@ def test_options_and_pictures() -> None:
     assert all(e.target["index"] == 1 for e in found.explanations.values())
 
 
-def test_a_constant_method_agrees_with_none() -> None:
+def test_agreement_with_constant_scores_is_nan() -> None:
     ex = explainer("bert/classify")
     found = clearhead.compare(ex, "I", ["generic", "cat"])
-    assert np.isnan(found.agreement).all() or len(found["cat"].units.drop_special()) > 1
+    assert np.isnan(found.agreement).all() or len(found["cat"].units.content_indices()) > 1
     form = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert form["schema"] == "clearhead/comparison" and set(form["explanations"]) == {"generic", "cat"}
 
 
-def test_what_cannot_be_compared() -> None:
+def test_invalid_comparisons_are_refused() -> None:
     ex = explainer("bert/classify")
     for methods in ("generic", ["generic"]):
         with pytest.raises(InputError, match="at least two methods"):
@@ -55,7 +55,7 @@ def test_what_cannot_be_compared() -> None:
         clearhead.compare(ex, {"input_ids": torch.tensor([[5, 6], [7, 8]])}, ["cat", "attcat"])
 
 
-def test_by_default_the_methods_that_apply() -> None:
+def test_default_methods_are_those_that_apply() -> None:
     assert clearhead.compare(explainer("bert/classify"), TEXTS[0]).methods == ["generic", "grad-sam", "attcat"]
     lxmert = joint_models.explainer("lxmert")
     found = clearhead.compare(lxmert, text=TEXTS[0], regions=joint_models.regions(3))

@@ -14,8 +14,8 @@ import torch
 
 import clearhead
 from clearhead import Contrast, Explanation, InputError, Method
-from clearhead.explanation.explanation import VERSION, from_parts
-from clearhead.units import numbered
+from clearhead.explanation.explanation import EXPLANATION_VERSION, explanation_from_arrays
+from clearhead.units import build_numbered_units
 from tests.models import MASKED_TEXTS, PAIR, TEXTS, explainer, inputs, text_model
 
 SCHEMA = json.loads((files("clearhead.explanation") / "explanation.schema.json").read_text("utf-8"))
@@ -25,7 +25,7 @@ def made(scores: Any, **more: Any) -> Explanation:
     scores = np.asarray(scores, dtype=float)
     names = [f"t{i}" for i in range(len(scores))]
     target = {"kind": "label", "name": "x", "scale": "logit", "value": 1.0}
-    return Explanation(numbered(len(scores), "text", names), scores, "m", target, {}, **more)
+    return Explanation(build_numbered_units(len(scores), "text", names), scores, "m", target, {}, **more)
 
 
 #: The names of what `results` gives.
@@ -66,7 +66,7 @@ def results() -> dict[str, Explanation]:
             TEXTS[0], scale="log-odds"
         ),
         "masked": masked.explain(MASKED_TEXTS[0].format(mask="<mask>")),
-        "ids": clearhead.load(text.subject.model).explain({"input_ids": torch.tensor([[5, 6, 7]])}),
+        "ids": clearhead.load(text.adapter.model).explain({"input_ids": torch.tensor([[5, 6, 7]])}),
         "image": image.explain(picture, "saliency", target=Contrast(1, 0)),
         "heads": image.explain(picture, "generic", per="head"),
     }
@@ -76,20 +76,20 @@ def results() -> dict[str, Explanation]:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_json_form_follows_the_schema_and_comes_back(name: str) -> None:
+def test_json_round_trip_follows_the_schema(name: str) -> None:
     e = results()[name]
     text = json.dumps(e.to_dict(), allow_nan=False)
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(text))
-    assert clearhead.from_dict(json.loads(text)) == replace(e, picture=None)
+    assert clearhead.from_dict(json.loads(text)) == replace(e, image=None)
     assert np.array_equal(clearhead.from_dict(json.loads(text)).scores, e.scores, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_file_comes_back(name: str, tmp_path: Path) -> None:
+def test_file_round_trip(name: str, tmp_path: Path) -> None:
     e = results()[name]
-    back = clearhead.open_explanation(e.save(tmp_path / "e.safetensors"))
+    back = clearhead.load_explanation(e.save(tmp_path / "e.safetensors"))
     assert back == e and back.units == e.units
-    for part in ("scores", "matrix", "per_layer", "per_head", "picture"):
+    for part in ("scores", "matrix", "per_layer", "per_head", "image"):
         mine, theirs = getattr(e, part), getattr(back, part)
         assert (mine is None) == (theirs is None), part
         assert mine is None or (mine.dtype == theirs.dtype and np.array_equal(mine, theirs, equal_nan=True))
@@ -97,7 +97,7 @@ def test_file_comes_back(name: str, tmp_path: Path) -> None:
 
 def test_schema_describes_every_field() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    assert SCHEMA["properties"]["version"]["const"] == VERSION
+    assert SCHEMA["properties"]["version"]["const"] == EXPLANATION_VERSION
 
     def described(part: Any, path: str) -> None:
         for key, value in part.get("properties", {}).items():
@@ -115,12 +115,12 @@ def test_schema_describes_every_field() -> None:
     assert set(results()["text"].to_dict()["provenance"]) <= set(SCHEMA["$defs"]["provenance"]["properties"])
 
 
-def test_a_wrong_form_is_noticed() -> None:
+def test_invalid_json_is_refused() -> None:
     good = results()["text"].to_dict()
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**good, "scores": ["a"]}, SCHEMA)
     with pytest.raises(InputError, match="newer clearhead"):
-        clearhead.from_dict({**good, "version": VERSION + 1})
+        clearhead.from_dict({**good, "version": EXPLANATION_VERSION + 1})
     for wrong in ({}, {**good, "schema": "other"}, {**good, "version": "1"}, {**good, "scores": ["a"]}):
         with pytest.raises(InputError, match="not an explanation that clearhead wrote"):
             clearhead.from_dict(wrong)
@@ -133,19 +133,19 @@ def test_a_wrong_form_is_noticed() -> None:
             clearhead.from_dict(wrong)
 
 
-def test_files_that_are_no_explanations(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     (tmp_path / "text").write_text("hello")
     save_file({"a": np.zeros(1)}, tmp_path / "other")
     for name, message in [("none", "no file"), ("text", "not an explanation"), ("other", "not an explanation")]:
         with pytest.raises(InputError, match=message):
-            clearhead.open_explanation(tmp_path / name)
+            clearhead.load_explanation(tmp_path / name)
     with pytest.raises(InputError, match="newer clearhead"):
-        from_parts({**results()["text"].to_dict(), "version": 9}, {})
+        explanation_from_arrays({**results()["text"].to_dict(), "version": 9}, {})
 
 
-def test_what_a_result_holds() -> None:
+def test_fields_of_an_explanation() -> None:
     e = results()["text"]
     assert e.stream == "text" and e.tokens == list(e.units.names) and len(e) == len(e.scores) and e["text"] is e
     assert e.base_value is None
@@ -170,15 +170,15 @@ def test_what_a_result_holds() -> None:
     assert "9 tokens" in repr(made(range(9))) and "17 patches" in repr(results()["image"])
 
 
-def test_top_keeps_ties_in_order_and_leaves_special_units_out() -> None:
+def test_top_keeps_order_of_ties_and_skips_special_units() -> None:
     e = made([1, 3, 2, 3, 2, float("nan")])
     assert [name for name, _ in e.top()] == ["t1", "t3", "t2", "t4", "t0"]
     marked = replace(e, units=replace(e.units, special=(False, True, False, False, False, False)))
     assert [name for name, _ in marked.top(2)] == ["t3", "t2"]
-    assert [name for name, _ in marked.top(2, special=True)] == ["t1", "t3"]
+    assert [name for name, _ in marked.top(2, include_special=True)] == ["t1", "t3"]
 
 
-def test_units_without_a_score_take_nobody_elses() -> None:
+def test_nan_scores_do_not_spread_to_other_words() -> None:
     """A profile that drops special tokens (NaN) leaves the words, sentences and regions of the others their scores."""
     text = "[MASK] hates the book. It isn't good"
     e = explainer("bert/mask").explain(text, "attcat", profile="gender_mlm")
@@ -197,7 +197,7 @@ def test_units_without_a_score_take_nobody_elses() -> None:
     assert np.isnan(regions.scores[0]) and np.nansum(regions.scores) == pytest.approx(np.nansum(picture.scores))
 
 
-def test_words_add_up_and_rows_are_averaged() -> None:
+def test_word_scores_are_sums_and_matrix_rows_are_means() -> None:
     ex = explainer("bert/classify")
     e = ex.explain(TEXTS[1], "attention", rows="all", per="head")
     words = e.words()
@@ -214,7 +214,7 @@ def test_words_add_up_and_rows_are_averaged() -> None:
 
 @pytest.mark.parametrize("scale", ["logit", "probability"])
 @pytest.mark.parametrize("method", ["input-x-gradient", "attcat", "cat"])
-def test_a_difference_explains_the_contrast_where_the_method_is_linear(method: str, scale: str) -> None:
+def test_difference_is_a_contrast_for_linear_methods(method: str, scale: str) -> None:
     ex = explainer("bert/classify")
     a, b = (ex.explain(TEXTS[0], method, target=label, scale=scale) for label in (0, 2))
     both = ex.explain(TEXTS[0], method, target=Contrast(0, 2), scale=scale)
@@ -227,7 +227,7 @@ def test_a_difference_explains_the_contrast_where_the_method_is_linear(method: s
     }
 
 
-def test_a_difference_of_log_odds_is_not_their_contrast() -> None:
+def test_difference_of_log_odds_is_not_a_contrast() -> None:
     ex = explainer("bert/classify")
     a, b, contrast = (
         ex.explain(TEXTS[0], "input-x-gradient", target=target, scale="log-odds") for target in (0, 2, Contrast(0, 2))
@@ -238,7 +238,7 @@ def test_a_difference_of_log_odds_is_not_their_contrast() -> None:
     assert abs(difference.target["value"] - contrast.target["value"]) > 1e-3
 
 
-def test_a_difference_of_scores_says_so() -> None:
+def test_difference_of_nonlinear_methods_is_marked() -> None:
     ex = explainer("bert/classify")
 
     def kind(a: Explanation, b: Explanation) -> str:
@@ -263,7 +263,7 @@ def test_base_values_are_subtracted() -> None:
     assert isinstance((made([1.0], base_value=1.0) - made([1.0], base_value=0.0)).base_value, float)
 
 
-def test_only_the_same_input_can_be_subtracted() -> None:
+def test_subtraction_requires_the_same_input() -> None:
     text, image = explainer("bert/classify"), explainer("vit/image")
     with pytest.raises(InputError, match="same input"):
         text.explain(TEXTS[0]) - text.explain(TEXTS[1])
@@ -277,16 +277,16 @@ def test_only_the_same_input_can_be_subtracted() -> None:
 
 def test_equality() -> None:
     assert made([1, float("nan")]) == made([1, float("nan")]) and made([1, 2]) != made([1, 3]) and made([1]) != 1
-    pictures = [replace(made([1]), picture=np.full((2, 2, 3), i, dtype=np.uint8)) for i in (0, 1)]
+    pictures = [replace(made([1]), image=np.full((2, 2, 3), i, dtype=np.uint8)) for i in (0, 1)]
     assert pictures[0] != pictures[1] and pictures[0] != made([1])
 
 
-def test_only_what_json_knows_is_written() -> None:
+def test_to_json_value_returns_plain_types() -> None:
     e = made([1.0], certificate={"error": float("inf"), "count": np.int64(3), "dtype": torch.float32, "flag": np.True_})
     assert e.to_dict()["certificate"] == {"error": None, "count": 3, "dtype": "torch.float32", "flag": True}
 
 
-def test_heat_map_of_a_picture() -> None:
+def test_heat_map_of_an_image() -> None:
     e = results()["heads"]
     assert e.heat_map().shape == e.units.grid
     assert e.heat_map()[1, 2] == e.scores[e.tokens.index("1,2")]
@@ -345,28 +345,28 @@ DAMAGES: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "path", "value"), DAMAGES)
-def test_damage_is_noticed_at_the_border(name: str, path: str, value: Any) -> None:
+def test_damaged_data_is_refused(name: str, path: str, value: Any) -> None:
     with pytest.raises(InputError) as said:
         clearhead.from_dict(_damaged(results()[name].to_dict(), path, value))
     assert "\n" not in str(said.value)
 
 
 @pytest.mark.parametrize("wrong", [[], None, "text", 3, [1], {"schema": []}])
-def test_what_is_no_explanation_at_all(wrong: Any) -> None:
+def test_data_of_another_type_is_refused(wrong: Any) -> None:
     with pytest.raises(InputError, match="not an explanation that clearhead wrote"):
         clearhead.from_dict(wrong)
 
 
 @pytest.mark.parametrize("metadata", ["[]", "3", "null", '"x"', "{}", "{"])
-def test_files_whose_metadata_are_no_mapping(metadata: str, tmp_path: Path) -> None:
+def test_file_metadata_must_be_a_mapping(metadata: str, tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     save_file({"scores": np.zeros(2)}, tmp_path / "odd", metadata={"clearhead": metadata})
     with pytest.raises(InputError, match="odd'"):
-        clearhead.open_explanation(tmp_path / "odd")
+        clearhead.load_explanation(tmp_path / "odd")
 
 
-def test_two_models_of_one_class_are_two_models() -> None:
+def test_models_of_one_class_are_distinguished_by_logits() -> None:
     """Models given as objects go by their class: their difference is no contrast of two targets of one model."""
     ex = explainer("bert/classify")
     other = clearhead.load(text_model("bert", initializer_range=0.2))
@@ -377,7 +377,7 @@ def test_two_models_of_one_class_are_two_models() -> None:
     assert (one - alone).target["kind"] == "contrast"
 
 
-def test_outputs_without_classes_cannot_tell_models_apart() -> None:
+def test_models_without_classes_are_not_distinguished() -> None:
     encoder = clearhead.load(text_model("bert", "Model"))
     a, b = (
         encoder.explain(TEXTS[0], "input-x-gradient", target=lambda output, i=i: output.last_hidden_state[:, 0, i])

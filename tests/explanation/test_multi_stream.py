@@ -11,7 +11,7 @@ import pytest
 from referencing import Registry, Resource
 
 import clearhead
-from clearhead import Explanation, InputError, JointExplanation
+from clearhead import Explanation, InputError, MultiStreamExplanation
 from tests import dual_models, joint_models
 from tests.render.example_results import KINDS, TEXT, bart, decoder, every, picture
 
@@ -25,9 +25,9 @@ def clip() -> clearhead.Explainer:
     return dual_models.explainer("clip")
 
 
-def joint(kind: str) -> JointExplanation:
+def joint(kind: str) -> MultiStreamExplanation:
     explanation = every()[kind]
-    assert isinstance(explanation, JointExplanation)
+    assert isinstance(explanation, MultiStreamExplanation)
     return explanation
 
 
@@ -40,29 +40,29 @@ def validator(kind: str) -> jsonschema.Draft202012Validator:
 
 class TestForms:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_the_json_form_follows_the_schema_and_comes_back(self, kind: str) -> None:
+    def test_json_round_trip_follows_the_schema(self, kind: str) -> None:
         explanation = every()[kind]
         form = json.loads(json.dumps(explanation.to_dict(), allow_nan=False))
-        is_joint = isinstance(explanation, JointExplanation)
+        is_joint = isinstance(explanation, MultiStreamExplanation)
         validator("multi_stream_explanation" if is_joint else "explanation").validate(form)
         again = clearhead.from_dict(form)
         assert type(again) is type(explanation) and again.streams == explanation.streams
-        for stream, part in explanation.parts.items():
+        for stream, part in explanation.by_stream.items():
             assert again[stream].to_dict() == part.to_dict()
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_the_file_comes_back(self, kind: str, tmp_path: Path) -> None:
+    def test_file_round_trip(self, kind: str, tmp_path: Path) -> None:
         explanation = every()[kind]
-        again = clearhead.open_explanation(explanation.save(tmp_path / "e.safetensors"))
+        again = clearhead.load_explanation(explanation.save(tmp_path / "e.safetensors"))
         assert again == explanation and repr(again) == repr(explanation)
         assert [file.name for file in tmp_path.iterdir()] == ["e.safetensors"]
 
-    def test_every_field_of_the_joint_form_is_described(self) -> None:
+    def test_schema_describes_every_field(self) -> None:
         for schema in SCHEMAS.values():
             jsonschema.Draft202012Validator.check_schema(schema)
         assert all(part.get("description") for part in SCHEMAS["multi_stream_explanation"]["properties"].values())
 
-    def test_a_wrong_form_is_noticed(self) -> None:
+    def test_invalid_json_is_refused(self) -> None:
         good = joint("text and picture").to_dict()
         text, image = good["parts"]["text"], good["parts"]["image"]
         with pytest.raises(InputError, match="newer clearhead"):
@@ -90,13 +90,13 @@ class TestForms:
             {"steps": [{"value": "much"}] * 5},
         ],
     )
-    def test_damaged_steps_are_noticed(self, wrong: dict[str, Any]) -> None:
+    def test_damaged_steps_are_refused(self, wrong: dict[str, Any]) -> None:
         form = joint("objects")["image"].to_dict()
         assert len(form["steps"]) == 5
         with pytest.raises(InputError, match="damaged"):
             clearhead.from_dict({**form, "target": {**form["target"], **wrong}})
 
-    def test_a_file_of_one_stream_and_of_several_do_not_mix(self, tmp_path: Path) -> None:
+    def test_single_and_multi_stream_files_are_distinguished(self, tmp_path: Path) -> None:
         both = joint("text and picture")
         form = both.to_dict()["parts"]["text"]
         assert isinstance(clearhead.from_dict(form), Explanation)
@@ -108,43 +108,43 @@ class TestParts:
     def test_streams_by_name(self) -> None:
         both = joint("text and picture")
         assert both.streams == ("text", "image") and [part.stream for part in both] == ["text", "image"]
-        assert both["image"].picture is both.picture and both.parts["text"] is both["text"]
+        assert both["image"].image is both.image and both.by_stream["text"] is both["text"]
         with pytest.raises(InputError, match="unknown stream 'audio'"):
             both["audio"]
         for name in ("scores", "units", "matrix", "heat_map"):
-            with pytest.raises(InputError, match=rf"say e\['text'\]\.{name} or e\['image'\]\.{name}"):
+            with pytest.raises(InputError, match=rf"use e\['text'\]\.{name} or e\['image'\]\.{name}"):
                 getattr(both, name)
         one = every()["sound"]
-        assert list(one.parts) == ["audio"] and one.parts["audio"] is one
+        assert list(one.by_stream) == ["audio"] and one.by_stream["audio"] is one
 
-    def test_words_and_sentences_of_the_texts_alone(self) -> None:
+    def test_only_texts_are_merged_into_words_and_sentences(self) -> None:
         both = joint("text and picture")
         assert both.words()["text"].units.kind == "word" and both.words()["image"] is both["image"]
         assert both.sentences()["text"].units.kind == "sentence" and len(both.sentences()["text"].top(9)) == 1
         with pytest.raises(InputError, match="frames, not words"):
             every()["sound"].words()
 
-    def test_one_of_several_steps(self) -> None:
+    def test_step_selects_all_streams(self) -> None:
         objects = joint("objects")
         third = objects.step(2)
         assert third.steps is None and third.target == objects.target["steps"][2]
-        for stream, part in objects.parts.items():
+        for stream, part in objects.by_stream.items():
             assert part.matrix is not None
             np.testing.assert_array_equal(third[stream].scores, part.matrix[2])
             np.testing.assert_allclose(part.matrix.sum(0), part.scores)
 
-    def test_a_difference_is_taken_stream_by_stream(self) -> None:
+    def test_subtraction_by_stream(self) -> None:
         ex = clip()
         one, other = (ex.explain(text=TEXT, image=picture(), scale=scale) for scale in ("cosine", "logit"))
         gap = one - other
-        assert isinstance(gap, JointExplanation) and gap.streams == one.streams
+        assert isinstance(gap, MultiStreamExplanation) and gap.streams == one.streams
         np.testing.assert_allclose(gap["text"].scores, one["text"].scores - other["text"].scores)
         with pytest.raises(TypeError):
             one - one["text"]
 
 
 class TestMany:
-    def test_agreement_stream_by_stream(self) -> None:
+    def test_agreement_by_stream(self) -> None:
         methods = ["generic", "rollout"]
         found = clearhead.compare(clip(), methods=methods, text=TEXT, image=picture())
         assert list(found.agreements) == ["text", "image"]
@@ -163,14 +163,14 @@ class TestMany:
         both = joint("text and picture")
         words = clearhead.aggregate([both, both], by="word")
         assert {name: count for name, _, count in words.rows}["movie"] == 2
-        kept = [part.scores[part.units.drop_special()].sum() for part in both]
+        kept = [part.scores[part.units.content_indices()].sum() for part in both]
         assert clearhead.aggregate(both, by="label").rows[0][1] == pytest.approx(sum(kept))
         places = {name for name, _, _ in clearhead.aggregate([both], by="position").rows}
         assert {"text 1", "image 1"} <= places and "1" not in places
         with pytest.raises(InputError, match="patches, not words"):
             clearhead.aggregate([every()["one object"]], by="word")
 
-    def test_a_data_frame(self) -> None:
+    def test_data_frame_names_streams(self) -> None:
         both = joint("text and picture")
         frame = clearhead.to_frame([both, every()["continuation"]])
         assert len(frame) == len(both) + len(every()["continuation"])
@@ -178,18 +178,20 @@ class TestMany:
 
 
 class TestReading:
-    def test_a_given_answer_is_part_of_where_a_result_comes_from(self) -> None:
+    def test_given_answer_is_part_of_the_provenance(self) -> None:
         for make in (decoder, bart):
             ex = clearhead.load(make())
             assert ex.explain(TEXT, answer=" It is").provenance["reading"] == {"answer": " It is"}
             ids = ex.explain([TEXT, TEXT], answer=[(5, 6), " It is"])
             assert ids[0].provenance["reading"] == {"answer": [5, 6]}
             assert isinstance(ids[1].provenance["reading"]["answer"], list)
-            said = ex.explain(TEXT, target=clearhead.Generated(), max_new_tokens=2)
+            said = ex.explain(TEXT, target=clearhead.GeneratedToken(), max_new_tokens=2)
             assert said.provenance["reading"] == {"max_new_tokens": 2}
 
-    @pytest.mark.parametrize("target", [clearhead.Generated(0), clearhead.Query(1), clearhead.TokenLabel(2)])
-    def test_a_place_of_an_answer_that_has_none_is_refused(self, target: Any) -> None:
+    @pytest.mark.parametrize(
+        "target", [clearhead.GeneratedToken(0), clearhead.DetectionQuery(1), clearhead.TokenLabel(2)]
+    )
+    def test_position_target_of_a_single_output_is_refused(self, target: Any) -> None:
         ex = joint_models.explainer("lxmert")
         with pytest.raises(InputError, match="gives one answer as a whole"):
             ex.explain(text=TEXT, regions=joint_models.regions(3), target=target)

@@ -9,7 +9,7 @@ import pytest
 
 import clearhead
 from clearhead import Explanation, InputError
-from clearhead.render.reproduction import command, snippet
+from clearhead.render.reproduction import format_cli_command, format_python_snippet
 from tests import dual_models, models
 
 
@@ -23,7 +23,7 @@ def grid() -> np.ndarray:
     return picture().heat_map()
 
 
-def test_rows_and_columns() -> None:
+def test_grid_of_rows_and_columns() -> None:
     e = picture().regions((2, 2))
     assert e.tokens == ["[CLS]", "0,0", "0,1", "1,0", "1,1"] and e.units.kind == "region"
     assert e.scores[1] == pytest.approx(grid()[:2, :2].sum()) and e.scores[4] == pytest.approx(grid()[2:, 2:].sum())
@@ -43,14 +43,14 @@ def test_boxes_by_name(pixels: bool) -> None:
     assert e.scores[1:] == pytest.approx([grid()[:, :2].sum(), strip, right.sum() - strip])
 
 
-def test_what_lies_in_two_regions_counts_for_both() -> None:
+def test_overlapping_regions_both_count() -> None:
     e = picture().regions([(0, 0, 1, 0.5), (0, 0, 0.5, 0.5)])
     assert e.tokens[1:] == ["region 0", "region 1", "elsewhere"]
     assert e.scores[1:] == pytest.approx([grid()[:2].sum(), grid()[:2, :2].sum(), grid()[2:].sum()])
 
 
 @pytest.mark.parametrize("fine", [False, True])
-def test_a_map(fine: bool) -> None:
+def test_label_map(fine: bool) -> None:
     """Of patches or of pixels; what is negative lies in no region."""
     where = np.array([[0, 0, 3, 3], [0, -1, -1, 3], [0, -1, -1, 3], [0, 0, 3, 3]])
     given = where.repeat(4, 0).repeat(4, 1) if fine else where
@@ -60,7 +60,7 @@ def test_a_map(fine: bool) -> None:
     assert e.units.boxes is not None and e.units.boxes[3] == (0.25, 0.25, 0.75, 0.75)
 
 
-def test_every_part_is_merged() -> None:
+def test_all_arrays_are_merged() -> None:
     ex = models.explainer("vit/image")
     raw = models.inputs("vit/image")[0]
     e = ex.explain(raw, "generic", per="head").regions((2, 2))
@@ -71,12 +71,12 @@ def test_every_part_is_merged() -> None:
     assert rolled.matrix.sum(1) == pytest.approx(np.ones(5))
 
 
-def test_sizes_are_added_up() -> None:
+def test_absolute_values_are_added_up() -> None:
     e = picture().regions((2, 2), absolute=True)
     assert e.scores[1] == pytest.approx(np.abs(grid()[:2, :2]).sum())
     assert not e.signed and picture().signed
     text = models.explainer("bert/classify").explain(models.TEXTS[1], "input-x-gradient")
-    _, parents = text.units.merged("word")
+    _, parents = text.units.merge("word")
     for absolute in (False, True):
         words = text.words(absolute=absolute)
         sizes = np.abs(text.scores) if absolute else text.scores
@@ -87,7 +87,7 @@ def test_sizes_are_added_up() -> None:
     assert text.words(absolute=True).sentences().scores == pytest.approx(whole.scores)
 
 
-def test_a_data_set_by_sizes() -> None:
+def test_aggregation_of_absolute_values() -> None:
     es = models.explainer("bert/classify").explain(models.TEXTS, "input-x-gradient")
     for by in ("word", "position", "label"):
         signed, sizes = (
@@ -95,12 +95,12 @@ def test_a_data_set_by_sizes() -> None:
             for absolute in (False, True)
         )
         assert {row[0] for row in signed.rows} == {row[0] for row in sizes.rows}
-        inside = sum(float(np.abs(e.scores[e.units.drop_special()]).sum()) for e in es)
+        inside = sum(float(np.abs(e.scores[e.units.content_indices()]).sum()) for e in es)
         assert sum(row[1] for row in sizes.rows) == pytest.approx(inside)
         assert sum(row[1] for row in signed.rows) < inside
 
 
-def test_the_picture_of_several_streams() -> None:
+def test_regions_of_a_multi_stream_explanation() -> None:
     e = dual_models.explainer("clip").explain(text="So boring!", image=dual_models.pictures()[0])
     merged = e.regions((1, 2))
     assert merged["image"].units.kind == "region" and merged["text"] is e["text"]
@@ -108,13 +108,13 @@ def test_the_picture_of_several_streams() -> None:
     assert merged.words(absolute=True)["text"].units.kind == "word"
 
 
-def test_saved_and_shown(tmp_path: Path) -> None:
+def test_regions_can_be_saved_and_displayed(tmp_path: Path) -> None:
     e = picture().regions({"left": (0, 0, 0.5, 1)}, absolute=True)
-    assert clearhead.open_explanation(e.save(tmp_path / "e.safetensors")) == e
+    assert clearhead.load_explanation(e.save(tmp_path / "e.safetensors")) == e
     assert "left" in e.html() and e.plot("regions")
-    assert "e.regions(" in snippet(e) and command(e) is None
+    assert "e.regions(" in format_python_snippet(e) and format_cli_command(e) is None
     words = models.explainer("bert/classify").explain("So boring!").words(absolute=True)
-    assert ".words(absolute=True)" in snippet(words)
+    assert ".words(absolute=True)" in format_python_snippet(words)
 
 
 @pytest.mark.parametrize(
@@ -125,27 +125,27 @@ def test_saved_and_shown(tmp_path: Path) -> None:
         ([], r"regions must be"),
         ({"a": (0, 0, 1)}, r"regions must be"),
         ({"a": (0.5, 0, 0.2, 1)}, r"the box of 'a' is \(0.5, 0, 0.2, 1\).* 16 × 16 pixels"),
-        ([(0, 0, 30, 10)], r"within the picture"),
-        (np.zeros((3, 3), dtype=int), r"16 × 16 pixels or its \(4, 4\), not 3 × 3"),
-        (np.full((4, 4), -1), r"says of no pixel"),
+        ([(0, 0, 30, 10)], r"within the image"),
+        (np.zeros((3, 3), dtype=int), r"16 × 16 pixels, or of its patches, \(4, 4\); not 3 × 3"),
+        (np.full((4, 4), -1), r"assigns no pixel"),
         (np.zeros((4, 4)), r"regions must be"),
     ],
     ids=str,
 )
-def test_what_is_no_region(where: object, said: str) -> None:
+def test_invalid_regions_are_refused(where: object, said: str) -> None:
     with pytest.raises(InputError, match=said):
         picture().regions(where)  # type: ignore[arg-type]
 
 
-def test_what_has_no_patches() -> None:
+def test_units_without_patches_are_refused() -> None:
     text = models.explainer("bert/classify").explain("So boring!")
-    with pytest.raises(InputError, match=r"only patches of a picture .* these units are tokens"):
+    with pytest.raises(InputError, match=r"only patches of an image .* these units are tokens"):
         text.regions((2, 2))
     twice = picture().regions((2, 2))
     with pytest.raises(InputError, match="these units are regions"):
         twice.regions((1, 1))
 
 
-def test_without_the_picture_a_patch_is_divided_all_the_same() -> None:
-    e = replace(picture(), picture=None).regions([(0, 0, 1, 0.375)])
+def test_patches_are_divided_without_the_image() -> None:
+    e = replace(picture(), image=None).regions([(0, 0, 1, 0.375)])
     assert e.scores[1] == pytest.approx(grid()[0].sum() + grid()[1].sum() / 2)

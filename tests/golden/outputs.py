@@ -44,25 +44,27 @@ class Invocation:
     elements: int = 4
 
 
-_TRAINING = "--labels label --steps 2 --batch 2 --held-out 0.5"
+_TRAINING = "--label-column label --steps 2 --batch-size 2 --held-out 0.5"
 INVOCATIONS: dict[str, Invocation] = {
     "attention": Invocation("attention 'I like the movie' -m bert --candidates NEGATIVE,POSITIVE"),
     "attention of several streams": Invocation("attention phone -m zoo:spell"),
     "bench": Invocation(
         "bench --model zoo:logic --data known:logic --protocols truth --limit 4 --methods saliency --out run"
     ),
-    "bias code": Invocation("bias code some.py -m code --against code --count 6 --method saliency --permutations 99"),
-    "bias gender": Invocation(
-        "bias gender text.txt -m masked --pairs pairs.tsv --names m,f --set free --limit 2 --plain "
-        "--sentence 'he is here.'"
+    "bias code": Invocation(
+        "bias code some.py -m code --compare-model code --count 6 --methods saliency --permutations 99"
     ),
-    "compare": Invocation("compare 'I like the movie' -m bert --method generic,attcat,random"),
+    "bias gender": Invocation(
+        "bias gender text.txt -m masked --pairs pairs.tsv --names m,f --sentence-set free --limit 2 --plain "
+        "--text 'he is here.'"
+    ),
+    "compare": Invocation("compare 'I like the movie' -m bert --methods generic,attcat,random"),
     "concept densray": Invocation(
-        "concept densray a.txt b.txt --text text.txt -m masked --save axis.safetensors --plain --names m,f"
+        "concept densray a.txt b.txt --text-file text.txt -m masked --save axis.safetensors --plain --names m,f"
     ),
     "concept explain": Invocation(
-        "concept explain 'he like the book.' --directions axis.safetensors --layer 2 --at book -m masked "
-        "--method grad-sam",
+        "concept explain 'he like the book.' --directions axis.safetensors --layer 1 --at book -m masked "
+        "--methods grad-sam",
         needs=("concept densray",),
     ),
     "concept remove": Invocation(
@@ -70,16 +72,16 @@ INVOCATIONS: dict[str, Invocation] = {
     ),
     "concept tcav": Invocation(
         "concept tcav bubbly -m vit --concept dotted --concept mine=bubbly --random checkered --examples 3 --runs 4 "
-        "--layers 1,-1 --threshold 0 --target 1"
+        "--layers 0,-1 --threshold 0 --target 1"
     ),
     "convert": Invocation("convert original.pth converted --family deit --i-trust-this-file"),
     "explain": Invocation("explain 'I like the movie' -m bert --save saved.safetensors"),
     "explain several ways": Invocation(
-        "explain 'I like the movie' 'So boring!' -m bert --method generic,rollout --target NEGATIVE --against POSITIVE "
-        "--scale probability --rows all --layers 1:3 --words"
+        "explain 'I like the movie' 'So boring!' -m bert --methods generic,rollout --target NEGATIVE "
+        "--against POSITIVE --scale probability --rows all --layers 1:3 --words"
     ),
     "explain by a profile": Invocation(
-        "explain 'I like the movie' -m bert --method transformer-attribution --profile te_bert_notebook"
+        "explain 'I like the movie' -m bert --methods transformer-attribution --profile te_bert_notebook"
     ),
     "explain an image": Invocation("explain bubbly/00.png -m vit --per head"),
     "explain a masked word": Invocation("explain 'He like the [MASK].' -m masked --target book --against it"),
@@ -106,7 +108,7 @@ INVOCATIONS: dict[str, Invocation] = {
     "probe uniform": Invocation("probe uniform reviews.csv -m bert --frozen"),
     "report": Invocation("report run", needs=("bench",)),
     "show": Invocation("show saved.safetensors --words", needs=("explain",)),
-    "show a folder": Invocation("show explained --by word --how mean", needs=("explain data",)),
+    "show a folder": Invocation("show explained --by word --reduction mean", needs=("explain data",)),
     "verify": Invocation("verify generic,grad-sam -m bert --text 'So boring' --text 'I like it'"),
     "version": Invocation("version"),
 }
@@ -256,11 +258,11 @@ def _write_files() -> None:
     }
     for name, text in texts.items():
         Path(name).write_text(text, encoding="utf-8")
-    from clearhead.concepts.concept_data import textures
+    from clearhead.concepts.concept_data import draw_textures
 
     for kind, count in (("bubbly", 3), ("checkered", 18)):
         Path(kind).mkdir()
-        for index, image in enumerate(textures(kind, count, 20)):
+        for index, image in enumerate(draw_textures(kind, count, 20)):
             Image.fromarray(image).save(f"{kind}/{index:02d}.png")
     original = original_checkpoints.VisionTransformer("token")
     fill_weights(original)

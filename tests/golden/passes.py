@@ -47,7 +47,7 @@ CALLS: dict[str, Call] = {
     ),
     "decoder, given tokens": Call("gpt2", {"generic": {}}, {"inputs": "She hates", "answer": " it is long"}),
     "decoder, generated tokens": Call(
-        "gpt2", {"generic": {}}, {"inputs": "She hates", "target": clearhead.Generated(), "max_new_tokens": 3}
+        "gpt2", {"generic": {}}, {"inputs": "She hates", "target": clearhead.GeneratedToken(), "max_new_tokens": 3}
     ),
     "encoder-decoder, given tokens": Call("bart", {"generic": {}}, {"inputs": "I like it", "answer": "and the book"}),
     "dual encoder": Call("clip"),

@@ -163,7 +163,7 @@ VARIANTS: dict[str, dict[str, Case]] = {
         "generic@text-pair": Case("generic", arguments={"inputs": ("I like the movie.", "She hates the book")}),
         "generic@truncated": Case("generic", arguments={"max_length": 8}),
     },
-    "bert-masked-lm": {"generic@word": Case("generic", arguments={"target": clearhead.MaskedWord("book")})},
+    "bert-masked-lm": {"generic@word": Case("generic", arguments={"target": clearhead.MaskedToken("book")})},
     "bert-token-labels": {"generic@one-label": Case("generic", arguments={"target": clearhead.TokenLabel(2, 1)})},
     "vit-classifier": {
         "generic@tiles": Case("generic", arguments={"kernel": "tiles"}),
@@ -171,22 +171,22 @@ VARIANTS: dict[str, dict[str, Case]] = {
     },
     "gpt2": {
         "generic@tiles": Case("generic", arguments={"kernel": "tiles"}),
-        "generic@first-token": Case("generic", arguments={"target": clearhead.Generated(0)}),
+        "generic@first-token": Case("generic", arguments={"target": clearhead.GeneratedToken(0)}),
         "saliency@generated": Case(
-            "saliency", arguments={"answer": None, "target": clearhead.Generated(), "max_new_tokens": 3}
+            "saliency", arguments={"answer": None, "target": clearhead.GeneratedToken(), "max_new_tokens": 3}
         ),
     },
     "llama": {
-        "saliency@generated": Case("saliency", arguments={"target": clearhead.Generated(), "max_new_tokens": 3}),
+        "saliency@generated": Case("saliency", arguments={"target": clearhead.GeneratedToken(), "max_new_tokens": 3}),
     },
     "bart": {
         "generic@tiles": Case("generic", arguments={"kernel": "tiles"}),
         "saliency@generated": Case(
-            "saliency", arguments={"answer": None, "target": clearhead.Generated(), "max_new_tokens": 3}
+            "saliency", arguments={"answer": None, "target": clearhead.GeneratedToken(), "max_new_tokens": 3}
         ),
     },
     "clip": {"generic@logit": Case("generic", arguments={"scale": "logit"})},
-    "detr": {"generic@one-query": Case("generic", arguments={"target": clearhead.Query(2)})},
+    "detr": {"generic@one-query": Case("generic", arguments={"target": clearhead.DetectionQuery(2)})},
 }
 
 
@@ -213,7 +213,7 @@ def compute_case(model_name: str, case_name: str) -> dict[str, np.ndarray]:
             result = get_explainer(model_name).explain(
                 **arguments, method=clearhead.Method(case.method, **case.options)
             )
-        except clearhead.Refusal:
+        except clearhead.UnsupportedError:
             return {f"{case_name}/refused": np.array([True])}
     explanations = result if isinstance(result, list) else [result]
     arrays: dict[str, np.ndarray] = {}
@@ -242,7 +242,7 @@ def compute_golden_scores(model_name: str) -> dict[str, np.ndarray]:
 
 def compute_tolerance(model_name: str, case_name: str) -> float:
     """Return how far scores may be from the golden ones, relative to the largest of them."""
-    amplification = clearhead.Method(list_cases(model_name)[case_name].method).declaration.amplifies
+    amplification = clearhead.Method(list_cases(model_name)[case_name].method).declaration.rounding_amplification
     return max(GOLDEN_MODELS[model_name].tolerance, 1e-9 * amplification)
 
 

@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from clearhead.methods import REGISTRY
+from clearhead.methods import METHOD_REGISTRY
 from clearhead.profiles import PROFILES as REGISTERED_PROFILES
 from tests.golden import scores
 from tests.golden.models import GOLDEN_MODELS
@@ -60,7 +60,7 @@ def test_every_golden_array_belongs_to_a_case(model_name: str) -> None:
 
 
 def test_every_method_is_frozen() -> None:
-    registered = {name for name, method in REGISTRY.items() if method.__module__.startswith("clearhead.")}
+    registered = {name for name, method in METHOD_REGISTRY.items() if method.__module__.startswith("clearhead.")}
     assert set(scores.METHODS) == registered
 
 

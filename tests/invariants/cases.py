@@ -14,16 +14,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import clearhead
-from clearhead import Explainer, Explanation, Method, Refusal
-from clearhead.adapters import How
-from clearhead.capture.session import attention_implementation
-from clearhead.capture.tape import ALONG_UNITS
-from clearhead.methods import REGISTRY
+from clearhead import Explainer, Explanation, Method, UnsupportedError
+from clearhead.adapters import InputOptions
+from clearhead.capture.session import switched_attention_implementation
+from clearhead.capture.tape import UNIT_ALIGNED_REQUIREMENTS
+from clearhead.methods import METHOD_REGISTRY
 from tests import models
 
-METHODS = tuple(sorted(REGISTRY))
+METHODS = tuple(sorted(METHOD_REGISTRY))
 #: Those that one recorded pass is enough for.
-FROM_TAPE = tuple(name for name in METHODS if REGISTRY[name].declaration.kind == "tape")
+FROM_TAPE = tuple(name for name in METHODS if METHOD_REGISTRY[name].declaration.pass_type == "tape")
 SUBJECTS = models.SUBJECTS
 TEXT_SUBJECTS = tuple(subject for subject in SUBJECTS if not subject.endswith("/image"))
 
@@ -59,15 +59,15 @@ def _explainer(subject: str, dtype: torch.dtype) -> Explainer:
 def variants(name: str) -> tuple[Method, ...]:
     """A method with its defaults, and with each of its options changed: what is declared is what is tested."""
     budget = BUDGETS.get(name, {})
-    has, found = REGISTRY[name].declaration.has, [Method(name, **budget)]
+    has, found = METHOD_REGISTRY[name].declaration.supports, [Method(name, **budget)]
     if "layers" in has:
         found += [Method(name, **budget, layers=(1, None)), Method(name, **budget, layers=(0, 2))]
     if "heads" in has:
         found.append(Method(name, **budget, heads=(0, 2), layers=(None, None)))
     if "rows" in has:
         found += [Method(name, **budget, rows="all"), Method(name, **budget, rows="all", layers=(1, 3))]
-    for field in fields(REGISTRY[name]):
-        if field.name == "frame" or "of authors" in field.metadata:
+    for field in fields(METHOD_REGISTRY[name]):
+        if field.name == "unit_context" or "of authors" in field.metadata:
             continue
         if field.type is bool:
             found.append(Method(name, **budget, **{field.name: not field.default}))
@@ -81,7 +81,7 @@ def of_each_kind(subject: str) -> list[str]:
     """One method of each kind that applies: the kind decides which passes run and how."""
     by_kind: dict[str, str] = {}
     for name in applying(subject):
-        by_kind.setdefault(REGISTRY[name].declaration.kind, name)
+        by_kind.setdefault(METHOD_REGISTRY[name].declaration.pass_type, name)
     return list(by_kind.values())
 
 
@@ -98,7 +98,7 @@ def applying(subject: str) -> list[str]:
 def explain_arguments(subject: str, methods: Iterable[str]) -> dict[str, Any]:
     """Arguments of `explain` for every variant of these methods, with scores per head where a method has them."""
     asked = [variant for name in methods for variant in variants(name)]
-    has_heads = any(variant.declaration.has_head_shares for variant in asked)
+    has_heads = any(variant.declaration.has_head_contributions for variant in asked)
     return {"method": asked, "per": "head" if has_heads and subject not in WINDOWED else None}
 
 
@@ -109,10 +109,10 @@ def everything(subject: str) -> dict[str, Any]:
 
 def applies(name: str, subject: str) -> bool:
     """Whether a method must work here; where it must not, it has to refuse and say why."""
-    asks = REGISTRY[name].declaration.asks
+    asks = METHOD_REGISTRY[name].declaration.requires
     if subject.startswith(VALUES_HIDDEN) and asks & {"values", "output_projection"}:
         return False
-    return not (subject in WINDOWED and asks & ALONG_UNITS)
+    return not (subject in WINDOWED and asks & UNIT_ALIGNED_REQUIREMENTS)
 
 
 def refusal_of(name: str, subject: str) -> str:
@@ -120,12 +120,12 @@ def refusal_of(name: str, subject: str) -> str:
     ex = explainer(subject)
     try:
         ex.explain(models.inputs(subject)[0], method=name)
-    except Refusal as refusal:
+    except UnsupportedError as refusal:
         text = str(refusal)
     else:
         raise AssertionError(f"{name} explained {subject}, whose attention does not run over its units")
-    model = type(ex.subject.model).__name__
-    assert text.startswith(f"{name} cannot explain {ex.subject.name}: "), text
+    model = type(ex.adapter.model).__name__
+    assert text.startswith(f"{name} cannot explain {ex.adapter.name}: "), text
     reason = text.split(": ", 1)[1]
     assert model in reason and len(reason.split()) >= 8, f"not a reason: {text}"
     return reason
@@ -175,10 +175,10 @@ def assert_all_alike(
 
 def model_inputs(subject: str, extra: int = 0) -> dict[str, torch.Tensor]:
     """All inputs of a subject as one mapping; texts are padded to the longest, and `extra` further."""
-    ex = clearhead.load(explainer(subject).subject.model, explainer(subject).subject.processor)
+    ex = clearhead.load(explainer(subject).adapter.model, explainer(subject).adapter.processor)
     if subject.endswith("/image"):
-        return dict(ex.subject.processor(images=models.inputs(subject), return_tensors="pt"))
-    processor = ex.subject.processor
+        return dict(ex.adapter.processor(images=models.inputs(subject), return_tensors="pt"))
+    processor = ex.adapter.processor
     longest = max(len(ids) for ids in processor(models.inputs(subject))["input_ids"])
     padded = processor(models.inputs(subject), padding="max_length", max_length=longest + extra, return_tensors="pt")
     return dict(padded)
@@ -186,7 +186,7 @@ def model_inputs(subject: str, extra: int = 0) -> dict[str, torch.Tensor]:
 
 def collated(ex: Explainer, raws: list[Any]) -> dict[str, torch.Tensor]:
     """The batch that the model is called with."""
-    return ex.subject.collate([sample for raw in raws for sample in ex.subject.samples(raw, How())])
+    return ex.adapter.collate([sample for raw in raws for sample in ex.adapter.make_samples(raw, InputOptions())])
 
 
 class _Float32(TorchDispatchMode):
@@ -210,8 +210,8 @@ def tolerance(subject: str, dtype: torch.dtype = torch.float64) -> float:
         return 1e-5
     ex = explainer(subject)
     batch = collated(ex, models.inputs(subject)[:1])
-    with torch.no_grad(), attention_implementation(ex.subject.model, "eager"), _Float32() as watch:
-        ex.subject.model(**batch)
+    with torch.no_grad(), switched_attention_implementation(ex.adapter.model, "eager"), _Float32() as watch:
+        ex.adapter.model(**batch)
     return 1e-5 if watch.seen else 1e-9
 
 
@@ -222,9 +222,11 @@ def allowed(method: str, subject: str, dtype: torch.dtype = torch.float64) -> fl
 
 def amplified(method: str, within: float) -> float:
     """Methods by rules that amplify rounding compute in float64, whatever the format of a model."""
-    declaration = REGISTRY[method].declaration
-    wide = declaration.kind == "rules" and declaration.amplifies > 1
-    return max(within, 1e-9 * declaration.amplifies) if wide else within * declaration.amplifies
+    declaration = METHOD_REGISTRY[method].declaration
+    wide = declaration.pass_type == "rules" and declaration.rounding_amplification > 1
+    return (
+        max(within, 1e-9 * declaration.rounding_amplification) if wide else within * declaration.rounding_amplification
+    )
 
 
 def gap(one: Any, other: Any, size: float = 0.0) -> float:

@@ -37,11 +37,11 @@ def save_all(folder: Path, methods: "Iterable[str]", explain: "Callable[..., Res
 
 
 def save_again(folder: Path, into: Path) -> None:
-    from clearhead import open_explanation
+    from clearhead import load_explanation
 
     into.mkdir(parents=True)
     for path in sorted(folder.iterdir()):
-        open_explanation(path).save(into / path.name)
+        load_explanation(path).save(into / path.name)
 
 
 if __name__ == "__main__":

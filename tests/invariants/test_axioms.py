@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import clearhead
-from clearhead.methods import REGISTRY
+from clearhead.methods import METHOD_REGISTRY
 from tests import models
 from tests.invariants import cases
 from tests.methods import coalition_values
@@ -31,12 +31,12 @@ def uniform(kind):
 def linear(kind):
     """A model that is linear in its input: uniform attention, no norms, no non-linearity. Values and heads stay."""
     ex = uniform(kind)
-    model, processor = ex.subject.model, ex.subject.processor
+    model, processor = ex.adapter.model, ex.adapter.processor
     if kind == "text":
         model, processor = models.text_model("bert", hidden_act="linear")
     else:
         model, processor = models.image_model("vit", hidden_act="linear")
-    model.load_state_dict(ex.subject.model.state_dict())
+    model.load_state_dict(ex.adapter.model.state_dict())
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, nn.LayerNorm | nn.Tanh):
@@ -50,7 +50,7 @@ def raw_inputs(kind):
 
 def without(kind, ex, raw, unit):
     """The target's value when one unit's input vector is zero (all of them if `unit` is None)."""
-    model, batch = ex.subject.model, cases.collated(ex, [raw])
+    model, batch = ex.adapter.model, cases.collated(ex, [raw])
     label = ex.explain(raw, method="saliency").target["index"]
     with torch.no_grad():
         if kind == "text":
@@ -85,7 +85,7 @@ def rows_sum_to_one(method):
         # With uniform attention U in all of L layers: ((I + U)/2)^L = I/2^L + (1 − 1/2^L) U, and E_h A = U.
         for e in uniform(kind).explain(raw_inputs(kind), method=method):
             even, first = np.full(len(e), 1 / len(e)), np.eye(len(e))[0]
-            depth = uniform(kind).recorder.tested.calls
+            depth = uniform(kind).recorder.self_test.num_calls
             known = {"attention": even, "rollout": first / 2**depth + (1 - 1 / 2**depth) * even}
             if method in known:
                 assert cases.gap(e.scores, known[method]) <= 1e-6
@@ -192,7 +192,7 @@ CHECKS = {
     "nothing for what does not count": nothing_for_what_does_not_count,
     "implementation invariant": implementation_invariant,
 }
-DECLARED = [(name, axiom) for name in cases.METHODS for axiom in REGISTRY[name].declaration.axioms]
+DECLARED = [(name, axiom) for name in cases.METHODS for axiom in METHOD_REGISTRY[name].declaration.axioms]
 
 
 @pytest.mark.parametrize(("method", "axiom"), DECLARED, ids=[f"{name} – {axiom}" for name, axiom in DECLARED])
@@ -225,7 +225,7 @@ def declaring(**declared):
     names = [
         name
         for name in cases.METHODS
-        if all(getattr(REGISTRY[name].declaration, key) == value for key, value in declared.items())
+        if all(getattr(METHOD_REGISTRY[name].declaration, key) == value for key, value in declared.items())
     ]
     return pytest.mark.parametrize("method", names)
 
@@ -235,12 +235,12 @@ def subjects_of(method):
 
 
 def other_label(subject, e):
-    return (e.target["index"] + 1) % cases.explainer(subject).subject.model.config.num_labels
+    return (e.target["index"] + 1) % cases.explainer(subject).adapter.model.config.num_labels
 
 
 @declaring(signed=False)
 def test_unsigned_scores_are_never_negative(method):
-    unsigned = [variant for variant in cases.variants(method) if variant.option("reduce") != "sum"]
+    unsigned = [variant for variant in cases.variants(method) if variant.get_option("reduce") != "sum"]
     for subject in subjects_of(method):
         for variant in unsigned:
             for e in cases.batched(subject, method)[str(variant)]:
@@ -280,7 +280,7 @@ KEEP_SUMS = ("lrp", "transformer-attribution")
 @declaring(target="any")
 def test_linear_in_the_target(method):
     """The scores of a contrast are the difference of the two targets' scores, where a method declares it."""
-    is_linear = REGISTRY[method].declaration.linear_in_target
+    is_linear = METHOD_REGISTRY[method].declaration.linear_in_target
     asked = cases.with_few([method])[0]
     for subject in subjects_of(method):
         ex, raw = cases.explainer(subject), models.inputs(subject)[1]
@@ -301,7 +301,7 @@ def test_linear_in_the_target(method):
 @pytest.mark.parametrize("method", cases.METHODS)
 def test_shares_add_up(method):
     """parts="contributions": heads add up to their layer, layers to the scores. "depths": the last is the scores."""
-    parts = REGISTRY[method].declaration.parts
+    parts = METHOD_REGISTRY[method].declaration.layer_scores
     for subject in subjects_of(method):
         results = cases.batched(subject, method)
         size = cases.size(results)
@@ -315,10 +315,12 @@ def test_shares_add_up(method):
                 assert cases.gap(e.per_head.sum(1), e.per_layer, size) <= 1e-12, subject
 
 
-@pytest.mark.parametrize("method", [name for name in cases.METHODS if "rows" in REGISTRY[name].declaration.has])
+@pytest.mark.parametrize(
+    "method", [name for name in cases.METHODS if "rows" in METHOD_REGISTRY[name].declaration.supports]
+)
 def test_the_read_out_row_of_the_matrix_is_the_scores(method):
     """rows="all" shows every row; the read-out of those rows is what one gets without it."""
-    with_rows = [variant for variant in cases.variants(method) if variant.option("rows") == "all"]
+    with_rows = [variant for variant in cases.variants(method) if variant.get_option("rows") == "all"]
     for subject in subjects_of(method):
         for variant in with_rows:
             plain = clearhead.Method(method, **{k: v for k, v in variant.options if k != "rows"})
@@ -329,10 +331,10 @@ def test_the_read_out_row_of_the_matrix_is_the_scores(method):
 
 @pytest.mark.parametrize("name", cases.METHODS)
 def test_declarations_are_complete(name):
-    d = REGISTRY[name].declaration
+    d = METHOD_REGISTRY[name].declaration
     assert d.name == name and d.citation and d.cost and d.family and d.taxonomy
-    needs_backward = any(ask.endswith("gradient") for ask in d.asks)
+    needs_backward = any(ask.endswith("gradient") for ask in d.requires)
     assert ("backward" in d.cost) == needs_backward, f"{name}: {d.cost!r} does not fit what it asks for"
-    asks_about_target = needs_backward or d.kind == "values"
+    asks_about_target = needs_backward or d.pass_type == "values"
     assert asks_about_target == (d.target == "any"), f"{name}: a target matters exactly where it is asked about"
-    assert not (d.model_agnostic and d.asks)
+    assert not (d.model_agnostic and d.requires)

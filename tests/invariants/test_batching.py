@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.methods.base import layer_range
+from clearhead.methods.base import resolve_layer_range
 from tests import models
 from tests.invariants import cases
 
@@ -37,9 +37,9 @@ def test_padding_is_really_tested(subject):
     assert max(lengths) > min(lengths) + 2
     batch = cases.collated(ex, raws)
     with torch.no_grad():
-        padded = ex.subject.model(**batch).logits
+        padded = ex.adapter.model(**batch).logits
         for i, raw in enumerate(raws):
-            alone = ex.subject.model(**cases.collated(ex, [raw])).logits[0]
+            alone = ex.adapter.model(**cases.collated(ex, [raw])).logits[0]
             together = padded[i] if subject.endswith("classify") else padded[i, : lengths[i]]
             assert cases.gap(together, alone) <= cases.tolerance(subject)
 
@@ -88,9 +88,9 @@ def test_model_inputs_with_more_padding(method, subject):
 @cache
 def without_processor(subject):
     """An explainer of the model alone."""
-    ex = clearhead.load(cases.explainer(subject).subject.model)
+    ex = clearhead.load(cases.explainer(subject).adapter.model)
     if not subject.endswith("/image"):  # the mask to be filled, or to stand where a word is absent
-        ex.subject.mask = models.tokenizer(models.TEXT[subject.split("/")[0]][1]).mask_token_id
+        ex.adapter.mask_token_id = models.tokenizer(models.TEXT[subject.split("/")[0]][1]).mask_token_id
     return ex
 
 
@@ -110,7 +110,7 @@ def test_embeddings_given_with_padding(method, subject):
     """Word vectors in place of words: what the mask hides at the end is padding, too."""
     ex = cases.explainer(subject)
     given = model_inputs(subject, 4)
-    lookup = ex.subject.model.get_input_embeddings()
+    lookup = ex.adapter.model.get_input_embeddings()
     with torch.no_grad():
         vectors = lookup(given["input_ids"])
     one = {"inputs_embeds": vectors[2:], "attention_mask": given["attention_mask"][2:]}
@@ -124,16 +124,16 @@ def test_embeddings_given_with_padding(method, subject):
 @on_pairs(APPLYING)
 def test_parts_are_there_where_they_are_declared(method, subject):
     """rows="all" gives a matrix, per="head" heads where a method has them; so the law above was asked of them."""
-    declaration = cases.REGISTRY[method].declaration
+    declaration = cases.METHOD_REGISTRY[method].declaration
     for variant in cases.variants(method):
         e = cases.single(subject, method)[str(variant)][0]
-        layers = variant.option("layers", declaration.layers)
-        depth = len(layer_range(layers, cases.explainer(subject).recorder.tested.calls))
-        assert (e.matrix is not None) == (variant.option("rows") == "all")
+        layers = variant.get_option("layers", declaration.layers)
+        depth = len(resolve_layer_range(layers, cases.explainer(subject).recorder.self_test.num_calls))
+        assert (e.matrix is not None) == (variant.get_option("rows") == "all")
         if e.matrix is not None:
             assert e.matrix.shape == (len(e), len(e))
-        if declaration.parts and e.matrix is None and variant.option("depths", True):
+        if declaration.layer_scores and e.matrix is None and variant.get_option("depths", True):
             assert e.per_layer is not None and e.per_layer.shape == (depth, len(e))
-        wants_heads = declaration.has_head_shares and variant.option("rows") is None
-        if wants_heads and declaration.parts == "contributions" and e.matrix is None:
+        wants_heads = declaration.has_head_contributions and variant.get_option("rows") is None
+        if wants_heads and declaration.layer_scores == "contributions" and e.matrix is None:
             assert e.per_head is not None and e.per_head.shape[::2] == (depth, len(e))

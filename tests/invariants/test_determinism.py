@@ -72,7 +72,7 @@ def test_same_seed_same_bytes(folders, method, other):
 def test_another_seed_changes_what_is_random_and_nothing_else(folders, method):
     changed = []
     for name, path in files_of(method, folders["first"]).items():
-        one, other = clearhead.open_explanation(path), clearhead.open_explanation(folders["another seed"][name])
+        one, other = clearhead.load_explanation(path), clearhead.load_explanation(folders["another seed"][name])
         assert (one.certificate["seed"], other.certificate["seed"]) == (0, 1)
         if not np.array_equal(one.scores, other.scores):
             changed.append(name)
@@ -103,7 +103,7 @@ def test_a_file_opens_as_what_was_saved(method, tmp_path):
     for subject in (subject for subject in cases.SUBJECTS if cases.applies(method, subject)):
         for place, explanations in enumerate(cases.batched(subject, method).values()):
             saved = explanations[0]
-            opened = clearhead.open_explanation(saved.save(tmp_path / f"{place}.safetensors"))
+            opened = clearhead.load_explanation(saved.save(tmp_path / f"{place}.safetensors"))
             for field in fields(saved):
                 one, other = getattr(saved, field.name), getattr(opened, field.name)
                 if isinstance(one, np.ndarray):

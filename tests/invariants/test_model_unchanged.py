@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.capture.sources.attention_interface import blocks_of
-from clearhead.capture.tape import Ask
-from clearhead.methods import REGISTRY, Fold, register
+from clearhead.capture.sources.attention_interface import map_modules_to_layers
+from clearhead.capture.tape import Requirement
+from clearhead.methods import METHOD_REGISTRY, AttributionMethod, register_method
 from tests import models
 from tests.invariants import cases, model_snapshot
 
@@ -22,7 +22,7 @@ class Users:
     """A model as a user has it: in training, partly frozen, with a gradient, hooks and an attribute of their own."""
 
     def __init__(self, subject, implementation="sdpa"):
-        made = models.explainer(subject).subject
+        made = models.explainer(subject).adapter
         self.model, self.inputs = made.model, models.inputs(subject)
         name, task = subject.split("/")
         self.processor = made.processor if task == "image" else models.tokenizer(models.TEXT[name][1])
@@ -47,7 +47,7 @@ class Users:
 
     @property
     def layers(self):
-        blocks = {id(block) for block in blocks_of(self.model).values()}
+        blocks = {id(block) for block in map_modules_to_layers(self.model).values()}
         inner = [m for m in self.model.modules() if id(m) in blocks]
         return [m for m in inner if any("Attention" in type(part).__name__ for part in m.modules())]
 
@@ -57,7 +57,7 @@ class Users:
     def assert_untouched(self):
         assert model_snapshot.changes(self.before, self.now()) == []
         free = []
-        lock = clearhead.capture.session.lock_of(self.model)
+        lock = clearhead.capture.session.get_model_lock(self.model)
         thread = threading.Thread(target=lambda: free.append(lock.acquire(blocking=False) and lock.release() is None))
         thread.start()
         thread.join()
@@ -108,7 +108,7 @@ def test_every_method(method, subject):
     if cases.applies(method, subject):
         ex.explain(users.inputs[0], method=asked)
     else:
-        with pytest.raises(clearhead.Refusal):
+        with pytest.raises(clearhead.UnsupportedError):
             ex.explain(users.inputs[0], method=asked)
     users.assert_untouched()
 
@@ -129,8 +129,10 @@ def test_every_public_call(subject, implementation):
     users.assert_untouched()
     assert clearhead.verify(able[0], ex, users.inputs[0]).ok
     users.assert_untouched()
-    returned = ex.recorder.tested.path == "returned"
-    ex.record(users.inputs, [a for a in Ask.__args__ if not (returned and a in ("values", "output_projection"))])
+    returned = ex.recorder.self_test.capture_source == "returned"
+    ex.record(
+        users.inputs, [a for a in Requirement.__args__ if not (returned and a in ("values", "output_projection"))]
+    )
     users.assert_untouched()
     assert users.heard, "the user's own hooks still run"
     # Training mode is suspended, not obeyed: neither dropout nor the user's hooks play a part in the scores.
@@ -144,7 +146,7 @@ def test_truncation_stays_with_the_call(subject):
     ex = clearhead.load(users.model, users.processor)
     mask = users.processor.mask_token
     text = f"she {mask} the book because {mask} boring" if subject.endswith("mask") else users.inputs[1]
-    target = clearhead.MaskedWord(mask=0) if subject.endswith("mask") else None
+    target = clearhead.MaskedToken(mask_index=0) if subject.endswith("mask") else None
     first = ex.explain(text, target=target, max_length=7)
     ex.explain(text, target=target, max_length=7, truncation_side="left")
     again = ex.explain(text, target=target, max_length=7)
@@ -162,14 +164,14 @@ def raising():
         def fail(self, *args):
             raise error("in the fold")
 
-        cls = type(name.title(), (Fold,), {place: fail})
+        cls = type(name.title(), (AttributionMethod,), {place: fail})
         declared = {"family": "control", "cost": "nothing", "citation": "–", "signed": False, "target": "none"}
-        register(name, asks=asks, **declared)(cls)
+        register_method(name, requires=asks, **declared)(cls)
         names.append(name)
 
     yield make
     for name in names:
-        REGISTRY.pop(name)
+        METHOD_REGISTRY.pop(name)
 
 
 @SUBJECTS
@@ -226,19 +228,19 @@ def test_a_forward_that_raises(subject, error, when):
 @pytest.mark.parametrize(
     ("place", "asks"),
     [
-        ("visit", ("attention",)),
-        ("visit", ("attention", "attention_gradient")),
-        ("finish", ("input_gradient",)),
-        ("begin", ()),
+        ("process_call", ("attention",)),
+        ("process_call", ("attention", "attention_gradient")),
+        ("compute_scores", ("input_gradient",)),
+        ("setup", ()),
     ],
-    ids=["visit", "visit in the backward pass", "finish", "begin"],
+    ids=["process_call", "process_call in the backward pass", "compute_scores", "setup"],
 )
 def test_a_fold_that_raises(subject, error, place, asks, raising):
     raising("raising", error, place, asks)
     users = Users(subject)
     ex = clearhead.load(users.model, users.processor)
-    refused = subject in cases.WINDOWED and place == "visit"
-    with pytest.raises(clearhead.Refusal if refused else error, match="windows" if refused else "in the fold"):
+    refused = subject in cases.WINDOWED and place == "process_call"
+    with pytest.raises(clearhead.UnsupportedError if refused else error, match="windows" if refused else "in the fold"):
         ex.explain(users.inputs, method=["saliency", "raising", "random"])
     users.assert_untouched()
 

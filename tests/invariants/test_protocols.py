@@ -1,60 +1,62 @@
-"""Laws 2 and 6 for every registered protocol: the model stays as it was, and a second run gives the same figures."""
+"""Invariants of every registered protocol: the model is unchanged, and a second run gives the same measurements."""
 
 import numpy as np
 import pytest
 
 from clearhead.bench.data.base import Example
-from clearhead.bench.data.evidence import Characters, Mask
-from clearhead.bench.job import PROTOCOLS
+from clearhead.bench.data.evidence import CharSpan, EvidenceMask
+from clearhead.bench.job import PROTOCOL_REGISTRY
 from clearhead.errors import InputError
 from tests import models
 from tests.invariants import model_snapshot
 
-#: Signed and unsigned, a control, and one that has perceptions.
+#: Signed and unsigned methods, a control, and one with a mixing matrix.
 METHODS = ["saliency", "generic", "random", "rollout"]
-#: Protocols that need another kind of model or of data than a classifier of texts or pictures has.
+#: Protocols that need another model or other data than a classifier of texts or images.
 ELSEWHERE = {
     "detections": "a detector",
     "label-randomisation": "a second model, trained on permuted labels",
-    "mosaic": "pictures of two classes side by side",
+    "mosaic": "images of two classes side by side",
     "perturb-regions": "regions that a detector found",
 }
-#: Settings for pictures of 16 × 16 pixels, where the default is for larger ones.
+#: Settings for images of 16 × 16 pixels, where the default is for larger ones.
 SETTINGS = {"squares": {"sides": (4, 8), "stride": 4}}
 
 
-def examples(subject):
-    """Inputs with a true class and with evidence: some characters, or the upper half of a picture."""
-    found = []
-    for number, raw in enumerate(models.inputs(subject)):
-        if subject.endswith("/image"):
-            upper = np.zeros(np.shape(raw)[:2], dtype=bool)
-            upper[: len(upper) // 2] = True
-            evidence = Mask(upper)
+def make_examples(model_name):
+    """Inputs with a true class and with evidence: some characters, or the upper half of an image."""
+    examples = []
+    for index, raw_input in enumerate(models.inputs(model_name)):
+        if model_name.endswith("/image"):
+            upper_half = np.zeros(np.shape(raw_input)[:2], dtype=bool)
+            upper_half[: len(upper_half) // 2] = True
+            evidence = EvidenceMask(upper_half)
         else:
-            evidence = Characters(2, 6)
-        found.append(Example(str(number), raw, number % 2, ((evidence,),)))
-    return found
+            evidence = CharSpan(2, 6)
+        examples.append(Example(str(index), raw_input, index % 2, ((evidence,),)))
+    return examples
 
 
-def measured(ex, protocol, given):
-    targets = [protocol.target(one) for one in given]
-    explanations = ex.explain([one.input for one in given], METHODS, target=targets)
-    return [repr(one) for one in protocol.measure(ex, given, explanations)]
+def measure(explainer, protocol, examples):
+    targets = [protocol.select_target(example) for example in examples]
+    explanations = explainer.explain([example.input for example in examples], METHODS, target=targets)
+    return [repr(measurement) for measurement in protocol.measure(explainer, examples, explanations)]
 
 
-@pytest.mark.parametrize("name", sorted(PROTOCOLS.keys() - ELSEWHERE.keys()))
-def test_the_model_stays_as_it_was_and_a_second_run_gives_the_same(name):
-    protocol, counts = PROTOCOLS[name](**SETTINGS.get(name, {})), []
-    for subject in ("bert/classify", "vit/image"):
-        ex, given = models.explainer(subject), examples(subject)
-        ex.subject.model.train()
-        before = model_snapshot.of_model(ex.subject.model)
+@pytest.mark.parametrize("name", sorted(PROTOCOL_REGISTRY.keys() - ELSEWHERE.keys()))
+def test_the_model_is_unchanged_and_a_second_run_gives_the_same(name):
+    protocol = PROTOCOL_REGISTRY[name](**SETTINGS.get(name, {}))
+    counts = []
+    for model_name in ("bert/classify", "vit/image"):
+        explainer = models.explainer(model_name)
+        examples = make_examples(model_name)
+        explainer.adapter.model.train()
+        before = model_snapshot.of_model(explainer.adapter.model)
         try:
-            once, again = (measured(ex, protocol, given) for _ in range(2))
-        except InputError:  # it is for the other kind of input
-            once = again = []
-        assert model_snapshot.changes(before, model_snapshot.of_model(ex.subject.model)) == []
-        assert once == again
-        counts.append(len(once))
-    assert max(counts) > 0, "it measured nothing here: say in ELSEWHERE what it needs"
+            first, second = (measure(explainer, protocol, examples) for _ in range(2))
+        except InputError:  # the protocol is for the other modality
+            first = second = []
+        assert model_snapshot.changes(before, model_snapshot.of_model(explainer.adapter.model)) == []
+        assert first == second
+        counts.append(len(first))
+    assert max(counts) > 0, "nothing was measured: state in ELSEWHERE what the protocol needs"

@@ -15,7 +15,7 @@ ASKS = ("attention", "attention_gradient", "block_input", "block_input_gradient"
 @pytest.mark.parametrize("together", [True, False], ids=["one padded batch", "one at a time"])
 def test_logits_and_targets(subject, implementation, dtype, together):
     ex = models.explainer(subject, dtype)
-    model, raws = ex.subject.model, models.inputs(subject)
+    model, raws = ex.adapter.model, models.inputs(subject)
     if implementation != model.config._attn_implementation:
         if implementation == "sdpa":
             pytest.skip(f"{type(model).__name__} has no sdpa attention")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from clearhead import InputError, Method, Refusal
-from clearhead.capture.kernels.cpu import CachedTiles
-from clearhead.methods import REGISTRY
+from clearhead import InputError, Method, UnsupportedError
+from clearhead.capture.kernels.cpu import CPUKernel
+from clearhead.methods import METHOD_REGISTRY
 from tests import models
 from tests.capture.reference_kernel import WholeMaps
 from tests.invariants import cases, model_snapshot
@@ -29,7 +29,7 @@ def made_by(kernel: str, variant: str) -> str:
 
 
 #: Every method that can be computed from tiles, with all its options.
-STREAMING = [name for name in cases.METHODS if REGISTRY[name].sweeps]
+STREAMING = [name for name in cases.METHODS if METHOD_REGISTRY[name].tile_passes]
 VARIANTS = [variant for name in STREAMING for variant in cases.variants(name) if not whole(variant)]
 SUBJECTS = ("bert/classify", "modernbert/classify", "beit/image")
 EACH_METHOD = pytest.mark.parametrize("method", STREAMING)
@@ -37,7 +37,7 @@ EACH_METHOD = pytest.mark.parametrize("method", STREAMING)
 
 def by_row(variant: Method) -> bool:
     """Whether each row that is read has a feedback of its own, so that a mean of rows, as BEiT's, needs all of them."""
-    return variant.declaration.kind == "path" and variant.option("rows") is None
+    return variant.declaration.pass_type == "path" and variant.get_option("rows") is None
 
 
 def streaming_variants(method: str, subject: str) -> list[Method]:
@@ -53,7 +53,7 @@ def explained(
     ex = models.explainer(subject, dtype)
     ex.recorder.tile_rows = rows
     variants = streaming_variants(method, subject)
-    per = "head" if REGISTRY[method].declaration.has_head_shares else None
+    per = "head" if METHOD_REGISTRY[method].declaration.has_head_contributions else None
     return ex.explain(models.inputs(subject), method=variants, kernel=kernel, per=per, batch_size=size)
 
 
@@ -82,7 +82,7 @@ def test_batched_and_padded_streaming_is_materialised_one_by_one(method, subject
 @EACH_METHOD
 @pytest.mark.parametrize(
     ("kernel", "dtype", "within"),
-    [(WholeMaps(), torch.float64, 1e-9), (CachedTiles(), torch.float32, 1e-5)],
+    [(WholeMaps(), torch.float64, 1e-9), (CPUKernel(), torch.float32, 1e-5)],
     ids=["whole maps", "cached tiles"],
 )
 def test_sums_made_at_once_are_those_of_tiles(method, kernel, dtype, within):
@@ -91,7 +91,7 @@ def test_sums_made_at_once_are_those_of_tiles(method, kernel, dtype, within):
     ex = models.explainer("bert/classify", dtype)
     ex.recorder.kernel, ex.recorder.tile_rows = kernel, 5
     variants = [variant for variant in VARIANTS if variant.name == method]
-    per = "head" if REGISTRY[method].declaration.has_head_shares else None
+    per = "head" if METHOD_REGISTRY[method].declaration.has_head_contributions else None
     found = ex.explain(raws, method=variants, kernel="streaming", checkpoint=True, per=per)
     expected = ex.explain(raws, method=variants, kernel="materialised", per=per)
     for variant, parts in expected.items():
@@ -114,10 +114,10 @@ def test_in_float32(method):
 def test_the_same_bytes_and_an_untouched_model():
     ex = models.explainer("bert/classify")
     ex.recorder.tile_rows = 4
-    before = model_snapshot.of_model(ex.subject.model)
+    before = model_snapshot.of_model(ex.adapter.model)
     raws = models.inputs("bert/classify")
     ways = [ex.explain(raws, method=VARIANTS, kernel="streaming", checkpoint=twice) for twice in (False, False, True)]
-    assert model_snapshot.of_model(ex.subject.model) == before
+    assert model_snapshot.of_model(ex.adapter.model) == before
     for variant in ways[0]:
         for e, *others in zip(*(way[variant] for way in ways), strict=True):
             assert all(other.scores.tobytes() == e.scores.tobytes() for other in others)
@@ -127,7 +127,7 @@ def test_an_untouched_model_after_an_error():
     """A target that raises on the way back, and one that raises before it."""
     ex = models.explainer("bert/classify")
     ex.explain("So boring!")
-    before = model_snapshot.of_model(ex.subject.model)
+    before = model_snapshot.of_model(ex.adapter.model)
 
     def raising(output):
         output.logits.register_hook(lambda gradient: 1 / 0)
@@ -136,20 +136,20 @@ def test_an_untouched_model_after_an_error():
     for target in (raising, lambda output: 1 / 0):
         with pytest.raises(ZeroDivisionError):
             ex.explain("So boring!", target=target, kernel="streaming", checkpoint=True)
-        assert model_snapshot.of_model(ex.subject.model) == before
+        assert model_snapshot.of_model(ex.adapter.model) == before
 
 
 def test_what_cannot_stream_says_so():
     ex = models.explainer("bert/classify")
-    with pytest.raises(Refusal, match="flow cannot be computed tile by tile"):
+    with pytest.raises(UnsupportedError, match="flow cannot be computed tile by tile"):
         ex.explain("So boring!", method="flow", kernel="streaming")
-    with pytest.raises(Refusal, match="tam cannot be computed tile by tile"):
+    with pytest.raises(UnsupportedError, match="tam cannot be computed tile by tile"):
         models.explainer("beit/image").explain(models.inputs("beit/image")[0], method="tam", kernel="streaming")
-    with pytest.raises(Refusal, match="ignores transformers' attention interface"):
+    with pytest.raises(UnsupportedError, match="ignores transformers' attention interface"):
         models.explainer("deberta/classify").explain("So boring!", kernel="streaming")
     with pytest.raises(InputError, match="unknown kernel 'flash'"):
         ex.explain("So boring!", kernel="flash")
-    with pytest.raises(InputError, match="checkpoint='no' is not possible: say True or False"):
+    with pytest.raises(InputError, match="checkpoint='no' is not valid: pass True or False"):
         ex.explain("So boring!", checkpoint="no")
 
 
@@ -158,12 +158,12 @@ def test_layers_computed_again_are_a_streaming_pass():
     found = models.explainer("bert/classify").explain("So boring!", ["generic", "flow"], checkpoint=True)
     assert found["generic"].certificate["kernel"] == "streaming: torch tiles, layers computed twice"
     assert found["flow"].certificate["kernel"] == "materialised"  # it needs whole maps
-    with pytest.raises(Refusal, match="ignores transformers' attention interface"):
+    with pytest.raises(UnsupportedError, match="ignores transformers' attention interface"):
         models.explainer("deberta/classify").explain("So boring!", checkpoint=True)
 
 
 def test_the_kernel_follows_the_length(monkeypatch):
-    monkeypatch.setattr("clearhead.engine.attention_mode.LIMIT", 8)
+    monkeypatch.setattr("clearhead.engine.attention_mode.MAX_FULL_LENGTH", 8)
     ex = models.explainer("bert/classify")
     short, long = "So boring!", "She hates the book because it isn't good"
     found = ex.explain([short, long], method=["generic", "flow", Method("saliency")], batch_size=1)
@@ -173,8 +173,8 @@ def test_the_kernel_follows_the_length(monkeypatch):
     whole = ex.explain([short, long], kernel="materialised", batch_size=1)
     for e, other in zip(found["generic"], whole, strict=True):
         cases.assert_alike(e, other, 1e-9)
-    monkeypatch.setattr("clearhead.engine.attention_mode.LIMIT", 100)
-    monkeypatch.setattr("clearhead.engine.attention_mode.SUMS_FROM", 8)
+    monkeypatch.setattr("clearhead.engine.attention_mode.MAX_FULL_LENGTH", 100)
+    monkeypatch.setattr("clearhead.engine.attention_mode.MIN_REDUCED_LENGTH", 8)
     ex.recorder.kernel = WholeMaps()  # sums made at once are faster at lengths where tiles are not
     assert ex.explain(long).certificate["kernel"] == "streaming: whole maps"
     assert ex.explain(long, method=["generic", "flow"])["generic"].certificate["kernel"] == "materialised"

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import clearhead
-from clearhead import Generated
+from clearhead import GeneratedToken
 from tests import dual_models, models
 from tests.adapters import test_decoder as decoders
 from tests.adapters import test_encoder_decoder as encoder_decoders
@@ -56,7 +56,7 @@ def streams(e: Any) -> list[Any]:
 @pytest.mark.parametrize("family", KINDS)
 def test_decoders(family: str) -> None:
     ex = decoder(family)
-    compared(ex, decoders.PROMPTS, streaming(), answer=decoders.ANSWERS, target=Generated(1))
+    compared(ex, decoders.PROMPTS, streaming(), answer=decoders.ANSWERS, target=GeneratedToken(1))
 
 
 def streaming() -> list[clearhead.Method]:
@@ -96,7 +96,7 @@ def test_every_step_of_an_answer(family: str, monkeypatch: pytest.MonkeyPatch) -
     run = type(ex.recorder).run
 
     def counted(self: Any, *args: Any, **how: Any) -> Any:
-        passes.append(how.get("tiles"))
+        passes.append(how.get("tiling"))
         return run(self, *args, **how)
 
     ex.explain(decoders.PROMPTS, answer=decoders.ANSWERS)  # tested, its read-out checked
@@ -115,7 +115,7 @@ def test_every_step_of_an_answer(family: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("width", WIDTHS)
 def test_heads_of_every_width(width: int) -> None:
     ex = decoder("llama", head_dim=width, num_hidden_layers=2)
-    compared(ex, decoders.PROMPTS[:2], ["generic", "grad-sam"], answer=decoders.ANSWERS[:2], target=Generated(0))
+    compared(ex, decoders.PROMPTS[:2], ["generic", "grad-sam"], answer=decoders.ANSWERS[:2], target=GeneratedToken(0))
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])
@@ -123,7 +123,7 @@ def test_across(family: str) -> None:
     """Rows that are read where they look at another stream, and those that are pushed through both."""
     models.skip_if_not_yet(family)
     ex = encoder_decoders.explainer(family)
-    how = {"answer": encoder_decoders.ANSWERS, "target": Generated(1)}
+    how = {"answer": encoder_decoders.ANSWERS, "target": GeneratedToken(1)}
     compared(ex, encoder_decoders.SOURCES, ["attention", "attention-gradcam", "generic", "rollout"], **how)
 
 
@@ -133,11 +133,11 @@ def test_weights_on_disk_are_read_once_more(tmp_path: Any) -> None:
     ex, model = decoder("llama"), decoders.made("llama").float()
     places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
     places |= {f"model.layers.{i}": "disk" for i in range(3)}
-    model.load_state_dict(ex.subject.model.state_dict())
+    model.load_state_dict(ex.adapter.model.state_dict())
     spread = clearhead.load(
         accelerate.dispatch_model(model, places, main_device="cpu", offload_dir=tmp_path), decoders.WORDS
     )
-    how = {"method": ["generic", "attcat"], "answer": decoders.ANSWERS, "target": Generated(1)}
+    how = {"method": ["generic", "attcat"], "answer": decoders.ANSWERS, "target": GeneratedToken(1)}
     found = spread.explain(decoders.PROMPTS, kernel="tiles", checkpoint=True, **how)
     expected = ex.explain(decoders.PROMPTS, kernel="materialised", **how)
     for name, parts in expected.items():

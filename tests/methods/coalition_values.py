@@ -26,10 +26,10 @@ def shap_package() -> Any:
 def game(subject: str, raw: Any, label: int | None = None, ex: Any = None) -> tuple[list[int], int, Value]:
     """The units that can be absent, how many units there are, and the value; the class is that of the whole input."""
     ex = ex or replica_comparison.explainer(subject)
-    model, inputs = ex.subject.model, replica_comparison.model_inputs(subject, raw)
+    model, inputs = ex.adapter.model, replica_comparison.model_inputs(subject, raw)
     if subject.endswith("/image"):
         return _picture_game(subject, model, inputs["pixel_values"], label)
-    tokenizer = ex.subject.processor
+    tokenizer = ex.adapter.processor
     ids, mask = inputs["input_ids"][0], tokenizer.mask_token_id
     special = {tokenizer.cls_token_id, tokenizer.sep_token_id, mask}
     players = [i for i, one in enumerate(ids.tolist()) if one not in special]

@@ -48,7 +48,7 @@ def walked(subject: str, variant: str) -> list[tuple[relevance.Found, Seen, np.n
 
 
 def walk(subject: str, raw: Any, variant: str) -> relevance.Found:
-    model, inputs = replica_comparison.explainer(subject).subject.model, replica_comparison.model_inputs(subject, raw)
+    model, inputs = replica_comparison.explainer(subject).adapter.model, replica_comparison.model_inputs(subject, raw)
     if subject.endswith("/image"):
         return relevance.vit(model, inputs["pixel_values"][0].numpy(), 1, variant)
     return relevance.bert(model, inputs["input_ids"][0].tolist(), 1, variant)

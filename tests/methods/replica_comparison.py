@@ -68,7 +68,7 @@ def model_inputs(subject: str, raw: Any) -> dict[str, Tensor]:
     """What the model is called with, made by its processor alone."""
     if isinstance(raw, Mapping):
         return dict(raw)
-    processor = explainer(subject).subject.processor
+    processor = explainer(subject).adapter.processor
     if subject.endswith("/image"):
         return {"pixel_values": processor(images=raw, return_tensors="pt")["pixel_values"].double()}
     return dict(processor(raw, return_tensors="pt"))
@@ -93,7 +93,7 @@ def readout(subject: str, inputs: Mapping[str, Tensor], units: int) -> np.ndarra
 
 
 def masked_position(subject: str, inputs: Mapping[str, Tensor]) -> int:
-    mask = explainer(subject).subject.processor.mask_token_id
+    mask = explainer(subject).adapter.processor.mask_token_id
     return inputs["input_ids"][0].tolist().index(mask)
 
 
@@ -101,7 +101,7 @@ def slow(subject: str, raw: Any, of_classes: Callable[[Tensor], Tensor] = predic
     """What a plain pass over one input shows, and the read-out."""
     inputs = model_inputs(subject, raw)
     place = (0, masked_position(subject, inputs)) if subject.endswith("/mask") else (0,)
-    seen = watch(explainer(subject).subject.model, inputs, lambda output: of_classes(output.logits[place]))
+    seen = watch(explainer(subject).adapter.model, inputs, lambda output: of_classes(output.logits[place]))
     return seen, readout(subject, inputs, seen.units)
 
 
@@ -146,7 +146,7 @@ def worst_gap(
         layers=layers and layers[0],
         heads=heads and heads[0],
         rows="all" if every_row else None,
-        per="head" if declaration.has_head_shares and not every_row else None,
+        per="head" if declaration.has_head_contributions and not every_row else None,
         batch_size=batch_size or (1 if subject.startswith("modernbert") else 3),
     )
     replica = replica_of(method)
@@ -167,7 +167,7 @@ def worst_gap(
             gaps.append(gap(result.per_layer, twin("depths")))
         elif hasattr(replica, "shares"):
             gaps.append(gap(result.per_layer, twin("shares").sum(1)))
-            if declaration.has_head_shares:
+            if declaration.has_head_contributions:
                 gaps.append(gap(result.per_head, twin("shares")))
     return max(gaps)
 
@@ -189,7 +189,7 @@ def with_classifier_times(
 ) -> Any:
     """The subject anew, its classifier (or one row of it) multiplied: so are the logits (or one of them)."""
     made = models.explainer(subject, dtype)
-    layer = made.subject.model.classifier
+    layer = made.adapter.model.classifier
     rows = slice(None) if row is None else row
     with torch.no_grad():
         layer.weight[rows] *= factor

@@ -121,13 +121,15 @@ def test_layers_scale_with_depth(method: str, depth: int, first: int) -> None:
         patch_size=4, num_labels=3, initializer_range=0.3,
     )  # fmt: skip
     ex = clearhead.load(transformers.ViTForImageClassification(config).double().eval())
-    picture = ex.subject.example()
+    picture = ex.adapter.make_example_input()
     e = ex.explain(picture, method)
     assert e.provenance["layers"] == [first, depth] and len(e.per_layer) == depth - first
     np.testing.assert_array_equal(e.scores, ex.explain(picture, method, layers=(first, None)).scores)
 
 
 def test_too_long_for_a_product_of_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clearhead.methods.beyond_intuition_head.LONGEST", 4)
-    with pytest.raises(clearhead.Refusal, match=r"matrices of .* not done beyond 4 units: use beyond-intuition-token"):
+    monkeypatch.setattr("clearhead.methods.beyond_intuition_head.MAX_HEAD_PERCEPTION_LENGTH", 4)
+    with pytest.raises(
+        clearhead.UnsupportedError, match=r"matrices of .* not supported beyond 4 units: use beyond-intuition-token"
+    ):
         replica_comparison.explainer("bert/classify").explain(models.TEXTS[1], NAME)

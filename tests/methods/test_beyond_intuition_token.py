@@ -17,14 +17,14 @@ def test_equals_its_replica(subject: str) -> None:
     ex = replica_comparison.explainer(subject)
     results = ex.explain(models.inputs(subject), Method(NAME, steps=4))
     for e, one in zip(results, replica_inputs.cases(subject), strict=True):
-        expected = replica.scores(ex.subject.model, one.seen, head.feedback(one.walker, 4), one.readout)
+        expected = replica.scores(ex.adapter.model, one.seen, head.feedback(one.walker, 4), one.readout)
         assert replica_comparison.gap(e.scores, expected) < max(replica_inputs.allowed(subject), 1e-9)
 
 
 def test_every_row_and_layers() -> None:
     ex, one = replica_comparison.explainer("bert/classify"), replica_inputs.cases("bert/classify")[1]
     e = ex.explain(models.TEXTS[1], NAME, rows="all", layers=(0, 2))
-    expected = replica.matrix(ex.subject.model, one.seen, head.feedback(one.walker), (0, 1))
+    expected = replica.matrix(ex.adapter.model, one.seen, head.feedback(one.walker), (0, 1))
     assert replica_comparison.gap(e.matrix, expected) < 1e-9
 
 
@@ -48,5 +48,5 @@ def test_perception_does_not_see_the_target() -> None:
 
 
 def test_refused_where_values_cannot_be_seen() -> None:
-    with pytest.raises(clearhead.Refusal, match="its values cannot be recorded"):
+    with pytest.raises(clearhead.UnsupportedError, match="its values cannot be recorded"):
         replica_comparison.explainer("deberta/classify").explain(models.TEXTS[0], NAME)

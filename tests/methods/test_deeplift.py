@@ -17,8 +17,8 @@ from torch.nn import functional as F
 import clearhead
 from clearhead import Method
 from clearhead.backward_rules import deeplift as rules
-from clearhead.backward_rules.deeplift_operators import NoRule
-from clearhead.backward_rules.paired_pass import LiftedSide, Watched
+from clearhead.backward_rules.deeplift_operators import MissingRuleError
+from clearhead.backward_rules.paired_pass import DeepLiftMode, InputTraceMode
 from tests import dual_models, models, vision_language_models
 from tests.adapters import test_audio as sounds
 from tests.adapters import test_decoder as decoders
@@ -49,8 +49,8 @@ def near_bert() -> Any:
 
 def vectors(ex: clearhead.Explainer, text: str) -> tuple[np.ndarray, np.ndarray]:
     """The words of a text, and its default baseline: the mean word, special tokens as they are."""
-    table = ex.subject.model.get_input_embeddings().weight.detach().numpy()
-    x = table[ex.subject.processor(text)["input_ids"]]
+    table = ex.adapter.model.get_input_embeddings().weight.detach().numpy()
+    x = table[ex.adapter.processor(text)["input_ids"]]
     x0 = np.broadcast_to(table.mean(0), x.shape).copy()
     x0[[0, -1]] = x[[0, -1]]
     return x, x0
@@ -61,12 +61,12 @@ def vectors(ex: clearhead.Explainer, text: str) -> tuple[np.ndarray, np.ndarray]
 
 def multipliers(function: Callable[[Tensor], Tensor], x: Tensor, x0: Tensor) -> Tensor:
     """Of a function whose outputs are summed with weights of their own."""
-    watched = Watched()
+    watched = InputTraceMode()
     start = x.clone().requires_grad_()
     with watched:
         function(start)
     leaf = x0.clone().requires_grad_()
-    with LiftedSide(watched):
+    with DeepLiftMode(watched):
         out = function(leaf)
     mix = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)
     return torch.autograd.grad((out * mix).sum(), leaf)[0]
@@ -177,8 +177,8 @@ def test_slopes_lose_no_digits_in_single_precision() -> None:
     for name in ("gelu", "silu", "tanh", "sigmoid", "exp"):
         f = FUNCTIONS[name]
         for apart in (1e-6, 1e-3, 0.09, 0.11, 3.0):
-            slope = rules.elementwise(
-                f, clearhead.backward_rules.secants.SLOPES[name], z, z - apart, torch.ones_like(z)
+            slope = rules.elementwise_rule(
+                f, clearhead.backward_rules.secants.SECANTS[name], z, z - apart, torch.ones_like(z)
             )
             wide, other = z.double(), (z - apart).double()
             exact = (f(wide) - f(other)) / (wide - other)
@@ -196,21 +196,21 @@ def test_slopes_lose_no_digits_in_single_precision() -> None:
         (lambda x: x * (x > 0), "depends on the input without a gradient"),
         (lambda x: x * x.detach(), "depends on the input without a gradient"),
         (lambda x: x[..., x[0, 0].argmax()], "depends on the input without a gradient"),
-        (lambda x: x.exp() if x.sum() > 0 else x.tanh(), "takes another way for the reference"),
-        (lambda x: F.dropout(x, 0.5, training=True), "dropout is at work"),
+        (lambda x: x.exp() if x.sum() > 0 else x.tanh(), "runs other operations for the reference"),
+        (lambda x: F.dropout(x, 0.5, training=True), "dropout is active"),
         (lambda x: torch.norm(x, p=1, dim=-1), "norm of order 1 has no rule"),
     ],
 )
 def test_what_has_no_rule_is_refused_by_name(function: Callable[[Tensor], Tensor], said: str) -> None:
     x = two_sides()[0].abs() + 0.1
-    with pytest.raises(NoRule, match=re.escape(said)):
+    with pytest.raises(MissingRuleError, match=re.escape(said)):
         multipliers(lambda part: function(part.clone()), x, -x.flip(-1))
 
 
 def test_a_model_without_a_rule_is_refused_before_anything_is_computed() -> None:
     ex = explainer("mixtral")
     with pytest.raises(
-        clearhead.Refusal, match=r"deeplift cannot explain .*: in MixtralForCausalLM, .*topk has no rule"
+        clearhead.UnsupportedError, match=r"deeplift cannot explain .*: in MixtralForCausalLM, .*topk has no rule"
     ):
         ex.explain("I like", "deeplift", answer=" it")
     why = {line.name: line.why_not for line in ex.methods()}
@@ -220,7 +220,7 @@ def test_a_model_without_a_rule_is_refused_before_anything_is_computed() -> None
 
 def test_a_derivative_of_the_model_s_own_is_refused() -> None:
     """No mode sees BLOOM's GELU, and its derivative is a plain one: scores would miss half of the target."""
-    with pytest.raises(clearhead.Refusal, match="GeLUFunction is a function with a derivative of its own"):
+    with pytest.raises(clearhead.UnsupportedError, match="GeLUFunction is a function with a derivative of its own"):
         explainer("bloom").explain("I like", "deeplift", answer=" it")
 
 
@@ -241,7 +241,7 @@ def test_what_no_mode_sees_is_noticed_by_what_the_scores_miss() -> None:
     model, tokenizer = models.text_model("bert")
     for layer in model.bert.encoder.layer:
         layer.intermediate.intermediate_act_fn = Compiled()
-    with pytest.raises(clearhead.Refusal, match=r"deeplift cannot explain .*scores miss .* no rule reaches"):
+    with pytest.raises(clearhead.UnsupportedError, match=r"deeplift cannot explain .*scores miss .* no rule reaches"):
         clearhead.load(model, tokenizer).explain("I like the movie", "deeplift")
 
 
@@ -252,7 +252,7 @@ def test_equals_its_replica() -> None:
     ex = near_bert()
     for target in (None, 1):
         for e, text in zip(ex.explain(models.TEXTS, "deeplift", target=target), models.TEXTS, strict=True):
-            expected = replica.scores(ex.subject.model, *vectors(ex, text), e.target["index"])
+            expected = replica.scores(ex.adapter.model, *vectors(ex, text), e.target["index"])
             assert replica_comparison.gap(e.scores, expected) < 1e-10
 
 
@@ -260,12 +260,12 @@ def test_equals_its_replica() -> None:
 def test_equals_its_replica_where_sides_are_far_apart(steady: bool, far: float) -> None:
     """On the BERT of the authors' numbers, whose weights are spread out."""
     ex, given = parity.explainer("bert"), parity.bert_inputs("case0")
-    table = ex.subject.model.get_input_embeddings().weight.detach().numpy()
+    table = ex.adapter.model.get_input_embeddings().weight.detach().numpy()
     x = table[given["input_ids"][0][given["attention_mask"][0] > 0]]
     for method in ("deeplift", "deeplift-shap"):
         option = {"baseline": "zero"} if method == "deeplift" else {"baselines": ("zero",)}
         e = ex.explain(given, Method(method, steady=steady, **option))
-        expected = replica.scores(ex.subject.model, x, np.zeros_like(x), e.target["index"], far)
+        expected = replica.scores(ex.adapter.model, x, np.zeros_like(x), e.target["index"], far)
         assert replica_comparison.gap(e.scores, expected) < 1e-8
 
 
@@ -279,7 +279,7 @@ def test_steadied_scores_are_others() -> None:
 
 
 def test_captum_has_nothing_to_steady() -> None:
-    with pytest.raises(clearhead.InputError, match="steady=False is of our rules"):
+    with pytest.raises(clearhead.InputError, match="steady=False selects clearhead's closed forms"):
         near_bert().explain(models.TEXTS[0], Method("deeplift", steady=False), profile="captum")
 
 
@@ -288,14 +288,14 @@ def test_the_base_value_is_what_the_model_says_of_the_baseline() -> None:
     e = ex.explain(models.TEXTS[0], "deeplift")
     _, x0 = vectors(ex, models.TEXTS[0])
     with torch.no_grad():
-        said = ex.subject.model(inputs_embeds=torch.tensor(x0[None])).logits[0, e.target["index"]]
+        said = ex.adapter.model(inputs_embeds=torch.tensor(x0[None])).logits[0, e.target["index"]]
     assert abs(e.base_value - float(said)) < 1e-12
 
 
 def explained(ex: clearhead.Explainer, layout: str, method: Any, **how: Any) -> Any:
     if "/" in layout:
         return ex.explain(models.inputs(layout)[1], method, **how)
-    return ex.explain("She hates the book", method, clearhead.Generated(1), answer=" it is", **how)
+    return ex.explain("She hates the book", method, clearhead.GeneratedToken(1), answer=" it is", **how)
 
 
 @pytest.mark.parametrize("dtype", WITHIN, ids=str)
@@ -325,8 +325,8 @@ def test_complete_over_all_streams(kind: str) -> None:
     if kind == "encoder and decoder":
         models.skip_if_not_yet("t5")
     ex = OTHERS[kind]()
-    e = ex.explain(ex.subject.example(), "deeplift")
-    parts = list(e) if isinstance(e, clearhead.JointExplanation) else [e]
+    e = ex.explain(ex.adapter.make_example_input(), "deeplift")
+    parts = list(e) if isinstance(e, clearhead.MultiStreamExplanation) else [e]
     value, base = parts[0].target["value"], parts[0].base_value
     missed = parts[0].certificate["checks"]["completeness_gap"]
     assert missed < 1e-6 and sum(np.abs(part.scores).sum() for part in parts) > 1e-3
@@ -353,7 +353,7 @@ def test_all_words_of_an_answer_at_once() -> None:
     ex = explainer("gpt2")
     whole = ex.explain("She hates the book", "deeplift", answer=" it is")
     for step, row in enumerate(whole.matrix):
-        alone = ex.explain("She hates the book", "deeplift", clearhead.Generated(step), answer=" it is")
+        alone = ex.explain("She hates the book", "deeplift", clearhead.GeneratedToken(step), answer=" it is")
         assert replica_comparison.gap(row[: len(alone.scores)], alone.scores) < 1e-10
 
 
@@ -372,11 +372,11 @@ def test_equals_captum_where_captum_is_right(activation: type[nn.Module]) -> Non
         warnings.simplefilter("ignore")
         expected = DeepLift(chain).attribute(x, x0, target=0)
     function = lambda part: chain.requires_grad_(False)(part)  # noqa: E731
-    watched = Watched()
+    watched = InputTraceMode()
     with watched:
         function(x.clone().requires_grad_())
     leaf = x0.clone().requires_grad_()
-    with LiftedSide(watched):
+    with DeepLiftMode(watched):
         out = function(leaf)
     found = (x - x0) * torch.autograd.grad(out.sum(), leaf)[0]
     assert replica_comparison.gap(found, expected.detach()) < 1e-10
@@ -402,7 +402,7 @@ def test_the_profile_is_captum_s_own_result_and_warns_of_its_gap() -> None:
     x, x0 = (torch.tensor(part[None]) for part in vectors(ex, text))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = DeepLift(Taking(ex.subject.model)).attribute(x, x0, target=e.target["index"])
+        expected = DeepLift(Taking(ex.adapter.model)).attribute(x, x0, target=e.target["index"])
     assert replica_comparison.gap(e.scores, expected.sum(-1)[0].detach()) < 1e-9
     gap = abs(e.target["value"] - e.base_value - e.scores.sum())
     assert abs(e.certificate["checks"]["completeness_gap"] * np.abs(e.scores).max() - gap) < 1e-12
@@ -413,11 +413,11 @@ def test_the_profile_is_captum_s_own_result_and_warns_of_its_gap() -> None:
 
 def test_the_profile_leaves_the_model_as_it_was() -> None:
     ex = near_bert()
-    before = {name: set(vars(module)) for name, module in ex.subject.model.named_modules()}
+    before = {name: set(vars(module)) for name, module in ex.adapter.model.named_modules()}
     with pytest.warns(UserWarning, match="captum's deeplift"):
         batch = ex.explain(models.TEXTS, "deeplift", profile="captum")
-    assert before == {name: set(vars(module)) for name, module in ex.subject.model.named_modules()}
-    assert not any(module._forward_hooks or module._backward_hooks for module in ex.subject.model.modules())
+    assert before == {name: set(vars(module)) for name, module in ex.adapter.model.named_modules()}
+    assert not any(module._forward_hooks or module._backward_hooks for module in ex.adapter.model.modules())
     for e, text in zip(batch, models.TEXTS, strict=True):
         with pytest.warns(UserWarning, match="captum's deeplift"):
             alone = ex.explain(text, "deeplift", profile="captum")

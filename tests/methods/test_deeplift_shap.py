@@ -15,13 +15,13 @@ from tests.replicas import deeplift_shap as replica
 def test_equals_its_replica() -> None:
     ex, text = near_bert(), models.TEXTS[1]
     e = ex.explain(text, Method("deeplift-shap", baselines=("mean", "mask"), examples=("So boring!",)))
-    table = ex.subject.model.get_input_embeddings().weight.detach().numpy()
+    table = ex.adapter.model.get_input_embeddings().weight.detach().numpy()
     x, mean = vectors(ex, text)
     mask, example = mean.copy(), mean.copy()
-    mask[1:-1] = table[ex.subject.processor.mask_token_id]
+    mask[1:-1] = table[ex.adapter.processor.mask_token_id]
     other, _ = vectors(ex, "So boring!")
     example[1 : len(other)] = other[1:]
-    expected = replica.scores(ex.subject.model, x, [mean, mask, example], e.target["index"])
+    expected = replica.scores(ex.adapter.model, x, [mean, mask, example], e.target["index"])
     assert replica_comparison.gap(e.scores, expected) < 1e-10
     assert abs(e.base_value + e.scores.sum() - e.target["value"]) < 1e-12
 
@@ -44,7 +44,7 @@ def test_random_words_stay_when_the_text_goes_on() -> None:
     """Steps that are computed in several chunks, each of which sees another part of the answer, have the same draws."""
     ex = explainer("gpt2")
     whole = ex.explain("She hates", "deeplift-shap", answer=" the book because")
-    first = ex.explain("She hates", "deeplift-shap", clearhead.Generated(0), answer=" the book because")
+    first = ex.explain("She hates", "deeplift-shap", clearhead.GeneratedToken(0), answer=" the book because")
     assert len(whole.matrix) > 2
     assert replica_comparison.gap(whole.matrix[0][: len(first.scores)], first.scores) < 1e-10
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.capture.tape import Call
+from clearhead.capture.tape import AttentionCall
 from clearhead.errors import CostWarning
-from clearhead.methods import Frame
-from clearhead.methods.flow import Between, Flow, flow, joined
+from clearhead.methods import UnitContext
+from clearhead.methods.flow import AttentionFlow, MiddleLayersGraph, compute_flow_lower_bounds, compute_max_flows
 from tests import dual_models, joint_models, models
 from tests.methods import replica_comparison
 from tests.replicas.flow import graph, max_flow
@@ -61,55 +61,58 @@ def least_cut(layers: np.ndarray, p: int, j: int) -> float:
 def test_is_the_least_cut(seed: int) -> None:
     """Max-flow min-cut, in graphs of 3 × 3 nodes."""
     layers = mixed(2, 3, seed)
-    found = flow(layers, torch.tensor([0.0, 1.0, 0.0]))[1]
-    assert replica_comparison.gap(found, [least_cut(layers.numpy(), 1, j) for j in range(3)]) < 1e-12
+    flows = compute_max_flows(layers, torch.tensor([False, True, False]))[1]
+    assert replica_comparison.gap(flows, [least_cut(layers.numpy(), 1, j) for j in range(3)]) < 1e-12
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_known_of_one_layer_less_saves_problems_and_changes_nothing(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layers, every, solved = mixed(6, 5, seed, evenly=2), torch.ones(5), []
-    monkeypatch.setattr(Between, "most", _counting(Between.most, solved))
-    before = None
+def test_flows_after_fewer_layers_save_problems_and_change_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = mixed(6, 5, seed, evenly=2)
+    all_rows = torch.ones(5, dtype=torch.bool)
+    solved: list[int] = []
+    monkeypatch.setattr(MiddleLayersGraph, "compute_max_flow", _counting(MiddleLayersGraph.compute_max_flow, solved))
+    flows = None
     for depth in range(1, 7):
-        before = flow(layers[:depth], every, before)
-        capacity = graph([2 * one[None].numpy() - np.eye(5) for one in layers[:depth]], None)
+        flows = compute_max_flows(layers[:depth], all_rows, flows)
+        capacity = graph([2 * layer[None].numpy() - np.eye(5) for layer in layers[:depth]], None)
         slow = [[max_flow(capacity, 5 * depth + p, j) for j in range(5)] for p in range(5)]
-        assert replica_comparison.gap(before, np.array(slow)) < 1e-10
+        assert replica_comparison.gap(flows, np.array(slow)) < 1e-10
     assert 0 < len(solved) < 4 * 25
 
 
 @pytest.mark.parametrize("layers", [4, 7])
-def test_halves_that_are_joined_save_problems_and_change_nothing(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nearly even attention, as in deep models with many units: what one row can get is bound at its ends."""
-    given, every, solved = mixed(layers, 12, seed=1, evenly=50), torch.ones(12), []
-    monkeypatch.setattr(Between, "most", _counting(Between.most, solved))
-    sure = joined(given, every)
+def test_lower_bounds_save_problems_and_change_nothing(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly even attention, as in deep models with many units: flows are limited by the first and the last layer."""
+    layer_maps = mixed(layers, 12, seed=1, evenly=50)
+    all_rows = torch.ones(12, dtype=torch.bool)
+    solved: list[int] = []
+    monkeypatch.setattr(MiddleLayersGraph, "compute_max_flow", _counting(MiddleLayersGraph.compute_max_flow, solved))
+    lower_bounds = compute_flow_lower_bounds(layer_maps, all_rows)
     assert len(solved) == 2 * 12
-    found = flow(given, every)
-    capacity = graph([2 * one[None].numpy() - np.eye(12) for one in given], None)
+    flows = compute_max_flows(layer_maps, all_rows)
+    capacity = graph([2 * layer[None].numpy() - np.eye(12) for layer in layer_maps], None)
     slow = np.array([[max_flow(capacity, 12 * layers + p, j) for j in range(12)] for p in range(12)])
-    assert replica_comparison.gap(found, slow) < 1e-10
-    assert (sure.numpy() <= slow + 1e-10).all()
+    assert replica_comparison.gap(flows, slow) < 1e-10
+    assert (lower_bounds.numpy() <= slow + 1e-10).all()
     if layers == 7:
-        assert len(solved) < 2 * 24 + 12 * 12 / 2  # most were known from the halves
+        assert len(solved) < 2 * 24 + 12 * 12 / 2  # the lower bounds decide most of them
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_sure_is_never_too_much(seed: int) -> None:
-    given, two = mixed(5, 6, seed), torch.tensor([1.0, 0, 0, 1.0, 0, 0])
-    every = flow(given, torch.ones(6))
-    sure = joined(given, two)
-    assert (sure <= every + 1e-12).all() and not sure[[1, 2, 4, 5]].any()
+def test_lower_bounds_do_not_exceed_the_flows(seed: int) -> None:
+    layer_maps = mixed(5, 6, seed)
+    requested_rows = torch.tensor([True, False, False, True, False, False])
+    flows = compute_max_flows(layer_maps, torch.ones(6, dtype=torch.bool))
+    lower_bounds = compute_flow_lower_bounds(layer_maps, requested_rows)
+    assert (lower_bounds <= flows + 1e-12).all() and not lower_bounds[[1, 2, 4, 5]].any()
 
 
 def test_rows_sum_to_one_in_float64_whatever_the_model_computes_in() -> None:
     """Else upper and lower ends of a flow would miss each other by float32's rounding, and every problem be solved."""
-    one = Flow(frame=frame(7, 1))
+    one = AttentionFlow(unit_context=frame(7, 1))
     attention = torch.softmax(torch.randn(1, 2, 7, 7, generator=torch.Generator().manual_seed(0)), dim=-1)
-    one.visit(Call(0, "attention", attention=attention))
-    assert one.maps[0].dtype == torch.float64 and (one.maps[0].sum(-1) - 1).abs().max() < 1e-15
+    one.on_call(AttentionCall(0, "attention", attention=attention))
+    assert one.mixing_maps[0].dtype == torch.float64 and (one.mixing_maps[0].sum(-1) - 1).abs().max() < 1e-15
 
 
 def test_after_the_last_layer_alone_the_scores_are_the_same() -> None:
@@ -134,9 +137,9 @@ def test_one_layer_is_rollout() -> None:
         assert replica_comparison.gap(both["flow"].matrix, both["rollout"].matrix) < 1e-12
 
 
-def test_units_that_look_at_themselves_alone_keep_everything() -> None:
-    same = flow(torch.eye(4, dtype=torch.float64).expand(3, 4, 4), torch.ones(4))
-    np.testing.assert_array_equal(same, np.eye(4))
+def test_units_that_attend_to_themselves_only_keep_everything() -> None:
+    flows = compute_max_flows(torch.eye(4, dtype=torch.float64).expand(3, 4, 4), torch.ones(4, dtype=torch.bool))
+    np.testing.assert_array_equal(flows, np.eye(4))
 
 
 def test_does_not_depend_on_the_target() -> None:
@@ -148,36 +151,38 @@ def test_does_not_depend_on_the_target() -> None:
 def test_streams_that_look_at_themselves_alone_and_at_each_other() -> None:
     both = dual_models.explainer("clip").explain(text="So boring!", image=dual_models.pictures()[0], method="flow")
     assert [part.scores.sum() for part in both] == pytest.approx([1, 1])
-    with pytest.raises(clearhead.Refusal, match="streams look at each other, which it has no rule for"):
+    with pytest.raises(clearhead.UnsupportedError, match="streams look at each other, which it has no rule for"):
         joint_models.explainer("lxmert").explain(**joint_models.inputs("lxmert")[0], method="flow")
 
 
-def frame(units: int, layers: int, rows: int = 1) -> Frame:
+def frame(units: int, layers: int, rows: int = 1) -> UnitContext:
     readout = torch.eye(units)[None, :rows]
-    return Frame(readout, torch.ones(1, units, dtype=torch.bool), (0,), layers=range(layers))
+    return UnitContext(readout, torch.ones(1, units, dtype=torch.bool), (0,), layers=range(layers))
 
 
 def test_says_what_it_costs_before_it_begins() -> None:
     """197 patches in 12 layers, as in ViT-B: n problems for one row, after each layer from the third on."""
     with pytest.warns(CostWarning, match=r"1,970 max-flow problems .* 2,169 nodes and 388,484 edges, .* 47 s"):
-        Flow(frame=frame(197, 12))
+        AttentionFlow(unit_context=frame(197, 12))
     with pytest.warns(CostWarning, match=r"38,809 max-flow problems .* 28 min"):
-        Flow(frame=frame(197, 12, rows=197))
+        AttentionFlow(unit_context=frame(197, 12, rows=197))
     with pytest.warns(CostWarning, match=r"394 max-flow problems .* 68 s"):
-        Flow(frame=frame(394, 12), depths=False)
+        AttentionFlow(unit_context=frame(394, 12), depths=False)
 
 
 def test_says_nothing_where_it_is_quick() -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        Flow(frame=frame(64, 12))
+        AttentionFlow(unit_context=frame(64, 12))
     assert said == []
 
 
 def test_without_igraph_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "igraph", None)
     ex = replica_comparison.explainer("bert/classify")
-    with pytest.raises(clearhead.Refusal, match=r"igraph, which is not installed: pip install 'clearhead\[flow\]'"):
+    with pytest.raises(
+        clearhead.UnsupportedError, match=r"igraph, which is not installed: pip install 'clearhead\[flow\]'"
+    ):
         ex.explain(models.inputs("bert/classify")[0], "flow")
     line = next(line for line in ex.methods() if line.name == "flow")
     assert not line.applies and "clearhead[flow]" in line.why_not

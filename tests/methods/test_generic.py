@@ -117,7 +117,7 @@ def test_tiny_gradients_are_not_lost_in_the_identity(rows: str | None) -> None:
 def test_bfloat16_against_float32_of_the_same_weights(subject: str) -> None:
     """Trap 4: maps come in half precision, relevance is gathered in float32."""
     half = models.explainer(subject, torch.bfloat16, initializer_range=0.1)
-    full = clearhead.load((copy.deepcopy(half.subject.model).float(), half.subject.processor))
+    full = clearhead.load((copy.deepcopy(half.adapter.model).float(), half.adapter.processor))
     inputs = models.inputs(subject)
     for narrow, wide in zip(half.explain(inputs, target=1), full.explain(inputs, target=1), strict=True):
         assert narrow.scores.dtype == np.float32
@@ -127,5 +127,5 @@ def test_bfloat16_against_float32_of_the_same_weights(subject: str) -> None:
 
 @pytest.mark.parametrize("option", [{"normalise": False}, {"within": False}, {"guard": "none"}])
 def test_rules_between_streams_are_refused_where_there_is_one(option: dict[str, Any]) -> None:
-    with pytest.raises(clearhead.InputError, match="streams that look at each other"):
+    with pytest.raises(clearhead.InputError, match="streams that attend to each other"):
         replica_comparison.explainer("bert/classify").explain("a text", clearhead.Method("generic", **option))

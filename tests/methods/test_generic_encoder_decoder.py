@@ -10,14 +10,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import clearhead
-from clearhead import Generated, Method, Query, Refusal
-from clearhead.capture.attention.reductions import Reduce
-from clearhead.capture.attention.tiled import Streamed
-from clearhead.capture.attention.tiling import Tiles
-from clearhead.capture.kernels.cpu import CachedTiles
-from clearhead.capture.tape import Call
-from clearhead.methods.generic_cross_attention import GenericAcross
-from clearhead.methods.rollout import RolloutAcross
+from clearhead import DetectionQuery, GeneratedToken, Method, UnsupportedError
+from clearhead.capture.attention.reductions import MapReduction
+from clearhead.capture.attention.tiled import TiledAttention
+from clearhead.capture.attention.tiling import TilingConfig
+from clearhead.capture.kernels.cpu import CPUKernel
+from clearhead.capture.tape import AttentionCall
+from clearhead.methods.generic_cross_attention import CrossStreamGenericAttention
+from clearhead.methods.rollout import CrossStreamAttentionRollout
 from tests import models
 from tests.adapters import test_detection as detection
 from tests.adapters.test_encoder_decoder import ANSWERS, NEAR, SOURCES, WORDS, explainer, made
@@ -31,7 +31,7 @@ def near(found: Any, expected: Any, within: float) -> None:
     sizes = []
     for method, explained in expected.items():
         for one, other in zip(listed(found[method]), listed(explained), strict=True):
-            for stream, part in other.parts.items():
+            for stream, part in other.by_stream.items():
                 size = np.abs(part.matrix if part.matrix is not None else part.scores).max()
                 sizes.append(size)
                 for mine, yours in ((one[stream].scores, part.scores), (one[stream].matrix, part.matrix)):
@@ -45,7 +45,7 @@ def listed(explained: Any) -> list[Any]:
 
 def case(name: str) -> tuple[clearhead.Explainer, dict[str, Any], float]:
     if name == "detr":
-        return detection.explainer("detr"), {"inputs": detection.pixels(), "target": Query(1, 2)}, 1e-9
+        return detection.explainer("detr"), {"inputs": detection.pixels(), "target": DetectionQuery(1, 2)}, 1e-9
     return explainer(name), ALL, NEAR[name]
 
 
@@ -54,8 +54,10 @@ def test_rows_are_those_of_the_matrices(name: str, monkeypatch: pytest.MonkeyPat
     ex, how, within = case(name)
     found = ex.explain(**how, method=METHODS)
     multiplied = []
-    for cls in (GenericAcross, RolloutAcross):
-        monkeypatch.setattr(cls, "_by_rows", lambda fold, *maps: multiplied.append(fold) or fold._by_matrices())
+    for cls in (CrossStreamGenericAttention, CrossStreamAttentionRollout):
+        monkeypatch.setattr(
+            cls, "_compute_by_rows", lambda fold, *maps: multiplied.append(fold) or fold._compute_by_matrices()
+        )
     near(found, ex.explain(**how, method=METHODS), within)
     assert multiplied
 
@@ -75,13 +77,13 @@ def test_streaming_is_materialised(name: str, checkpoint: bool) -> None:
 class NoColumns(WholeMaps):
     """Takes every call, but leaves columns to tiles."""
 
-    def takes(self, call: Streamed, reductions: Sequence[Reduce]) -> bool:
-        return all(one.columns is None for one in reductions)
+    def supports(self, call: TiledAttention, reductions: Sequence[MapReduction]) -> bool:
+        return all(one.column_weights is None for one in reductions)
 
 
 @pytest.mark.parametrize(
     ("kernel", "ran"),
-    [(CachedTiles(), "cached tiles"), (WholeMaps(), "whole maps"), (NoColumns(), "torch tiles and whole maps")],
+    [(CPUKernel(), "cached tiles"), (WholeMaps(), "whole maps"), (NoColumns(), "torch tiles and whole maps")],
 )
 def test_kernels_make_what_is_asked_after_the_pass(kernel: Any, ran: str) -> None:
     ex = clearhead.load(made("bart").float(), WORDS)
@@ -109,7 +111,7 @@ def test_nothing_has_units_times_units(monkeypatch: pytest.MonkeyPatch) -> None:
     ex, source = explainer("bart"), {"input_ids": torch.randint(5, 90, (1, 68))}
     given = source | {"decoder_input_ids": torch.tensor([[2, 5, 9]])}
     monkeypatch.setattr(ex.recorder, "tile_rows", 3)
-    how = {"method": ["generic", "rollout"], "target": Generated(1)}
+    how = {"method": ["generic", "rollout"], "target": GeneratedToken(1)}
     ex.explain(given, **how, kernel="tiles")  # the recorder tests itself, with whole maps
     with Sizes() as streaming:
         ex.explain(given, **how, kernel="tiles")
@@ -121,31 +123,33 @@ def test_nothing_has_units_times_units(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_target_does_not_depend_on_has_no_relevance() -> None:
     """The decoder, where the number is the encoder's."""
     ex = explainer("bart")
-    found: list[Call] = []
+    found: list[AttentionCall] = []
     inputs = {"input_ids": torch.randint(5, 90, (1, 9)), "decoder_input_ids": torch.tensor([[2, 5, 9]])}
-    tiles = Tiles(sweeps=0, sets_aside=True)
+    tiles = TilingConfig(tile_passes=0, defers_reductions=True)
 
     def value(output: Any) -> torch.Tensor:
         return output.encoder_last_hidden_state.square().sum((1, 2))
 
-    ex.recorder.run(inputs, value, ["attention_gradient"], found.append, tiles=tiles)
+    ex.recorder.run(inputs, value, ["attention_gradient"], found.append, tiling=tiles)
     sums: dict[str, list[float]] = {}
     for call in found:
-        assert call.aside is not None
-        rows = torch.ones(1, 1, call.aside.call.outline.shape[2], dtype=torch.float64)
-        sums.setdefault(call.query_stream, []).append(float(call.aside.sums([Reduce("positive", rows)])[0].sum()))
+        assert call.deferred is not None
+        rows = torch.ones(1, 1, call.deferred.tiled_call.meta_attention.shape[2], dtype=torch.float64)
+        sums.setdefault(call.query_stream, []).append(
+            float(call.deferred.reduce([MapReduction("positive", rows)])[0].sum())
+        )
     assert min(sums["source"]) > 0 and set(sums["prefix"]) == {0.0}
 
 
 @pytest.mark.parametrize("options", [{"aggregate": False}, {"normalise": False}, {"fusion": "mean-clamp"}])
 def test_what_needs_matrices_says_so(options: dict[str, Any]) -> None:
-    with pytest.raises(Refusal, match=r"generic\(.*\) cannot be computed tile by tile"):
+    with pytest.raises(UnsupportedError, match=r"generic\(.*\) cannot be computed tile by tile"):
         explainer("bart").explain(SOURCES[0], Method("generic", **options), answer=ANSWERS[0], kernel="tiles")
 
 
-@pytest.mark.parametrize("cls", [GenericAcross, RolloutAcross])
+@pytest.mark.parametrize("cls", [CrossStreamGenericAttention, CrossStreamAttentionRollout])
 def test_streams_that_look_at_each_other_need_whole_maps(cls: Any) -> None:
     alone, between = {("text", "text"), ("image", "image")}, ("text", "image")
     for back, whole in ((set(), False), ({("image", "text")}, True)):
         pairs = dict.fromkeys({*alone, between, *back}, range(2))
-        assert cls(frames={}, layers=pairs).needs_whole is whole
+        assert cls(unit_contexts={}, layers=pairs).needs_full_maps is whole

@@ -53,10 +53,10 @@ def test_tokens_hidden_by_the_mask_get_no_attention(subject: str) -> None:
 def test_recorded_with_padding_equals_eager(subject: str) -> None:
     """The mask is not lost on the way through the recorder's own attention function."""
     ex, raw = replica_comparison.explainer(subject), models.inputs(subject)
-    padded = ex.subject.processor(raw, padding=True, return_tensors="pt")
+    padded = ex.adapter.processor(raw, padding=True, return_tensors="pt")
     lengths = padded["attention_mask"].sum(1).tolist()
     assert len(set(lengths)) > 1
-    eager = copy.deepcopy(ex.subject.model)
+    eager = copy.deepcopy(ex.adapter.model)
     eager.set_attn_implementation("eager")
     with torch.no_grad():
         expected = eager(**padded, output_attentions=True)

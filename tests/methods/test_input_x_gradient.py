@@ -30,7 +30,7 @@ def test_targets(subject: str, target: str) -> None:
 def test_explains_a_linear_target_exactly() -> None:
     """Of a target that is linear in the embeddings, the scores are each word's share: nothing is left over."""
     ex, text = replica_comparison.explainer("bert/classify"), models.inputs("bert/classify")[0]
-    embeddings = ex.subject.model.bert.embeddings
+    embeddings = ex.adapter.model.bert.embeddings
     direction = torch.linspace(-1, 1, 32, dtype=torch.float64)
     sums: list[torch.Tensor] = []  # word + position + type, before the norm
 

@@ -61,7 +61,7 @@ def test_equals_captum(subject: str, rule: str) -> None:
         def forward(x: torch.Tensor, mask: Any = mask) -> torch.Tensor:
             name = "pixel_values" if "attention_mask" not in mask else "inputs_embeds"
             rest = {key: part.expand(len(x), -1) for key, part in mask.items()}
-            return ex.subject.model(**{name: x}, **rest).logits
+            return ex.adapter.model(**{name: x}, **rest).logits
 
         x = torch.tensor(one.walker.x)
         parts = IntegratedGradients(forward).attribute(
@@ -97,7 +97,7 @@ def test_scores_add_up_and_the_certificate_says_how_well() -> None:
 
 def test_many_points_at_once_are_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     together = found("bert/classify", steps=9)
-    monkeypatch.setattr("clearhead.engine.passes.path.ROWS", 1)
+    monkeypatch.setattr("clearhead.engine.passes.path.MAX_PATH_ROWS", 1)
     for one, other in zip(together, found("bert/classify", steps=9), strict=True):
         assert replica_comparison.gap(one.scores, other.scores) < 1e-12
 
@@ -141,7 +141,7 @@ def test_baselines_of_pictures(name: str) -> None:
         "blur": _blurred(x),
     }[name]
     with torch.no_grad():
-        value = ex.subject.model(pixel_values=baseline).logits[0, e.target["index"]]
+        value = ex.adapter.model(pixel_values=baseline).logits[0, e.target["index"]]
     assert e.base_value == pytest.approx(float(value), abs=1e-5)
 
 
@@ -158,9 +158,9 @@ def test_baselines_that_are_not_there() -> None:
         text.explain(models.TEXTS[0], Method("integrated-gradients", baseline="black"))
     with pytest.raises(clearhead.InputError, match=r"baseline='pad' is not known: .*zero, black, mean, blur"):
         picture.explain(models.inputs("vit/image")[0], Method("integrated-gradients", baseline="pad"))
-    bare = clearhead.load(picture.subject.model)
+    bare = clearhead.load(picture.adapter.model)
     with pytest.raises(clearhead.InputError, match="without the image processor"):
-        bare.explain(bare.subject.example(), Method("integrated-gradients", baseline="black"))
+        bare.explain(bare.adapter.make_example_input(), Method("integrated-gradients", baseline="black"))
     with pytest.raises(clearhead.InputError, match="steps=0 is not possible"):
         text.explain(models.TEXTS[0], Method("integrated-gradients", steps=0))
 
@@ -174,7 +174,7 @@ def test_zero_is_refused_where_it_cannot_converge() -> None:
     )  # fmt: skip
     ex = clearhead.load(transformers.LlamaForSequenceClassification(config).double().eval())
     inputs = {"input_ids": torch.tensor([[5, 9, 30, 12]])}
-    with pytest.raises(clearhead.Refusal, match=r"LlamaRMSNorm.*forgets how long.*baseline='zero'.*'mean'"):
+    with pytest.raises(clearhead.UnsupportedError, match=r"LlamaRMSNorm.*discards the length.*baseline='zero'.*'mean'"):
         ex.explain(inputs, Method("integrated-gradients", baseline="zero"))
     e = ex.explain(inputs, Method("integrated-gradients", steps=200))
     assert e.base_value + e.scores.sum() == pytest.approx(e.target["value"], abs=1e-3)
@@ -189,7 +189,9 @@ def test_zero_is_refused_where_a_norm_reads_words_alone() -> None:
     )  # fmt: skip
     ex = clearhead.load(transformers.ModernBertForSequenceClassification(config).eval())
     for name in ("integrated-gradients", "deeplift"):
-        with pytest.raises(clearhead.Refusal, match=r"LayerNorm.*reads words without positions.*baseline='zero'"):
+        with pytest.raises(
+            clearhead.UnsupportedError, match=r"LayerNorm.*embeddings without positions.*baseline='zero'"
+        ):
             ex.explain({"input_ids": torch.tensor([[1, 9, 30, 2]])}, Method(name, baseline="zero"))
     assert found("bert/classify", steps=1, baseline="zero")
 
@@ -204,9 +206,9 @@ def test_several_targets_at_once() -> None:
     ex = clearhead.load(transformers.BertForQuestionAnswering(config).double().eval())
     raws = [{"input_ids": torch.tensor([ids])} for ids in ([5, 9, 30], [7, 8, 11, 6, 3])]
     methods = ["integrated-gradients", "gradient-shap", "beyond-intuition-head", "tam"]
-    together = ex.explain(raws, methods, target=clearhead.Answer())
+    together = ex.explain(raws, methods, target=clearhead.AnswerSpan())
     for method in methods:
         for raw, e in zip(raws, together[method], strict=True):
             for place, row in zip(("start", "end"), e.matrix, strict=True):
-                alone = ex.explain(raw, method, target=clearhead.Answer(place))
+                alone = ex.explain(raw, method, target=clearhead.AnswerSpan(place))
                 assert replica_comparison.gap(row, alone.scores) < 1e-9, method

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.methods._perturbation import Game
-from clearhead.methods.kernel_shap import KernelShap, coalitions
+from clearhead.methods._perturbation import CoalitionGame
+from clearhead.methods.kernel_shap import KernelShap, sample_coalitions
 from tests import models
 from tests.methods import coalition_values, replica_comparison
 from tests.replicas import kernel_shap
@@ -16,8 +16,8 @@ from tests.replicas import kernel_shap
 
 def played(method, count, value, seed=0):
     """A method on a game of one's own: the shares, and every coalition that was asked for."""
-    game = Game(count, seed, windows=None, hierarchy=None)
-    play, asked, worth = method.play(game), [], None
+    game = CoalitionGame(count, seed, get_windows=None, get_hierarchy=None)
+    play, asked, worth = method.iter_coalitions(game), [], None
     while True:
         try:
             rows = play.send(worth)
@@ -28,7 +28,7 @@ def played(method, count, value, seed=0):
 
 
 def fold(**options):
-    return KernelShap(frame=None, **options)
+    return KernelShap(unit_context=None, **options)
 
 
 @pytest.mark.parametrize("subject", ["bert/classify", "roberta/mask", "deberta/classify"])
@@ -97,7 +97,9 @@ def test_too_few_coalitions_give_the_smallest_of_the_fits(count: int) -> None:
         return np.random.default_rng([count, *members]).normal()
 
     shares, _ = played(fold(evaluations=40), count, value)
-    z, weights = coalitions(count, 38, Game(count, 0, windows=None, hierarchy=None).generator())
+    z, weights = sample_coalitions(
+        count, 38, CoalitionGame(count, 0, get_windows=None, get_hierarchy=None).make_generator()
+    )
     base, total = value([]), value(list(range(count))) - value([])
     rows, targets = [], []
     for row, weight in zip(z[::2].numpy(), weights[::2].numpy(), strict=True):
@@ -116,7 +118,7 @@ def test_symmetric_players_and_null_players() -> None:
 
 @pytest.mark.parametrize(("count", "budget"), [(12, 300), (16, 1054), (30, 62), (30, 4), (200, 1000)])
 def test_coalitions_come_with_their_complements(count: int, budget: int) -> None:
-    rows, weights = coalitions(count, budget, torch.Generator().manual_seed(0))
+    rows, weights = sample_coalitions(count, budget, torch.Generator().manual_seed(0))
     assert 0 < len(rows) <= budget and len(rows) == len(weights)
     sizes = rows.sum(1)
     assert sizes.min() >= 1 and sizes.max() <= count - 1

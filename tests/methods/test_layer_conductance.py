@@ -78,7 +78,7 @@ def test_stretches_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     method = Method("layer-conductance", steps=6)
     other = Method("integrated-gradients", steps=3, rule="riemann-left")
     alone = ex.explain(text, method)
-    monkeypatch.setattr("clearhead.engine.passes.path.ROWS", 2)
+    monkeypatch.setattr("clearhead.engine.passes.path.MAX_PATH_ROWS", 2)
     together = ex.explain(text, [other, method])
     assert replica_comparison.gap(together[str(method)].scores, alone.scores) < 1e-10
 

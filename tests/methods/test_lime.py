@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.methods.lime import Lime, ridge_fit
+from clearhead.methods.lime import Lime, fit_weighted_ridge
 from tests import models
 from tests.methods import coalition_values, replica_comparison
 from tests.methods.test_kernel_shap import played
@@ -14,8 +14,8 @@ from tests.replicas import lime
 
 def drawn(subject, raw, count, evaluations):
     """The coalitions that the seed of an input stands for."""
-    sample = replica_comparison.explainer(subject).subject.samples(raw, clearhead.adapters.How())[0]
-    generator = torch.Generator().manual_seed(sample.seed(0))
+    sample = replica_comparison.explainer(subject).adapter.make_samples(raw, clearhead.adapters.base.InputOptions())[0]
+    generator = torch.Generator().manual_seed(sample.derive_seed(0))
     rows = torch.rand(evaluations - 1, count, generator=generator) < 0.5
     return [[True] * count, *rows.tolist()]
 
@@ -44,10 +44,10 @@ def test_equals_its_replica(subject: str, options: dict) -> None:
 
 def test_without_a_ridge_an_additive_game_gives_back_its_weights() -> None:
     weights = np.linspace(-2, 3, 9)
-    shares, asked = played(Lime(frame=None, ridge=0.0), 9, lambda members: 5 + weights[members].sum())
+    shares, asked = played(Lime(unit_context=None, ridge=0.0), 9, lambda members: 5 + weights[members].sum())
     np.testing.assert_allclose(shares.scores, weights, atol=1e-9)
     assert shares.base_value == pytest.approx(5)
-    assert shares.checks["misfit"] < 1e-12
+    assert shares.diagnostics["misfit"] < 1e-12
     assert len(asked) == 1000
 
 
@@ -57,7 +57,7 @@ def test_coalitions_of_little_weight_are_not_taken_for_nothing() -> None:
     z = torch.cat([torch.ones(1, 20), (torch.rand(999, 20, generator=generator) < 0.5).float()]).double()
     slopes = torch.randn(20, generator=generator).double()
     weights = (-((1 - (z.sum(1) / 20).sqrt()) ** 2) / 0.03**2).exp()
-    found, start = ridge_fit(z, z @ slopes + 1, weights, ridge=0)
+    found, start = fit_weighted_ridge(z, z @ slopes + 1, weights, ridge=0)
     torch.testing.assert_close(found, slopes, rtol=0, atol=1e-6)
     assert float(start) == pytest.approx(1, abs=1e-5)
 

@@ -10,10 +10,10 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 
 import clearhead
-from clearhead.backward_rules.mode import Rules
-from clearhead.capture.session import hooks
-from clearhead.engine.passes.modified_backward import _something, _tolerance
-from clearhead.errors import Refusal
+from clearhead.backward_rules.mode import RuleMode
+from clearhead.capture.session import remove_hooks_on_exit
+from clearhead.engine.passes.modified_backward import _check_nonzero_start, _get_tolerance
+from clearhead.errors import UnsupportedError
 from tests import joint_models, models
 from tests.methods import replica_comparison
 from tests.methods.relevance_models import SUBJECTS, VARIANTS, WITHIN, explained, walked
@@ -73,7 +73,7 @@ def test_what_starts_with_a_sum_of_zero_is_refused(method: Any, how: dict[str, A
     """The rules keep it: rounding alone would arrive (scores of 1e-194), one way in a batch and another alone."""
     ex = replica_comparison.explainer("bert/classify")
     texts = replica_comparison.SENTENCES[:2] if isinstance(how.get("target"), list) else replica_comparison.SENTENCES[0]
-    with pytest.raises(Refusal, match="relevance then starts with a sum of zero"):
+    with pytest.raises(UnsupportedError, match="relevance then starts with a sum of zero"):
         ex.explain(texts, method, **how)
     own = ex.explain(
         replica_comparison.SENTENCES[0], method, target=lambda output: output.logits[:, 0] - output.logits[:, 1] / 2
@@ -82,7 +82,7 @@ def test_what_starts_with_a_sum_of_zero_is_refused(method: Any, how: dict[str, A
 
 
 def test_what_starts_with_a_sum_of_zero_beside_a_picture_is_refused() -> None:
-    with pytest.raises(Refusal, match="relevance then starts with a sum of zero"):
+    with pytest.raises(UnsupportedError, match="relevance then starts with a sum of zero"):
         joint_models.explainer("lxmert").explain(
             **joint_models.inputs("lxmert")[0], method="lrp", target=clearhead.Contrast(0, 1)
         )
@@ -92,9 +92,9 @@ def test_a_step_that_starts_with_a_sum_of_zero_hides_behind_no_other() -> None:
     """Of several words of one answer, each by itself."""
     logits = torch.randn(1, 3, 5, dtype=torch.float64, requires_grad=True)
     whole = torch.stack([logits[:, 0, 2], logits[:, 1, 3]])
-    _something(whole, logits)
-    with pytest.raises(Refusal, match=r"what is explained \(of 3 targets, those at 2\) takes from"):
-        _something(torch.cat([whole, (logits[:, 2, 0] - logits[:, 2, 1])[None]]), logits)
+    _check_nonzero_start(whole, logits)
+    with pytest.raises(UnsupportedError, match=r"what is explained \(of 3 targets, those at 2\) takes from"):
+        _check_nonzero_start(torch.cat([whole, (logits[:, 2, 0] - logits[:, 2, 1])[None]]), logits)
 
 
 def test_neighbours_take_nothing() -> None:
@@ -129,7 +129,7 @@ def test_rounding_is_not_amplified(subject: str) -> None:
     """Passes are made in float64, whatever the model's format: else scores in float32 were those of rounding, and
     batches of other sizes had other ones."""
     single = models.explainer(subject, torch.float32)
-    double = clearhead.load((deepcopy(single.subject.model).double(), single.subject.processor))
+    double = clearhead.load((deepcopy(single.adapter.model).double(), single.adapter.processor))
     raws = models.inputs(subject)
     together, exact = (ex.explain(raws, BY_RELEVANCE, target=1) for ex in (single, double))
     for i, raw in enumerate(raws):
@@ -168,8 +168,8 @@ def test_a_score_near_zero_is_explained(dtype: torch.dtype) -> None:
 def test_float64_may_lie_as_far_from_float32_on_a_gpu_as_tf32_does(device: str, wide: bool, within: float) -> None:
     """Pictures on an H200 were refused or not by the luck of their batch: convolutions in TF32 were held to float32."""
     subject: Any = SimpleNamespace(device=torch.device(device), dtype=torch.float32)
-    family: Any = SimpleNamespace(wide=wide)
-    assert _tolerance(subject, family) == within
+    family: Any = SimpleNamespace(needs_float64=wide)
+    assert _get_tolerance(subject, family) == within
 
 
 def test_a_model_that_does_not_run_in_float64_is_refused() -> None:
@@ -179,12 +179,12 @@ def test_a_model_that_does_not_run_in_float64_is_refused() -> None:
     def least(module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
         return output + 0 * torch.full((), torch.finfo(output.dtype).min)
 
-    with hooks([made.bert.pooler.dense.register_forward_hook(least)]):
+    with remove_hooks_on_exit([made.bert.pooler.dense.register_forward_hook(least)]):
         ex = clearhead.load((made, words))
         (line,) = (line for line in ex.methods() if line.name == "lrp")
         assert not line.applies and "passes are in float64" in line.why_not
         said = r"does not run under relevance propagation, whose passes are in float64: RuntimeError: value"
-        with pytest.raises(clearhead.Refusal, match=said):
+        with pytest.raises(clearhead.UnsupportedError, match=said):
             ex.explain(models.TEXTS[0], "lrp")
 
 
@@ -204,12 +204,12 @@ def test_a_model_that_fails_under_rules_alone_says_what_failed(method: str) -> N
 
     def fail_under_rules(module: torch.nn.Module, args: Any, output: torch.Tensor) -> None:
         passes.append(1)
-        if any(isinstance(mode, Rules) for mode in _get_current_function_mode_stack()):
+        if any(isinstance(mode, RuleMode) for mode in _get_current_function_mode_stack()):
             raise RuntimeError("the store is full\nof something")
 
-    with hooks([made.bert.pooler.dense.register_forward_hook(fail_under_rules)]):
+    with remove_hooks_on_exit([made.bert.pooler.dense.register_forward_hook(fail_under_rules)]):
         for _ in range(2):
-            with pytest.raises(Refusal, match=r"does not run under .*: RuntimeError: the store is full$"):
+            with pytest.raises(UnsupportedError, match=r"does not run under .*: RuntimeError: the store is full$"):
                 ex.explain(models.TEXTS[0], method)
             assert len(passes) == 3  # under the rules, without them, and under them again
 
@@ -234,7 +234,7 @@ def test_an_error_that_passes_is_raised_and_not_remembered(method: str, problem:
         if waiting:
             raise waiting.pop()
 
-    with hooks([made.bert.pooler.dense.register_forward_pre_hook(fail_once)]):
+    with remove_hooks_on_exit([made.bert.pooler.dense.register_forward_pre_hook(fail_once)]):
         with pytest.raises(RuntimeError) as raised:
             ex.explain(models.TEXTS[0], method)
         assert raised.value is problem
@@ -262,11 +262,11 @@ def test_lack_of_memory_under_rules_alone_is_no_property_of_the_model() -> None:
     made, ex = ready()
 
     def fail_in_float64(module: torch.nn.Module, args: Any, output: torch.Tensor) -> None:
-        if any(isinstance(mode, Rules) for mode in _get_current_function_mode_stack()):
+        if any(isinstance(mode, RuleMode) for mode in _get_current_function_mode_stack()):
             raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)")
 
     with (
-        hooks([made.bert.pooler.dense.register_forward_hook(fail_in_float64)]),
+        remove_hooks_on_exit([made.bert.pooler.dense.register_forward_hook(fail_in_float64)]),
         pytest.raises(RuntimeError, match="ALLOC_FAILED"),
     ):
         ex.explain(models.TEXTS[0], "lrp")

@@ -81,7 +81,7 @@ def test_words_go_as_a_whole_and_add_up() -> None:
     e = replica_comparison.explainer(subject).explain(raw, clearhead.Method("occlusion", unit="word"))
     players, _, value = coalition_values.game(subject, raw)
     words = e.words()
-    parents = e.units.parents("word")
+    parents = e.units.find_parents("word")
     assert len(words) < len(e), "no word has several tokens"
     for place, score in enumerate(words.scores):
         own = set(np.flatnonzero(parents == place)) & set(players)

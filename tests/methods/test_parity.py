@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import clearhead
-from clearhead.capture.tape import Call, Tape
-from clearhead.methods import REGISTRY, Frame
+from clearhead.capture.tape import AttentionCall, Tape
+from clearhead.methods import METHOD_REGISTRY, UnitContext
 from tests.methods.replica_comparison import gap
 
 DATA = Path(__file__).parents[1] / "data" / "parity"
@@ -132,17 +132,17 @@ class TestPureMaths:
         readout = torch.zeros(1, 1, units, dtype=torch.float64)
         readout[0, 0, 0] = 1
         every = torch.ones(1, units, dtype=torch.bool)
-        frame = Frame(readout, every, (0,), layers=layers)
-        fold = REGISTRY[method](frame=frame, **options)
+        frame = UnitContext(readout, every, (0,), layers=layers)
+        fold = METHOD_REGISTRY[method](unit_context=frame, **options)
         for call in reversed(list(self.calls(parts))):
             if call.layer in layers:
-                fold.fold(call)
-        return fold.finish(Tape()).scores[0, 0].numpy()
+                fold.process_call(call)
+        return fold.compute_scores(Tape()).scores[0, 0].numpy()
 
-    def calls(self, parts: list[Tensor]) -> Iterator[Call]:
+    def calls(self, parts: list[Tensor]) -> Iterator[AttentionCall]:
         attention, attention_gradient, hidden, hidden_gradient = parts
         for layer in range(len(attention)):
-            yield Call(
+            yield AttentionCall(
                 layer,
                 module=f"layer.{layer}",
                 attention=attention[layer],

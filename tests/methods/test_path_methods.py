@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import clearhead
 from clearhead import Method
 from clearhead.capture.recorder import Recorder
-from clearhead.methods._path import quadrature
+from clearhead.methods._path import compute_quadrature
 from tests import models
 from tests.adapters import test_dual_encoder as clips
 from tests.methods import replica_comparison
@@ -159,7 +159,7 @@ def framed() -> clearhead.Explainer:
     parity.explainer.cache_clear()
     ex = parity.explainer("bert")
     parity.explainer.cache_clear()
-    ex.subject.words.outside |= {2, 3}
+    ex.adapter.tokenizer_wrapper.special_ids |= {2, 3}
     return ex
 
 
@@ -167,7 +167,7 @@ def framed() -> clearhead.Explainer:
 def averaging() -> clearhead.Explainer:
     """The same weights under a head that reads the mean of the patches, before the norm."""
     parity.explainer.cache_clear()
-    plain = parity.explainer("vit").subject.model
+    plain = parity.explainer("vit").adapter.model
     parity.explainer.cache_clear()
 
     class MeanPooledForImageClassification(type(plain)):  # type: ignore[misc]
@@ -198,11 +198,11 @@ def test_padding_is_part_of_the_authors_maps() -> None:
 
 def test_quadrature_integrates() -> None:
     for rule, degree in (("gauss-legendre", 9), ("riemann-middle", 1), ("riemann-trapezoid", 1)):
-        points = quadrature(rule, 5)
+        points = compute_quadrature(rule, 5)
         assert sum(weight for _, weight in points) == pytest.approx(1)
         assert sum(weight * place**degree for place, weight in points) == pytest.approx(1 / (degree + 1))
     for rule in ("riemann-left", "riemann-right"):
-        assert sum(weight * place for place, weight in quadrature(rule, 1000)) == pytest.approx(0.5, abs=1e-3)
+        assert sum(weight * place for place, weight in compute_quadrature(rule, 1000)) == pytest.approx(0.5, abs=1e-3)
 
 
 def test_points_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def test_points_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
         return run(self, *args, **how)
 
     monkeypatch.setattr(Recorder, "run", counting)
-    monkeypatch.setattr("clearhead.engine.passes.path.ROWS", 1)
+    monkeypatch.setattr("clearhead.engine.passes.path.MAX_PATH_ROWS", 1)
     raw = models.TEXTS[0]
     together = ex.explain(raw, ["tam", "beyond-intuition-head", "beyond-intuition-token"])
     assert sum(counted) == 20

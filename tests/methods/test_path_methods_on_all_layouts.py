@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import clearhead
-from clearhead import Generated, Method
+from clearhead import GeneratedToken, Method
 from tests import dual_models, joint_models, vision_language_models
 from tests.adapters import test_decoder as decoders
 from tests.adapters import test_encoder_decoder as encoder_decoders
@@ -66,7 +66,7 @@ def steps_together_and_alone(explain: Callable[..., Any], methods: list[Method],
     together = explain(methods, None)
     assert count > 1 and methods
     for step in range(count):
-        for method, alone in explain(methods, Generated(step)).items():
+        for method, alone in explain(methods, GeneratedToken(step)).items():
             for stream in alone.streams:
                 found, expected = together[method][stream].matrix[step], alone[stream].scores
                 size = max(np.abs(expected).max(), 1e-3)

@@ -11,18 +11,18 @@ from torch import Tensor
 
 import clearhead
 from clearhead import cli
-from clearhead.methods import REGISTRY, catalogue
+from clearhead.methods import METHOD_REGISTRY, catalogue
 from tests.methods import replica_comparison
 
-METHODS = sorted(REGISTRY)
-REAL = [name for name in METHODS if REGISTRY[name].declaration.family != "control"]
+METHODS = sorted(METHOD_REGISTRY)
+REAL = [name for name in METHODS if METHOD_REGISTRY[name].declaration.family != "control"]
 #: What is asked for, such that a method that heeds it must give something else than by default.
 OTHERWISE = {"layers": {"layers": (0, 1)}, "heads": {"heads": [1]}, "rows": {"rows": "all"}}
 
 
 @pytest.mark.parametrize("method", REAL)
 def test_carries_formula_citation_and_cost(method: str) -> None:
-    cls = REGISTRY[method]
+    cls = METHOD_REGISTRY[method]
     docstring = sys.modules[cls.__module__].__doc__
     assert docstring and re.search(r"\n\n *\S+ = \S.*\n", docstring), (
         "a formula, a paragraph by itself, in the docstring"
@@ -48,8 +48,8 @@ def test_replicas_use_no_code_of_clearhead() -> None:
 def test_has_what_it_declares(method: str, option: str) -> None:
     ex, text = replica_comparison.explainer("bert/classify"), replica_comparison.SENTENCES[0]
     how = OTHERWISE[option]
-    if option not in REGISTRY[method].declaration.has:
-        having = ", ".join(sorted(name for name in METHODS if option in REGISTRY[name].declaration.has))
+    if option not in METHOD_REGISTRY[method].declaration.supports:
+        having = ", ".join(sorted(name for name in METHODS if option in METHOD_REGISTRY[name].declaration.supports))
         for ask in (lambda: ex.explain(text, method, **how), lambda: clearhead.Method(method, **how)):
             with pytest.raises(clearhead.InputError, match=re.escape(f"{method} has no {option}=")) as refusal:
                 ask()
@@ -75,15 +75,15 @@ def test_has_what_it_declares(method: str, option: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_gives_the_parts_it_declares(method: str) -> None:
-    declaration = REGISTRY[method].declaration
+    declaration = METHOD_REGISTRY[method].declaration
     ex, text = replica_comparison.explainer("bert/classify"), replica_comparison.SENTENCES[0]
-    e = ex.explain(text, method, per="head" if declaration.has_head_shares else None)
-    assert (e.per_layer is not None) == (declaration.parts is not None) == ("layers" in declaration.has)
-    if declaration.parts == "depths":
+    e = ex.explain(text, method, per="head" if declaration.has_head_contributions else None)
+    assert (e.per_layer is not None) == (declaration.layer_scores is not None) == ("layers" in declaration.supports)
+    if declaration.layer_scores == "depths":
         np.testing.assert_array_equal(e.per_layer[-1], e.scores)
-    if declaration.parts == "contributions":
+    if declaration.layer_scores == "contributions":
         assert replica_comparison.gap(e.per_layer.sum(0), e.scores) < 1e-12
-        assert (e.per_head is not None) == declaration.has_head_shares
+        assert (e.per_head is not None) == declaration.has_head_contributions
         if e.per_head is not None:
             assert replica_comparison.gap(e.per_head.sum(1), e.per_layer) < 1e-12
 
@@ -94,7 +94,7 @@ def _less_of_one(output: Any) -> Tensor:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_sign_and_target_are_as_declared(method: str) -> None:
-    declaration = REGISTRY[method].declaration
+    declaration = METHOD_REGISTRY[method].declaration
     ex, texts = replica_comparison.explainer("bert/classify"), replica_comparison.SENTENCES
     of = [np.concatenate([e.scores for e in ex.explain(texts, method, target=label)]) for label in (0, 1)]
     # no plain contrast: its relevance would start with a sum of zero, which some rules keep
@@ -161,7 +161,7 @@ def test_methods_that_others_claim_patents_on_say_so_everywhere(capsys: pytest.C
     lines = {line.name: line.note for line in replica_comparison.explainer("bert/classify").methods()}
     assert {name for name, note in lines.items() if "patent" in note} == claimed
     for name in claimed:
-        assert lines[name] in catalogue.section(REGISTRY[name])
+        assert lines[name] in catalogue.format_method_section(METHOD_REGISTRY[name])
     cli.app(["methods"], standalone_mode=False)
     said = " ".join(capsys.readouterr().out.split())
     assert " ".join(lines["lrp"].split()) in said
@@ -188,9 +188,9 @@ def test_options_are_held_to_their_types(name: str, options: dict[str, Any]) -> 
 
 
 def test_options_of_the_right_types() -> None:
-    assert clearhead.Method("smoothgrad", noise=1).option("noise") == 1
-    assert clearhead.Method("lime", width=None).option("width", "absent") is None
-    assert clearhead.Method("gradient-shap", baselines=["zero", "mean"]).option("baselines") == ("zero", "mean")
+    assert clearhead.Method("smoothgrad", noise=1).get_option("noise") == 1
+    assert clearhead.Method("lime", width=None).get_option("width", "absent") is None
+    assert clearhead.Method("gradient-shap", baselines=["zero", "mean"]).get_option("baselines") == ("zero", "mean")
 
 
 @pytest.mark.parametrize(

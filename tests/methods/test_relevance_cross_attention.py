@@ -73,7 +73,7 @@ def test_detr_gives_the_authors_scores(case: str, query: str) -> None:
     pixels = {"pixel_values": torch.as_tensor(Detection.arrays()[f"{case}/pixel_values"])}
     index, label = (int(arrays("detr")[f"{case}/{query}/target_{part}"]) for part in ("index", "class"))
     known = {"transformer-attribution": "transformer_att", "partial-lrp": "partial_lrp"}
-    target = clearhead.Query(index, label)
+    target = clearhead.DetectionQuery(index, label)
     with Wide():
         found = Detection.explainer().explain(pixels, list(known), target=target, profile="mm_detr")
     for method, theirs in known.items():
@@ -93,7 +93,9 @@ def test_generic_by_relevance_on_detr(case: str, query: str, theirs: str, option
         index, label = (int(file[f"{case}/{query}/target_{part}"]) for part in ("index", "class"))
     method = Method("generic", lrp=True, **options)
     with Wide():
-        e = Detection.explainer().explain(pixels, method, target=clearhead.Query(index, label), profile="mm_detr")
+        e = Detection.explainer().explain(
+            pixels, method, target=clearhead.DetectionQuery(index, label), profile="mm_detr"
+        )
     assert gap(e["image"].scores, expected) < 1e-6
 
 

@@ -110,7 +110,7 @@ class TestBert:
         inputs, index = bert_inputs(case), int(self.theirs(case, which, "target"))
         for variant in ("ours", "orig"):
             ids, mask = inputs["input_ids"][0].tolist(), inputs["attention_mask"][0].tolist()
-            found = relevance.bert(explainer("bert").subject.model, ids, index, variant, mask)
+            found = relevance.bert(explainer("bert").adapter.model, ids, index, variant, mask)
             theirs = arrays("bert")[f"bert_recorded/cases/{case}/{which}/attn_cam_{variant}"]
             for layer, maps in enumerate(found.maps):
                 assert replica_comparison.gap(maps, theirs[layer, 0]) < 1e-9
@@ -129,7 +129,7 @@ def test_padded_inputs_as_the_authors_code_takes_them(case: str, more: int) -> N
     wide = np.zeros((3, 4, units, units))
     for call in gradients:
         wide[call.layer, :, : units - more, : units - more] = call.attention_gradient[0]
-    model, ids, mask = ex.subject.model, *(inputs[name][0].tolist() for name in ("input_ids", "attention_mask"))
+    model, ids, mask = ex.adapter.model, *(inputs[name][0].tolist() for name in ("input_ids", "attention_mask"))
     first = np.eye(units)[0]
     by = {variant: relevance.bert(model, ids, 1, variant, mask) for variant in ("ours", "orig")}
     expected = {
@@ -211,7 +211,7 @@ def test_ablations(case: str, which: str, rules: str, name: str, layers: tuple[i
 def averaging() -> clearhead.Explainer:
     """The same weights under a head that reads the mean of the patches, after the norm: transformerinterp's own."""
     parity.explainer.cache_clear()
-    plain = parity.explainer("vit").subject.model
+    plain = parity.explainer("vit").adapter.model
     parity.explainer.cache_clear()
 
     class NormedMeanForImageClassification(type(plain)):  # type: ignore[misc]
@@ -271,7 +271,7 @@ class TestAveragedPatches:
 
 def walked_mean(case: str, index: int) -> relevance.Found:
     pixels = arrays("vit")[f"vit_chefer/cases/{case}/pixel_values"][0].astype(float)
-    return relevance.vit(averaging().subject.model, pixels, index, "ours", averaged=True)
+    return relevance.vit(averaging().adapter.model, pixels, index, "ours", averaged=True)
 
 
 @pytest.mark.parametrize("case", ["case0", "case1"])

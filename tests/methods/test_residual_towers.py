@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.capture.tape import Call
-from clearhead.methods._stream_maps import Map, steps
-from clearhead.methods.base import ACROSS, Frame
+from clearhead.capture.tape import AttentionCall
+from clearhead.methods._stream_maps import StreamMap, iter_simultaneous_maps
+from clearhead.methods.base import CROSS_STREAM_REGISTRY, UnitContext
 from tests.replicas import co_attention as replica
 
 LENGTHS = {"text": 4, "image": 3}
@@ -24,7 +24,7 @@ WAYS = [
 ]
 
 
-def calls(ways: Sequence[tuple[str, str, bool]]) -> list[Call]:
+def calls(ways: Sequence[tuple[str, str, bool]]) -> list[AttentionCall]:
     """Random maps of two heads: attention whose rows sum to one, relevance and a gradient of any sign."""
     rng = torch.Generator().manual_seed(3)
     made = []
@@ -32,31 +32,35 @@ def calls(ways: Sequence[tuple[str, str, bool]]) -> list[Call]:
         shape = (1, 2, LENGTHS[looks], LENGTHS[seen])
         attention, gradient, relevance = (torch.randn(shape, generator=rng, dtype=torch.float64) for _ in range(3))
         module = f"tower.{layer}" if tower else f"both.{layer}"
-        made.append(Call(layer, module, "self" if looks == seen else "cross", looks, seen, attention.softmax(-1)))
+        made.append(
+            AttentionCall(layer, module, "self" if looks == seen else "cross", looks, seen, attention.softmax(-1))
+        )
         made[-1].attention_gradient, made[-1].relevance = gradient, relevance
     return made
 
 
-def scores(method: str, given: Sequence[Call], **options: Any) -> dict[str, np.ndarray]:
+def scores(method: str, given: Sequence[AttentionCall], **options: Any) -> dict[str, np.ndarray]:
     """What the method's fold makes of these calls; half of the first row of each stream is read."""
     frames = {stream: _frame(stream, length) for stream, length in LENGTHS.items()}
     both = [call.module for call in given if call.module.startswith("both")]
     blocks = {module: str(place // 4) for place, module in enumerate(both)}
     towers = frozenset(call.module for call in given if call.module.startswith("tower"))
-    fold = ACROSS[method](frames=frames, layers={}, towers=towers, blocks=blocks, **options)
+    fold = CROSS_STREAM_REGISTRY[method](
+        unit_contexts=frames, layers={}, residual_towers=towers, simultaneous_groups=blocks, **options
+    )
     for call in reversed(given):
-        fold.fold(call)
-    return {stream: part.scores[0, 0].numpy() for stream, part in fold.finish(None).items()}  # type: ignore[arg-type]
+        fold.process_call(call)
+    return {stream: part.scores[0, 0].numpy() for stream, part in fold.compute_scores(None).items()}  # type: ignore[arg-type]
 
 
-def _frame(stream: str, length: int) -> Frame:
+def _frame(stream: str, length: int) -> UnitContext:
     readout = torch.zeros(1, 1, length, dtype=torch.float64)
     readout[..., 0] = 0.5
     valid = torch.ones(1, length, dtype=torch.bool)
-    return Frame(readout, valid, (0,), layers=range(9), stream=stream)
+    return UnitContext(readout, valid, (0,), layers=range(9), stream=stream)
 
 
-def looks(given: Sequence[Call], of: str = "attention") -> list[list[replica.Look]]:
+def looks(given: Sequence[AttentionCall], of: str = "attention") -> list[list[replica.Look]]:
     """The calls as the replicas take them: each by itself, but the four of a layer of both."""
     found = [
         replica.Look(
@@ -123,7 +127,7 @@ def test_each_layer_counts_once_in_generic() -> None:
     for call in given:
         call.attention_gradient *= small
     for stream, row in scores("generic", given).items():
-        whole = sum(call.positive.mean(1)[0, 0] for call in given if call.query_stream == stream)
+        whole = sum(call.positive_product.mean(1)[0, 0] for call in given if call.query_stream == stream)
         np.testing.assert_allclose(row, whole / 2, rtol=1e-5)
 
 
@@ -139,5 +143,5 @@ def test_a_stream_that_never_looks_at_itself_has_nothing_to_tell_of_itself() -> 
 def test_streams_that_look_at_each_other_again_do_so_in_another_step():
     """With layers= nothing may be left between two blocks; the second still sees what came of the first."""
     look = torch.eye(2)[None]
-    both = [Map("text", "image", look, False, None), Map("image", "text", look, False, None)]
-    assert [len(step) for step in steps(both * 3)] == [2, 2, 2]
+    both = [StreamMap("text", "image", look, False, None), StreamMap("image", "text", look, False, None)]
+    assert [len(step) for step in iter_simultaneous_maps(both * 3)] == [2, 2, 2]

@@ -9,11 +9,16 @@ import torch
 import transformers
 
 import clearhead
-from clearhead.engine.passes.perturbation import INPUTS
+from clearhead.engine.passes.perturbation import MAX_PERTURBED_INPUTS
 from clearhead.errors import CostWarning
-from clearhead.methods._perturbation import Game
-from clearhead.methods.shap import Shap
-from clearhead.perturbation.hierarchy import Hierarchy, joined, of_places, of_words
+from clearhead.methods._perturbation import CoalitionGame
+from clearhead.methods.shap import PartitionShap
+from clearhead.perturbation.hierarchy import (
+    Hierarchy,
+    build_spatial_hierarchy,
+    build_text_hierarchy,
+    merge_tokens_greedily,
+)
 from tests import models
 from tests.methods import coalition_values, replica_comparison
 from tests.methods.test_parity import DATA, ORIGINALS
@@ -26,9 +31,9 @@ LONG = "The author said it is boring, but she isn't here. Don't panic!"
 
 
 def played(method, tree, value):
-    count = max(tree.leaves) + 1
-    game = Game(count, 0, windows=None, hierarchy=lambda: tree)
-    play, worth, asked = method.play(game), None, []
+    count = max(tree.player_of_leaf) + 1
+    game = CoalitionGame(count, 0, get_windows=None, get_hierarchy=lambda: tree)
+    play, worth, asked = method.iter_coalitions(game), None, []
     while True:
         try:
             rows = play.send(worth)
@@ -41,9 +46,9 @@ def played(method, tree, value):
 def nested(tree: Hierarchy, node: int | None = None):
     """A hierarchy as pairs of pairs, without what always stays."""
     node = tree.root if node is None else node
-    children = tree.children(node)
+    children = tree.get_children(node)
     if children is None:
-        return tree.leaves[node] if tree.leaves[node] >= 0 else None
+        return tree.player_of_leaf[node] if tree.player_of_leaf[node] >= 0 else None
     parts = [part for part in (nested(tree, child) for child in children) if part is not None]
     return tuple(parts) if len(parts) == 2 else parts[0] if parts else None
 
@@ -56,7 +61,7 @@ def nested(tree: Hierarchy, node: int | None = None):
 def test_equals_what_shap_says(sentence: int, kind: str) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)
     text = json.loads((FOLDER / "sentences.json").read_text())[sentence]
-    ex = clearhead.load(author_model("bert").subject.model, tokenizer)
+    ex = clearhead.load(author_model("bert").adapter.model, tokenizer)
     with np.load(FOLDER / "arrays.npz") as file:
         values, base = (file[f"sent{sentence}/{kind}/{name}"] for name in ("values", "base_values"))
     for label in range(5):
@@ -79,7 +84,7 @@ def test_the_copies_are_those_of_the_originals() -> None:
 def test_equals_the_package(fixed: int | None, context: str) -> None:
     shap = coalition_values.shap_package()
     ex = replica_comparison.explainer("bert/classify")
-    tokenizer, model = ex.subject.processor, ex.subject.model
+    tokenizer, model = ex.adapter.processor, ex.adapter.model
 
     def logits(texts):
         with torch.no_grad():
@@ -101,7 +106,7 @@ def test_equals_its_replica(subject: str) -> None:
     ex = replica_comparison.explainer(subject)
     players, units, value = coalition_values.game(subject, raw)
     e = ex.explain(raw, "shap")
-    tree = nested(of_words(e.units, [players.index(i) if i in players else -1 for i in range(units)]))
+    tree = nested(build_text_hierarchy(e.units, [players.index(i) if i in players else -1 for i in range(units)]))
     slow = owen.scores(range(len(players)), lambda there: value([players[i] for i in there]), tree)
     assert replica_comparison.gap(e.scores, coalition_values.on_units(slow, players, units)) < 1e-9
     assert e.base_value == pytest.approx(value([]), rel=1e-10)
@@ -112,15 +117,15 @@ def test_equals_its_replica(subject: str) -> None:
 def test_any_game_over_any_tree(count: int) -> None:
     generator = np.random.default_rng(count)
     worth = generator.normal(size=2**count)
-    tree = of_places(generator.normal(size=(count, 2)))
+    tree = build_spatial_hierarchy(generator.normal(size=(count, 2)))
 
     def value(members):
         return worth[sum(2**member for member in members)]
 
-    shares, asked = played(Shap(frame=None), tree, value)
+    shares, asked = played(PartitionShap(unit_context=None), tree, value)
     np.testing.assert_allclose(shares.scores, owen.scores(range(count), value, nested(tree)), atol=1e-12)
     assert sum(map(len, asked)) == shares_evaluated(asked), "no coalition is asked for twice"
-    assert shares.checks["unopened"] == 0
+    assert shares.diagnostics["unopened"] == 0
 
 
 def shares_evaluated(asked) -> int:
@@ -135,14 +140,18 @@ def shares_evaluated(asked) -> int:
 def test_null_players(context: str, expected: list[float]) -> None:
     """f = x1·x2: with one context alone a player that never matters gets something (analysis.md, 5.2)."""
     tree = Hierarchy((0, 1, 2, 3), ((0, 1), (4, 2), (5, 3)))
-    shares, _ = played(Shap(frame=None, context=context), tree, lambda members: float({1, 2} <= set(members)))
+    shares, _ = played(
+        PartitionShap(unit_context=None, context=context), tree, lambda members: float({1, 2} <= set(members))
+    )
     np.testing.assert_allclose(shares.scores, expected, atol=1e-12)
 
 
 def test_an_additive_game_gives_back_its_weights() -> None:
     weights = np.linspace(-2, 3, 30)
-    tree = of_places(np.stack([np.arange(30), np.zeros(30)], axis=1))
-    shares, _ = played(Shap(frame=None, evaluations=5000), tree, lambda members: 5 + weights[list(members)].sum())
+    tree = build_spatial_hierarchy(np.stack([np.arange(30), np.zeros(30)], axis=1))
+    shares, _ = played(
+        PartitionShap(unit_context=None, evaluations=5000), tree, lambda members: 5 + weights[list(members)].sum()
+    )
     np.testing.assert_allclose(shares.scores, weights, atol=1e-9)
 
 
@@ -150,21 +159,21 @@ def test_an_additive_game_gives_back_its_weights() -> None:
 @pytest.mark.parametrize("evaluations", [2, 3, 10, 40])
 def test_a_budget_is_kept_and_nothing_is_lost(evaluations: int) -> None:
     """Beyond it, what a group has is spread over its players; it all still adds up."""
-    tree = of_places(np.stack([np.arange(12), np.zeros(12)], axis=1))
+    tree = build_spatial_hierarchy(np.stack([np.arange(12), np.zeros(12)], axis=1))
     generator = np.random.default_rng(0)
     worth = {}
 
     def value(members):
         return worth.setdefault(members, generator.normal())
 
-    shares, asked = played(Shap(frame=None, evaluations=evaluations), tree, value)
+    shares, asked = played(PartitionShap(unit_context=None, evaluations=evaluations), tree, value)
     assert shares_evaluated(asked) <= evaluations
     total = value(tuple(range(12))) - value(())
     assert float(shares.scores.sum()) == pytest.approx(total)
-    assert shares.checks["unopened"] > 0
+    assert shares.diagnostics["unopened"] > 0
     if evaluations < 4:
         np.testing.assert_allclose(shares.scores, total / 12)
-        assert shares.checks["unopened"] == 1
+        assert shares.diagnostics["unopened"] == 1
 
 
 @pytest.mark.filterwarnings("ignore::clearhead.errors.CostWarning")
@@ -174,8 +183,10 @@ def test_what_is_left_on_groups_is_said() -> None:
     weights = np.array([3.0, 0.0, -1.0, 2.0])
 
     def unopened(evaluations: int) -> float:
-        shares, _ = played(Shap(frame=None, evaluations=evaluations), tree, lambda there: weights[list(there)].sum())
-        return shares.checks["unopened"]
+        shares, _ = played(
+            PartitionShap(unit_context=None, evaluations=evaluations), tree, lambda there: weights[list(there)].sum()
+        )
+        return shares.diagnostics["unopened"]
 
     assert unopened(4) == 1
     # of (0, 1), which has more, both contexts are asked for: its units have 3 + 0, and (2, 3) is left with 1
@@ -213,7 +224,7 @@ def test_a_sentence_of_sixteen_words(monkeypatch: pytest.MonkeyPatch) -> None:
     ex.explain(text, "random")
     rows: list[tuple[int, ...]] = []
     batches: list[int] = []
-    forward = ex.subject.model.bert.forward
+    forward = ex.adapter.model.bert.forward
 
     def counted(input_ids=None, attention_mask=None, **more):
         assert attention_mask.all(), "padded"
@@ -221,14 +232,16 @@ def test_a_sentence_of_sixteen_words(monkeypatch: pytest.MonkeyPatch) -> None:
         batches.append(len(input_ids))
         return forward(input_ids=input_ids, attention_mask=attention_mask, **more)
 
-    monkeypatch.setattr(ex.subject.model.bert, "forward", counted)
+    monkeypatch.setattr(ex.adapter.model.bert, "forward", counted)
     e = ex.explain(text, clearhead.Method("shap", unit="word"))
     assert e.provenance["players"] == "word"
     whole = tuple(e for e in rows[0])
     assert rows.count(whole) == 2, "the whole input, once to see what is predicted and once as a coalition"
     assert len(set(rows)) == len(rows) - 1 == e.certificate["checks"]["evaluations"]
-    assert batches[0] == 1 and all(size == INPUTS for size in batches[1:-1])
-    assert len(batches) == 1 + -(-len(set(rows)) // INPUTS), "the input itself, then as few batches as there can be"
+    assert batches[0] == 1 and all(size == MAX_PERTURBED_INPUTS for size in batches[1:-1])
+    assert len(batches) == 1 + -(-len(set(rows)) // MAX_PERTURBED_INPUTS), (
+        "the input itself, then as few batches as there can be"
+    )
 
 
 def test_several_sentences_share_their_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,13 +250,13 @@ def test_several_sentences_share_their_batches(monkeypatch: pytest.MonkeyPatch) 
     texts = ["I like the movie", "So boring", "I like the movie"]
     alone = [ex.explain(text, "shap") for text in texts]
     batches: list[int] = []
-    forward = ex.subject.model.bert.forward
+    forward = ex.adapter.model.bert.forward
 
     def counted(input_ids=None, **more):
         batches.append(len(input_ids))
         return forward(input_ids=input_ids, **more)
 
-    monkeypatch.setattr(ex.subject.model.bert, "forward", counted)
+    monkeypatch.setattr(ex.adapter.model.bert, "forward", counted)
     together = ex.explain(texts, "shap")
     asked = [e.certificate["checks"]["evaluations"] for e in alone]
     assert batches == [3, asked[0] + asked[1]], "the inputs, and then every coalition of the two that differ"
@@ -256,26 +269,26 @@ def test_several_sentences_share_their_batches(monkeypatch: pytest.MonkeyPatch) 
 
 def test_pieces_of_words_are_joined_first_and_sentences_last() -> None:
     tokens = ["i", "play", "##ing", ".", "you", "do", "##n", "'", "t"]
-    pairs = joined(tokens, [False] * len(tokens))
+    pairs = merge_tokens_greedily(tokens, [False] * len(tokens))
     assert pairs[0] == (1, 2) and pairs[1] == (5, 6)
     tree = Hierarchy(tuple(range(len(tokens))), tuple(pairs))
-    halves = [set(tree.members()[child]) for child in tree.children(tree.root)]
+    halves = [set(tree.list_leaves_by_node()[child]) for child in tree.get_children(tree.root)]
     assert {0, 1, 2, 3} in halves
 
 
 def test_two_texts_are_two_halves() -> None:
     ex = replica_comparison.explainer("bert/classify")
     e = ex.explain(models.PAIR, "shap")
-    tree = of_words(e.units, list(range(len(e))))
+    tree = build_text_hierarchy(e.units, list(range(len(e))))
     middle = e.tokens.index("[SEP]")
-    for node in range(len(tree.leaves), tree.root - 2):
-        members = set(tree.members()[node])
+    for node in range(len(tree.player_of_leaf), tree.root - 2):
+        members = set(tree.list_leaves_by_node()[node])
         inside = [i for i in members if not e.units.special[i]]
         assert not inside or max(inside) < middle or min(inside) > middle
 
 
 def test_a_picture_is_halved() -> None:
     places = np.array([(r, c) for r in range(2) for c in range(4)], dtype=float)
-    tree = of_places(places)
-    halves = [tree.members()[child] for child in tree.children(tree.root)]
+    tree = build_spatial_hierarchy(places)
+    halves = [tree.list_leaves_by_node()[child] for child in tree.get_children(tree.root)]
     assert sorted(map(sorted, halves)) == [[0, 1, 4, 5], [2, 3, 6, 7]]

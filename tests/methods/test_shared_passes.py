@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import clearhead
-from clearhead.methods import REGISTRY
+from clearhead.methods import METHOD_REGISTRY
 from tests import models
 from tests.methods import replica_comparison
 
@@ -31,7 +31,7 @@ TOGETHER = [
 
 
 def test_all_methods_are_here() -> None:
-    of_one_tape = {name for name, cls in REGISTRY.items() if cls.declaration.kind == "tape"}
+    of_one_tape = {name for name, cls in METHOD_REGISTRY.items() if cls.declaration.pass_type == "tape"}
     assert {method.name for method in TOGETHER} == of_one_tape
 
 

@@ -62,7 +62,7 @@ def test_scale_of_the_target_matters() -> None:
 def test_of_a_float32_model_both_passes_run_in_float64(subject: str, rules: str) -> None:
     """So its scores are those of the same weights in float64, rounded once."""
     narrow = models.explainer(subject, torch.float32)
-    wide = clearhead.load(copy.deepcopy(narrow.subject.model).double(), narrow.subject.processor)
+    wide = clearhead.load(copy.deepcopy(narrow.adapter.model).double(), narrow.adapter.processor)
     method = clearhead.Method("transformer-attribution", rules=rules)
     one, other = (ex.explain(models.inputs(subject), method) for ex in (narrow, wide))
     for mine, yours in zip(one, other, strict=True):

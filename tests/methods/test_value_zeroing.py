@@ -37,7 +37,7 @@ def named(model, pattern: str) -> list[str]:
 @cache
 def maps(subject: str, place: int) -> np.ndarray:
     ex, raw = replica_comparison.explainer(subject), models.inputs(subject)[place]
-    model = ex.subject.model
+    model = ex.adapter.model
     return value_zeroing.contributions(
         model, replica_comparison.model_inputs(subject, raw), named(model, LAYERS), named(model, VALUES)
     )
@@ -72,7 +72,7 @@ def test_layers_that_are_not_asked_for_run_once(monkeypatch: pytest.MonkeyPatch)
     ex, raw = replica_comparison.explainer("bert/classify"), models.TEXTS[0]
     whole = ex.explain(raw, "value-zeroing")
     runs = [0, 0, 0]
-    for number, layer in enumerate(ex.subject.model.bert.encoder.layer):
+    for number, layer in enumerate(ex.adapter.model.bert.encoder.layer):
         forward = layer.forward
 
         def counted(*args, forward=forward, number=number, **kwargs):
@@ -103,19 +103,21 @@ def test_a_decoder_sees_no_later_token(grouped: bool) -> None:
     assert not np.triu(e.matrix, 1).any()
     assert (np.tril(e.matrix).sum(1) > 0.99).all()
     layers, values = ([f"model.layers.{i}{end}" for i in range(2)] for end in ("", ".self_attn.v_proj"))
-    slow = value_zeroing.contributions(ex.subject.model, given, layers, values)
+    slow = value_zeroing.contributions(ex.adapter.model, given, layers, values)
     assert replica_comparison.gap(e.matrix, value_zeroing.matrix(slow)) < 1e-6
 
 
 def test_refused_where_values_are_not_seen() -> None:
-    with pytest.raises(clearhead.Refusal, match=r"value-zeroing cannot explain .* ignores transformers' attention"):
+    with pytest.raises(
+        clearhead.UnsupportedError, match=r"value-zeroing cannot explain .* ignores transformers' attention"
+    ):
         replica_comparison.explainer("deberta/classify").explain(models.TEXTS[0], "value-zeroing")
 
 
 def test_refused_where_a_layer_does_not_repeat_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     ex = models.explainer("bert/classify")
     ex.explain(models.TEXTS[0], "random")
-    layer = ex.subject.model.bert.encoder.layer[1]
+    layer = ex.adapter.model.bert.encoder.layer[1]
     forward, runs = layer.forward, []
 
     def drifting(*args, **kwargs):
@@ -123,5 +125,5 @@ def test_refused_where_a_layer_does_not_repeat_itself(monkeypatch: pytest.Monkey
         return forward(*args, **kwargs) + 0.1 * len(runs)
 
     monkeypatch.setattr(layer, "forward", drifting)
-    with pytest.raises(clearhead.Refusal, match=r"encoder\.layer\.1\..* does not give the same output"):
+    with pytest.raises(clearhead.UnsupportedError, match=r"encoder\.layer\.1\..* does not give the same output"):
         ex.explain(models.TEXTS[0], "value-zeroing")

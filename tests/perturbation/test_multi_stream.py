@@ -8,7 +8,7 @@ import torch
 
 import clearhead
 from clearhead import Method
-from clearhead.perturbation.hierarchy import Hierarchy, of_places, together
+from clearhead.perturbation.hierarchy import Hierarchy, build_spatial_hierarchy, merge_hierarchies
 from tests import dual_models, joint_models, models
 from tests.adapters import test_encoder_decoder as translating
 from tests.adapters import test_similarity as alike
@@ -23,7 +23,7 @@ def seen():
     """A picture and a text as CLIP takes them, and the cosine of altered ones."""
     ex, picture = dual_models.explainer("clip"), dual_models.pictures()[0]
     made = dual_models.processor("clip")(text=[TEXT, FOIL], images=picture, padding=True, return_tensors="pt")
-    model = ex.subject.model
+    model = ex.adapter.model
     ids, pixels = made["input_ids"], made["pixel_values"].double()
 
     def cosine(row, shown):
@@ -34,7 +34,7 @@ def seen():
     return ex, picture, ids, pixels, cosine
 
 
-def test_occlusion_of_a_text_and_a_picture() -> None:
+def test_occlusion_of_text_and_image() -> None:
     """One token is the mask, or one patch the mean of the picture: the cosine loses so much."""
     ex, picture, ids, pixels, cosine = seen()
     e = ex.explain(text=TEXT, image=picture, method="occlusion")
@@ -52,16 +52,16 @@ def test_occlusion_of_a_text_and_a_picture() -> None:
 
 
 @pytest.mark.parametrize("name", ["vilt", "blip", "bridge_tower"])
-def test_occlusion_of_a_text_beside_a_picture(name) -> None:
+def test_occlusion_of_text_next_to_an_image(name) -> None:
     """In a model that looks at both together."""
     ex, one = joint_models.explainer(name), joint_models.inputs(name)[0]
     e = ex.explain(**one, method="occlusion", target=0)
     inputs = joint_models.model_inputs(name, one)
-    mask = ex.subject.words.tokenizer.mask_token_id
+    mask = ex.adapter.tokenizer_wrapper.tokenizer.mask_token_id
 
     def logit(**changed) -> float:
-        with ex.subject.scope(), torch.no_grad():
-            return float(logits_of(ex.subject.model(**{**inputs, **changed}))[0, 0])
+        with ex.adapter.forward_context(), torch.no_grad():
+            return float(logits_of(ex.adapter.model(**{**inputs, **changed}))[0, 0])
 
     for place, score in enumerate(e["text"].scores):
         hidden = inputs["input_ids"].clone().index_fill(1, torch.tensor(place), mask)
@@ -75,10 +75,10 @@ def test_occlusion_of_a_text_beside_a_picture(name) -> None:
     assert np.abs(e["text"].scores).max() > 1e-3 and np.abs(e["image"].scores).max() > 1e-3
 
 
-def test_vectors_beside_a_picture_cannot_be_taken_away() -> None:
+def test_embeddings_next_to_an_image_cannot_be_masked() -> None:
     ex = joint_models.explainer("vilt")
     inputs = joint_models.model_inputs("vilt", joint_models.inputs("vilt")[0])
-    vectors = ex.subject.embeddings(inputs.pop("input_ids")).detach()
+    vectors = ex.adapter.embeddings(inputs.pop("input_ids")).detach()
     given = {"inputs_embeds": vectors, **inputs}
     assert ex.explain(given).streams == ("text", "image")
     with pytest.raises(clearhead.InputError, match="input_ids, which was not given"):
@@ -86,15 +86,15 @@ def test_vectors_beside_a_picture_cannot_be_taken_away() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS[1:3], ids=str)
-def test_both_streams_add_up_together(method) -> None:
+def test_scores_of_both_streams_are_complete(method) -> None:
     ex, picture, *_ = seen()
     e = ex.explain(text=TEXT, image=picture, method=method)
-    total = sum(part.scores.sum() for part in e.parts.values())
+    total = sum(part.scores.sum() for part in e.by_stream.values())
     assert e["text"].base_value + total == pytest.approx(e.target["value"], abs=1e-6)
     assert e["text"].scores.any() and e["image"].scores.any()
 
 
-def test_how_much_more_alike_than_another_text() -> None:
+def test_contrast_of_similarities() -> None:
     """The other text stays as it is, so that the loss is that of the cosine less that of the foil's."""
     ex, picture, ids, pixels, cosine = seen()
     e = ex.explain(text=TEXT, image=picture, method="occlusion", target=clearhead.Contrast(None, FOIL))
@@ -105,7 +105,7 @@ def test_how_much_more_alike_than_another_text() -> None:
 
 
 @pytest.mark.parametrize("name", ["clip", "siglip", "vision_text"])
-def test_batched_is_single(name: str) -> None:
+def test_batch_equals_single(name: str) -> None:
     ex, pictures = dual_models.explainer(name), dual_models.pictures()
     texts, pictures = dual_models.TEXTS[:2], pictures[:2]
     batch = ex.explain(text=texts, image=pictures, method=METHODS)
@@ -116,7 +116,7 @@ def test_batched_is_single(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["vilt", "blip", "bridge_tower"])
-def test_batched_is_single_where_streams_meet(name: str) -> None:
+def test_batch_equals_single_for_fused_streams(name: str) -> None:
     ex, many = joint_models.explainer(name), joint_models.inputs(name)[:2]
     batch = ex.explain(**joint_models.together(many), method=METHODS)
     for place, one in enumerate(many):
@@ -125,26 +125,26 @@ def test_batched_is_single_where_streams_meet(name: str) -> None:
                 np.testing.assert_allclose(batch[method][place][stream].scores, e[stream].scores, atol=1e-6)
 
 
-def test_a_text_is_not_ended_where_it_goes_on() -> None:
+def test_end_of_text_token_is_refused_as_replacement() -> None:
     """CLIP reads a text at the token that ends it: that cannot stand for an absent word."""
     ex, picture, *_ = seen()
-    tower = type(ex.subject.texts.model).__name__
-    with pytest.raises(clearhead.InputError, match=f"end of a text, at which {tower} is read"):
+    tower = type(ex.adapter.text_tower.model).__name__
+    with pytest.raises(clearhead.InputError, match=f"end-of-text token, at which {tower} is read"):
         ex.explain(text=TEXT, image=picture, method=Method("occlusion", replacement="eos"))
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])
-def test_what_was_said_is_taken_away_beside_the_source(family: str) -> None:
+def test_source_and_generated_tokens_are_masked_together(family: str) -> None:
     ex, answer = translating.explainer(family), (40, 50, 60)
     source = {"input_ids": torch.tensor([[5, 17, 45, 9]])}
     e = ex.explain(source, "occlusion", answer=answer)
-    model, mask = ex.subject.model, translating.WORDS.mask_token_id
+    model, mask = ex.adapter.model, translating.WORDS.mask_token_id
 
     def value(ids: torch.Tensor, said: torch.Tensor) -> float:
         with torch.no_grad():
             return float(model(input_ids=ids, decoder_input_ids=said).logits[0, -1, answer[2]])
 
-    ids, said = source["input_ids"], torch.tensor([[ex.subject.start, *answer[:2]]])
+    ids, said = source["input_ids"], torch.tensor([[ex.adapter.decoder_start_token_id, *answer[:2]]])
     whole = value(ids, said)
     for place in range(4):
         lost = whole - value(ids.clone().index_fill(1, torch.tensor(place), mask), said)
@@ -155,7 +155,7 @@ def test_what_was_said_is_taken_away_beside_the_source(family: str) -> None:
     assert not e["prefix"].matrix[0].any(), "nothing was said before the first word"
 
 
-def test_sources_of_several_lengths_go_together() -> None:
+def test_sources_of_different_lengths_share_a_batch() -> None:
     ex = translating.explainer("bart")
     sources, answers = translating.SOURCES[:2], ["a", "on"]
     batch = ex.explain(sources, METHODS, answer=answers)
@@ -176,7 +176,7 @@ def test_two_texts() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"replacement": "delete"}, "would move the words of one stream"),
+        ({"replacement": "delete"}, "would shift the tokens of one stream"),
         ({"replacement": "grey"}, "unknown replacement 'grey'"),
         ({"unit": "region"}, "unknown unit 'region'"),
     ],
@@ -187,7 +187,7 @@ def test_bad_settings(options: dict, said: str) -> None:
         ex.explain(text=TEXT, image=picture, method=Method("occlusion", **options))
 
 
-def test_settings_are_for_the_stream_that_has_them() -> None:
+def test_options_apply_to_the_matching_stream() -> None:
     ex, picture, *_ = seen()
     e = ex.explain(text=TEXT, image=picture, method=Method("occlusion", unit="word", replacement="blur"))
     assert e.provenance["players"] == "word, patch" and e.provenance["replacement"] == "mask, blur"
@@ -196,10 +196,10 @@ def test_settings_are_for_the_stream_that_has_them() -> None:
     assert np.abs(e["image"].scores - usual["image"].scores).max() > 1e-4
 
 
-def test_trees_are_joined_at_the_top() -> None:
-    one, other = Hierarchy((0, -1, 1), ((0, 1), (3, 2))), of_places(np.array([[0.0, 0.0], [0.0, 1.0]]))
-    tree = together([one, other], [2, 2])
-    assert tree.leaves == (0, -1, 1, 2, 3)
-    halves = [tree.members()[child] for child in tree.children(tree.root)]
+def test_merged_hierarchies_are_joined_at_the_root() -> None:
+    one, other = Hierarchy((0, -1, 1), ((0, 1), (3, 2))), build_spatial_hierarchy(np.array([[0.0, 0.0], [0.0, 1.0]]))
+    tree = merge_hierarchies([one, other], [2, 2])
+    assert tree.player_of_leaf == (0, -1, 1, 2, 3)
+    halves = [tree.list_leaves_by_node()[child] for child in tree.get_children(tree.root)]
     assert sorted(map(sorted, halves)) == [[0, 1, 2], [3, 4]]
-    assert together([one], [2]) == one
+    assert merge_hierarchies([one], [2]) == one

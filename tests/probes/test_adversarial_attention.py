@@ -6,52 +6,52 @@ import torch
 
 from clearhead import probes
 from clearhead.errors import InputError
-from clearhead.probes.adversarial_attention import _smooth
-from clearhead.probes.divergences import LARGEST, attainable, jensen_shannon
+from clearhead.probes.adversarial_attention import _compute_smooth_jsd
+from clearhead.probes.divergences import MAX_JSD, compute_js_divergence, compute_max_jsd
 from tests.models import TEXTS, explainer
 
 SMALL = {"steps": 12, "sets": 2}
 
 
 @pytest.mark.parametrize("scope", [{}, {"scope": "S2"}, {"scope": "S3", "layer": 1, "heads": [1]}])
-def test_what_is_found_keeps_the_answer_and_the_bounds(scope):
-    result = probes.adversary(explainer("bert/classify"), TEXTS[:2], tolerance=0.2, **SMALL, **scope)
-    found, bound = result.column("JSD"), result.column("attainable JSD")
-    assert (found >= 0).all() and (found <= bound + 1e-12).all() and (bound < LARGEST).all()
-    assert (result.column("TVD") <= 0.2).all()
+def test_adversary_respects_tolerance_and_attainable_bound(scope):
+    result = probes.run_adversary_probe(explainer("bert/classify"), TEXTS[:2], tolerance=0.2, **SMALL, **scope)
+    jsd, bound = result.get_column("JSD"), result.get_column("attainable JSD")
+    assert (jsd >= 0).all() and (jsd <= bound + 1e-12).all() and (bound < MAX_JSD).all()
+    assert (result.get_column("TVD") <= 0.2).all()
 
 
-def test_where_values_are_zero_any_weights_give_the_same_answer():
+def test_any_weights_are_allowed_if_values_are_zero():
     ex = explainer("bert/classify")
-    ex.subject.model.bert.encoder.layer[-1].attention.self.value.weight.data.zero_()
-    result = probes.adversary(ex, TEXTS[0], steps=200, sets=2)
-    (line,) = result.lines
+    ex.adapter.model.bert.encoder.layer[-1].attention.self.value.weight.data.zero_()
+    result = probes.run_adversary_probe(ex, TEXTS[0], steps=200, sets=2)
+    (line,) = result.records
     assert line["TVD"] < 1e-12 and line["JSD"] > 0.7 * line["attainable JSD"]
-    own, other = torch.tensor(line["own weights"]), torch.tensor(line["other weights"])
-    assert float(own.sum()) == pytest.approx(1) and float(other.sum()) == pytest.approx(1)
-    assert len(line["tokens"]) == len(own) == len(other)
+    model_weights, adversarial_weights = torch.tensor(line["own weights"]), torch.tensor(line["other weights"])
+    assert float(model_weights.sum()) == pytest.approx(1) and float(adversarial_weights.sum()) == pytest.approx(1)
+    assert len(line["tokens"]) == len(model_weights) == len(adversarial_weights)
 
 
-def test_where_nothing_is_allowed_the_own_weights_stay():
-    (line,) = probes.adversary(explainer("bert/classify"), TEXTS[0], tolerance=-1.0, **SMALL).lines
+def test_no_tolerance_keeps_the_models_weights():
+    (line,) = probes.run_adversary_probe(explainer("bert/classify"), TEXTS[0], tolerance=-1.0, **SMALL).records
     assert line["JSD"] == 0 and line["TVD"] == 0 and line["own weights"] == line["other weights"]
 
 
-def test_the_search_on_one_row_is_the_search_in_the_whole_model(monkeypatch):
+def test_last_row_search_equals_full_model_search(monkeypatch):
     ex = explainer("bert/classify")
-    short = probes.adversary(ex, TEXTS[0], tolerance=1.0, **SMALL)
-    monkeypatch.setattr("clearhead.probes.adversarial_attention.shortens", lambda probed: False)
-    whole = probes.adversary(ex, TEXTS[0], tolerance=1.0, **SMALL)
+    short = probes.run_adversary_probe(ex, TEXTS[0], tolerance=1.0, **SMALL)
+    monkeypatch.setattr("clearhead.probes.adversarial_attention.has_last_row_shortcut", lambda probed: False)
+    full = probes.run_adversary_probe(ex, TEXTS[0], tolerance=1.0, **SMALL)
     for column in ("JSD", "attainable JSD", "TVD"):
-        assert np.allclose(short.column(column), whole.column(column), atol=1e-8)
+        assert np.allclose(short.get_column(column), full.get_column(column), atol=1e-8)
 
 
-def test_the_smooth_divergence_is_the_divergence():
+def test_smooth_jsd_equals_jsd():
     p, q = torch.rand(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).softmax(-1)
-    assert float(_smooth(p, q)) == pytest.approx(float(jensen_shannon(p, q)), abs=1e-9)
-    assert float(attainable(p, torch.ones(5, dtype=torch.bool))) >= float(jensen_shannon(p, q))
+    assert float(_compute_smooth_jsd(p, q)) == pytest.approx(float(compute_js_divergence(p, q)), abs=1e-9)
+    assert float(compute_max_jsd(p, torch.ones(5, dtype=torch.bool))) >= float(compute_js_divergence(p, q))
 
 
-def test_no_search_is_refused():
+def test_zero_steps_are_rejected():
     with pytest.raises(InputError, match="at least 1"):
-        probes.adversary(explainer("bert/classify"), TEXTS, steps=0)
+        probes.run_adversary_probe(explainer("bert/classify"), TEXTS, steps=0)

@@ -9,16 +9,16 @@ from rich.console import Console
 
 import clearhead
 from clearhead.errors import InputError
-from clearhead.probes import AttentionView, StreamsView, by_stream, look
+from clearhead.probes import AttentionView, MultiStreamAttentionView, compute_multi_stream_view, view_attention
 from clearhead.render.mpl import attention
-from clearhead.render.view_model import document
+from clearhead.render.view_model import build_view_model
 from tests import dual_models, joint_models
 from tests.models import TEXTS, explainer
 
 
-def said(found):
+def render_text(result):
     console = Console(width=120, record=True, file=StringIO())
-    console.print(found)
+    console.print(result)
     return console.export_text()
 
 
@@ -28,42 +28,53 @@ def spell():
     return clearhead.load("zoo:spell")
 
 
-def test_an_encoder_decoder_has_three_maps_and_they_are_the_tapes():
+def test_encoder_decoder_has_three_maps_equal_to_the_tape():
     ex, text = spell(), "phone"
-    found = look(ex, {"text": text})
-    assert isinstance(found, StreamsView) and list(found.maps) == ["source", "prefix", "prefix → source"]
+    result = view_attention(ex, {"text": text})
+    assert isinstance(result, MultiStreamAttentionView) and list(result.views) == [
+        "source",
+        "prefix",
+        "prefix → source",
+    ]
     tape = ex.record(text, ["attention"])
     for name, ends in (("source", ("source", "source")), ("prefix → source", ("prefix", "source"))):
-        own = found[name]
+        own = result[name]
         calls = [call.attention[-1] for call in tape.calls if (call.query_stream, call.key_stream) == ends]
         high, wide = own.attention.shape[2:]
         for layer, call in enumerate(calls):
             assert np.allclose(own.attention[layer], call[:, :high, :wide].detach().numpy(), atol=1e-6)
         assert np.allclose(own.attention.sum(-1), 1, atol=1e-5)  # nothing that was cut off had any weight
-        assert np.allclose(own.by_depth["mean of all rows"], own.attention.mean((1, 2)))
-    cross = found["prefix → source"]
-    assert cross.keys == found["source"].tokens and len(cross.tokens) == cross.attention.shape[2]
+        assert np.allclose(own.scores_by_depth["mean of all rows"], own.attention.mean((1, 2)))
+    cross = result["prefix → source"]
+    assert cross.key_names == result["source"].tokens and len(cross.tokens) == cross.attention.shape[2]
     with pytest.raises(InputError, match="map"):
-        found["nothing"]
-    axes = attention.by_depth(cross).axes[0]
-    assert len(axes.get_xticks()) == len(cross.keys) and list(axes.get_yticks()) == [0, 1, 2]  # a tick for each layer
-    assert "nan" not in said(found)  # there are no distances between streams
+        result["nothing"]
+    axes = attention.plot_attention_by_layer(cross).axes[0]
+    assert len(axes.get_xticks()) == len(cross.key_names) and list(axes.get_yticks()) == [
+        0,
+        1,
+        2,
+    ]  # a tick for each layer
+    assert "nan" not in render_text(result)  # there are no distances between streams
     with pytest.raises(InputError, match="look at another stream"):
-        attention.graph(cross)
+        attention.plot_attention_graph(cross)
 
 
-def test_cross_maps_have_no_patterns_of_places():
-    found = by_stream(spell(), text="phone")
-    assert "previous token" in found["source"].looks and "previous token" not in found["prefix → source"].looks
+def test_cross_attention_has_no_positional_patterns():
+    result = compute_multi_stream_view(spell(), text="phone")
+    assert (
+        "previous token" in result["source"].head_statistics
+        and "previous token" not in result["prefix → source"].head_statistics
+    )
 
 
-def test_one_stream_keeps_the_row_that_is_read_and_lengths_are_bounded():
+def test_single_stream_keeps_the_readout_row_and_max_units_is_enforced():
     ex = explainer("bert/classify")
-    assert isinstance(look(ex, {"text": TEXTS[0]}), AttentionView)
+    assert isinstance(view_attention(ex, {"text": TEXTS[0]}), AttentionView)
     with pytest.raises(InputError, match="heads are shown for up to 3"):
-        look(ex, {"text": TEXTS[0]}, most=3)
+        view_attention(ex, {"text": TEXTS[0]}, max_units=3)
     with pytest.raises(InputError, match="for one input, and there are 2"):
-        by_stream(ex, text=TEXTS[:2])
+        compute_multi_stream_view(ex, text=TEXTS[:2])
 
 
 @pytest.mark.parametrize("kind", ["clip", "vilt", "lxmert"])
@@ -72,15 +83,15 @@ def test_joint_and_dual_models(kind):
         ex, given = dual_models.explainer("clip"), {"text": TEXTS[0], "image": dual_models.pictures()[0]}
     else:
         ex, given = joint_models.explainer(kind), joint_models.inputs(kind)[0]
-    found = look(ex, given)
-    assert isinstance(found, StreamsView)
+    result = view_attention(ex, given)
+    assert isinstance(result, MultiStreamAttentionView)
     expected = {
         "clip": {"text", "image"},
         "vilt": {"text and image"},
         "lxmert": {"text", "regions", "text → regions", "regions → text"},
     }[kind]
-    assert set(found.maps) == expected
-    for own in found.maps.values():
-        assert len(own.tokens) == own.attention.shape[2] and len(own.keys or own.tokens) == own.attention.shape[3]
-    assert all(name in said(found) for name in expected)
-    assert document(found)["view"] == "streams" and "<section" in found._repr_html_()
+    assert set(result.views) == expected
+    for own in result.views.values():
+        assert len(own.tokens) == own.attention.shape[2] and len(own.key_names or own.tokens) == own.attention.shape[3]
+    assert all(name in render_text(result) for name in expected)
+    assert build_view_model(result)["view"] == "streams" and "<section" in result._repr_html_()

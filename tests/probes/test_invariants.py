@@ -5,10 +5,10 @@ import torch
 
 import clearhead
 from clearhead import probes
-from clearhead.cli.probe import OPTIONS, TRAINING
-from clearhead.errors import InputError, Refusal
-from clearhead.interventions.attention_patch import Patch, patched
-from clearhead.probes.uniform_attention import flat
+from clearhead.cli.probe import OPTIONS_BY_PROBE, TRAINING_PROBES
+from clearhead.errors import InputError, UnsupportedError
+from clearhead.interventions.attention_patch import AttentionPatch, run_patched_forward
+from clearhead.probes.uniform_attention import make_uniform_weights
 from tests.capture.test_values import gpt2, llama
 from tests.invariants.model_snapshot import of_model
 from tests.models import TEXTS, explainer, inputs
@@ -23,9 +23,9 @@ PROBES = {
 }
 
 
-def test_every_probe_of_the_command_line_is_held_to_this():
+def test_every_command_line_probe_is_covered():
     """Those that train are in test_training.py."""
-    assert PROBES.keys() | set(TRAINING) == OPTIONS.keys()
+    assert PROBES.keys() | set(TRAINING_PROBES) == OPTIONS_BY_PROBE.keys()
 
 
 @pytest.fixture(scope="module")
@@ -34,51 +34,53 @@ def ex():
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_the_model_stays_as_it_was_and_a_second_run_gives_the_same(ex, name):
-    ex.subject.model.train()
-    before = of_model(ex.subject.model)
-    once, again = (getattr(probes, name)(ex, TEXTS[:2], **PROBES[name]).to_dict() for _ in range(2))
-    assert of_model(ex.subject.model) == before
-    assert once == again
+def test_model_is_unchanged_and_probe_is_deterministic(ex, name):
+    ex.adapter.model.train()
+    before = of_model(ex.adapter.model)
+    once, rerun = (getattr(probes, f"run_{name}_probe")(ex, TEXTS[:2], **PROBES[name]).to_dict() for _ in range(2))
+    assert of_model(ex.adapter.model) == before
+    assert once == rerun
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])
-def test_causal_rows_see_what_comes_before_them_alone(make, monkeypatch):
+def test_causal_rows_see_previous_units_only(make, monkeypatch):
     ex = clearhead.load((make(), None))
     given = [{"input_ids": torch.tensor([ids])} for ids in ([5, 6, 7, 8, 9, 11], [5, 9, 7])]
-    short = probes.permutation(ex, given, draws=4).column("median TVD")
-    monkeypatch.setattr("clearhead.probes.permuted_attention.shortens", lambda probed: False)
-    whole = probes.permutation(ex, given, draws=4).column("median TVD")
-    assert short == pytest.approx(whole, abs=1e-6) and short.min() > 1e-6
+    short = probes.run_permutation_probe(ex, given, draws=4).get_column("median TVD")
+    monkeypatch.setattr("clearhead.probes.permuted_attention.has_last_row_shortcut", lambda probed: False)
+    full = probes.run_permutation_probe(ex, given, draws=4).get_column("median TVD")
+    assert short == pytest.approx(full, abs=1e-6) and short.min() > 1e-6
     with torch.no_grad():
-        _, calls, _ = patched(ex.recorder, {**given[0], "attention_mask": torch.ones(1, 6).long()}, [Patch(flat)])
+        _, calls, _ = run_patched_forward(
+            ex.recorder, {**given[0], "attention_mask": torch.ones(1, 6).long()}, [AttentionPatch(make_uniform_weights)]
+        )
     staircase = torch.ones(6, 6).tril() / torch.arange(1, 7)[:, None]
     assert all(torch.allclose(call.attention[0, 0].float(), staircase) for call in calls)
 
 
-def test_pictures_are_probed_as_texts_are():
+def test_images_are_probed_like_texts():
     ex, some = explainer("vit/image"), inputs("vit/image")[:1]
-    assert probes.permutation(ex, some, draws=2).column("median TVD")[0] > 0
-    found = probes.correlation(ex, some)
-    assert found.lines[0]["units"] == 16 and -1 <= found.column("τ(last row, gradient)")[0] <= 1
+    assert probes.run_permutation_probe(ex, some, draws=2).get_column("median TVD")[0] > 0
+    result = probes.run_correlation_probe(ex, some)
+    assert result.records[0]["units"] == 16 and -1 <= result.get_column("τ(last row, gradient)")[0] <= 1
 
 
 def test_probabilities_of_candidates_are_compared_among_themselves():
     ex, some = explainer("bert/mask"), inputs("bert/mask")[:1]
-    every = probes.permutation(ex, some, draws=3)
-    two = probes.permutation(ex, some, draws=3, candidates=["he", "she"])
-    assert two.lines[0]["prediction"] in ("he", "she")
-    assert two.column("median TVD")[0] != pytest.approx(every.column("median TVD")[0], rel=1e-3)
+    every = probes.run_permutation_probe(ex, some, draws=3)
+    two = probes.run_permutation_probe(ex, some, draws=3, candidates=["he", "she"])
+    assert two.records[0]["prediction"] in ("he", "she")
+    assert two.get_column("median TVD")[0] != pytest.approx(every.get_column("median TVD")[0], rel=1e-3)
     with pytest.raises(InputError, match="at least two"):
-        probes.permutation(ex, some, candidates=["he"])
+        probes.run_permutation_probe(ex, some, candidates=["he"])
 
 
-def test_every_head_by_itself_is_scope_s3_of_that_head(ex):
-    table = probes.permutation(ex, TEXTS[:1], draws=2, by_head=True).tables["median TVD by layer and head"]
-    alone = probes.permutation(ex, TEXTS[:1], "S3", layer=1, heads=[2], draws=2)
-    assert len(table) == 3 and table[1][2] == pytest.approx(alone.column("median TVD")[0], abs=1e-15)
+def test_by_head_equals_scope_s3_of_that_head(ex):
+    table = probes.run_permutation_probe(ex, TEXTS[:1], draws=2, by_head=True).tables["median TVD by layer and head"]
+    single = probes.run_permutation_probe(ex, TEXTS[:1], "S3", layer=1, heads=[2], draws=2)
+    assert len(table) == 3 and table[1][2] == pytest.approx(single.get_column("median TVD")[0], abs=1e-15)
 
 
-def test_windows_are_refused():
-    with pytest.raises(Refusal, match=r"does not run over its units|no row"):
-        probes.permutation(explainer("swin/image"), inputs("swin/image"))
+def test_windowed_attention_is_rejected():
+    with pytest.raises(UnsupportedError, match=r"does not run over its units|no read-out row"):
+        probes.run_permutation_probe(explainer("swin/image"), inputs("swin/image"))

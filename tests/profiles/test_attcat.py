@@ -59,7 +59,7 @@ def test_padding_is_part_of_the_maps() -> None:
     ex, given = replica_comparison.explainer("bert/classify"), replica_comparison.SENTENCES[0]
     padded = {name: torch.nn.functional.pad(part, (0, 3)) for name, part in given.items()}
     e = ex.explain(padded, "attcat", target=1, profile="attcat_paper")
-    seen = watch(ex.subject.model, hidden(padded, [0, 9]), lambda output: output.logits[0, 1])
+    seen = watch(ex.adapter.model, hidden(padded, [0, 9]), lambda output: output.logits[0, 1])
     assert len(e) == 13 and not e.scores[10:].any()
     assert replica_comparison.gap(e.scores, attcat.scores(seen, np.eye(13)[0])) < 1e-12
     short = ex.explain(given, "attcat", target=1, profile="attcat_paper")
@@ -81,12 +81,12 @@ def answering() -> clearhead.Explainer:
 def test_the_start_and_the_end_of_an_answer(absolute: bool) -> None:
     ex = answering()
     e = ex.explain(QUESTION, Method("attcat", absolute=absolute), profile="attcat_paper")
-    inputs = dict(ex.subject.processor(*QUESTION, return_tensors="pt"))
-    special = ex.subject.processor.get_special_tokens_mask(inputs["input_ids"][0], already_has_special_tokens=True)
+    inputs = dict(ex.adapter.processor(*QUESTION, return_tensors="pt"))
+    special = ex.adapter.processor.get_special_tokens_mask(inputs["input_ids"][0], already_has_special_tokens=True)
     inputs = hidden(inputs, np.flatnonzero(special).tolist())
     rows = []
     for which in ("start_logits", "end_logits"):
-        seen = watch(Scored(ex.subject.model), inputs, lambda output, which=which: getattr(output, which).max())
+        seen = watch(Scored(ex.adapter.model), inputs, lambda output, which=which: getattr(output, which).max())
         rows.append(attcat.scores(seen, np.zeros(seen.units)))
     wanted = np.abs(rows) if absolute else np.array(rows)
     assert replica_comparison.gap(e.matrix, wanted) < 1e-10
@@ -98,7 +98,7 @@ def test_without_a_profile_the_answer_is_one_span() -> None:
     ex = answering()
     for method in ("cat", "attcat"):
         e = ex.explain(QUESTION, method)
-        starts, ends = (ex.explain(QUESTION, method, clearhead.Answer(place)).scores for place in ("start", "end"))
+        starts, ends = (ex.explain(QUESTION, method, clearhead.AnswerSpan(place)).scores for place in ("start", "end"))
         assert replica_comparison.gap(e.scores, starts + ends) < 1e-12
 
 
@@ -124,10 +124,10 @@ class Scored(torch.nn.Module):
 def masked(text: str) -> tuple[Seen, np.ndarray, int]:
     """One pass with [CLS] and [SEP] hidden, from the likeliest word of the vocabulary, and the row of the mask."""
     ex = replica_comparison.explainer("bert/mask")
-    inputs = dict(ex.subject.processor(text, return_tensors="pt"))
+    inputs = dict(ex.adapter.processor(text, return_tensors="pt"))
     place = replica_comparison.masked_position("bert/mask", inputs)
     inputs = hidden(inputs, [0, inputs["input_ids"].shape[1] - 1])
-    seen = watch(ex.subject.model, inputs, lambda output: output.logits[0, place].max())
+    seen = watch(ex.adapter.model, inputs, lambda output: output.logits[0, place].max())
     return seen, np.eye(seen.units)[place], int(seen.logits[place].argmax())
 
 
@@ -154,11 +154,11 @@ def test_the_masked_word(text: str) -> None:
 def test_the_authors_weigh_by_what_a_masked_word_looks_at(text: str) -> None:
     """The word is that of the text with all its tokens, as the class of a sentence is."""
     ex = replica_comparison.explainer("bert/mask")
-    inputs = dict(ex.subject.processor(text, return_tensors="pt"))
+    inputs = dict(ex.adapter.processor(text, return_tensors="pt"))
     place, last = replica_comparison.masked_position("bert/mask", inputs), inputs["input_ids"].shape[1] - 1
     with torch.no_grad():
-        word = int(ex.subject.model(**inputs).logits[0, place].argmax())
-    seen = watch(ex.subject.model, hidden(inputs, [0, last]), lambda output: output.logits[0, place, word])
+        word = int(ex.adapter.model(**inputs).logits[0, place].argmax())
+    seen = watch(ex.adapter.model, hidden(inputs, [0, last]), lambda output: output.logits[0, place, word])
     e = ex.explain(text, "attcat", profile="attcat_paper")
     assert e.target["index"] == word
     assert (
@@ -181,9 +181,9 @@ def test_what_has_no_words_is_refused() -> None:
     vectors = {"inputs_embeds": torch.ones(1, 4, 32, dtype=torch.float64)}
     with pytest.raises(InputError, match=r"hides \[CLS\] and \[SEP\] of a text"):
         replica_comparison.explainer("bert/classify").explain(vectors, "attcat", profile="attcat_paper")
-    with pytest.raises(InputError, match="nothing of the text is left"):
+    with pytest.raises(InputError, match="the text has no other tokens"):
         replica_comparison.explainer("bert/classify").explain(
             {"input_ids": torch.tensor([[2, 3]])}, "attcat", profile="attcat_paper"
         )
-    with pytest.raises(InputError, match="says nothing about rollout: it has settings for attcat"):
+    with pytest.raises(InputError, match="has no settings for rollout: it has settings for attcat"):
         replica_comparison.explainer("bert/classify").explain("So boring!", "rollout", profile="attcat_paper")

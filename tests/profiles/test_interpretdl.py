@@ -26,7 +26,7 @@ def of(label: int, probability: bool) -> Any:
 
 def both(subject: str, raw: Any, probability: bool) -> tuple[Any, Seen, Seen, np.ndarray, int]:
     """The model, what the predicted class and another one show, that other one's feedback, and its number."""
-    model, inputs = replica_comparison.explainer(subject).subject.model, replica_comparison.model_inputs(subject, raw)
+    model, inputs = replica_comparison.explainer(subject).adapter.model, replica_comparison.model_inputs(subject, raw)
     given = {name: part.double() if part.is_floating_point() else part for name, part in inputs.items()}
     with torch.no_grad():
         predicted = int(model(**given).logits[0].argmax())
@@ -93,15 +93,15 @@ def test_padding_is_part_of_the_maps() -> None:
     ex = replica_comparison.explainer("bert/classify")
     given = replica_comparison.model_inputs("bert/classify", models.TEXTS[1])
     padded = {name: torch.nn.functional.pad(part, (0, 5)) for name, part in given.items()}
-    mine = watch(ex.subject.model, padded, of(1, probability=False))
-    wished = head.feedback(Walker(ex.subject.model, padded, of(1, probability=False)))
+    mine = watch(ex.adapter.model, padded, of(1, probability=False))
+    wished = head.feedback(Walker(ex.adapter.model, padded, of(1, probability=False)))
     predicted = int(mine.logits.argmax())
-    weighed = watch(ex.subject.model, padded, of(predicted, probability=False))
+    weighed = watch(ex.adapter.model, padded, of(predicted, probability=False))
     e = ex.explain(padded, HEAD, target=1, profile="idl_bt")
     assert replica_comparison.gap(e.scores, replica.head_wise(weighed, wished, [2])[0]) < 1e-9
     assert not e.scores[-5:].any()
     short = ex.explain(given, HEAD, target=1, profile="idl_bt")
     assert replica_comparison.gap(short.scores, e.scores[:-5]) > 1e-3, "their weights are others"
     e = ex.explain(padded, TOKEN, target=1, profile="idl_bt")
-    assert replica_comparison.gap(e.scores, replica.token_wise_on_bert(ex.subject.model, mine, wished, [2])[0]) < 1e-9
+    assert replica_comparison.gap(e.scores, replica.token_wise_on_bert(ex.adapter.model, mine, wished, [2])[0]) < 1e-9
     assert len(ex.explain(padded, "generic", profile="idl_ga")) == mine.units

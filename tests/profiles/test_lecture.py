@@ -124,7 +124,7 @@ def test_shap_as_the_lecture_calls_it() -> None:
         replica_comparison.explainer("bert/classify"),
         ["I like the movie", "She isn't here, is she? So boring!", "so"],
     )
-    package = lectures_call(ex.subject.model, ex.subject.processor, texts)
+    package = lectures_call(ex.adapter.model, ex.adapter.processor, texts)
     for e, values, base in zip(
         ex.explain(texts, "shap", profile="shap_lecture"), package.values, package.base_values, strict=True
     ):
@@ -139,7 +139,7 @@ def test_class_one_unless_another_is_asked_for() -> None:
     ex, text = replica_comparison.explainer("bert/classify"), models.TEXTS[0]
     assert ex.explain(text, "shap", profile="shap_lecture").target["index"] == 1
     assert ex.explain(text, "shap", profile="shap_lecture", target=2).target["index"] == 2
-    with pytest.raises(clearhead.InputError, match="says nothing about grad-sam"):
+    with pytest.raises(clearhead.InputError, match="has no settings for grad-sam"):
         ex.explain(text, "grad-sam", profile="shap_lecture")
 
 
@@ -164,8 +164,8 @@ def test_padding_counts_among_the_tokens() -> None:
 
 
 @cache
-def shown() -> clearhead.Lecture:
-    return clearhead.lecture(clearhead.load("zoo:sentiment"))
+def shown() -> clearhead.LectureResult:
+    return clearhead.run_lecture(clearhead.load("zoo:sentiment"))
 
 
 def test_five_sentences_with_the_zoo() -> None:
@@ -180,16 +180,24 @@ def test_five_sentences_with_the_zoo() -> None:
     }
     for text, word in (("hates", "hates"), ("boring", "boring"), ("confused", "confused")):
         one = next(one for one in found.sentences if text in one.text)
-        assert one.ranking("SHAP")[0] == one.ranking("Grad-SAM")[0] == word
-        assert one.ranking("SHAP") != one.grad_sam.tokens, "special tokens are in no ranking"
+        assert one.rank_tokens("SHAP")[0] == one.rank_tokens("Grad-SAM")[0] == word
+        assert one.rank_tokens("SHAP") != one.grad_sam.tokens, "special tokens are in no ranking"
 
 
 def test_what_becomes_of_cls() -> None:
     """Much of Grad-SAM by rows, less by columns; nothing of SHAP, and a part of it with one context alone."""
     for one in shown().sentences:
-        assert one.first_share("Grad-SAM") > 0.1 > one.first_share("Grad-SAM, by columns")
-        assert one.first_share("SHAP") == 0 < one.first_share("SHAP, as in the lecture")
-        assert list(one.special_shares("Grad-SAM")) == ["[CLS]", "[SEP]"]
+        assert (
+            one.compute_first_special_fraction("Grad-SAM")
+            > 0.1
+            > one.compute_first_special_fraction("Grad-SAM, by columns")
+        )
+        assert (
+            one.compute_first_special_fraction("SHAP")
+            == 0
+            < one.compute_first_special_fraction("SHAP, as in the lecture")
+        )
+        assert list(one.compute_special_fractions("Grad-SAM")) == ["[CLS]", "[SEP]"]
 
 
 def test_as_in_the_lecture_is_the_profile() -> None:
@@ -209,9 +217,9 @@ def test_figures_of_agreement() -> None:
     for one in shown().sentences:
         e, f = one.grad_sam, one.shap
         expected = spearmanr(e.scores[1:-1], np.abs(f.scores[1:-1])).statistic
-        assert one.correlation == pytest.approx(float(expected))
-        assert one.overlap == len(set(one.ranking("SHAP")[:2]) & set(one.ranking("Grad-SAM")[:2])) / 2
-    assert shown().mean_correlation == pytest.approx(np.mean([one.correlation for one in shown().sentences]))
+        assert one.rank_correlation == pytest.approx(float(expected))
+        assert one.top_overlap == len(set(one.rank_tokens("SHAP")[:2]) & set(one.rank_tokens("Grad-SAM")[:2])) / 2
+    assert shown().mean_rank_correlation == pytest.approx(np.mean([one.rank_correlation for one in shown().sentences]))
 
 
 def test_the_figure_says_it_all() -> None:
@@ -221,19 +229,19 @@ def test_the_figure_says_it_all() -> None:
     assert drawn(figure).std() > 0
     said = " ".join(written(figure))
     for one in shown().sentences:
-        assert one.text in said and f"rank correlation {one.correlation:.2f}".replace("-", "−") in said
-    assert "1  boring" in said and "What becomes of [CLS]" in said and "SHAP, as in the lecture" in said
+        assert one.text in said and f"rank correlation {one.rank_correlation:.2f}".replace("-", "−") in said
+    assert "1  boring" in said and "Share of [CLS]" in said and "SHAP, as in the lecture" in said
 
 
 @pytest.mark.parametrize("given", ["one text", [], [3], [("a", "pair")]], ids=str)
 def test_only_sentences(given: Any) -> None:
     with pytest.raises(clearhead.InputError, match="list of sentences"):
-        clearhead.lecture(replica_comparison.explainer("bert/classify"), given)
+        clearhead.run_lecture(replica_comparison.explainer("bert/classify"), given)
 
 
 def test_only_texts_in_classes() -> None:
-    with pytest.raises(clearhead.InputError, match="put a text into classes"):
-        clearhead.lecture(replica_comparison.explainer("vit/image"))
+    with pytest.raises(clearhead.InputError, match="needs a text classifier"):
+        clearhead.run_lecture(replica_comparison.explainer("vit/image"))
 
 
 def test_class_one_must_be_there() -> None:
@@ -241,10 +249,10 @@ def test_class_one_must_be_there() -> None:
         vocab_size=330, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, num_labels=1
     )
     ex = clearhead.load(transformers.BertForSequenceClassification(config), models.tokenizer("wordpiece"))
-    with pytest.raises(clearhead.InputError, match=r"about class 1, counted from 0, and .* has 1"):
-        clearhead.lecture(ex, ["so"])
+    with pytest.raises(clearhead.InputError, match=r"class 1, counted from 0, but .* has 1"):
+        clearhead.run_lecture(ex, ["so"])
 
 
 def test_a_word_alone_has_no_rank_correlation() -> None:
-    (one,) = clearhead.lecture(replica_comparison.explainer("bert/classify"), ["so"]).sentences
-    assert np.isnan(one.correlation) and one.overlap == 1
+    (one,) = clearhead.run_lecture(replica_comparison.explainer("bert/classify"), ["so"]).sentences
+    assert np.isnan(one.rank_correlation) and one.top_overlap == 1

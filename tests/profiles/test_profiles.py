@@ -30,18 +30,20 @@ from tests.methods import test_parity as parity
     ],
 )
 def test_models_that_no_author_computed_are_refused(subject: str, profile: str, method: str) -> None:
-    with pytest.raises(clearhead.Refusal, match=f"the profile {profile} is what its authors compute for models that"):
+    with pytest.raises(
+        clearhead.UnsupportedError, match=f"the profile {profile} reproduces its authors' code for models that"
+    ):
         replica_comparison.explainer(subject).explain(models.inputs(subject)[0], method, profile=profile)
 
 
 @pytest.mark.parametrize("name", ["lxmert", "vilt"])
 def test_a_text_beside_a_picture_is_none_of_attcats(name: str) -> None:
-    with pytest.raises(clearhead.Refusal, match="models that read a text, and nothing beside it"):
+    with pytest.raises(clearhead.UnsupportedError, match="models that read only a text"):
         joint_models.explainer(name).explain(**joint_models.inputs(name)[0], method="attcat", profile="attcat_paper")
 
 
 def test_detections_that_are_tokens_of_one_sequence_are_none_of_detrs() -> None:
-    with pytest.raises(clearhead.Refusal, match="by queries that look at it"):
+    with pytest.raises(clearhead.UnsupportedError, match="by queries that attend to it"):
         detection.explainer("yolos").explain(detection.pixels(high=32, wide=48), profile="mm_detr")
 
 
@@ -120,7 +122,7 @@ def test_what_follows_the_end_of_a_text_weighs_heads_in_beyond_intuitions_clip()
     """Their texts are filled up with zeros, and head weights are taken over the whole map."""
     ex, inputs = clips.published(), clips.pairs("case1")
     found = clips.listed(ex.explain(inputs, "beyond-intuition-head", profile="bi_clip_h"))
-    twin = copy.deepcopy(ex.subject.model)
+    twin = copy.deepcopy(ex.adapter.model)
     twin.set_attn_implementation("eager")
     kept: list[torch.Tensor] = []
     # In transformers 5.0 CLIP does not return the attention of its layers; the layers do.

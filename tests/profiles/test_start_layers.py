@@ -71,7 +71,7 @@ def test_absolute_start_layer_equals_the_authors_at_any_depth(
     with Pure():  # as the authors have it: transformers' ViT computes its softmax in float32
         e = ex.explain(pixels(), method, profile=profile)
     assert e.provenance["layers"] == [first, depth] and np.isnan(e.scores[0])
-    assert replica_comparison.gap(e.scores[1:], authors_scores(ex.subject.model, profile, range(first, depth))) < 1e-9
+    assert replica_comparison.gap(e.scores[1:], authors_scores(ex.adapter.model, profile, range(first, depth))) < 1e-9
 
 
 @pytest.mark.parametrize(("profile", "method", "first"), STARTS, ids=NAMES)
@@ -90,7 +90,7 @@ def test_models_without_the_start_layer_are_refused(profile: str, method: str, f
         rf"the profile {profile} starts {method} at layer {first} \(counted from 0\).* has {first} layers, and at "
         rf"least {first + 1} are needed\. Give layers= .*, or use the profile {profile}_depth_scaled"
     )
-    with pytest.raises(clearhead.Refusal, match=message):
+    with pytest.raises(clearhead.UnsupportedError, match=message):
         ex.explain(pixels(), method, profile=profile)
     chosen = ex.explain(pixels(), method, profile=profile, layers=(0, None))
     assert chosen.provenance["layers"] == [0, first]
@@ -99,7 +99,7 @@ def test_models_without_the_start_layer_are_refused(profile: str, method: str, f
 
 
 def test_refusal_names_no_scaled_profile_where_there_is_none() -> None:
-    with pytest.raises(clearhead.Refusal, match="the profile idl_ga starts generic at layer 3") as refusal:
+    with pytest.raises(clearhead.UnsupportedError, match="the profile idl_ga starts generic at layer 3") as refusal:
         explainer("vit", 3).explain(pixels(), "generic", profile="idl_ga")
     assert str(refusal.value).endswith("Give layers= to choose other layers")
 

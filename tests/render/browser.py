@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.links import Links
+from clearhead.links import AttentionLinks
 from clearhead.render import html, view_model
-from clearhead.render.view_model import document, view
+from clearhead.render.view_model import build_view_model, make_view_model
 
 
 class Opened:
@@ -42,14 +42,18 @@ def every_fold(page: Opened) -> None:
 
 def linked(joint: Any) -> str:
     weights = np.random.default_rng(0).uniform(size=(len(joint["text"]), len(joint["regions"])))
-    both = (Links("text", "regions", weights), Links("regions", "text", weights.T))
-    return html.alone(view_model.whole_page([document(joint, links=both)], "Why?"))
+    both = (AttentionLinks("text", "regions", weights), AttentionLinks("regions", "text", weights.T))
+    return html.render_standalone_page(view_model.build_page_view_model([build_view_model(joint, links=both)], "Why?"))
 
 
 def ranked() -> dict[str, Any]:
     """What a report of a benchmark is made of."""
     cell = {"mean": 0.2, "low": 0.1, "high": 0.3, "said": ["0.200", "0.100", "0.300"], "rank": "1"}
     rows = [{"name": "generic", "control": False, "cells": [cell, None]}]
-    table = view("ranking", title="aopc", columns=["a (4 examples)", "b"], ends=[[0, 0.4], [0, 1]], rows=rows)
-    folded = view("table", title="Settings", heads=["setting", "value"], rows=[["fill", "mask"]])
-    return view_model.whole_page([view("section", heading="perturb", parts=[table, folded], more=[folded])], "Report")
+    table = make_view_model(
+        "ranking", title="aopc", columns=["a (4 examples)", "b"], ends=[[0, 0.4], [0, 1]], rows=rows
+    )
+    folded = make_view_model("table", title="Settings", heads=["setting", "value"], rows=[["fill", "mask"]])
+    return view_model.build_page_view_model(
+        [make_view_model("section", heading="perturb", parts=[table, folded], more=[folded])], "Report"
+    )

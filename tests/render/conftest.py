@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clearhead import Explanation
-from clearhead.units import Units, numbered, patches
+from clearhead.units import Units, build_numbered_units, build_patch_units
 from tests import models
 from tests.render.browser import Open, Opened
 
@@ -41,7 +41,7 @@ def made(
 ) -> Explanation:
     """An explanation without a model."""
     return Explanation(
-        units=units or numbered(len(names), "text", names, special),
+        units=units or build_numbered_units(len(names), "text", names, special),
         scores=np.asarray(scores, dtype=np.float32),
         method=more.pop("method", "made-up"),
         target={"kind": "label", "name": "yes", "index": 0, "scale": "logit", "value": 1.5},
@@ -130,7 +130,7 @@ Change = Callable[[Explanation], Explanation]
 
 
 def _one(explanation: Explanation) -> Explanation:
-    units = patches((1, 1)) if explanation.units.grid else numbered(1, "text", ["only"])
+    units = build_patch_units((1, 1)) if explanation.units.grid else build_numbered_units(1, "text", ["only"])
     first = {key: getattr(explanation, key)[..., :1] for key in ("scores", "per_layer", "per_head")}
     return replace(explanation, units=units, matrix=None, **first)
 
@@ -167,7 +167,7 @@ CHANGES: dict[str, Change] = {
     "infinite": _infinite,
     "tiny": _filled(1e-30),
     "one unit": _one,
-    "no picture": lambda explanation: replace(explanation, picture=None),
+    "no picture": lambda explanation: replace(explanation, image=None),
 }
 
 

@@ -4,21 +4,21 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.concepts.significance import Tested
-from clearhead.probes.probe_result import Finding, ProbeResult
+from clearhead.concepts.significance import ConceptTest
+from clearhead.probes.probe_result import ProbeEstimate, ProbeResult
 from clearhead.render import charts, view_model
-from clearhead.render.array_codec import packed
-from clearhead.render.report_blocks import panel, section
+from clearhead.render.array_codec import encode_array
+from clearhead.render.report_blocks import build_panel, build_section
 from clearhead.render.views import code, concepts
-from clearhead.stats import Interval
-from clearhead.studies.code.permutation_tests import differences
+from clearhead.stats import ConfidenceInterval
+from clearhead.studies.code.permutation_tests import compare_groups
 from tests.studies.test_error_detector import measured
 
 NASTY = "<img src=x onerror=alert(1)>"
 
 
 def result(probe: str, lines: list[dict[str, Any]], **tables: Any) -> ProbeResult:
-    found = [Finding("a figure", Interval(0.5, 0.4, 0.6, len(lines)), "what it is")]
+    found = [ProbeEstimate("a figure", ConfidenceInterval(0.5, 0.4, 0.6, len(lines)), "what it is")]
     return ProbeResult(probe, "some/model", {"seed": 0}, lines, found, "So it is.", tables)
 
 
@@ -59,10 +59,10 @@ def probes(count: int = 40) -> dict[str, ProbeResult]:
     }
 
 
-def line(concept: str, layer: int, score: float, p: float, refused: str = "") -> Tested:
+def line(concept: str, layer: int, score: float, p: float, refused: str = "") -> ConceptTest:
     ends = {"low": score - 0.1, "high": min(1.0, score + 0.1), "sd": 0.1, "magnitude": 0.1, "strength": 0.2}
     tests = {"effect": 1.0, "accuracy": 0.9, "p_random": p, "p_half": p, "p_uncorrected": p, "p": p, "corrected": p}
-    return Tested(concept, layer, score, **ends, **tests, runs=4, inputs=9, refused=refused)
+    return ConceptTest(concept, layer, score, **ends, **tests, runs=4, inputs=9, refused=refused)
 
 
 LINES = [
@@ -71,22 +71,30 @@ LINES = [
 ]
 
 
-def every_plot() -> view_model.Document:
+def every_plot() -> view_model.ViewModel:
     """A page of all kinds of plots."""
     own = measured(planted=1.5)
-    found = differences(np.log2(own.received), own.correct, own.lengths.astype(float), permutations=500)
+    found = compare_groups(
+        np.log2(own.received_attention), own.is_correct, own.lengths.astype(float), num_permutations=500
+    )
     rng = np.random.default_rng(0)
     relative = {("a", "b"): 0.9, ("b", "a"): 0.1}
     overlay = {"picture": None, "grid": [4, 4], "name": "input 1", "size": [4, 4]}
-    maps = [overlay | {"values": packed(rng.normal(size=16), 2.0)}]
+    maps = [overlay | {"values": encode_array(rng.normal(size=16), 2.0)}]
     ups = rng.random((2, 6))
-    lines = [charts.line(one, range(6), y, low=y - 0.1, high=y + 0.1) for one, y in zip(("a", NASTY), ups, strict=True)]
-    parts = [
-        panel(charts.curves("Lines with intervals", lines, "layer", "accuracy", level=charts.level(0.5, "chance"))),
-        panel(concepts.tcav_bars(LINES, "cat"), concepts.against(relative, 3)),
-        panel(*code.by_layer(own), note="Every head a point."),
-        panel(*code.p_maps(found, own.classes)),
-        panel(code.boxes(own), code.looking(own)),
-        panel(view_model.view("overlays", title="striped, layer 3", maps=maps)),
+    lines = [
+        charts.make_curve(one, range(6), y, low=y - 0.1, high=y + 0.1) for one, y in zip(("a", NASTY), ups, strict=True)
     ]
-    return view_model.whole_page([section("Every kind of plot", *parts, note="Made up.")], "Plots")
+    parts = [
+        build_panel(
+            charts.make_line_chart(
+                "Lines with intervals", lines, "layer", "accuracy", level=charts.make_reference_line(0.5, "chance")
+            )
+        ),
+        build_panel(concepts.make_tcav_chart(LINES, "cat"), concepts.make_relative_tcav_chart(relative, 3)),
+        build_panel(*code.make_class_attention_charts(own), note="Every head a point."),
+        build_panel(*code.make_p_value_charts(found, own.classes)),
+        build_panel(code.make_correctness_box_chart(own), code.make_class_to_class_chart(own)),
+        build_panel(view_model.make_view_model("overlays", title="striped, layer 3", maps=maps)),
+    ]
+    return view_model.build_page_view_model([build_section("Every kind of plot", *parts, note="Made up.")], "Plots")

@@ -89,15 +89,15 @@ def every() -> dict[str, AnyExplanation]:
     lxmert = joint_models.explainer("lxmert")
     regions = joint_models.regions(4)
     detr = clearhead.load(detector())
-    found = len(detr.explain(picture(), target=clearhead.Query(0)).streams)
+    found = len(detr.explain(picture(), target=clearhead.DetectionQuery(0)).streams)
     assert found == 2
-    detr.subject.threshold = 0.0  # a detector that was never trained is sure of nothing
+    detr.adapter.threshold = 0.0  # a detector that was never trained is sure of nothing
     results = {
         "text and picture": dual_models.explainer("clip").explain(text=TEXT, image=picture()),
         "text and regions": lxmert.explain(text=TEXT, regions=regions, image=picture()),
         "regions without a picture": lxmert.explain(text=TEXT, regions=regions),
         "objects": detr.explain(picture()),
-        "one object": detr.explain(picture(), target=clearhead.Query(2, "star")),
+        "one object": detr.explain(picture(), target=clearhead.DetectionQuery(2, "star")),
         "continuation": clearhead.load(decoder()).explain(TEXT, answer=" It is boring"),
         "source and prefix": clearhead.load(bart()).explain(TEXT, answer="She hates it"),
         "sound": sound(),

@@ -6,7 +6,7 @@ import pytest
 
 from clearhead import Comparison, Explanation, aggregate
 from clearhead.render import html, view_model
-from clearhead.render.view_model import view
+from clearhead.render.view_model import make_view_model
 from tests.render.browser import Open, every_fold, linked, ranked
 from tests.render.conftest import made
 from tests.render.example_charts import every_plot, probes
@@ -31,23 +31,25 @@ def gallery(text: dict[str, Explanation], image: dict[str, Explanation]) -> dict
         }
         for method, grey in (("generic", False), ("random", True))
     ]
-    curves = view("curves", heading="Curves", title="Deletion", across="share removed", lines=lines)
+    curves = make_view_model("curves", heading="Curves", title="Deletion", across="share removed", lines=lines)
     return {
-        "methods": html.page(Comparison(text), evidence=[2, 3]),
-        "picture": html.page([image["generic"]]),
-        "objects": html.page([results["objects"]]),
-        "regions": html.page([results["text and regions"]]),
+        "methods": html.render_explanations_page(Comparison(text), evidence=[2, 3]),
+        "picture": html.render_explanations_page([image["generic"]]),
+        "objects": html.render_explanations_page([results["objects"]]),
+        "regions": html.render_explanations_page([results["text and regions"]]),
         "links": linked(results["text and regions"]),
-        "report": html.alone(ranked()),
-        "answer": html.page([results["source and prefix"]]),
-        "sound": html.page([results["sound"]]),
-        "adding": html.page([adding]),
-        "attention": html.page_of(attended(9)),
-        "streams": html.page_of(streamed(4, 9)),
-        "global": html.page_of(aggregate([text["generic"]])),
-        "curves": html.alone(view_model.whole_page([curves], "Curves")),
-        "probes": html.alone(view_model.whole_page([view_model.document(one) for one in probes().values()], "Probes")),
-        "plots": html.alone(every_plot()),
+        "report": html.render_standalone_page(ranked()),
+        "answer": html.render_explanations_page([results["source and prefix"]]),
+        "sound": html.render_explanations_page([results["sound"]]),
+        "adding": html.render_explanations_page([adding]),
+        "attention": html.render_result_page(attended(9)),
+        "streams": html.render_result_page(streamed(4, 9)),
+        "global": html.render_result_page(aggregate([text["generic"]])),
+        "curves": html.render_standalone_page(view_model.build_page_view_model([curves], "Curves")),
+        "probes": html.render_standalone_page(
+            view_model.build_page_view_model([view_model.build_view_model(one) for one in probes().values()], "Probes")
+        ),
+        "plots": html.render_standalone_page(every_plot()),
     }
 
 

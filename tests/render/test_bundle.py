@@ -6,23 +6,33 @@ from importlib.resources import files
 import pytest
 
 from clearhead.render import bundle
-from clearhead.render.colours import DARK, LEVELS, LIGHT, NO_SCORE, hexed, of_level
+from clearhead.render.colours import (
+    COLOUR_LEVELS_PER_SIGN,
+    DARK_THEME,
+    LIGHT_THEME,
+    NO_SCORE_LEVEL,
+    format_hex_colour,
+    get_level_colour,
+)
 
 
 def test_every_file_is_there_and_no_other_is_given() -> None:
     folder = files("clearhead.render") / "assets"
-    assert {file.name for file in folder.iterdir()} | {"palette.js"} == set(bundle.NAMES)
-    assert all(bundle.read(name) for name in bundle.NAMES)
-    assert bundle.media_type("clearhead.css") == "text/css" and bundle.media_type("dom.js") == "text/javascript"
+    assert {file.name for file in folder.iterdir()} | {"palette.js"} == set(bundle.ASSET_NAMES)
+    assert all(bundle.read_asset(name) for name in bundle.ASSET_NAMES)
+    assert (
+        bundle.get_asset_media_type("clearhead.css") == "text/css"
+        and bundle.get_asset_media_type("dom.js") == "text/javascript"
+    )
     for name in ("../html.py", "", "nothing.js", "/etc/passwd"):
         with pytest.raises(KeyError):
-            bundle.read(name)
+            bundle.read_asset(name)
 
 
 def test_modules_import_what_others_export_and_come_after_them() -> None:
     exported: dict[str, set[str]] = {}
-    for name in bundle.MODULES:
-        source = bundle.read(name).decode()
+    for name in bundle.JS_MODULES:
+        source = bundle.read_asset(name).decode()
         for names, other in re.findall(r'^import \{(.*?)\} from "\./([\w.]+)";', source, re.M):
             assert other in exported, f"{name} imports {other}, which comes later"
             assert {one.strip() for one in names.split(",")} <= exported[other], f"{name} imports from {other}"
@@ -33,9 +43,9 @@ def test_modules_import_what_others_export_and_come_after_them() -> None:
 
 
 def test_the_page_is_small() -> None:
-    assert sum(len(bundle.read(name)) for name in bundle.NAMES) < 150_000
-    assert len(bundle.script()) + len(bundle.style()) < 118_000
-    assert len(bundle.script(())) + len(bundle.style()) < 90_000
+    assert sum(len(bundle.read_asset(name)) for name in bundle.ASSET_NAMES) < 150_000
+    assert len(bundle.build_script()) + len(bundle.get_style_sheet()) < 118_000
+    assert len(bundle.build_script(())) + len(bundle.get_style_sheet()) < 90_000
 
 
 def test_nothing_can_read_a_token_as_html_or_leave_the_page() -> None:
@@ -50,16 +60,16 @@ def test_nothing_can_read_a_token_as_html_or_leave_the_page() -> None:
         "XMLHttpRequest",
         "import(",
     ):
-        assert word not in bundle.script()
-    assert "</script" not in bundle.script().lower() and "http" not in bundle.script().replace(
+        assert word not in bundle.build_script()
+    assert "</script" not in bundle.build_script().lower() and "http" not in bundle.build_script().replace(
         "http://www.w3.org/2000/svg", ""
     )
 
 
 def test_the_colours_are_those_of_the_terminal_and_the_figures() -> None:
-    source = bundle.read("palette.js").decode()
-    for theme, name in ((LIGHT, "LIGHT"), (DARK, "DARK")):
+    source = bundle.read_asset("palette.js").decode()
+    for theme, name in ((LIGHT_THEME, "LIGHT"), (DARK_THEME, "DARK")):
         (listed,) = re.findall(rf"^export const {name} = \[(.*)\];", source, re.M)
         colours = [part.strip(' "') for part in listed.split(",")]
-        for level in (-LEVELS, 0, 7, LEVELS, NO_SCORE):
-            assert colours[level + LEVELS] == hexed(of_level(level, theme))
+        for level in (-COLOUR_LEVELS_PER_SIGN, 0, 7, COLOUR_LEVELS_PER_SIGN, NO_SCORE_LEVEL):
+            assert colours[level + COLOUR_LEVELS_PER_SIGN] == format_hex_colour(get_level_colour(level, theme))

@@ -2,60 +2,65 @@ import numpy as np
 import pytest
 
 from clearhead.render.colours import (
-    DARK,
-    LEVELS,
-    LIGHT,
-    NO_SCORE,
-    Theme,
-    colour,
-    contrast,
-    every_level,
-    ink,
-    largest,
-    levels,
-    luminance,
-    of_level,
-    painted,
-    scaled,
+    COLOUR_LEVELS_PER_SIGN,
+    DARK_THEME,
+    LIGHT_THEME,
+    NO_SCORE_LEVEL,
+    ColourTheme,
+    apply_colour_map,
+    choose_text_colour,
+    compute_colour_levels,
+    compute_contrast_ratio,
+    compute_luminance,
+    compute_vmax,
+    get_level_colour,
+    iter_colour_levels,
+    map_score_to_colour,
+    scale_by_vmax,
 )
 from tests.render.conftest import made
 
-themes = pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+themes = pytest.mark.parametrize("theme", [LIGHT_THEME, DARK_THEME], ids=["light", "dark"])
 
 
 def test_zero_is_white() -> None:
-    assert colour(0.0) == (255, 255, 255)
+    assert map_score_to_colour(0.0) == (255, 255, 255)
 
 
 @themes
-def test_a_score_and_its_opposite_are_equally_strong(theme: Theme) -> None:
+def test_a_score_and_its_opposite_are_equally_strong(theme: ColourTheme) -> None:
     for value in np.linspace(0.05, 1, 20):
-        positive, negative = colour(value, theme), colour(-value, theme)
-        assert luminance(positive) == pytest.approx(luminance(negative), rel=0.08)
+        positive, negative = map_score_to_colour(value, theme), map_score_to_colour(-value, theme)
+        assert compute_luminance(positive) == pytest.approx(compute_luminance(negative), rel=0.08)
         # Hue is all that tells them apart: more red than blue speaks for, more blue than red against.
         assert positive[0] > positive[2] and negative[2] > negative[0]
 
 
 @themes
 @pytest.mark.parametrize("sign", [1, -1])
-def test_luminance_is_monotone_on_each_side(theme: Theme, sign: int) -> None:
-    shades = [luminance(colour(sign * value, theme)) for value in np.linspace(0, 1, LEVELS + 1)]
+def test_luminance_is_monotone_on_each_side(theme: ColourTheme, sign: int) -> None:
+    shades = [
+        compute_luminance(map_score_to_colour(sign * value, theme))
+        for value in np.linspace(0, 1, COLOUR_LEVELS_PER_SIGN + 1)
+    ]
     steps = np.diff(shades)
-    assert (steps < 0).all() if theme is LIGHT else (steps > 0).all()
+    assert (steps < 0).all() if theme is LIGHT_THEME else (steps > 0).all()
 
 
 @themes
-def test_text_is_readable_on_every_colour(theme: Theme) -> None:
-    for level in every_level():
-        background = of_level(level, theme)
-        assert contrast(background, ink(background)) >= 4.5
+def test_text_is_readable_on_every_colour(theme: ColourTheme) -> None:
+    for level in iter_colour_levels():
+        background = get_level_colour(level, theme)
+        assert compute_contrast_ratio(background, choose_text_colour(background)) >= 4.5
 
 
 @themes
-def test_no_score_is_grey_and_no_score_colour(theme: Theme) -> None:
-    red, green, blue = of_level(NO_SCORE, theme)
+def test_no_score_is_grey_and_no_score_colour(theme: ColourTheme) -> None:
+    red, green, blue = get_level_colour(NO_SCORE_LEVEL, theme)
     assert red == green == blue
-    assert (red, green, blue) not in [of_level(level, theme) for level in range(-LEVELS, LEVELS + 1)]
+    assert (red, green, blue) not in [
+        get_level_colour(level, theme) for level in range(-COLOUR_LEVELS_PER_SIGN, COLOUR_LEVELS_PER_SIGN + 1)
+    ]
 
 
 @pytest.mark.parametrize("matrix", [
@@ -64,11 +69,11 @@ def test_no_score_is_grey_and_no_score_colour(theme: Theme) -> None:
     [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],  # tritanopia
 ])  # fmt: skip
 @themes
-def test_the_sign_can_be_told_with_every_colour_blindness(theme: Theme, matrix: list[list[float]]) -> None:
+def test_the_sign_can_be_told_with_every_colour_blindness(theme: ColourTheme, matrix: list[list[float]]) -> None:
     """Machado, Oliveira & Fernandes (2009), severity 1, on linear RGB."""
 
     def seen(value: float) -> np.ndarray:
-        linear = (np.asarray(colour(value, theme)) / 255) ** 2.2
+        linear = (np.asarray(map_score_to_colour(value, theme)) / 255) ** 2.2
         return np.clip(np.asarray(matrix) @ linear, 0, 1) ** (1 / 2.2) * 255
 
     for value in (0.3, 0.6, 1.0):
@@ -77,26 +82,34 @@ def test_the_sign_can_be_told_with_every_colour_blindness(theme: Theme, matrix: 
 
 def test_special_units_do_not_set_the_scale_and_are_clipped() -> None:
     explanation = made(["[CLS]", "a", "b"], [100.0, 2.0, -1.0], [True, False, False])
-    assert largest(explanation) == 2.0
-    assert levels(explanation.scores, largest(explanation)).tolist() == [LEVELS, LEVELS, -LEVELS // 2]
+    assert compute_vmax(explanation) == 2.0
+    assert compute_colour_levels(explanation.scores, compute_vmax(explanation)).tolist() == [
+        COLOUR_LEVELS_PER_SIGN,
+        COLOUR_LEVELS_PER_SIGN,
+        -COLOUR_LEVELS_PER_SIGN // 2,
+    ]
 
 
 def test_scaling_leaves_scores_as_they_were() -> None:
     explanation = made(["a", "b"], [4.0, -8.0])
     before = explanation.scores.copy()
-    assert scaled(explanation.scores, largest(explanation)).tolist() == [0.5, -1.0]
+    assert scale_by_vmax(explanation.scores, compute_vmax(explanation)).tolist() == [0.5, -1.0]
     assert (explanation.scores == before).all()
 
 
 @pytest.mark.parametrize("scores", [[0.0, 0.0], [np.nan, np.nan], [np.inf, -np.inf]])
 def test_a_scale_is_always_a_number(scores: list[float]) -> None:
-    assert largest(made(["a", "b"], scores)) == 1.0
+    assert compute_vmax(made(["a", "b"], scores)) == 1.0
 
 
 def test_only_special_units_are_scaled_by_themselves() -> None:
-    assert largest(made(["[CLS]"], [3.0], [True])) == 3.0
+    assert compute_vmax(made(["[CLS]"], [3.0], [True])) == 3.0
 
 
 def test_pixels_are_the_colours_of_levels() -> None:
-    pixels = painted(np.array([[0.0, 1.0, np.nan]]), 1.0)
-    assert [tuple(map(int, pixel)) for pixel in pixels[0]] == [of_level(0), of_level(LEVELS), of_level(NO_SCORE)]
+    pixels = apply_colour_map(np.array([[0.0, 1.0, np.nan]]), 1.0)
+    assert [tuple(map(int, pixel)) for pixel in pixels[0]] == [
+        get_level_colour(0),
+        get_level_colour(COLOUR_LEVELS_PER_SIGN),
+        get_level_colour(NO_SCORE_LEVEL),
+    ]

@@ -9,11 +9,11 @@ def test_zero_leaves_the_picture_alone(image: dict[str, Explanation]) -> None:
 
     explanation = image["generic"]
     blank = replace(explanation, scores=np.zeros_like(explanation.scores))
-    assert explanation.picture is not None
-    height, width = explanation.picture.shape[:2]
-    assert (images.overlaid(blank, height, width) == images.grey(explanation.picture)).all()
+    assert explanation.image is not None
+    height, width = explanation.image.shape[:2]
+    assert (images.overlay_heat_map(blank, height, width) == images.to_light_greyscale(explanation.image)).all()
 
 
 def test_proportions_are_kept() -> None:
-    assert images.fitted(100, 200, 50) == (25, 50)
-    assert images.fitted(1, 1000, 36) == (1, 36)
+    assert images.fit_image_size(100, 200, 50) == (25, 50)
+    assert images.fit_image_size(1, 1000, 36) == (1, 36)

@@ -4,13 +4,13 @@ import re
 
 from rich.console import Console
 
-from clearhead.engine.applicability import Applies
+from clearhead.engine.applicability import MethodApplicability
 from tests.methods import replica_comparison
 
 
 def test_methods_show_themselves_as_a_table() -> None:
     lines = replica_comparison.explainer("bert/classify").methods()
-    assert isinstance(lines, list) and all(isinstance(line, Applies) for line in lines)
+    assert isinstance(lines, list) and all(isinstance(line, MethodApplicability) for line in lines)
     with (console := Console(width=80)).capture() as shown:
         console.print(lines)
     for said in (repr(lines), shown.get(), lines._repr_html_()):
@@ -21,7 +21,7 @@ def test_methods_show_themselves_as_a_table() -> None:
 
 def test_what_does_not_apply_says_why() -> None:
     lines = replica_comparison.explainer("bert/classify").methods()
-    lines[:] = [Applies("lrp", "relevance", "much", False, "it has <b>no</b> rule")]
+    lines[:] = [MethodApplicability("lrp", "relevance", "much", False, "it has <b>no</b> rule")]
     assert "it has <b>no</b> rule" in repr(lines)
     assert "<b>no</b>" not in lines._repr_html_() and "no" in lines._repr_html_()
     assert "patent" not in repr(lines)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from clearhead import Explanation, InputError
-from clearhead.render.mpl.explanation import plot
+from clearhead.render.mpl.explanation import plot_explanation
 from tests import models
 from tests.render.conftest import Change, made
 
@@ -31,35 +31,35 @@ def written(figure: Figure) -> list[str]:
 
 @pytest.mark.parametrize("kind", TEXT_KINDS)
 def test_every_kind_draws_texts(kind: str, change: Change, text: dict[str, Explanation]) -> None:
-    assert drawn(plot(change(text["attcat"]), kind)).std() > 0
+    assert drawn(plot_explanation(change(text["attcat"]), kind)).std() > 0
 
 
 @pytest.mark.parametrize("kind", IMAGE_KINDS)
 def test_every_kind_draws_pictures(kind: str, change: Change, image: dict[str, Explanation]) -> None:
-    assert drawn(plot(change(image["attcat"]), kind)).std() > 0
+    assert drawn(plot_explanation(change(image["attcat"]), kind)).std() > 0
 
 
 def test_the_kind_follows_the_stream(text: dict[str, Explanation], image: dict[str, Explanation]) -> None:
-    assert len(plot(text["generic"]).axes) == 1
-    assert len(plot(image["generic"]).axes) == 4  # picture, heat map, patches, colours
+    assert len(plot_explanation(text["generic"]).axes) == 1
+    assert len(plot_explanation(image["generic"]).axes) == 4  # picture, heat map, patches, colours
 
 
 def test_names_and_scores_are_written_as_they_are() -> None:
-    figure = plot(made(["$x^2$", "50% & _"], [0.5, -0.25]), "bars")
+    figure = plot_explanation(made(["$x^2$", "50% & _"], [0.5, -0.25]), "bars")
     drawn(figure)
     assert {"$x^2$", "50% & _", "0.500", "−0.250"} <= set(written(figure))
 
 
 def test_a_text_is_written_whole(text: dict[str, Explanation]) -> None:
     explanation = text["generic"]
-    figure = plot(explanation, "text")
+    figure = plot_explanation(explanation, "text")
     said = "".join(written(figure))
     assert all(word in said for word in explanation.units.texts[0].split() if word.isalpha())
 
 
 def test_nasty_names_can_be_drawn(nasty: Explanation) -> None:
     for kind in ("bars", "table", "text", "layers"):
-        assert drawn(plot(nasty, kind)).std() > 0, kind
+        assert drawn(plot_explanation(nasty, kind)).std() > 0, kind
 
 
 def test_what_cannot_be_drawn_says_what_to_do(text: dict[str, Explanation], image: dict[str, Explanation]) -> None:
@@ -72,31 +72,31 @@ def test_what_cannot_be_drawn_says_what_to_do(text: dict[str, Explanation], imag
         (plain, "bar", "did you mean 'bars'"),
     ):
         with pytest.raises(InputError, match=advice):
-            plot(explanation, kind)
+            plot_explanation(explanation, kind)
 
 
 def test_truncation_is_in_the_figure(cut: Explanation) -> None:
-    assert any("tokens cut off" in part for part in written(plot(cut, "bars")))
+    assert any("tokens truncated" in part for part in written(plot_explanation(cut, "bars")))
 
 
 def test_a_notebook_shows_a_figure_without_pyplot(text: dict[str, Explanation]) -> None:
     from matplotlib import pyplot
 
-    figure = plot(text["generic"])
+    figure = plot_explanation(text["generic"])
     assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
     assert pyplot.get_fignums() == []
 
 
 def test_many_units_keep_the_strongest() -> None:
-    figure = plot(made([f"t{i}" for i in range(200)], np.arange(200.0)), "bars", count=10)
+    figure = plot_explanation(made([f"t{i}" for i in range(200)], np.arange(200.0)), "bars", count=10)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == [f"t{i}" for i in range(190, 200)]
 
 
 @pytest.mark.parametrize("kind", TEXT_KINDS)
 def test_a_measuring_model_is_drawn(kind: str, regression: Explanation) -> None:
-    figure = plot(regression, kind)
-    assert drawn(figure).std() > 0 and any("what the model measures" in part for part in written(figure))
+    figure = plot_explanation(regression, kind)
+    assert drawn(figure).std() > 0 and any("the predicted value" in part for part in written(figure))
 
 
 def test_layers_and_heads_have_the_numbers_that_the_model_gives_them() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import clearhead
 from tests.render.test_terminal import printed
 for file in map(Path, sys.argv[1:]):
-    explanation = clearhead.open_explanation(file)
+    explanation = clearhead.load_explanation(file)
     assert explanation.html(file.with_suffix(".html")) == file.with_suffix(".html")
     explanation.plot().get_figure(root=True).savefig(file.with_suffix(".png"))
     file.with_suffix(".txt").write_text(printed(explanation), encoding="utf-8")

@@ -10,7 +10,15 @@ from PIL import Image
 from typer.main import get_command
 
 import clearhead
-from clearhead import Answer, Contrast, Explanation, Generated, JointExplanation, Query, TokenLabel
+from clearhead import (
+    AnswerSpan,
+    Contrast,
+    DetectionQuery,
+    Explanation,
+    GeneratedToken,
+    MultiStreamExplanation,
+    TokenLabel,
+)
 from clearhead.cli import app
 from clearhead.explanation.multi_stream import AnyExplanation
 from clearhead.render import reproduction
@@ -30,10 +38,10 @@ SAME: list[tuple[str, Any, dict[str, Any]]] = [
     ("bert/classify", "I like the movie.", {"method": clearhead.Method("generic", layers=(-2, None)), "per": "head"}),
     ("bert/classify", "I like the movie. " * 9, {"max_length": 10, "truncation_side": "left"}),
     ("bert/classify", "I like the movie. " * 9, {}),
-    ("bert/mask", "I like the [MASK].", {"target": clearhead.MaskedWord("##ing")}),
-    ("bert/mask", "I [MASK] the [MASK].", {"target": clearhead.MaskedWord("##ing", mask=1)}),
-    ("bert/mask", "I [MASK] the [MASK].", {"target": clearhead.MaskedWord(mask=1)}),
-    ("bert/mask", "I [MASK] the [MASK].", {"target": clearhead.Contrast("the", "is", mask=1)}),
+    ("bert/mask", "I like the [MASK].", {"target": clearhead.MaskedToken("##ing")}),
+    ("bert/mask", "I [MASK] the [MASK].", {"target": clearhead.MaskedToken("##ing", mask_index=1)}),
+    ("bert/mask", "I [MASK] the [MASK].", {"target": clearhead.MaskedToken(mask_index=1)}),
+    ("bert/mask", "I [MASK] the [MASK].", {"target": clearhead.Contrast("the", "is", mask_index=1)}),
 ]
 
 
@@ -46,7 +54,7 @@ def test_the_snippet_gives_the_same_again(
     given = replace(first, provenance={**first.provenance, "model": "some/model"})
     monkeypatch.setattr(clearhead, "load", lambda name, dtype: ex if dtype == "float64" else None, raising=False)
     names: dict[str, Any] = {}
-    exec(reproduction.snippet(given), names)
+    exec(reproduction.format_python_snippet(given), names)
     assert names["e"].tokens == first.tokens
     assert np.allclose(names["e"].scores, first.scores) and names["e"].target == first.target
     assert (names["e"].per_head is None) == (first.per_head is None)
@@ -54,44 +62,46 @@ def test_the_snippet_gives_the_same_again(
 
 def test_the_snippet_merges_words_again() -> None:
     explanation = models.explainer("bert/classify").explain("I like the movie.").words()
-    assert reproduction.snippet(explanation).endswith(".words()")
-    assert "clearhead.load((model, processor))" in reproduction.snippet(explanation)
+    assert reproduction.format_python_snippet(explanation).endswith(".words()")
+    assert "clearhead.load((model, processor))" in reproduction.format_python_snippet(explanation)
 
 
 def test_the_command_line_understands_the_command() -> None:
     explanation = models.explainer("bert/classify").explain(
         ("-I like; $the `movie`", "it's"), target=clearhead.Contrast("LABEL_1", "LABEL_2"), method="random", seed=3
     )
-    line = reproduction.command(replace(explanation, provenance={**explanation.provenance, "model": "some/model"}))
+    line = reproduction.format_cli_command(
+        replace(explanation, provenance={**explanation.provenance, "model": "some/model"})
+    )
     assert line is not None
     words = shlex.split(line)
     assert words[:2] == ["clearhead", "explain"]
     verb = get_command(app).commands["explain"]  # type: ignore[attr-defined]
     read = verb.make_context("explain", words[2:]).params
     assert read["inputs"] == ["-I like; $the `movie`"] and read["pair"] == "it's"
-    assert (read["model"], read["method"], read["seed"]) == ("some/model", ["random"], 3)
+    assert (read["model"], read["methods"], read["seed"]) == ("some/model", ["random"], 3)
     assert (read["target"], read["against"]) == ("LABEL_1", "LABEL_2")
 
 
 def test_there_is_no_command_for_what_it_cannot_say() -> None:
     named = made(["a"], [1.0])
-    assert reproduction.command(named) is None  # numbers in, no text
+    assert reproduction.format_cli_command(named) is None  # numbers in, no text
     own: Explanation = models.explainer("bert/classify").explain("So boring!")
-    assert reproduction.command(own) is None  # a model that came as an object
+    assert reproduction.format_cli_command(own) is None  # a model that came as an object
 
 
 def test_the_command_says_how_the_input_was_read_and_the_model_loaded() -> None:
     ex = models.explainer("bert/mask")
-    e = ex.explain("I [MASK] the [MASK]. " * 5, target=clearhead.Contrast("the", "is", mask=1), max_length=9)
+    e = ex.explain("I [MASK] the [MASK]. " * 5, target=clearhead.Contrast("the", "is", mask_index=1), max_length=9)
     told = {**e.provenance, "model": "some/model", "loading": {"readout": 2}}
-    line = reproduction.command(replace(e, provenance=told))
+    line = reproduction.format_cli_command(replace(e, provenance=told))
     assert line is not None
     for words in ("--mask 1", "--target the --against is", "--max-length 9", "--dtype float64", "--readout 2"):
         assert words in line
-    assert "clearhead.load('some/model', readout=2, dtype='float64')" in reproduction.snippet(
+    assert "clearhead.load('some/model', readout=2, dtype='float64')" in reproduction.format_python_snippet(
         replace(e, provenance=told)
     )
-    words = reproduction.snippet(replace(e, provenance=told).words())
+    words = reproduction.format_python_snippet(replace(e, provenance=told).words())
     assert "max_length=9" in words and words.endswith(".words()")
 
 
@@ -99,9 +109,9 @@ def named(explanation: AnyExplanation) -> AnyExplanation:
     """As if the model had come by name."""
     parts = {
         stream: replace(part, provenance={**part.provenance, "model": "some/model"})
-        for stream, part in explanation.parts.items()
+        for stream, part in explanation.by_stream.items()
     }
-    return JointExplanation(parts) if len(parts) > 1 else next(iter(parts.values()))
+    return MultiStreamExplanation(parts) if len(parts) > 1 else next(iter(parts.values()))
 
 
 def clip() -> clearhead.Explainer:
@@ -118,7 +128,7 @@ def bart() -> clearhead.Explainer:
 
 def detector() -> clearhead.Explainer:
     ex = clearhead.load(example_results.detector())
-    ex.subject.threshold = 0.3  # type: ignore[attr-defined]
+    ex.adapter.threshold = 0.3  # type: ignore[attr-defined]
     return ex
 
 
@@ -140,21 +150,21 @@ STREAMS: list[tuple[Callable[[], clearhead.Explainer], dict[str, Any], str]] = [
     (clip, {**PAIR, "scale": "logit"}, "--scale logit"),
     (clip, {**PAIR, "profile": "mm_clip"}, "--profile mm_clip"),
     (clip, {**PAIR, "target": Contrast(None, "a book")}, "--against 'a book'"),
-    (decoder, TEXT, "--method generic --dtype float64 -- 'I like the movie.'"),
+    (decoder, TEXT, "--methods generic --dtype float64 -- 'I like the movie.'"),
     (decoder, {**TEXT, "target": "the"}, "--target the"),
     (decoder, {**TEXT, "target": Contrast("the", "it")}, "--target the --against it"),
     (decoder, {**TEXT, "answer": " It is boring"}, "--answer ' It is boring'"),
-    (decoder, {**TEXT, "target": Generated(), "max_new_tokens": 3}, "--max-new-tokens 3"),
-    (decoder, {**TEXT, "answer": " It is", "target": Generated(1, "the", "it")}, "'step 1 = the' --against it"),
+    (decoder, {**TEXT, "target": GeneratedToken(), "max_new_tokens": 3}, "--max-new-tokens 3"),
+    (decoder, {**TEXT, "answer": " It is", "target": GeneratedToken(1, "the", "it")}, "'step 1 = the' --against it"),
     (bart, {**TEXT, "max_new_tokens": 4}, "--target 'every step'"),
-    (bart, {**TEXT, "answer": "She hates it", "target": Generated(1)}, "--target 'step 1 = "),
+    (bart, {**TEXT, "answer": "She hates it", "target": GeneratedToken(1)}, "--target 'step 1 = "),
     (detector, SEEN, "-- picture.png"),
-    (detector, {**SEEN, "target": Query(2, "star")}, "--target 'query 2 = star'"),
-    (detector, {**SEEN, "target": Query(2, "star", "square")}, "--against square"),
+    (detector, {**SEEN, "target": DetectionQuery(2, "star")}, "--target 'query 2 = star'"),
+    (detector, {**SEEN, "target": DetectionQuery(2, "star", "square")}, "--against square"),
     (tagger, TEXT, "--target 'every token'"),
     (tagger, {**TEXT, "target": TokenLabel(3, "LABEL_1", "LABEL_2")}, "'token 3 = LABEL_1' --against LABEL_2"),
     (reader, ASKED, "'--pair=She hates the book' -- 'I like the movie.'"),
-    (reader, {**ASKED, "target": Answer("end")}, "--target 'answer end"),
+    (reader, {**ASKED, "target": AnswerSpan("end")}, "--target 'answer end"),
 ]
 
 
@@ -167,19 +177,19 @@ def test_several_streams_and_steps_can_be_had_again(
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(reproduction, "PICTURE", "picture.png")
+    monkeypatch.setattr(reproduction, "IMAGE_PLACEHOLDER", "picture.png")
     Image.fromarray(example_results.picture()).save("picture.png")
     ex = make()
     first = ex.explain(**given)
     monkeypatch.setattr(clearhead, "load", lambda name, dtype: ex if dtype == "float64" else None, raising=False)
     names: dict[str, Any] = {}
-    exec(reproduction.snippet(named(first)), names)
+    exec(reproduction.format_python_snippet(named(first)), names)
     again = names["e"]
     assert again.streams == first.streams and again.steps == first.steps and again.target == first.target
-    for stream, part in first.parts.items():
+    for stream, part in first.by_stream.items():
         np.testing.assert_allclose(again[stream].scores, part.scores)
 
-    line = reproduction.command(named(first))
+    line = reproduction.format_cli_command(named(first))
     assert line is not None and typed in line
     words = shlex.split(line)
     read = get_command(app).commands["explain"].make_context("explain", words[2:]).params  # type: ignore[attr-defined]
@@ -188,7 +198,9 @@ def test_several_streams_and_steps_can_be_had_again(
 
 def test_there_is_no_command_for_what_cannot_be_typed() -> None:
     ids = decoder().explain(TEXT["inputs"], answer=(5, 6, 7))
-    assert reproduction.command(named(ids)) is None and "answer=(5, 6, 7)" in reproduction.snippet(named(ids))
+    assert reproduction.format_cli_command(
+        named(ids)
+    ) is None and "answer=(5, 6, 7)" in reproduction.format_python_snippet(named(ids))
     regions = example_results.every()["text and regions"]
-    assert reproduction.command(named(regions)) is None
-    assert "regions=(features, boxes)" in reproduction.snippet(regions)
+    assert reproduction.format_cli_command(named(regions)) is None
+    assert "regions=(features, boxes)" in reproduction.format_python_snippet(regions)

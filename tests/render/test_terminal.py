@@ -5,9 +5,9 @@ from rich.console import Console, RenderableType
 
 from clearhead import Comparison, Explanation, aggregate
 from clearhead.render import text_labels
-from clearhead.render.terminal import render, render_aggregate, render_comparison
-from clearhead.render.terminal import text as coloured
-from clearhead.render.text_layout import name
+from clearhead.render.terminal import render_aggregate, render_comparison, render_explanation
+from clearhead.render.terminal import render_coloured_text as coloured
+from clearhead.render.text_layout import escape_invisible
 from tests.render.conftest import NASTY, Change
 
 
@@ -21,13 +21,15 @@ def test_everything_that_matters_is_said_without_colours(text: dict[str, Explana
     explanation = text["input-x-gradient"]
     said = printed(explanation, colours=False)
     assert "\x1b" not in said
-    assert text_labels.target_line(explanation) in said and text_labels.certificate_line(explanation) in said
+    assert (
+        text_labels.format_target_line(explanation) in said and text_labels.format_certificate_line(explanation) in said
+    )
     for line in explanation.units.texts[0].split("\n"):
         assert line in said
     for unit, _ in explanation.top(3):
-        assert name(unit) in said
+        assert escape_invisible(unit) in said
     for row in explanation.prediction["top"]:
-        assert row["label"] in said and text_labels.percent(row["probability"]) in said
+        assert row["label"] in said and text_labels.format_percent(row["probability"]) in said
 
 
 def test_the_coloured_text_is_the_text(text: dict[str, Explanation], pair: Explanation) -> None:
@@ -50,14 +52,14 @@ def test_brackets_are_not_read_as_styles() -> None:
 
 
 def test_truncation_is_loud(cut: Explanation) -> None:
-    assert "tokens were cut off" in printed(cut, colours=False)
-    assert "tokens cut off" in printed(cut, colours=False).splitlines()[-1]
+    assert "tokens were truncated" in printed(cut, colours=False)
+    assert "tokens truncated" in printed(cut, colours=False).splitlines()[-1]
 
 
 def test_anything_can_be_shown(change: Change, text: dict[str, Explanation], image: dict[str, Explanation]) -> None:
     for explanation in (text["attcat"], image["attcat"]):
         for colours in (True, False):
-            assert printed(render(change(explanation)), colours)
+            assert printed(render_explanation(change(explanation)), colours)
 
 
 def test_a_picture_stands_beside_its_heat_map(image: dict[str, Explanation]) -> None:
@@ -78,7 +80,7 @@ def test_methods_and_their_agreement(text: dict[str, Explanation], image: dict[s
 
 def test_an_aggregate_is_bars(text: dict[str, Explanation]) -> None:
     found = aggregate([text["attcat"]] * 2)
-    said = printed(render_aggregate(found, count=4), colours=False)
+    said = printed(render_aggregate(found, max_rows=4), colours=False)
     assert len(said.strip().splitlines()) == 5 and "━" in said
     shown = sorted(found.rows, key=lambda row: -abs(row[1]))[:4]
     assert all(what in said for what, _, _ in shown)
@@ -92,6 +94,6 @@ def test_narrow_terminals_do_not_break_it(text: dict[str, Explanation], image: d
 def test_a_measuring_model_is_shown(regression: Explanation) -> None:
     said = printed(regression, colours=False)
     for row in regression.prediction["top"]:
-        assert row["label"] in said and text_labels.number(row["logit"]) in said
-    assert f"output of {regression.target['name']}" in said and "what the model measures" in said
+        assert row["label"] in said and text_labels.format_number(row["logit"]) in said
+    assert f"output of {regression.target['name']}" in said and "the predicted value" in said
     assert printed(Comparison({"a": regression, "b": regression}), colours=False)

@@ -3,7 +3,7 @@
 import pytest
 
 from clearhead.errors import InputError
-from clearhead.studies.gender.bias_datasets import read_source
+from clearhead.studies.gender.bias_datasets import read_bias_dataset
 
 
 def test_crows_pairs(tmp_path):
@@ -16,21 +16,26 @@ def test_crows_pairs(tmp_path):
         "3,She is late.,She is late.,stereo,gender\n"
         "4,Women can't drive.,Men can't drive at all.,stereo,gender\n"
     )
-    (one,) = read_source("crows-pairs", file, "[MASK]")
-    assert one.text == "[MASK] is a nurse, [MASK] said." and one.words == ("she", "he") and one.filler is None
+    (one,) = read_bias_dataset("crows-pairs", file, "[MASK]")
+    assert one.text == "[MASK] is a nurse, [MASK] said." and one.compared_words == ("she", "he") and one.filler is None
 
 
 def test_winobias_reads_both_versions(tmp_path):
     pro, anti = tmp_path / "pro_stereotyped_type1.txt.dev", tmp_path / "anti_stereotyped_type1.txt.dev"
     pro.write_text("1 [The cook] met the nurse because [he] was late.\n2 The cook met [the nurse] near [her] car.\n")
-    with pytest.raises(InputError, match=r"anti_stereotyped_type1.*which holds the other version"):
-        read_source("winobias", pro, "<mask>")
+    with pytest.raises(InputError, match=r"anti_stereotyped_type1.*which has the other version"):
+        read_bias_dataset("winobias", pro, "<mask>")
     anti.write_text("1 [The cook] met the nurse because [she] was late.\n2 The cook met [the nurse] near [his] car.\n")
-    one, two = read_source("winobias", pro, "<mask>")
+    one, two = read_bias_dataset("winobias", pro, "<mask>")
     assert one.text == "The cook met the nurse because <mask> was late."
-    assert (one.filler, one.words, two.filler, two.words) == ("cook", ("he", "she"), "nurse", ("her", "his"))
-    with pytest.raises(InputError, match="its names begin with pro_stereotyped_"):
-        read_source("winobias", anti, "<mask>")
+    assert (one.filler, one.compared_words, two.filler, two.compared_words) == (
+        "cook",
+        ("he", "she"),
+        "nurse",
+        ("her", "his"),
+    )
+    with pytest.raises(InputError, match="their names begin with pro_stereotyped_"):
+        read_bias_dataset("winobias", anti, "<mask>")
 
 
 def test_winogender_refers_to_the_occupation_or_to_the_other(tmp_path):
@@ -41,15 +46,15 @@ def test_winogender_refers_to_the_occupation_or_to_the_other(tmp_path):
         for gender, word in (("male", "he"), ("female", "she"), ("neutral", "they"))
     ]
     file.write_text("\n".join(["sentid\tsentence", *lines, "cook.someone.0.male.txt\tThe cook told someone.\n"]))
-    one, two = read_source("winogender", file, "[MASK]")
-    assert one.text == "The cook told the guest that [MASK] was ready." and one.words == ("he", "she")
+    one, two = read_bias_dataset("winogender", file, "[MASK]")
+    assert one.text == "The cook told the guest that [MASK] was ready." and one.compared_words == ("he", "she")
     assert (one.filler, two.filler) == ("cook", "guest")
 
 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("crows-pears", "", "unknown set of sentences 'crows-pears': did you mean 'crows-pairs'"),
+        ("crows-pears", "", "unknown bias dataset 'crows-pears': did you mean 'crows-pairs'"),
         ("crows-pairs", "a,b\n1,2\n", "has no column 'sent_more': it has a, b"),
         ("crows-pairs", "sent_more,sent_less,bias_type\na b,a c,age\n", "unknown bias type 'gender'"),
         ("winogender", "sentid\tsentence\nx\ty\n", "cannot be read as winogender"),
@@ -58,6 +63,6 @@ def test_winogender_refers_to_the_occupation_or_to_the_other(tmp_path):
 def test_files_of_another_kind(tmp_path, name, content, said):
     (tmp_path / "file").write_text(content)
     with pytest.raises(InputError, match=said):
-        read_source(name, tmp_path / "file", "[MASK]")
+        read_bias_dataset(name, tmp_path / "file", "[MASK]")
     with pytest.raises(InputError, match="there is no file"):
-        read_source("winobias", tmp_path / "none", "[MASK]")
+        read_bias_dataset("winobias", tmp_path / "none", "[MASK]")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import clearhead
-from clearhead.errors import InputError, Refusal
+from clearhead.errors import InputError, UnsupportedError
 from tests import models
 from tests import original_checkpoints as original
 from tests.models import text_model
@@ -42,8 +42,10 @@ def rounded(model: Any) -> Any:
     return model.float().double()
 
 
-def converted(tmp_path: Path, weights: Any, family: str, **how: Any) -> tuple[Any, clearhead.Conversion]:
-    done = clearhead.convert(kept(tmp_path / "original.pth", weights), tmp_path / "made", family, trusted=True, **how)
+def converted(tmp_path: Path, weights: Any, family: str, **how: Any) -> tuple[Any, clearhead.ConversionResult]:
+    done = clearhead.convert_checkpoint(
+        kept(tmp_path / "original.pth", weights), tmp_path / "made", family, trusted=True, **how
+    )
     opener = getattr(transformers, done.architecture)
     return opener.from_pretrained(tmp_path / "made", use_safetensors=True).double().eval(), done
 
@@ -90,8 +92,8 @@ def test_a_converted_model_is_explained(tmp_path: Path, pool: str) -> None:
 
 def test_how_pictures_are_prepared(tmp_path: Path) -> None:
     weights = single(original.spread(original.VisionTransformer()).state_dict())
-    half = clearhead.convert(kept(tmp_path / "a.pth", weights), tmp_path / "vit", "vit", trusted=True)
-    clearhead.convert(tmp_path / "a.pth", tmp_path / "deit", "deit", trusted=True)
+    half = clearhead.convert_checkpoint(kept(tmp_path / "a.pth", weights), tmp_path / "vit", "vit", trusted=True)
+    clearhead.convert_checkpoint(tmp_path / "a.pth", tmp_path / "deit", "deit", trusted=True)
     said = [json.loads((tmp_path / name / "preprocessor_config.json").read_text()) for name in ("vit", "deit")]
     assert said[0]["image_mean"] == [0.5] * 3 and said[0]["size"] == {"height": 12, "width": 12}
     assert said[1]["image_mean"] == [0.485, 0.456, 0.406] and said[1]["crop_size"] == {"height": 12, "width": 12}
@@ -104,8 +106,8 @@ def test_heads_and_biases(tmp_path: Path) -> None:
     model, done = converted(tmp_path, single(twin.state_dict()), "vit", heads=4)
     assert_same(model(picture()).logits, twin(picture()))
     assert done.assumed == {"heads": 4} and model.config.qkv_bias is False
-    with pytest.raises(InputError, match="say so with heads="):
-        clearhead.convert(tmp_path / "original.pth", tmp_path / "other", "vit", trusted=True, heads=7)
+    with pytest.raises(InputError, match="pass heads="):
+        clearhead.convert_checkpoint(tmp_path / "original.pth", tmp_path / "other", "vit", trusted=True, heads=7)
 
 
 def test_dino(tmp_path: Path) -> None:
@@ -122,7 +124,7 @@ def test_dino(tmp_path: Path) -> None:
     assert_same(model(picture()).last_hidden_state, twin(picture()))
     linear = original.spread(nn.Linear(2 * original.WIDE, 5)).float()
     head = {"state_dict": {f"module.linear.{name}": part for name, part in linear.state_dict().items()}}
-    done = clearhead.convert(
+    done = clearhead.convert_checkpoint(
         kept(tmp_path / "backbone.pth", state),
         tmp_path / "classifier",
         "dino",
@@ -140,8 +142,10 @@ def test_dino(tmp_path: Path) -> None:
 def test_a_classifier_that_reads_several_layers_is_refused(tmp_path: Path) -> None:
     state = single(original.VisionTransformer(None).state_dict())
     head = kept(tmp_path / "linear.pth", {"linear.weight": torch.ones(5, 4 * 64), "linear.bias": torch.ones(5)})
-    with pytest.raises(InputError, match="reads 4 times the width"):
-        clearhead.convert(kept(tmp_path / "a.pth", state), tmp_path / "made", "dino", trusted=True, head=head)
+    with pytest.raises(InputError, match="input is 4 times the width"):
+        clearhead.convert_checkpoint(
+            kept(tmp_path / "a.pth", state), tmp_path / "made", "dino", trusted=True, head=head
+        )
 
 
 def test_moco(tmp_path: Path) -> None:
@@ -159,18 +163,20 @@ def test_moco(tmp_path: Path) -> None:
     assert_same(model(picture()).last_hidden_state, twin(picture()))
     probe = rounded(original.spread(original.VisionTransformer("token")))
     state = {f"module.{name}": part for name, part in single(probe.state_dict()).items()}
-    clearhead.convert(kept(tmp_path / "b.tar", {"state_dict": state}), tmp_path / "probe", "moco", trusted=True)
+    clearhead.convert_checkpoint(
+        kept(tmp_path / "b.tar", {"state_dict": state}), tmp_path / "probe", "moco", trusted=True
+    )
     again = transformers.ViTForImageClassification.from_pretrained(tmp_path / "probe").double().eval()
     assert_same(again(picture()).logits, probe(picture()))
 
 
 def test_the_small_model_of_moco_has_narrower_heads() -> None:
-    from clearhead.studies.checkpoints.reader import Settings
-    from clearhead.studies.checkpoints.vit import _HEADS, _WIDE_HEADS
+    from clearhead.studies.checkpoints.reader import ConversionSettings
+    from clearhead.studies.checkpoints.vit import _HEADS_BY_FAMILY_AND_WIDTH, _HEADS_BY_WIDTH
 
-    assert Settings("moco").head_count(384, _HEADS["moco"]) == 12
-    assert Settings("dino").head_count(384, _WIDE_HEADS) == 6
-    assert Settings("mae").head_count(1280, _WIDE_HEADS) == 16
+    assert ConversionSettings("moco").get_num_heads(384, _HEADS_BY_FAMILY_AND_WIDTH["moco"]) == 12
+    assert ConversionSettings("dino").get_num_heads(384, _HEADS_BY_WIDTH) == 6
+    assert ConversionSettings("mae").get_num_heads(1280, _HEADS_BY_WIDTH) == 16
 
 
 def test_the_encoder_of_mae(tmp_path: Path) -> None:
@@ -204,7 +210,7 @@ def test_clip(tmp_path: Path, scripted: bool) -> None:
             "vocab_size": torch.tensor(30),
         }
         torch.save(single(twin.state_dict()) | sizes, path)
-    done = clearhead.convert(path, tmp_path / "made", "clip", trusted=True)
+    done = clearhead.convert_checkpoint(path, tmp_path / "made", "clip", trusted=True)
     assert done.assumed == {"heads": {"text": 2, "picture": 2}} and done.wants == "a tokenizer"
     assert done.unpickled is scripted
     model = transformers.CLIPModel.from_pretrained(tmp_path / "made").double().eval()
@@ -216,14 +222,14 @@ def test_clip(tmp_path: Path, scripted: bool) -> None:
 
 def test_half_precision_is_widened(tmp_path: Path) -> None:
     state = {name: part.half() for name, part in original.spread(original.CLIP()).state_dict().items()}
-    clearhead.convert(kept(tmp_path / "a.pt", state), tmp_path / "made", "clip", trusted=True)
+    clearhead.convert_checkpoint(kept(tmp_path / "a.pt", state), tmp_path / "made", "clip", trusted=True)
     assert {part.dtype for part in load_file(tmp_path / "made" / "model.safetensors").values()} == {torch.float32}
 
 
 def test_clip_with_a_resnet_is_refused(tmp_path: Path) -> None:
     weights = {"visual.layer1.0.conv1.weight": torch.ones(1)}
-    with pytest.raises(Refusal, match="sees with a ResNet"):
-        clearhead.convert(kept(tmp_path / "a.pt", weights), tmp_path / "made", "clip", trusted=True)
+    with pytest.raises(UnsupportedError, match="ResNet image encoder"):
+        clearhead.convert_checkpoint(kept(tmp_path / "a.pt", weights), tmp_path / "made", "clip", trusted=True)
 
 
 @pytest.mark.parametrize("kind", ["bottleneck", "basic"])
@@ -289,7 +295,9 @@ def test_bert_with_other_heads(tmp_path: Path, head: str, architecture: str) -> 
     inputs = tok("I like the movie.", return_tensors="pt")
     assert_same(model(**inputs)[0], twin.double()(**inputs)[0])
     with pytest.raises(InputError, match="the file has no classifier"):
-        clearhead.convert(tmp_path / "original.pth", tmp_path / "b", "bert", trusted=True, heads=4, labels=["a"])
+        clearhead.convert_checkpoint(
+            tmp_path / "original.pth", tmp_path / "b", "bert", trusted=True, heads=4, labels=["a"]
+        )
 
 
 # --- files --------------------------------------------------------------------------------------------------------
@@ -307,10 +315,10 @@ def test_a_pickled_file_is_not_opened_unless_it_is_vouched_for(tmp_path: Path, m
     monkeypatch.setenv("HARM", str(mark))
     state = single(original.VisionTransformer().state_dict())
     file = kept(tmp_path / "a.pth", {"model": state, "harm": Harm()})
-    with pytest.raises(Refusal, match=r"can be to run whatever code .* --i-trust-this-file"):
-        clearhead.convert(file, tmp_path / "made", "vit")
+    with pytest.raises(UnsupportedError, match=r"can execute arbitrary code .* --i-trust-this-file"):
+        clearhead.convert_checkpoint(file, tmp_path / "made", "vit")
     assert not mark.exists() and not (tmp_path / "made").exists()
-    done = clearhead.convert(file, tmp_path / "made", "vit", trusted=True)
+    done = clearhead.convert_checkpoint(file, tmp_path / "made", "vit", trusted=True)
     assert done.unpickled and mark.exists()
 
 
@@ -318,16 +326,16 @@ def test_a_pickled_file_is_not_opened_unless_it_is_vouched_for(tmp_path: Path, m
 def test_what_is_no_checkpoint_is_not_called_one(tmp_path: Path, trusted: bool) -> None:
     file = tmp_path / "cat.jpg"
     file.write_bytes(b"\xff\xd8\xff\xe0 a picture")
-    with pytest.raises(InputError, match=r"cat.jpg' is no checkpoint: neither a .safetensors file"):
-        clearhead.convert(file, tmp_path / "made", "vit", trusted=trusted)
+    with pytest.raises(InputError, match=r"cat.jpg' is not a checkpoint: neither a .safetensors file"):
+        clearhead.convert_checkpoint(file, tmp_path / "made", "vit", trusted=trusted)
 
 
 def test_plain_tensors_are_not_unpickled_in_full(tmp_path: Path) -> None:
     state = single(original.VisionTransformer().state_dict())
     file = kept(tmp_path / "a.pth", {"state_dict": state, "epoch": 3})
-    assert not clearhead.convert(file, tmp_path / "made", "vit", trusted=True).unpickled
+    assert not clearhead.convert_checkpoint(file, tmp_path / "made", "vit", trusted=True).unpickled
     whole = kept(tmp_path / "b.pth", {"model": state, "args": argparse.Namespace(lr=0.1)})
-    assert clearhead.convert(whole, tmp_path / "other", "vit", trusted=True).unpickled
+    assert clearhead.convert_checkpoint(whole, tmp_path / "other", "vit", trusted=True).unpickled
 
 
 def test_a_whole_module_in_a_file(tmp_path: Path) -> None:
@@ -339,7 +347,7 @@ def test_a_whole_module_in_a_file(tmp_path: Path) -> None:
 
 def test_safetensors_need_no_trust(tmp_path: Path) -> None:
     save_file(single(original.VisionTransformer().state_dict()), tmp_path / "a.safetensors")
-    assert not clearhead.convert(tmp_path / "a.safetensors", tmp_path / "made", "vit").unpickled
+    assert not clearhead.convert_checkpoint(tmp_path / "a.safetensors", tmp_path / "made", "vit").unpickled
 
 
 def left_behind(folder: Path) -> list[str]:
@@ -354,12 +362,12 @@ def left_behind(folder: Path) -> list[str]:
             "do not have: blocks.0.ls1.gamma, norm_p",
         ),
         ({"norm.weight": None}, "has no norm.weight: is it of another family?"),
-        ({"pos_embed": torch.ones(1, 8, 64)}, "make up no square picture"),
+        ({"pos_embed": torch.ones(1, 8, 64)}, "do not form a square image"),
         (
             {"blocks.1.norm1.bias": torch.ones(3)},
-            "the weights do not make up a ViTForImageClassification: of another size: ",
+            "the weights do not form a ViTForImageClassification: wrong shape: ",
         ),
-        ({"blocks.1.norm1.bias": None}, "the weights do not make up a ViTForImageClassification: missing"),
+        ({"blocks.1.norm1.bias": None}, "the weights do not form a ViTForImageClassification: missing"),
     ],
 )
 def test_what_is_not_understood_is_said_and_nothing_is_left_behind(
@@ -369,7 +377,7 @@ def test_what_is_not_understood_is_said_and_nothing_is_left_behind(
     state = {name: part for name, part in state.items() if part is not None}
     file = kept(tmp_path / "a.pth", state)
     with pytest.raises(InputError) as refused:
-        clearhead.convert(file, tmp_path / "made", "vit", trusted=True)
+        clearhead.convert_checkpoint(file, tmp_path / "made", "vit", trusted=True)
     assert said in str(refused.value)
     assert left_behind(tmp_path) == ["a.pth"]
 
@@ -378,28 +386,28 @@ def test_bad_arguments(tmp_path: Path) -> None:
     state = single(original.VisionTransformer().state_dict())
     file, dest = kept(tmp_path / "a.pth", state), tmp_path / "made"
     with pytest.raises(InputError, match="unknown family 'vti': did you mean 'vit'"):
-        clearhead.convert(file, dest, "vti", trusted=True)
-    with pytest.raises(InputError, match="is there already"):
-        clearhead.convert(file, tmp_path, "vit", trusted=True)
+        clearhead.convert_checkpoint(file, dest, "vti", trusted=True)
+    with pytest.raises(InputError, match="already exists"):
+        clearhead.convert_checkpoint(file, tmp_path, "vit", trusted=True)
     with pytest.raises(InputError, match="there is no file"):
-        clearhead.convert(tmp_path / "b.pth", dest, "vit", trusted=True)
+        clearhead.convert_checkpoint(tmp_path / "b.pth", dest, "vit", trusted=True)
     with pytest.raises(InputError, match="2 labels were given, but the model has 5 classes"):
-        clearhead.convert(file, dest, "vit", trusted=True, labels=["a", "b"])
+        clearhead.convert_checkpoint(file, dest, "vit", trusted=True, labels=["a", "b"])
     with pytest.raises(InputError, match="cannot open the tokenizer of"):
-        clearhead.convert(file, dest, "vit", trusted=True, tokenizer=str(tmp_path / "nowhere"))
+        clearhead.convert_checkpoint(file, dest, "vit", trusted=True, tokenizer=str(tmp_path / "nowhere"))
     (tmp_path / "torn.pth").write_bytes(file.read_bytes()[:1000])
     (tmp_path / "text.pth").write_text("hello")
     (tmp_path / "number.pth").write_bytes(pickle.dumps(3))
     for name in ("torn", "text", "number"):
-        with pytest.raises(InputError, match=r"cannot be opened|holds no tensors|is no checkpoint"):
-            clearhead.convert(tmp_path / f"{name}.pth", dest, "vit", trusted=True)
+        with pytest.raises(InputError, match=r"cannot be opened|contains no named tensors|is not a checkpoint"):
+            clearhead.convert_checkpoint(tmp_path / f"{name}.pth", dest, "vit", trusted=True)
     assert not dest.exists() and not list(tmp_path.glob(".*"))
 
 
 def test_an_empty_folder_may_be_there(tmp_path: Path) -> None:
     file = kept(tmp_path / "a.pth", single(original.VisionTransformer().state_dict()))
     (tmp_path / "made").mkdir()
-    clearhead.convert(file, tmp_path / "made", "vit", trusted=True)
+    clearhead.convert_checkpoint(file, tmp_path / "made", "vit", trusted=True)
     assert (tmp_path / "made" / "model.safetensors").is_file()
 
 
@@ -422,7 +430,7 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names.write_text("\n".join(LABELS) + "\n")
     code, out, err = said(capsys, "convert", file, tmp_path / "made", "--family", "deit")
     assert code == 1 and out == "" and err.startswith("clearhead: ") and "--i-trust-this-file" in err
-    common = ("--family", "deit", "--i-trust-this-file", "--labels", names)
+    common = ("--family", "deit", "--i-trust-this-file", "--class-names", names)
     code, out, _ = said(capsys, "convert", file, tmp_path / "made", *common)
     assert code == 0 and "ViTForImageClassification" in out and "heads 1" in out
     code, out, _ = said(capsys, "convert", file, tmp_path / "again", *common, "--json")
@@ -431,4 +439,4 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = said(capsys, "convert", file, tmp_path / "third", *common)
     assert code == 2 and "2 labels were given" in err and err.count("\n") == 1
     names.write_text("[")
-    assert "are no JSON list" in said(capsys, "convert", file, tmp_path / "third", *common)[2]
+    assert "are not a JSON list" in said(capsys, "convert", file, tmp_path / "third", *common)[2]

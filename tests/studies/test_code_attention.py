@@ -6,8 +6,19 @@ import torch
 
 import clearhead
 from clearhead.errors import InputError
-from clearhead.studies.code.attention import attributed_to, functions_of, measure, paid_by, received_by
-from clearhead.studies.code.tasks import Question, cloze, pairs, translations
+from clearhead.studies.code.attention import (
+    compute_attribution_lift,
+    compute_paid_lift,
+    compute_received_lift,
+    get_function_ids,
+    measure_code_attention,
+)
+from clearhead.studies.code.tasks import (
+    CodeQuestion,
+    make_clone_questions,
+    make_cloze_questions,
+    make_translation_questions,
+)
 from tests.models import explainer
 
 TEXTS = ["def f(he, it):\n    if he > it:\n        return he\n    return it + 1\n", "so = [the for the in book]\n"]
@@ -30,21 +41,24 @@ def test_received_and_paid_by_loops():
             for head in range(3):
                 mean = np.mean([sum(attention[layer, head, q, k] for k in inside) for q in range(n)])
                 lift = mean / (len(inside) / n)
-                assert received_by(attention, member)[layer, head, c] == pytest.approx(lift)
+                assert compute_received_lift(attention, member)[layer, head, c] == pytest.approx(lift)
             for b in range(3):
                 rows = [q for q in range(n) if member[b, q]]
                 mass = np.mean([attention[layer, h, q, k] for h in range(3) for q in rows for k in inside]) * n
-                assert paid_by(attention, member)[layer, b, c] == pytest.approx(mass)
-    assert np.isnan(received_by(attention, member)[..., 3]).all() and np.isnan(paid_by(attention, member)[:, 3]).all()
+                assert compute_paid_lift(attention, member)[layer, b, c] == pytest.approx(mass)
+    assert (
+        np.isnan(compute_received_lift(attention, member)[..., 3]).all()
+        and np.isnan(compute_paid_lift(attention, member)[:, 3]).all()
+    )
 
 
 @pytest.mark.parametrize("n", [6, 60])
 def test_uniform_attention_gives_one_whatever_the_length_and_the_class(n):
     _, member = drawn(n=n, seed=1)
     uniform = np.full((1, 1, n, n), 1 / n)
-    np.testing.assert_allclose(received_by(uniform, member)[0, 0, :3], 1)
-    np.testing.assert_allclose(paid_by(uniform, member)[0, :3, :3], 1)
-    np.testing.assert_allclose(attributed_to(np.ones(n), member)[:3], 1)
+    np.testing.assert_allclose(compute_received_lift(uniform, member)[0, 0, :3], 1)
+    np.testing.assert_allclose(compute_paid_lift(uniform, member)[0, :3, :3], 1)
+    np.testing.assert_allclose(compute_attribution_lift(np.ones(n), member)[:3], 1)
 
 
 def test_without_special_tokens_the_rest_is_a_model_of_its_own():
@@ -53,70 +67,78 @@ def test_without_special_tokens_the_rest_is_a_model_of_its_own():
     member = np.array([[0, 1, 1, 0, 0], [0, 0, 0, 1, 1]], dtype=bool)  # token 0 is special
     inner = attention[..., 1:, 1:]
     inner = inner / inner.sum(-1, keepdims=True)
-    np.testing.assert_allclose(received_by(attention, member, special=False), received_by(inner, member[:, 1:]))
-    np.testing.assert_allclose(paid_by(attention, member, special=False), paid_by(inner, member[:, 1:]))
+    np.testing.assert_allclose(
+        compute_received_lift(attention, member, include_special=False), compute_received_lift(inner, member[:, 1:])
+    )
+    np.testing.assert_allclose(
+        compute_paid_lift(attention, member, include_special=False), compute_paid_lift(inner, member[:, 1:])
+    )
 
 
 def test_signs_do_not_cancel_in_attribution():
     member = np.array([[1, 1, 0, 0], [0, 0, 1, 1]], dtype=bool)
-    np.testing.assert_allclose(attributed_to(np.array([3.0, -3.0, 1.0, 1.0]), member), [1.5, 0.5])
+    np.testing.assert_allclose(compute_attribution_lift(np.array([3.0, -3.0, 1.0, 1.0]), member), [1.5, 0.5])
 
 
 def test_cloze_asks_for_tokens_of_code_and_measures_the_model_itself():
     ex = explainer("roberta/mask")
-    questions = cloze(ex, [*TEXTS, "def broken(:\n"], "python", each=3, seed=1)
-    assert [one.function for one in questions] == [place for place in range(len(TEXTS)) for _ in range(3)]
-    assert len(questions) == 6 and all(question.raw.count("<mask>") == 1 for question in questions)
+    questions = make_cloze_questions(ex, [*TEXTS, "def broken(:\n"], "python", tokens_per_text=3, seed=1)
+    assert [one.function_id for one in questions] == [place for place in range(len(TEXTS)) for _ in range(3)]
+    assert len(questions) == 6 and all(question.raw_input.count("<mask>") == 1 for question in questions)
     for question in questions:
-        assert question.about in ("identifier", "keyword", "operator", "separator", "number")
-        word = ex.subject.processor.decode([question.truth]).strip()
-        assert question.raw.replace("<mask>", word) in TEXTS
-    found = measure(ex, questions, methods=["saliency", "integrated-gradients"])
-    assert found.received.shape == (6, 3, 4, len(found.classes)) and {"mask", "special"} <= set(found.classes)
-    assert (found.counts[:, found.classes.index("mask")] == 1).all()
-    assert (found.counts[:, found.classes.index("special")] == 2).all()
+        assert question.question_type in ("identifier", "keyword", "operator", "separator", "number")
+        word = ex.adapter.processor.decode([question.expected_answer]).strip()
+        assert question.raw_input.replace("<mask>", word) in TEXTS
+    found = measure_code_attention(ex, questions, methods=["saliency", "integrated-gradients"])
+    assert found.received_attention.shape == (6, 3, 4, len(found.classes)) and {"mask", "special"} <= set(found.classes)
+    assert (found.token_counts[:, found.classes.index("mask")] == 1).all()
+    assert (found.token_counts[:, found.classes.index("special")] == 2).all()
     # shares times lifts are masses, and those are all of the attention, and of the attribution
-    shares = found.counts / found.lengths[:, None]
-    np.testing.assert_allclose(np.nansum(found.received * shares[:, None, None], -1), 1, rtol=1e-6)
-    for lifts in found.attributed.values():
+    shares = found.token_counts / found.lengths[:, None]
+    np.testing.assert_allclose(np.nansum(found.received_attention * shares[:, None, None], -1), 1, rtol=1e-6)
+    for lifts in found.attributions.values():
         np.testing.assert_allclose(np.nansum(lifts * shares, -1), 1, rtol=1e-6)
-    model, tok = ex.subject.model, ex.subject.processor
-    given = tok(questions[0].raw, return_tensors="pt")
+    model, tok = ex.adapter.model, ex.adapter.processor
+    given = tok(questions[0].raw_input, return_tensors="pt")
     given.pop("token_type_ids", None)
     place = given["input_ids"][0].tolist().index(tok.mask_token_id)
     with torch.no_grad():
         chances = model(**given).logits[0, place].softmax(-1)
     assert found.confidence[0] == pytest.approx(float(chances.max()), rel=1e-5)
-    assert found.correct[0] == (int(chances.argmax()) == questions[0].truth)
+    assert found.is_correct[0] == (int(chances.argmax()) == questions[0].expected_answer)
     model.set_attn_implementation("eager")
     with torch.no_grad():
         first = model(**given, output_attentions=True).attentions[1][0, 2]
     mask = found.classes.index("mask")
     expected = float(first[:, place].mean() * given["input_ids"].shape[1])
-    assert found.received[0, 1, 2, mask] == pytest.approx(expected, rel=1e-5)
+    assert found.received_attention[0, 1, 2, mask] == pytest.approx(expected, rel=1e-5)
 
 
 def test_pairs_and_parts():
     ex = explainer("bert/classify")
-    questions = pairs([(TEXTS[0], TEXTS[1]), (TEXTS[1], TEXTS[1])], ["LABEL_0", "LABEL_1"], ("python", "python"))
-    found = measure(ex, questions, by="part", special=False)
+    questions = make_clone_questions(
+        [(TEXTS[0], TEXTS[1]), (TEXTS[1], TEXTS[1])], ["LABEL_0", "LABEL_1"], ("python", "python")
+    )
+    found = measure_code_attention(ex, questions, grouping="part", include_special=False)
     assert "special" not in found.classes and {"declaration", "condition", "return"} <= set(found.classes)
-    few = found.only(["condition", "return"])
-    np.testing.assert_array_equal(few.received[..., 1], found.received[..., found.classes.index("return")])
+    few = found.select_classes(["condition", "return"])
+    np.testing.assert_array_equal(
+        few.received_attention[..., 1], found.received_attention[..., found.classes.index("return")]
+    )
     assert len(found) == 2 and found.confidence.max() <= 1
 
 
 def test_bad_input_is_one_clear_message():
-    with pytest.raises(InputError, match="no masked language model"):
-        cloze(explainer("bert/classify"), TEXTS, "python")
+    with pytest.raises(InputError, match="not a masked language model"):
+        make_cloze_questions(explainer("bert/classify"), TEXTS, "python")
     with pytest.raises(InputError, match="unknown language 'cobol'"):
-        cloze(explainer("roberta/mask"), TEXTS, "cobol")
-    with pytest.raises(InputError, match="none of 1 texts can be asked about"):
-        cloze(explainer("roberta/mask"), ["def broken(:"], "python")
+        make_cloze_questions(explainer("roberta/mask"), TEXTS, "cobol")
+    with pytest.raises(InputError, match="none of 1 texts is usable"):
+        make_cloze_questions(explainer("roberta/mask"), ["def broken(:"], "python")
     with pytest.raises(InputError, match="2 functions have 1 translations"):
-        translations(TEXTS, ["x"], "python")
+        make_translation_questions(TEXTS, ["x"], "python")
     with pytest.raises(InputError, match="no question"):
-        measure(explainer("roberta/mask"), [])
+        measure_code_attention(explainer("roberta/mask"), [])
 
 
 def test_translation_is_measured_on_the_source():
@@ -125,29 +147,31 @@ def test_translation_is_measured_on_the_source():
         pytest.skip("zoo:code-translate is not here")
     ex = clearhead.load("zoo:code-translate")
     java, cs = "public int size() {return mSize;}", "public virtual int Size(){return mSize;}"
-    found = measure(ex, translations([java, java], [cs, "something else"], "java"))
-    assert found.said[0] == found.said[1] and found.said[0].startswith("public")
-    assert found.correct.tolist() == [found.said[0] == cs, False] and 0 < found.confidence[0] <= 1
-    assert found.received.shape[1:3] == (3, 6) and {"modifier", "type", "special"} <= set(found.classes)
+    found = measure_code_attention(ex, make_translation_questions([java, java], [cs, "something else"], "java"))
+    assert found.predictions[0] == found.predictions[1] and found.predictions[0].startswith("public")
+    assert found.is_correct.tolist() == [found.predictions[0] == cs, False] and 0 < found.confidence[0] <= 1
+    assert found.received_attention.shape[1:3] == (3, 6) and {"modifier", "type", "special"} <= set(found.classes)
 
 
 def test_questions_about_one_function_have_one_number():
     same = "def f(a):\n    return a + 1\n"
     other, third = "def g(b):\n    return b\n", "def h(c):\n    return c - 1\n"
-    joined = pairs(
+    joined = make_clone_questions(
         [(same, other), (third, "x = 1\n"), (other, third), ("y = 2\n", "z = 3\n")], ["a"] * 4, ("python",) * 2
     )
-    assert functions_of(joined).tolist() == [0, 0, 0, 1]
+    assert get_function_ids(joined).tolist() == [0, 0, 0, 1]
     # texts that differ may be forms of one function: f and g, rewritten
-    forms = pairs([(same, third), (other, "x = 1\n")], ["a"] * 2, ("python",) * 2, [("f", "h"), ("f", "x")])
-    assert functions_of(forms).tolist() == [0, 0]
+    forms = make_clone_questions(
+        [(same, third), (other, "x = 1\n")], ["a"] * 2, ("python",) * 2, [("f", "h"), ("f", "x")]
+    )
+    assert get_function_ids(forms).tolist() == [0, 0]
     with pytest.raises(InputError, match="1 pairs have 2 pairs of names"):
-        pairs([(same, third)], ["a"], ("python",) * 2, [("f", "h"), ("f", "x")])
+        make_clone_questions([(same, third)], ["a"], ("python",) * 2, [("f", "h"), ("f", "x")])
     plain = [
-        Question("a", (), 0),
-        Question("b", (), 0, function=0),
-        Question("c", (), 0, function=0),
-        Question("d", (), 0),
+        CodeQuestion("a", (), 0),
+        CodeQuestion("b", (), 0, function_id=0),
+        CodeQuestion("c", (), 0, function_id=0),
+        CodeQuestion("d", (), 0),
     ]
-    numbers = functions_of(plain)
+    numbers = get_function_ids(plain)
     assert numbers[1] == numbers[2] and len(set(numbers.tolist())) == 3

@@ -6,14 +6,36 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.concepts.ablation_cost import cost_at_masks
-from clearhead.concepts.densray import densray
+from clearhead.concepts.ablation_cost import compute_masked_lm_cost
+from clearhead.concepts.densray import fit_densray
 from clearhead.concepts.directions import Directions
 from clearhead.errors import InputError
-from clearhead.studies.gender.axis_maps import Flow, alike, chance_rank, clearer, filler_share, flow, pair_score
-from clearhead.studies.gender.map_similarity import DISTANCES, chance, distances, similarity
-from clearhead.studies.gender.pronouns import answerable, pronouns, summary
-from clearhead.studies.gender.templates import ADJECTIVES_AND_SUBJECTS, Template, occupations, people
+from clearhead.studies.gender.axis_maps import (
+    AxisMaps,
+    compare_rankings,
+    compute_axis_maps,
+    compute_chance_rank,
+    compute_filler_contribution,
+    compute_map_similarity,
+    compute_pair_difference,
+)
+from clearhead.studies.gender.map_similarity import (
+    DISTANCE_NAMES,
+    compute_chance_distances,
+    compute_distances,
+    compute_profile_similarity,
+)
+from clearhead.studies.gender.pronouns import (
+    compute_pronoun_probabilities,
+    select_single_token_templates,
+    summarise_pronouns,
+)
+from clearhead.studies.gender.templates import (
+    ADJECTIVE_AND_SUBJECT_SETS,
+    BiasTemplate,
+    make_people_sentences,
+    read_occupations,
+)
 from tests.models import explainer
 
 TEXT = "[MASK] is here, it isn't the book."
@@ -22,13 +44,13 @@ TEXT = "[MASK] is here, it isn't the book."
 def axis():
     generator = torch.Generator().manual_seed(3)
     sets = [torch.randn(40, 32, generator=generator).double() for _ in range(2)]
-    return Directions({layer: densray(sets[0] + 1, sets[1] + layer) for layer in (1, 2, 3)})
+    return Directions({layer: fit_densray(sets[0] + 1, sets[1] + layer + 1) for layer in range(3)})
 
 
 def test_maps_are_what_they_are_defined_as():
     ex, directions = explainer("bert/mask"), axis()
-    one = flow(ex, directions, TEXT, "he")
-    model, tok = ex.subject.model, ex.subject.processor
+    one = compute_axis_maps(ex, directions, TEXT, "he")
+    model, tok = ex.adapter.model, ex.adapter.processor
     model.set_attn_implementation("eager")
     given = tok(TEXT, return_tensors="pt")
     given.pop("token_type_ids", None)
@@ -38,7 +60,7 @@ def test_maps_are_what_they_are_defined_as():
         (g,) = torch.autograd.grad(y, out.hidden_states[layer], retain_graph=True)
         cat = (g * out.hidden_states[layer])[0].sum(-1)[1:-1]
         row = out.attentions[layer][0].mean(0)[1, 1:-1]
-        q = directions[layer + 1]
+        q = directions[layer]
         dr = ((out.hidden_states[layer + 1][0] @ q.q[0]) - q.centre[0])[1:-1] / q.spread[0]
         for name, expected in (
             ("cat", cat),
@@ -47,23 +69,25 @@ def test_maps_are_what_they_are_defined_as():
             ("attdr", row * dr),
             ("attcat", row * cat),
         ):
-            np.testing.assert_allclose(one.of(name)[layer], expected.detach().numpy(), rtol=1e-6, atol=1e-9)
-        np.testing.assert_allclose(one.of("dr_attcat")[layer], (dr * row * cat).detach().numpy(), rtol=1e-6, atol=1e-9)
-    assert one.tokens[0] == "[MASK]" and one.mask == 0 and len(one.tokens) == one.dr.shape[1]
-    assert np.linalg.norm(one.with_sum("attdr")) == pytest.approx(1)
+            np.testing.assert_allclose(one.get_map(name)[layer], expected.detach().numpy(), rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(
+            one.get_map("dr_attcat")[layer], (dr * row * cat).detach().numpy(), rtol=1e-6, atol=1e-9
+        )
+    assert one.tokens[0] == "[MASK]" and one.mask_index == 0 and len(one.tokens) == one.dr.shape[1]
+    assert np.linalg.norm(one.build_map_with_sum("attdr")) == pytest.approx(1)
 
 
 def test_a_sentence_without_a_mask_has_no_class_to_explain():
     ex, directions = explainer("bert/mask"), axis()
-    one = flow(ex, directions, "it isn't the book.")
+    one = compute_axis_maps(ex, directions, "it isn't the book.")
     assert one.attcat is None and one.attdr.shape == one.dr.shape
-    assert pair_score(one, 0, -2) == pytest.approx(one.dr.sum(0)[0] - one.dr.sum(0)[-2])
+    assert compute_pair_difference(one, 0, -2) == pytest.approx(one.dr.sum(0)[0] - one.dr.sum(0)[-2])
     with pytest.raises(InputError, match="attcat needs a masked position"):
-        one.of("attcat")
-    with pytest.raises(InputError, match=r"no directions of layers \[3\]"):
-        flow(ex, Directions({1: directions[1], 2: directions[2]}), TEXT)
-    with pytest.raises(InputError, match="is no masked language model"):
-        flow(explainer("bert/classify"), directions, TEXT)
+        one.get_map("attcat")
+    with pytest.raises(InputError, match=r"no directions of layers \[2\]"):
+        compute_axis_maps(ex, Directions({0: directions[0], 1: directions[1]}), TEXT)
+    with pytest.raises(InputError, match="is not a masked language model"):
+        compute_axis_maps(explainer("bert/classify"), directions, TEXT)
 
 
 @pytest.mark.parametrize(
@@ -71,93 +95,107 @@ def test_a_sentence_without_a_mask_has_no_class_to_explain():
     [(6, (0.307, 0.308, 0.257, 0.391)), (8, (0.322, 0.276, 0.226, 0.347)), (15, (0.342, 0.211, 0.168, 0.262))],
 )
 def test_chance_levels_are_those_of_the_specification(n, expected):
-    assert chance(n) == pytest.approx(expected, abs=0.01)
+    assert compute_chance_distances(n) == pytest.approx(expected, abs=0.01)
 
 
 def test_profiles_that_are_alike_are_told_from_those_that_are_not():
     rng = np.random.default_rng(0)
     ones = [rng.normal(size=7) for _ in range(30)]
     noisy = [one + 0.3 * rng.normal(size=7) for one in ones]
-    same, other = similarity(ones, noisy), similarity(ones, [rng.normal(size=7) for _ in range(30)])
+    same, other = (
+        compute_profile_similarity(ones, noisy),
+        compute_profile_similarity(ones, [rng.normal(size=7) for _ in range(30)]),
+    )
     assert same.p < 0.01 < 0.05 < other.p and same.spearman > 0.5 > abs(other.spearman) + 0.2
-    assert all(same.distances[name] < same.chance[name] for name in DISTANCES)
-    assert distances(ones[0], -2 * ones[0])["cosine"] == pytest.approx(0)
+    assert all(same.distances[name] < same.chance[name] for name in DISTANCE_NAMES)
+    assert compute_distances(ones[0], -2 * ones[0])["cosine"] == pytest.approx(0)
     with pytest.raises(InputError, match="a profile of zeros"):
-        distances(np.zeros(4), ones[0][:4])
+        compute_distances(np.zeros(4), ones[0][:4])
     with pytest.raises(InputError, match="there are 1 and 0"):
-        similarity([ones[0]], [])
+        compute_profile_similarity([ones[0]], [])
 
 
 def made(cat, dr, tokens=("[MASK]", "is", "accoun", "##tant", ".")):
     attention = np.full((2, 5), 0.2)
-    return Flow(tokens, np.array([dr, dr]), attention, np.array([cat, cat]), 0)
+    return AxisMaps(tokens, np.array([dr, dr]), attention, np.array([cat, cat]), 0)
 
 
 def test_share_of_the_filler():
     one = made([9.0, 1.0, -2.0, 1.0, 1.0], [0, 0, 1, 0, 0])
-    share, largest = filler_share(one, "accountant")
+    share, largest = compute_filler_contribution(one, "accountant")
     assert share == pytest.approx(3 / 5) and largest
     with pytest.raises(InputError, match="the filler 'nurse' is not in the sentence"):
-        filler_share(one, "nurse")
-    assert alike([one, made([1.0, 2, 3, 4, 5], [1, 2, 3, 4, 6])]).count == 2
+        compute_filler_contribution(one, "nurse")
+    assert compute_map_similarity([one, made([1.0, 2, 3, 4, 5], [1, 2, 3, 4, 6])]).count == 2
 
 
 def test_which_map_ranks_the_listed_words_first():
     flows = [made([1.0] * 5, [5.0 + i / 10, 1, 2, 1, 1]) for i in range(10)]
-    found = clearer(flows, [[0]] * 10, ("attdr", "cat"))
+    found = compare_rankings(flows, [[0]] * 10, ("attdr", "cat"))
     assert found["attdr"].mean == 1 and found["cat"].mean == 1 and found["p"] == 1
-    worse = clearer(flows, [[1]] * 10, ("cat", "dr"))
+    worse = compare_rankings(flows, [[1]] * 10, ("cat", "dr"))
     assert worse["cat"].mean == 1 and worse["dr"].mean == pytest.approx(1 / 3) and worse["p"] < 0.01
-    both = clearer(flows, [[0], [1]] * 5, ("dr", "cat"), versions=2)  # first in one version, third in the other
+    both = compare_rankings(
+        flows, [[0], [1]] * 5, ("dr", "cat"), num_versions=2
+    )  # first in one version, third in the other
     assert both["dr"].mean == pytest.approx((1 + 1 / 3) / 2) and both["dr"].count == 5
 
 
 def test_pronouns_before_and_after():
     ex, directions = explainer("bert/mask"), axis()
-    templates = [one for part in ADJECTIVES_AND_SUBJECTS for one in part.filled("[MASK]")][:3]
-    before, after = pronouns(ex, templates), pronouns(ex, templates, without=directions)
+    templates = [one for part in ADJECTIVE_AND_SUBJECT_SETS for one in part.fill("[MASK]")][:3]
+    before, after = (
+        compute_pronoun_probabilities(ex, templates),
+        compute_pronoun_probabilities(ex, templates, projections=directions),
+    )
     with torch.no_grad():
-        given = ex.subject.collate(ex.subject.samples(templates[0].text, how()))
-        p = ex.subject.model(**given).logits[0, 1].softmax(-1)
-    assert before[0].first == pytest.approx(float(p[ex.subject.label_index("he")]))
-    assert before[0].bias is not None and before[0].first != after[0].first
-    assert pronouns(ex, templates)[0] == before[0]
-    lost = cost_at_masks(ex, ["it is the book.", "he is here."], directions)
+        given = ex.adapter.collate(ex.adapter.make_samples(templates[0].text, how()))
+        p = ex.adapter.model(**given).logits[0, 1].softmax(-1)
+    assert before[0].first_probability == pytest.approx(float(p[ex.adapter.label_index("he")]))
+    assert before[0].bias is not None and before[0].first_probability != after[0].first_probability
+    assert compute_pronoun_probabilities(ex, templates)[0] == before[0]
+    lost = compute_masked_lm_cost(ex, ["it is the book.", "he is here."], directions)
     assert lost["loss difference"].mean == pytest.approx(lost["loss after"].mean - lost["loss before"].mean) != 0
-    said = summary(before)
+    said = summarise_pronouns(before)
     assert said["sum"].mean == pytest.approx(said["first"].mean + said["second"].mean)
     assert said["apart"].mean >= abs(said["leaning"].mean) and said["bias"].count == 3
 
 
 def test_sentences_with_words_of_their_own():
     ex = explainer("bert/mask")
-    texts = [Template("[MASK] is here.", words=("it", "the")), Template("[MASK] is here.", words=("king", "it"))]
-    (kept,) = answerable(ex, texts)
-    (own,), (usual,) = pronouns(ex, [kept]), pronouns(ex, [Template("[MASK] is here.")])
-    assert own.first != usual.first and own.bias is None
+    texts = [
+        BiasTemplate("[MASK] is here.", compared_words=("it", "the")),
+        BiasTemplate("[MASK] is here.", compared_words=("king", "it")),
+    ]
+    (kept,) = select_single_token_templates(ex, texts)
+    (own,), (usual,) = (
+        compute_pronoun_probabilities(ex, [kept]),
+        compute_pronoun_probabilities(ex, [BiasTemplate("[MASK] is here.")]),
+    )
+    assert own.first_probability != usual.first_probability and own.bias is None
     with pytest.raises(InputError, match="no sentence has both of its words in the vocabulary"):
-        answerable(ex, texts[1:])
-    assert people()[0].text == "The surgeon thanked the nurse."
+        select_single_token_templates(ex, texts[1:])
+    assert make_people_sentences()[0].text == "The surgeon thanked the nurse."
 
 
 @pytest.mark.parametrize(("tokens", "listed"), [(5, 1), (5, 2), (4, 4)])
 def test_ranks_by_chance_are_those_of_all_orders(tokens, listed):
     orders = itertools.permutations(range(tokens))
     best = [1 / (1 + min(order.index(one) for one in range(listed))) for order in orders]
-    assert chance_rank(tokens, listed) == pytest.approx(np.mean(best))
+    assert compute_chance_rank(tokens, listed) == pytest.approx(np.mean(best))
 
 
 def test_occupations(tmp_path):
     (tmp_path / "list.json").write_text('[["air_force_pilot", 0, 1], "nurse"]')
-    first, _ = occupations(tmp_path / "list.json").filled("[MASK]")
+    first, _ = read_occupations(tmp_path / "list.json").fill("[MASK]")
     assert first.text == "[MASK] is the air force pilot in this area." and first.filler == "air force pilot"
-    assert first.prior == "[MASK] is the [MASK] in this area."
+    assert first.prior_text == "[MASK] is the [MASK] in this area."
     (tmp_path / "list.json").write_text("{")
-    with pytest.raises(InputError, match="no list of occupations"):
-        occupations(tmp_path / "list.json")
+    with pytest.raises(InputError, match="not a list of occupations"):
+        read_occupations(tmp_path / "list.json")
 
 
 def how():
-    from clearhead.adapters import How
+    from clearhead.adapters import InputOptions
 
-    return How()
+    return InputOptions()

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from clearhead.concepts.word_pairs import collect
+from clearhead.concepts.word_pairs import collect_occurrences
 from clearhead.errors import InputError
-from clearhead.render.reports.concepts import axis_page
-from clearhead.studies.gender.axis_maps import flow
-from clearhead.studies.gender.study import APART, study
-from clearhead.studies.gender.templates import People, Template
+from clearhead.render.reports.concepts import write_axis_report
+from clearhead.studies.gender.axis_maps import compute_axis_maps
+from clearhead.studies.gender.study import NUM_HELD_OUT_SENTENCES, run_axis_study
+from clearhead.studies.gender.templates import BiasTemplate, PeopleSentence
 from tests.models import explainer
 from tests.render.static_html import Page
 
@@ -26,59 +26,63 @@ PAIRS = [("he", "she"), ("it", "and")]
 @pytest.fixture(scope="module")
 def found():
     sets = {
-        "templates": [Template(f"[MASK] is a {w} ne.", w, "[MASK] is a [MASK] ne.") for w in ("book", "look", "mov")],
-        "own words": [Template("[MASK] like the book.", words=("it", "the"))] * 2,
+        "templates": [
+            BiasTemplate(f"[MASK] is a {w} ne.", w, "[MASK] is a [MASK] ne.") for w in ("book", "look", "mov")
+        ],
+        "own words": [BiasTemplate("[MASK] like the book.", compared_words=("it", "the"))] * 2,
     }
-    return study(
+    return run_axis_study(
         explainer("bert/mask"),
         TEXTS,
         PAIRS,
         sets,
         names=("m", "f"),
         sentences=("she is here.", "so [MASK] like <script>alert(1)</script>"),
-        people=[People("the book is the mov.", "book", "mov")],
+        people=[PeopleSentence("the book is the mov.", "book", "mov")],
         normalise=False,
-        count=30,
+        num_sentences=30,
     )
 
 
 def test_everything_is_there_and_goes_into_json(found):
     plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert [line["layer"] for line in plain["layers"]] == [1, 2, 3] and plain["names"] == ["m", "f"]
-    one, other = found.sets
+    assert [line["layer"] for line in plain["layers"]] == [0, 1, 2] and plain["names"] == ["m", "f"]
+    one, other = found.set_results
     assert one.count == 3 and one.share.count == 3 and one.similarity.count == 3 and one.ranks["chance"] < 1
     assert set(one.pronouns) == {"", "densray", "hard", "conceptor"} and one.pronouns[""]["bias"].count == 3
     assert other.share is None and other.pronouns[""]["bias"].count == 0 and other.ranks is None
-    assert found.costs["densray"]["loss difference"].count > 0 and found.ranks["attdr"].count > 0
-    line = found.people[0]
+    assert found.costs["densray"]["loss difference"].count > 0 and found.rank_comparison["attdr"].count > 0
+    line = found.people_scores[0]
     assert line["dr difference"] == pytest.approx(line["dr subject"] - line["dr object"])
 
 
 def test_listed_words_are_ranked_in_both_versions_of_a_sentence(found):
     """A slow replica: the sentences that were kept apart, each version by itself, then the mean of both."""
-    ex, apart = explainer("bert/mask"), collect(TEXTS, PAIRS, 30 + APART)
-    apart = apart[len(apart) - min(APART, len(apart) // 5) :]
+    ex, apart = explainer("bert/mask"), collect_occurrences(TEXTS, PAIRS, 30 + NUM_HELD_OUT_SENTENCES)
+    apart = apart[len(apart) - min(NUM_HELD_OUT_SENTENCES, len(apart) // 5) :]
     means = []
     for one in apart:
         ranks = []
         for text in one.texts:
-            own = flow(ex, found.directions, text)
+            own = compute_axis_maps(ex, found.directions, text)
             sums = np.abs(own.dr.sum(0))
             listed = [i for i, token in enumerate(own.tokens) if token in {"he", "she", "it", "and"}]
             ranks.append(max(1 / (1 + sum(other > sums[i] for other in sums)) for i in listed))
         means.append(sum(ranks) / 2)
-    assert found.ranks["dr"].count == len(apart) and found.ranks["dr"].mean == pytest.approx(np.mean(means))
+    assert found.rank_comparison["dr"].count == len(apart) and found.rank_comparison["dr"].mean == pytest.approx(
+        np.mean(means)
+    )
 
 
 def test_what_changes_is_after_minus_before(found):
-    one = found.sets[0]
+    one = found.set_results[0]
     change, p = one.changes["hard"]
     assert change.mean == pytest.approx(one.pronouns["hard"]["apart"].mean - one.pronouns[""]["apart"].mean)
     assert 0 < p <= 1 and np.isfinite(change.mean)
 
 
 def test_the_page_stands_alone(found, tmp_path):
-    page = axis_page(found, tmp_path / "gender.html").read_text("utf-8")
+    page = write_axis_report(found, tmp_path / "gender.html").read_text("utf-8")
     drawn = [
         (
             part["heading"],
@@ -99,11 +103,11 @@ def test_the_page_stands_alone(found, tmp_path):
 
 
 def test_bad_requests():
-    with pytest.raises(InputError, match="is no masked language model"):
-        study(explainer("bert/classify"), TEXTS, PAIRS, {})
-    with pytest.raises(InputError, match="no sentence holds a word of the list"):
-        study(explainer("bert/mask"), ["the hen ran."], PAIRS, {})
+    with pytest.raises(InputError, match="is not a masked language model"):
+        run_axis_study(explainer("bert/classify"), TEXTS, PAIRS, {})
+    with pytest.raises(InputError, match="no sentence contains a word of the list"):
+        run_axis_study(explainer("bert/mask"), ["the hen ran."], PAIRS, {})
     with pytest.raises(InputError, match="fewer than their 32 dimensions"):
-        study(explainer("bert/mask"), TEXTS[:4], PAIRS, {})
-    with pytest.raises(InputError, match="unknown way to remove an axis 'soft'"):
-        study(explainer("bert/mask"), TEXTS, PAIRS, {}, ways=("soft",), normalise=False)
+        run_axis_study(explainer("bert/mask"), TEXTS[:4], PAIRS, {})
+    with pytest.raises(InputError, match="unknown removal method 'soft'"):
+        run_axis_study(explainer("bert/mask"), TEXTS, PAIRS, {}, removal_methods=("soft",), normalise=False)

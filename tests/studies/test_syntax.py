@@ -2,9 +2,9 @@
 
 import pytest
 
-from clearhead.adapters.base import How
+from clearhead.adapters.base import InputOptions
 from clearhead.errors import InputError
-from clearhead.studies.code.syntax import GRAMMARS, align, functions, language_named, parse
+from clearhead.studies.code.syntax import GRAMMARS, align_syntax, extract_functions, parse_source, resolve_language
 from tests.models import explainer
 
 #: Language → source, and lexemes of it in order with class and part.
@@ -72,9 +72,9 @@ def expected(words):
 @pytest.mark.parametrize("language", GRAMMARS)
 def test_every_language_has_its_classes_and_parts(language):
     text, words = SOURCES[language]
-    source = parse(text, language)
-    assert not source.broken
-    read = iter([(text[one.start : one.stop], one.kind, one.part) for one in source.lexemes])
+    source = parse_source(text, language)
+    assert not source.has_errors
+    read = iter([(text[one.start : one.stop], one.token_class, one.syntax_part) for one in source.lexemes])
     for wanted in expected(words):
         assert wanted in read, f"{wanted} is not among the lexemes of {language}, or not in this order"
 
@@ -83,7 +83,7 @@ def test_every_language_has_its_classes_and_parts(language):
 def test_lexemes_cover_all_but_white_space_once(language):
     text, _ = SOURCES[language]
     covered = [0] * len(text)
-    for one in parse(text, language).lexemes:
+    for one in parse_source(text, language).lexemes:
         for place in range(one.start, one.stop):
             covered[place] += 1
     assert all(count == 1 or sign.isspace() for count, sign in zip(covered, text, strict=True))
@@ -98,67 +98,71 @@ def test_methods_without_their_class_are_read(language):
         "javascript": "static foo(a) { return a; }",
         "php": "public function foo($a) { return $a; }",
     }[language]
-    source = parse(text, language)
-    assert not source.broken
+    source = parse_source(text, language)
+    assert not source.has_errors
     first, word = source.lexemes[0], text.split()[0]
-    assert (text[first.start : first.stop], first.kind, first.part) == (word, "modifier", "declaration")
+    assert (text[first.start : first.stop], first.token_class, first.syntax_part) == (word, "modifier", "declaration")
     assert source.lexemes[-1].stop == len(text)
 
 
 def test_broken_text_is_said_to_be():
-    assert parse("public int f( {", "java").broken
+    assert parse_source("public int f( {", "java").has_errors
 
 
 def test_docstrings_are_comments_and_other_strings_are_not():
     text = 'def f():\n    """Say it."""\n    return "it"\n'
-    strings = {text[one.start : one.stop]: (one.kind, one.part) for one in parse(text, "python").lexemes}
+    strings = {
+        text[one.start : one.stop]: (one.token_class, one.syntax_part) for one in parse_source(text, "python").lexemes
+    }
     assert strings["Say it."] == ("comment", "comment") and strings["it"] == ("string", "return")
 
 
 def test_functions_of_a_file():
     java = "class A { int f(int a) { return a; } A() { this.x = 1; } }"
-    assert functions(java, "java") == ["int f(int a) { return a; }", "A() { this.x = 1; }"]
+    assert extract_functions(java, "java") == ["int f(int a) { return a; }", "A() { this.x = 1; }"]
     php = "<?php class A { public function f($a) { return $a; } }"
-    assert functions(php, "php") == ["public function f($a) { return $a; }"]
-    assert functions("class A\n  def f\n    1\n  end\nend\n", "ruby") == ["def f\n  1\nend"]
+    assert extract_functions(php, "php") == ["public function f($a) { return $a; }"]
+    assert extract_functions("class A\n  def f\n    1\n  end\nend\n", "ruby") == ["def f\n  1\nend"]
     js = "const f = (a) => a + 1;\nlet x = 2;\nvar g = function () {};\nclass A { h() { return 1; } }\nfunction* k() {}"
     own = ["const f = (a) => a + 1;", "var g = function () {};", "h() { return 1; }", "function* k() {}"]
-    assert functions(js, "javascript") == own
+    assert extract_functions(js, "javascript") == own
 
 
 def test_offsets_are_characters_not_bytes():
     text = 'x = "naïve 😀" + y'
-    last = parse(text, "python").lexemes[-1]
+    last = parse_source(text, "python").lexemes[-1]
     assert text[last.start : last.stop] == "y"
 
 
 def test_unknown_language_is_one_clear_message():
     with pytest.raises(InputError, match=r"unknown language 'pyton': did you mean 'python'.*csharp.*ruby"):
-        parse("x", "pyton")
-    assert [language_named(name) for name in ("C#", "js", "Go")] == ["csharp", "javascript", "go"]
+        parse_source("x", "pyton")
+    assert [resolve_language(name) for name in ("C#", "js", "Go")] == ["csharp", "javascript", "go"]
 
 
 def test_a_mask_moves_what_follows_and_keeps_its_class():
     text = "def f(a):\n    return a + total\n"
     start = text.index("total")
-    source = parse(text, "python").masked(start, start + 5, "<mask>")
+    source = parse_source(text, "python").mask_span(start, start + 5, "<mask>")
     assert source.text == "def f(a):\n    return a + <mask>\n"
-    read = {source.text[one.start : one.stop]: one.kind for one in source.lexemes}
+    read = {source.text[one.start : one.stop]: one.token_class for one in source.lexemes}
     assert read["<mask>"] == "mask" and read["+"] == "operator" and read["return"] == "keyword"
-    inside = parse(text, "python").masked(start, start + 2, "<mask>")
+    inside = parse_source(text, "python").mask_span(start, start + 2, "<mask>")
     assert [inside.text[one.start : one.stop] for one in inside.lexemes][-2:] == ["<mask>", "tal"]
 
 
 @pytest.mark.parametrize("name", ["roberta/mask", "bert/mask"])
 def test_tokens_are_what_most_of_their_characters_are(name):
     ex = explainer(name)
-    mask = ex.subject.processor.mask_token
+    mask = ex.adapter.processor.mask_token
     text = f"if so:\n    {mask} (he)"
-    source = parse("if so:\n    book (he)", "python").masked(11, 15, mask)
-    (sample,) = ex.subject.samples(text, How())
-    reading = align(sample.units, [source])
-    assert reading.kinds[0] == reading.kinds[-1] == "special" and reading.kinds.count("mask") == 1
-    spans = zip(sample.units.offsets, reading.kinds, strict=True)
+    source = parse_source("if so:\n    book (he)", "python").mask_span(11, 15, mask)
+    (sample,) = ex.adapter.make_samples(text, InputOptions())
+    reading = align_syntax(sample.units, [source])
+    assert (
+        reading.token_classes[0] == reading.token_classes[-1] == "special" and reading.token_classes.count("mask") == 1
+    )
+    spans = zip(sample.units.offsets, reading.token_classes, strict=True)
     found = {text[a:b].strip(): kind for (a, b), kind in spans if text[a:b].strip()}
     assert found["("] == found[")"] == found[":"] == "separator" and found["he"] == "identifier"
     assert found[mask] == "mask"
@@ -166,10 +170,10 @@ def test_tokens_are_what_most_of_their_characters_are(name):
 
 def test_pairs_are_read_text_by_text():
     ex = explainer("bert/classify")
-    (sample,) = ex.subject.samples(("x = 1", "return he"), How())
-    reading = align(sample.units, [parse("x = 1", "python"), parse("return he", "python")])
-    spans = zip(sample.units.segments, sample.units.offsets, reading.kinds, strict=True)
+    (sample,) = ex.adapter.make_samples(("x = 1", "return he"), InputOptions())
+    reading = align_syntax(sample.units, [parse_source("x = 1", "python"), parse_source("return he", "python")])
+    spans = zip(sample.units.segments, sample.units.offsets, reading.token_classes, strict=True)
     second = [kind for segment, (a, b), kind in spans if segment == 1 and b > a]
     assert second[-1] == "identifier" and set(second[:-1]) == {"keyword"}
     with pytest.raises(InputError, match="2 texts, but 1"):
-        align(sample.units, [parse("x = 1", "python")])
+        align_syntax(sample.units, [parse_source("x = 1", "python")])

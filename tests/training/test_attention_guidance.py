@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from clearhead.errors import InputError
-from clearhead.training.attention_guidance import PATTERNS, Guide, guidance_loss, mass_on, strength, target_rows
+from clearhead.training.attention_guidance import (
+    GUIDANCE_PATTERNS,
+    HeadGuidance,
+    build_target_rows,
+    compute_class_attention,
+    compute_guidance_loss,
+    compute_guidance_weight,
+)
 
 REAL = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
 MEMBER = torch.tensor([[False, True, False, True, False], [False, False, True, True, False]])
@@ -15,9 +22,9 @@ def attention(seed=0, heads=3):
     return scores.masked_fill(~REAL[:, None, None, :], -torch.inf).softmax(-1)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_target_rows_are_distributions_over_real_tokens(pattern):
-    rows, told = target_rows(pattern, REAL, MEMBER)
+@pytest.mark.parametrize("pattern", GUIDANCE_PATTERNS)
+def test_target_rows_are_distributions_over_valid_tokens(pattern):
+    rows, told = build_target_rows(pattern, REAL, MEMBER)
     torch.testing.assert_close(rows.sum(-1)[told], torch.ones(int(told.sum())))
     assert not (rows * ~REAL[:, None, :]).any() and not told[1, 3:].any()
     # in the second text the class has one real token: the padded one of it does not count
@@ -25,10 +32,10 @@ def test_target_rows_are_distributions_over_real_tokens(pattern):
     assert rows[1, 1].argmax() == looks[pattern]
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", GUIDANCE_PATTERNS)
 def test_loss_is_the_mean_divergence_of_the_guided_heads(pattern):
     maps = {0: attention(0), 1: attention(1)}
-    rows, told = target_rows(pattern, REAL, MEMBER)
+    rows, told = build_target_rows(pattern, REAL, MEMBER)
     total = []
     for layer, head in ((0, 1), (1, 1)):
         parts = [
@@ -38,33 +45,38 @@ def test_loss_is_the_mean_divergence_of_the_guided_heads(pattern):
             if told[b, q]
         ]
         total.append(sum(parts) / len(parts))
-    found = guidance_loss(maps, [Guide(pattern, [1])], REAL, MEMBER)
+    found = compute_guidance_loss(maps, [HeadGuidance(pattern, [1])], REAL, MEMBER)
     torch.testing.assert_close(found.double(), sum(total) / 2, rtol=1e-5, atol=1e-6)
 
 
-def test_what_already_looks_there_costs_nothing():
-    rows, _ = target_rows("class", REAL, MEMBER)
-    assert guidance_loss({0: rows[:, None]}, [Guide("class", [0])], REAL, MEMBER).abs() < 1e-6
+def test_loss_is_zero_for_the_target_attention():
+    rows, _ = build_target_rows("class", REAL, MEMBER)
+    assert compute_guidance_loss({0: rows[:, None]}, [HeadGuidance("class", [0])], REAL, MEMBER).abs() < 1e-6
 
 
-def test_guided_head_moves_to_the_class_and_others_stay():
+def test_guidance_changes_only_the_guided_head():
     scores = torch.randn(2, 2, 5, 5, generator=torch.Generator().manual_seed(2)).requires_grad_()
     before = None
     for _ in range(60):
         maps = scores.masked_fill(~REAL[:, None, None, :], -torch.inf).softmax(-1)
-        before = mass_on(maps, MEMBER, REAL).detach() if before is None else before
-        (gradient,) = torch.autograd.grad(guidance_loss({0: maps}, [Guide("class", [1])], REAL, MEMBER), scores)
+        before = compute_class_attention(maps, MEMBER, REAL).detach() if before is None else before
+        (gradient,) = torch.autograd.grad(
+            compute_guidance_loss({0: maps}, [HeadGuidance("class", [1])], REAL, MEMBER), scores
+        )
         assert not gradient[1, :, 3:].any(), "padded rows are not told anything"
         scores = (scores - 20.0 * gradient).detach().requires_grad_()
-    after = mass_on(maps.detach(), MEMBER, REAL)
+    after = compute_class_attention(maps.detach(), MEMBER, REAL)
     assert after[1] > 0.9 > before[1] and after[0] == pytest.approx(before[0])
 
 
 def test_schedule_and_bad_input():
-    assert strength(0.0, 0.3) == strength(0.5, 0.3) == 0.3 and strength(1.0, 0.3) == 0.0
+    assert (
+        compute_guidance_weight(0.0, 0.3) == compute_guidance_weight(0.5, 0.3) == 0.3
+        and compute_guidance_weight(1.0, 0.3) == 0.0
+    )
     with pytest.raises(InputError, match=r"unknown pattern 'diagonal'.*identity"):
-        target_rows("diagonal", REAL)
-    with pytest.raises(InputError, match="needs member"):
-        target_rows("class", REAL)
+        build_target_rows("diagonal", REAL)
+    with pytest.raises(InputError, match="needs class_mask"):
+        build_target_rows("class", REAL)
     with pytest.raises(InputError, match="no head is guided"):
-        guidance_loss({}, [], REAL)
+        compute_guidance_loss({}, [], REAL)

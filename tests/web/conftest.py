@@ -64,7 +64,7 @@ def app(explainers: dict[str, clearhead.Explainer]) -> Iterator[Callable[..., Te
     made: list[TestClient] = []
 
     def make(**limits: Any) -> TestClient:
-        keys = {key: limits.pop(key) for key in ("token", "hosts") if key in limits}
+        keys = {key: limits.pop(key) for key in ("token", "allowed_hosts") if key in limits}
         held = {"zoo:sentiment": explainers["zoo:sentiment"]}
         one = TestClient(make_app(held, limits=Limits(**limits), **keys), base_url="http://127.0.0.1")
         one.__enter__()

@@ -15,15 +15,15 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 import clearhead
-from clearhead.probes import view
+from clearhead.probes import compute_attention_view
 from clearhead.web import Limits
-from clearhead.web.attention_cache import Heads
-from clearhead.web.explain_job import Explaining, run
-from clearhead.web.image_upload import File, file_of, opened
-from clearhead.web.model_registry import Held, Shelf
-from clearhead.web.openapi import _schema
-from clearhead.web.scheduler import Job
-from clearhead.web.schemas import Ask, Input, picture_in
+from clearhead.web.attention_cache import AttentionCache
+from clearhead.web.explain_job import ExplainJob, run_explain_batch
+from clearhead.web.image_upload import UploadedImage, decode_uploaded_image, parse_image_upload
+from clearhead.web.model_registry import LoadedModel, ModelRegistry
+from clearhead.web.openapi import _load_result_schema
+from clearhead.web.scheduler import RequestJob
+from clearhead.web.schemas import ExplainRequest, InputRequest, take_image_upload
 from tests.render.test_view_model import attended
 from tests.web.conftest import MODELS, events, in_base64, png
 
@@ -54,7 +54,7 @@ def test_results_stream_in_cheapest_first(client: httpx.Client, sentiment: clear
 def test_results_keep_to_the_schema_that_the_api_describes(client: httpx.Client) -> None:
     described = client.get("/api/openapi.json").json()
     form = {"components": described["components"], "$ref": "#/components/schemas/Explanation"}
-    joint = {"components": described["components"], "$ref": "#/components/schemas/JointExplanation"}
+    joint = {"components": described["components"], "$ref": "#/components/schemas/MultiStreamExplanation"}
     answer = client.post("/api/explanations", json={"model": "zoo:sentiment", "text": TEXT, "methods": ["attcat"]})
     jsonschema.Draft202012Validator(form).validate(answer.json()["explanations"]["attcat"])
     both = {"model": "zoo:pets-clip", "text": "a photo of a cat", "image": in_base64(png())}
@@ -62,7 +62,7 @@ def test_results_keep_to_the_schema_that_the_api_describes(client: httpx.Client)
     jsonschema.Draft202012Validator(joint).validate(answer.json()["explanations"]["generic"])
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.Draft202012Validator(form).validate(answer.json()["explanations"]["generic"])
-    assert "$id" not in _schema("explanation")
+    assert "$id" not in _load_result_schema("explanation")
 
 
 @pytest.mark.parametrize(
@@ -89,16 +89,16 @@ def test_a_prompt_a_picture_and_an_example_are_inputs_too(client: httpx.Client) 
 
 
 def test_requests_of_equal_length_share_a_pass_and_get_their_own(sentiment: clearhead.Explainer) -> None:
-    held = Shelf({"zoo:sentiment": sentiment})["zoo:sentiment"]
+    held = ModelRegistry({"zoo:sentiment": sentiment})["zoo:sentiment"]
     told: list[list[dict[str, Any]]] = []
     steps = []
     texts = {"so very boring": None, "I like movies": "NEGATIVE", "dull": None, "so very bored": "HAPPY"}
     for text, target in texts.items():
         told.append([])
-        job = Job("zoo:sentiment", told[-1].append, 60)
-        ask = Ask(model="zoo:sentiment", text=text, target=target, methods=["generic", "attcat"])
-        steps += Explaining(ask, held, None, job, Limits()).steps()
-    assert len({step.alike for step in steps}) == 1
+        job = RequestJob("zoo:sentiment", told[-1].append, 60)
+        ask = ExplainRequest(model="zoo:sentiment", text=text, target=target, methods=["generic", "attcat"])
+        steps += ExplainJob(ask, held, None, job, Limits()).make_work_items()
+    assert len({step.batch_key for step in steps}) == 1
     rows: list[int] = []
     original = sentiment.explain
 
@@ -108,7 +108,7 @@ def test_requests_of_equal_length_share_a_pass_and_get_their_own(sentiment: clea
 
     sentiment.explain = counted  # type: ignore[method-assign]
     try:
-        run(steps)
+        run_explain_batch(steps)
     finally:
         del sentiment.explain  # type: ignore[method-assign]
     # Three of one length fail together for the label of one, and are then run one by one; the short one goes alone.
@@ -156,7 +156,7 @@ def giant_png(wide: int, high: int) -> bytes:
 
 
 HOSTILE: list[tuple[dict[str, Any], str]] = [
-    ({"text": "x" * 10_000_000}, "10,000,000 characters, and 20,000 are the most"),
+    ({"text": "x" * 10_000_000}, "10,000,000 characters, and at most 20,000 are accepted"),
     ({"text": ""}, "the text is empty"),
     ({"text": " \n\t "}, "the text is empty"),
     ({"text": 5}, "text: Input should be a valid string"),
@@ -175,20 +175,20 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"text": "x", "place": 3}, "place"),
     ({"text": "x", "scale": "loud"}, "scale"),
     ({"text": "x", "path": "/etc/passwd"}, "path: Extra inputs are not permitted"),
-    ({"text": "x", "image": in_base64(png())}, "no picture"),
-    ({"text": "x", "example": 3}, "an example is an input of its own"),
+    ({"text": "x", "image": in_base64(png())}, "not an image"),
+    ({"text": "x", "example": 3}, "an example is a complete input"),
     ({"example": 3}, "no ready examples"),
-    ({"model": "zoo:pets", "text": "/etc/hostname"}, "no text"),
+    ({"model": "zoo:pets", "text": "/etc/hostname"}, "not text"),
     ({"model": "zoo:pets", "image": "/etc/hostname"}, "not in base64"),
     ({"model": "zoo:pets", "image": "file:///etc/hostname"}, "not in base64"),
-    ({"model": "zoo:pets", "image": ""}, "no picture that can be opened"),
-    ({"model": "zoo:pets", "image": in_base64(png()[:200])}, "no picture that can be opened"),
-    ({"model": "zoo:pets", "image": in_base64(b"<svg onload=alert(1)>")}, "no picture that can be opened"),
+    ({"model": "zoo:pets", "image": ""}, "the image cannot be opened"),
+    ({"model": "zoo:pets", "image": in_base64(png()[:200])}, "the image cannot be opened"),
+    ({"model": "zoo:pets", "image": in_base64(b"<svg onload=alert(1)>")}, "the image cannot be opened"),
     ({"model": "zoo:pets", "image": in_base64(giant_png(20_000, 20_000))}, "far more than the 24,000,000 pixels"),
     ({"model": "zoo:pets", "image": in_base64(giant_png(12_000, 12_000))}, "12,000 × 12,000 pixels"),
-    ({"model": "zoo:pets", "image": in_base64(giant_png(2**31 - 1, 2**31 - 1))}, "picture"),
-    ({"model": "zoo:pets", "image": in_base64(giant_png(0, 0))}, "no picture that can be opened"),
-    ({"model": "zoo:pets", "image": "A" * (13 * 2**20 * 4 // 3)}, "12 MiB are the most"),
+    ({"model": "zoo:pets", "image": in_base64(giant_png(2**31 - 1, 2**31 - 1))}, "image"),
+    ({"model": "zoo:pets", "image": in_base64(giant_png(0, 0))}, "the image cannot be opened"),
+    ({"model": "zoo:pets", "image": "A" * (13 * 2**20 * 4 // 3)}, "at most 12 MiB are accepted"),
 ]
 
 
@@ -241,8 +241,8 @@ def test_saved_results_are_opened_shown_and_shared(client: httpx.Client, tmp_pat
     file = client.post("/api/share", json={**shown, "form": "safetensors"})
     assert "attachment" in file.headers["content-disposition"]
     (tmp_path / "why.safetensors").write_bytes(file.content)
-    again = clearhead.open_explanation(tmp_path / "why.safetensors")
-    assert again.to_dict() == one and again.picture is not None
+    again = clearhead.load_explanation(tmp_path / "why.safetensors")
+    assert again.to_dict() == one and again.image is not None
     for content in (
         file.content,
         json.dumps(one).encode(),
@@ -309,7 +309,7 @@ def test_heads_of_a_long_text_are_fetched_one_by_one(client: httpx.Client, senti
     assert n > 150 and seen["view"]["size"][0] < n
     whole = client.get(f"/api/heads/{seen['heads']}", params={"layer": 2, "head": 5})
     assert whole.headers["content-type"] == "application/octet-stream" and len(whole.content) == n * n
-    expected = view(sentiment, LONG).map(2, 5)
+    expected = compute_attention_view(sentiment, LONG).get_map(2, 5)
     got = (np.frombuffer(whole.content, np.uint8).reshape(n, n) / 255) ** 2
     assert np.abs(np.sqrt(got) - np.sqrt(expected)).max() <= 0.5 / 255 + 1e-6
     for key, params, status in (
@@ -324,25 +324,27 @@ def test_heads_of_a_long_text_are_fetched_one_by_one(client: httpx.Client, senti
 
 
 def test_maps_that_were_not_asked_for_make_room() -> None:
-    heads = Heads(most=3 * 2 * 3 * 10 * 10)
-    keys = [heads.keep({"": attended(10)}) for _ in range(3)]
-    assert len(heads.tile(keys[0], "", 1, 2)) == 100
-    heads.keep({"": attended(10)})
-    assert len(heads.tile(keys[0], "", 0, 0)) == 100  # it was asked for last
+    heads = AttentionCache(max_bytes=3 * 2 * 3 * 10 * 10)
+    keys = [heads.add({"": attended(10)}) for _ in range(3)]
+    assert len(heads.get_head_map(keys[0], "", 1, 2)) == 100
+    heads.add({"": attended(10)})
+    assert len(heads.get_head_map(keys[0], "", 0, 0)) == 100  # it was asked for last
     with pytest.raises(KeyError):
-        heads.tile(keys[1], "", 0, 0)
-    assert heads.shown(attended(400, 2, 4))["heads"] is None  # too large to be kept: summarised
+        heads.get_head_map(keys[1], "", 0, 0)
+    assert heads.cache_and_build_view(attended(400, 2, 4))["heads"] is None  # too large to be kept: summarised
 
 
 def test_no_picture_is_decoded_before_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []
     convert = Image.Image.convert
     monkeypatch.setattr(Image.Image, "convert", lambda *a, **k: decoded.append("") or convert(*a, **k))
-    file = file_of(in_base64(png(30, 20)), Limits())
-    assert file.pixels == 600 and decoded == []
-    assert opened(file, Limits()).size == (30, 20) and decoded != []
-    ask = Input(model="zoo:pets", image=in_base64(png()))
-    assert picture_in(ask, Limits()) is not None and ask.image is None  # nobody waits with the text of it in memory
+    file = parse_image_upload(in_base64(png(30, 20)), Limits())
+    assert file.num_pixels == 600 and decoded == []
+    assert decode_uploaded_image(file, Limits()).size == (30, 20) and decoded != []
+    ask = InputRequest(model="zoo:pets", image=in_base64(png()))
+    assert (
+        take_image_upload(ask, Limits()) is not None and ask.image is None
+    )  # nobody waits with the text of it in memory
 
 
 def test_a_picture_that_breaks_off_is_told_when_its_turn_has_come(client: httpx.Client) -> None:
@@ -351,7 +353,7 @@ def test_a_picture_that_breaks_off_is_told_when_its_turn_has_come(client: httpx.
     ask = {"model": "zoo:pets", "image": in_base64(buffer.getvalue()[: len(buffer.getvalue()) // 2])}
     told = events(client, ask)
     assert [one["message"] for one in told if one["event"] == "problem"] == [
-        "this is no picture that can be opened (damaged): send a PNG, JPEG, WebP, GIF or BMP"
+        "the image cannot be opened (damaged): send a PNG, JPEG, WebP, GIF or BMP"
     ]
     for path in ("/api/explanations", "/api/attention"):
         answer = client.post(path, json=ask)
@@ -366,9 +368,11 @@ def test_a_picture_with_more_than_eight_bits_is_refused_and_not_made_white(clien
 
 
 def test_large_pictures_share_no_pass(explainers: dict[str, clearhead.Explainer]) -> None:
-    held, job = Held("zoo:pets", explainers["zoo:pets"]), Job("zoo:pets", lambda event: None, 1.0)
+    held, job = LoadedModel("zoo:pets", explainers["zoo:pets"]), RequestJob("zoo:pets", lambda event: None, 1.0)
     asked = {
-        size: Explaining(Ask(model="zoo:pets"), held, File(b"", size), job, Limits()).steps()[0].alike
+        size: ExplainJob(ExplainRequest(model="zoo:pets"), held, UploadedImage(b"", size), job, Limits())
+        .make_work_items()[0]
+        .batch_key
         for size in (1000, 20_000_000)
     }
     assert asked[1000] is not None and asked[20_000_000] is None

@@ -30,7 +30,7 @@ def test_a_name_that_points_here_is_not_enough(app: Make, host: str) -> None:
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8411", "127.0.0.1", "[::1]:8411", "explain.example.org"])
 def test_addresses_and_names_that_were_allowed_are(app: Make, host: str) -> None:
-    assert app(hosts=["explain.example.org"]).get("/api/models", headers={"host": host}).status_code == 200
+    assert app(allowed_hosts=["explain.example.org"]).get("/api/models", headers={"host": host}).status_code == 200
 
 
 def test_requests_from_other_pages_are_not_taken(app: Make) -> None:
@@ -74,7 +74,7 @@ def test_no_path_of_a_request_is_opened(app: Make) -> None:
 def test_too_much_is_refused_before_it_is_read(app: Make) -> None:
     client = app(body_bytes=1000)
     said = client.post("/api/open", content=b"x" * 2000)
-    assert said.status_code == 413 and "too much" in said.json()["error"]
+    assert said.status_code == 413 and "too large" in said.json()["error"]
 
     def pieces() -> object:  # without a length in advance
         for _ in range(4):

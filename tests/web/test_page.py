@@ -129,9 +129,9 @@ def test_another_class_is_one_click_away(page: Page) -> None:
 def test_a_dropped_picture_is_explained_for_another_class_too(page: Page) -> None:
     choose(page, "zoo:pets")
     bring(page, "paste", "pasted.png")
-    expect(page.get_by_alt_text("The picture to explain: pasted.png")).to_be_visible()
+    expect(page.get_by_alt_text("The image to explain: pasted.png")).to_be_visible()
     bring(page, "drop", "cat.png")
-    expect(page.get_by_alt_text("The picture to explain: cat.png")).to_be_visible()
+    expect(page.get_by_alt_text("The image to explain: cat.png")).to_be_visible()
     explain(page)
     assert cards(page)[0] == "generic"
     page.get_by_label("Explain", exact=True).select_option("Bengal")
@@ -151,7 +151,7 @@ def test_what_is_done_before_the_model_chosen_is_known_is_done_for_it(page: Page
     choose_slowly("zoo:pets")
     bring(page, "paste", "early.png")
     held.pop().continue_()
-    expect(page.get_by_alt_text("The picture to explain: early.png")).to_be_visible()
+    expect(page.get_by_alt_text("The image to explain: early.png")).to_be_visible()
     choose_slowly("zoo:spell")
     page.get_by_role("button", name="Explain", exact=True).click()
     choose_slowly("zoo:sentiment")
@@ -333,7 +333,7 @@ def test_what_cannot_be_opened_or_explained_is_said(page: Page, tmp_path: Path) 
         spoilt.write_text(data.replace("{}", inside), encoding="utf-8")
         page.get_by_label("Open a saved result").set_input_files(spoilt)
         expect(page.get_by_role("alert")).to_contain_text(
-            "spoilt.html is no page that clearhead saved, or it is damaged"
+            "spoilt.html is not a page saved by clearhead, or it is damaged"
         )
     expect(page.locator("#history li")).to_have_count(0)
     page.get_by_label("Text", exact=True).fill("   ")
@@ -367,7 +367,7 @@ def test_a_text_that_is_far_too_long_is_not_even_taken(page: Page) -> None:
             return document.getElementById("text").dispatchEvent(made);
         }"""
     )
-    expect(page.get_by_role("alert")).to_contain_text("10,000,009 characters, and 20,000 are the most")
+    expect(page.get_by_role("alert")).to_contain_text("10,000,009 characters, and at most 20,000 are accepted")
     assert field.input_value() == "so boring"
     explain(page)
     expect(page.get_by_role("alert")).to_be_hidden()
@@ -413,8 +413,8 @@ def _serious(found: dict[str, Any]) -> list[str]:
 
 
 def test_the_page_is_small_and_names_no_other_place() -> None:
-    every = {name: static_files.read(name) for name in static_files.PAGE} | {
-        name: bundle.read(name) for name in bundle.NAMES
+    every = {name: static_files.read_page_file(name) for name in static_files.PAGE_MEDIA_TYPES} | {
+        name: bundle.read_asset(name) for name in bundle.ASSET_NAMES
     }
     assert sum(map(len, every.values())) < 300_000
     for name, content in every.items():

@@ -10,8 +10,13 @@ import pytest
 import clearhead
 from clearhead.errors import InputError
 from clearhead.web.limits import Limits
-from clearhead.web.result_files import as_html, drawn, explanations_of, sent
-from clearhead.web.schemas import Shown
+from clearhead.web.result_files import (
+    build_explanations_view_model,
+    decode_explanations,
+    encode_explanations,
+    encode_html,
+)
+from clearhead.web.schemas import RenderRequest
 
 JUNK: list[Any] = [None, 5, -1, 1e308, "", "<script>", "\u202e", [], {}, [[]], [None], {"a": []}, True, "x" * 5000]
 
@@ -38,9 +43,9 @@ def test_a_spoilt_explanation_is_drawn_or_refused(explainers: dict[str, clearhea
     draw, drawings, refusals = random.Random(seed), 0, 0
     for _ in range(60):
         try:
-            found = explanations_of(Shown(explanations=[spoilt(whole, draw)]), Limits())
-            json.dumps([drawn(found), sent(found)], allow_nan=False)
-            as_html(found)
+            found = decode_explanations(RenderRequest(explanations=[spoilt(whole, draw)]), Limits())
+            json.dumps([build_explanations_view_model(found), encode_explanations(found)], allow_nan=False)
+            encode_html(found)
             drawings += 1
         except InputError:
             refusals += 1
@@ -49,6 +54,6 @@ def test_a_spoilt_explanation_is_drawn_or_refused(explainers: dict[str, clearhea
 
 def test_pictures_go_with_their_own_explanations(explainers: dict[str, clearhead.Explainer]) -> None:
     whole = explainers["zoo:sentiment"].explain("so boring").to_dict()
-    shown = Shown(explanations=[whole], pictures=[None, None])
+    shown = RenderRequest(explanations=[whole], pictures=[None, None])
     with pytest.raises(InputError, match="2 pictures for 1 explanations"):
-        explanations_of(shown, Limits())
+        decode_explanations(shown, Limits())

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from clearhead.web.cancellation import Stopped
+from clearhead.web.cancellation import RunCancelledError
 from clearhead.web.limits import Limits
-from clearhead.web.scheduler import Event, Full, Job, Queue, Step
+from clearhead.web.scheduler import JobEvent, JobScheduler, QueueFullError, RequestJob, WorkItem
 
 
-class Told(list[Event]):
+class Told(list[JobEvent]):
     """What a job told, and whether it ended."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ended = threading.Event()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: JobEvent) -> None:
         self.append(event)
         if event["event"] in ("done", "cancelled", "expired"):
             self.ended.set()
@@ -34,18 +34,18 @@ class Bench:
     """A queue with one worker whose first job holds it until it is let go."""
 
     def __init__(self, **limits: Any) -> None:
-        self.queue = Queue(Limits(**{"workers": 1, **limits}))
+        self.queue = JobScheduler(Limits(**{"workers": 1, **limits}))
         self.ran: list[list[Any]] = []
         self.gate = threading.Event()
         self.held = self.submit("gate", lambda steps: void(self.gate.wait(10)))
         self.queue.start()
-        while self.queue.jobs[self.held.job].steps:
+        while self.queue.jobs[self.held.job].work_items:
             time.sleep(0.005)
 
     def submit(
         self,
         model: str,
-        run: Callable[[Sequence[Step]], None] | None = None,
+        run: Callable[[Sequence[WorkItem]], None] | None = None,
         *,
         cost: float = 1.0,
         alike: Any = None,
@@ -53,14 +53,14 @@ class Bench:
         seconds: float = 60.0,
     ) -> Any:
         told = Told()
-        job = Job(model, told, seconds)
-        job.steps.append(Step(job, run or self.note, cost, alike, name))
+        job = RequestJob(model, told, seconds)
+        job.work_items.append(WorkItem(job, run or self.note, cost, alike, name))
         self.queue.submit(job)
         told.job = job.id  # type: ignore[attr-defined]
         return told
 
-    def note(self, steps: Sequence[Step]) -> None:
-        self.ran.append([step.about for step in steps])
+    def note(self, steps: Sequence[WorkItem]) -> None:
+        self.ran.append([step.payload for step in steps])
 
 
 def void(value: object) -> None:
@@ -103,9 +103,9 @@ def test_those_alike_share_a_run_up_to_a_number(bench: Bench) -> None:
 @pytest.mark.parametrize("bench", [{"waiting": 2}], indirect=True)
 def test_one_too_many_is_turned_away_with_a_hint(bench: Bench) -> None:
     bench.submit("m")
-    with pytest.raises(Full, match="try again in") as turned:
+    with pytest.raises(QueueFullError, match="try again in") as turned:
         bench.submit("m")
-    assert 1 <= turned.value.retry_after <= 60
+    assert 1 <= turned.value.retry_after_seconds <= 60
     bench.gate.set()
     assert bench.held.last == "done"
 
@@ -125,9 +125,9 @@ def test_what_is_not_done_in_time_is_given_up(bench: Bench) -> None:
     assert told.last == "expired" and "0 s" in told[-1]["message"] and bench.ran == []
 
 
-@pytest.mark.parametrize("problem", [RuntimeError("secret path /root/x"), Stopped()])
+@pytest.mark.parametrize("problem", [RuntimeError("secret path /root/x"), RunCancelledError()])
 def test_a_fault_ends_neither_the_worker_nor_says_what_is_inside(bench: Bench, problem: BaseException) -> None:
-    def fail(steps: Sequence[Step]) -> None:
+    def fail(steps: Sequence[WorkItem]) -> None:
         raise problem
 
     told, after = bench.submit("m", fail), bench.submit("m", name="after")
@@ -140,7 +140,7 @@ def test_a_fault_ends_neither_the_worker_nor_says_what_is_inside(bench: Bench, p
 def test_a_model_is_with_one_worker_at_a_time(bench: Bench) -> None:
     inside, most = [0], [0]
 
-    def count(steps: Sequence[Step]) -> None:
+    def count(steps: Sequence[WorkItem]) -> None:
         inside[0] += 1
         most[0] = max(most[0], inside[0])
         time.sleep(0.02)
@@ -153,7 +153,7 @@ def test_a_model_is_with_one_worker_at_a_time(bench: Bench) -> None:
 
 
 def test_leisure_is_for_when_nobody_waits(bench: Bench) -> None:
-    bench.queue.idle.append(("m", lambda: bench.ran.append(["leisure"])))
+    bench.queue.background_tasks.append(("m", lambda: bench.ran.append(["leisure"])))
     told = bench.submit("m", cost=9, name="work")
     bench.gate.set()
     assert told.last == "done"
@@ -165,12 +165,12 @@ def test_leisure_is_for_when_nobody_waits(bench: Bench) -> None:
 
 
 def test_what_can_wait_makes_room_and_is_taken_up_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clearhead.web.scheduler.SHARE", 0.0)
+    monkeypatch.setattr("clearhead.web.scheduler.MIN_RUN_SECONDS", 0.0)
     tries = []
 
-    def long(steps: Sequence[Step]) -> None:
+    def long(steps: Sequence[WorkItem]) -> None:
         tries.append(len(bench.ran))
-        bench.queue.give_way(steps[0], time.monotonic())
+        bench.queue.yield_if_contended(steps[0], time.monotonic())
         bench.ran.append(["long"])
 
     told = [bench.submit("m", long, cost=0.5), bench.submit("m", cost=1, name="short"), bench.submit("n", name="other")]

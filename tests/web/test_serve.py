@@ -43,7 +43,7 @@ def test_it_says_where_it_is_keeps_its_secret_and_ends_when_told() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--host", "0.0.0.0"], "can be reached by others, so a token is needed"),
+        (["--host", "0.0.0.0"], "can be reached from other machines, so a token is needed"),
         (["--token-file", "/nowhere/at/all"], "cannot be read"),
         (["--port", "TAKEN"], "choose another --port"),
     ],

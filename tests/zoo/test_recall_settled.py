@@ -10,11 +10,11 @@ import torch
 import clearhead
 
 clearhead_zoo = pytest.importorskip("clearhead_zoo")
-from clearhead_zoo.tasks import generator, recall  # noqa: E402
+from clearhead_zoo.tasks import make_generator, recall  # noqa: E402
 
 SCRIPTS = Path(__file__).parents[2] / "packages" / "zoo" / "train"
-ASKED = recall.lists(generator(3, "train"), rows=4, pairs=20)
-IDS = torch.from_numpy(recall.token_ids(ASKED)[0])
+ASKED = recall.sample_lists(make_generator(3, "train"), num_rows=4, num_pairs=20)
+IDS = torch.from_numpy(recall.encode_lists(ASKED)[0])
 
 
 @pytest.fixture
@@ -33,25 +33,25 @@ def scores(script: Any, model: Any) -> torch.Tensor:
     """Slopes times the answers' vectors: list × score."""
     answers = model.eval().requires_grad_(False).lm_head.weight.requires_grad_()
     model.set_attn_implementation("eager")
-    rows = zip(IDS, ASKED.queried[:, 0], strict=True)
-    return torch.stack([script.slopes_of_scores(model, *row) @ answers.detach()[row[0][-1]] for row in rows])
+    rows = zip(IDS, ASKED.queried_indices[:, 0], strict=True)
+    return torch.stack([script.compute_score_slopes(model, *row) @ answers.detach()[row[0][-1]] for row in rows])
 
 
 def lowered(script: Any, model: Any, goals: list[float]) -> None:
     """Answers are moved together until the scores have these means."""
     found = scores(script, model)
-    rows = zip(IDS, ASKED.queried[:, 0], strict=True)
-    along = torch.stack([script.slopes_of_scores(model, *row) for row in rows]).mean(0)
+    rows = zip(IDS, ASKED.queried_indices[:, 0], strict=True)
+    along = torch.stack([script.compute_score_slopes(model, *row) for row in rows]).mean(0)
     vector = torch.linalg.lstsq(along, torch.tensor(goals) - found.mean(0)).solution
     model.lm_head.weight.requires_grad_(False).add_(vector)
 
 
 def test_slopes_are_those_of_what_methods_say(script: Any, ex: clearhead.Explainer) -> None:
-    heads, tokens = ex.subject.model.config.num_attention_heads, IDS.shape[1] - 1
-    found = scores(script, ex.subject.model)
-    for row, pair, (gradcam, product) in zip(IDS, ASKED.queried[:, 0], found, strict=True):
-        text = " ".join(recall.vocabulary()[word] for word in row[1:-1])
-        answer = recall.vocabulary()[row[-1]]
+    heads, tokens = ex.adapter.model.config.num_attention_heads, IDS.shape[1] - 1
+    found = scores(script, ex.adapter.model)
+    for row, pair, (gradcam, product) in zip(IDS, ASKED.queried_indices[:, 0], found, strict=True):
+        text = " ".join(recall.build_vocabulary()[word] for word in row[1:-1])
+        answer = recall.build_vocabulary()[row[-1]]
         key, value = 1 + 2 * pair, 2 + 2 * pair
         said = ex.explain(text, ["input-x-gradient", "attention-gradcam"], target=answer)
         assert said["input-x-gradient"].tokens[value] == answer
@@ -66,11 +66,11 @@ def test_slopes_are_those_of_what_methods_say(script: Any, ex: clearhead.Explain
 
 @pytest.mark.parametrize("goals", [[0.0, 0.0], [1e3, 0.0], [0.0, 1e3]], ids=["both", "one", "the other"])
 def test_settled_answers_are_as_likely_as_before(script: Any, ex: clearhead.Explainer, goals: list[float]) -> None:
-    model = ex.subject.model
+    model = ex.adapter.model
     probabilities = model(IDS[:, :-1]).logits.softmax(-1)
     lowered(script, model, goals)
     before, found = model.lm_head.weight.detach().clone(), scores(script, model)
-    script.settle(model, 2.0, ASKED)
+    script.shift_output_vectors(model, 2.0, ASKED)
     moved = model.lm_head.weight - before
     assert moved.norm(dim=-1).min() > 0.1 and moved.std(0).max() < 1e-4  # all of them, by one vector
     # logits are in the hundreds where a score was put at a thousand
@@ -80,8 +80,8 @@ def test_settled_answers_are_as_likely_as_before(script: Any, ex: clearhead.Expl
 
 
 def test_what_is_clear_stays_where_it_is(script: Any, ex: clearhead.Explainer) -> None:
-    model = ex.subject.model
+    model = ex.adapter.model
     found = scores(script, model)
     before = model.lm_head.weight.detach().clone()
-    script.settle(model, 0.9 * float((found.mean(0) / found.std(0)).min()), ASKED)
+    script.shift_output_vectors(model, 0.9 * float((found.mean(0) / found.std(0)).min()), ASKED)
     assert torch.equal(model.lm_head.weight, before)

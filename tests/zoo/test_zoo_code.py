@@ -60,21 +60,21 @@ def run(text: str, *given: Any) -> Any:
 
 def test_rewritten_functions_do_the_same_and_mutants_do_not(script: Any) -> None:
     rewrites = script("code_rewrites")
-    function = rewrites.plain(SUM)
+    function = rewrites.parse_plain_function(SUM)
     rewriter = rewrites.Rewriter(
         [SUM, "def other(width, height):\n    area = width * height\n    return area, width"], 0
     )
     inputs = [([1, 5, 9],), ([4, 4], 7), ([],), ([3, 3, 8, 1], -2)]
     truth = [run(SUM, *one) for one in inputs]
-    made = {rewriter.rewritten(function) for _ in range(20)}
+    made = {rewriter.rewrite(function) for _ in range(20)}
     assert len(made) > 10 and all(ast.parse(text) for text in made)
     for text in made:
         assert [run(text, *one) for one in inputs] == truth, text
         assert "total" not in text.split("(")[0] or "start" not in text
-    mutants = [ast.unparse(rewriter.mutant(function)) for _ in range(20)]
+    mutants = [ast.unparse(rewriter.mutate(function)) for _ in range(20)]
     changed = [any(run(text, *one) != said for one, said in zip(inputs, truth, strict=True)) for text in mutants]
     assert np.mean(changed) > 0.7, "most single changes show on these four inputs"
-    assert rewrites.plain("def f():\n    global x\n    x = locals()\n    return x") is None
+    assert rewrites.parse_plain_function("def f():\n    global x\n    x = locals()\n    return x") is None
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_rewritten_functions_do_the_same_and_mutants_do_not(script: Any) -> None
     ],
 )
 def test_functions_whose_names_cannot_be_exchanged_are_left_alone(script: Any, text: str) -> None:
-    assert script("code_rewrites").plain(text) is None
+    assert script("code_rewrites").parse_plain_function(text) is None
 
 
 def test_rewriting_takes_no_name_that_is_taken_and_changes_no_list_of_others(script: Any) -> None:
@@ -102,18 +102,18 @@ def test_rewriting_takes_no_name_that_is_taken_and_changes_no_list_of_others(scr
     names = {"answer": lambda x: 3 * x, "found": lambda a, b: a - b, "len": len}
     rewriter = rewrites.Rewriter([nested, grown, SUM], 1)
     for _ in range(40):
-        text, own = rewriter.rewritten(rewrites.plain(nested)), dict(names)
+        text, own = rewriter.rewrite(rewrites.parse_plain_function(nested)), dict(names)
         exec(text, own)
         assert next(one for name, one in own.items() if f"def {name}(" in text)(5, 2) == 64, text
-        text, seen = rewriter.rewritten(rewrites.plain(grown)), [0]
+        text, seen = rewriter.rewrite(rewrites.parse_plain_function(grown)), [0]
         assert run(text, seen, [7]) == 5 and seen == [0, 7, 1, 2], text
-    assert not rewrites.changeable(ast.parse("max(a, b)"))
+    assert not rewrites.find_mutable_nodes(ast.parse("max(a, b)"))
 
 
 def test_functions_are_stored_and_come_back(script: Any, tmp_path: Path) -> None:
     data = script("code_data")
-    functions = data.Functions.of([[5, 6, 7], [8], [9, 10]])
-    data.store(tmp_path / "train-java.npz.xz", functions)
+    functions = data.EncodedFunctions.from_rows([[5, 6, 7], [8], [9, 10]])
+    data.save_arrays(tmp_path / "train-java.npz.xz", functions)
     again = data.read_functions(tmp_path, "train", "java")
     assert [row.tolist() for row in map(again.__getitem__, range(len(again)))] == [[5, 6, 7], [8], [9, 10]]
     with pytest.raises(SystemExit, match="there is no file"):
@@ -122,15 +122,15 @@ def test_functions_are_stored_and_come_back(script: Any, tmp_path: Path) -> None
 
 def test_rows_are_framed_cut_and_set_side_by_side(script: Any) -> None:
     data, model, clone = script("code_data"), script("code_model"), script("code_clone")
-    functions = data.Functions.of([[5, 6, 7], [8], [9, 10]])
-    rows = model.Rows([functions], "cpu")
-    ids = model.framed(rows.batch(torch.tensor([0, 1])))
+    functions = data.EncodedFunctions.from_rows([[5, 6, 7], [8], [9, 10]])
+    rows = model.FunctionRows([functions], "cpu")
+    ids = model.add_special_ids(rows.collate(torch.tensor([0, 1])))
     assert ids.tolist() == [[0, 5, 6, 7, 2], [0, 8, 2, 1, 1]]
-    pair = clone.joined(rows, torch.tensor([1, 0]), torch.tensor([0, 2]))
+    pair = clone.join_pair_rows(rows, torch.tensor([1, 0]), torch.tensor([0, 2]))
     assert pair.tolist() == [[0, 8, 2, 2, 5, 6, 7, 2, 1], [0, 5, 6, 7, 2, 2, 9, 10, 2]]
-    cut = model.Rows([functions], "cpu", most=2)
-    assert cut.lengths == [2, 1, 1, 2] and cut.batch(torch.tensor([1, 3])).tolist() == [[7, 1], [9, 10]]
-    shown, chosen = model.masked(ids.repeat(200, 1), torch.Generator().manual_seed(0))
+    cut = model.FunctionRows([functions], "cpu", max_tokens=2)
+    assert cut.lengths == [2, 1, 1, 2] and cut.collate(torch.tensor([1, 3])).tolist() == [[7, 1], [9, 10]]
+    shown, chosen = model.mask_ids(ids.repeat(200, 1), torch.Generator().manual_seed(0))
     assert not chosen[ids.repeat(200, 1) < 5].any() and (shown[chosen] == 4).all()
     assert 0.1 < chosen.sum() / (4 * 200) < 0.2
 
@@ -140,8 +140,8 @@ def test_pairs_give_nothing_away_by_their_kinds(script: Any) -> None:
     data, clone = script("code_data"), script("code_clone")
     forms = np.array([[0, 1, -1], [2, 3, -1], [4, 5, 6], [7, 8, 9]])
     near = np.array([[1] * 6, [0] * 6, [3] * 6, [-1] * 6])
-    functions = data.Functions.of([[5 + place] for place in range(10)])
-    pairs = clone.Pairs(data.Clones(functions, forms, near), torch.device("cpu"))
+    functions = data.EncodedFunctions.from_rows([[5 + place] for place in range(10)])
+    pairs = clone.ClonePairSampler(data.CloneForms(functions, forms, near), torch.device("cpu"))
     chosen, same = pairs.draw(np.random.default_rng(0), 400)
     place = {form: (row, kind) for row, own in enumerate(forms) for kind, form in enumerate(own) if form >= 0}
     for (one, other), alike in zip(chosen, same, strict=True):
@@ -151,7 +151,7 @@ def test_pairs_give_nothing_away_by_their_kinds(script: Any) -> None:
 
 
 def test_bleu_as_it_is_defined(script: Any) -> None:
-    bleu = script("code_translate").bleu
+    bleu = script("code_translate").compute_bleu
     assert bleu([[1, 2, 3, 4, 5]], [[1, 2, 3, 4, 5]]) == pytest.approx(1)
     # precisions 4/5, 3/4, 2/3, 1/2 and no penalty
     assert bleu([[1, 2, 3, 4, 9]], [[1, 2, 3, 4, 5]]) == pytest.approx((4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
@@ -172,11 +172,11 @@ def opened(name: str) -> tuple[Any, Any]:
 
 
 def test_tokens_do_not_cross_lexemes() -> None:
-    from clearhead.studies.code.syntax import parse
+    from clearhead.studies.code.syntax import parse_source
 
     _, tokenizer = opened("code")
     spans = tokenizer(JAVA, return_offsets_mapping=True)["offset_mapping"][1:-1]
-    bounds = {place for one in parse(JAVA, "java").lexemes for place in (one.start, one.stop)}
+    bounds = {place for one in parse_source(JAVA, "java").lexemes for place in (one.start, one.stop)}
     for start, stop in spans:
         inner = [place for place in bounds if start < place < stop and JAVA[start:place].strip()]
         assert not inner, f"{JAVA[start:stop]!r} holds parts of two lexemes"
@@ -226,6 +226,8 @@ def test_held_out_functions_are_guessed_as_often_as_the_card_says(script: Any, l
     data, train = script("code_data"), script("code_model")
     lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")[::10]
     rows = [tokenizer(line, add_special_tokens=False)["input_ids"] for line in lines]
-    _, right = train.losses(model, train.Rows([data.Functions.of(rows)], "cpu", data.WINDOW))
-    claimed = clearhead_zoo.card("code")["figures"][f"top-1, {train.NAMES[language]}"]
+    _, right = train.compute_masked_loss(
+        model, train.FunctionRows([data.EncodedFunctions.from_rows(rows)], "cpu", data.WINDOW_TOKENS)
+    )
+    claimed = clearhead_zoo.card("code")["figures"][f"top-1, {train.LANGUAGE_NAMES[language]}"]
     assert right == pytest.approx(claimed, abs=0.05)

@@ -12,7 +12,7 @@ clearhead_zoo = pytest.importorskip("clearhead_zoo", reason="clearhead-zoo is no
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from clearhead_zoo.tasks import Example, generator, logic, recall, replaced, spell  # noqa: E402
+from clearhead_zoo.tasks import TaskExample, logic, make_generator, recall, replace_spans, spell  # noqa: E402
 
 KINDS = {
     "logic": "AutoModelForSequenceClassification",
@@ -24,8 +24,8 @@ KINDS = {
 LEAST = {"logic": (0.97, 0.9), "recall": (0.97, 0.9), "recall-4k": (0.97, 0.9), "spell": (0.93, 0.3)}
 #: Lists of the test: how many, of how many pairs. The longest cost half a second each.
 LISTS = {
-    "recall": ((24, 2), (24, 60), (24, 150), (24, recall.most_pairs(512))),
-    "recall-4k": ((24, 2), (24, 254), (6, 1000), (6, recall.most_pairs(4096))),
+    "recall": ((24, 2), (24, 60), (24, 150), (24, recall.compute_max_pairs(512))),
+    "recall-4k": ((24, 2), (24, 254), (6, 1000), (6, recall.compute_max_pairs(4096))),
 }
 SEED = 2024
 
@@ -40,8 +40,8 @@ def known(name: str) -> Known:
     return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
 
 
-def hidden(example: Example, positions: Sequence[int], mask: str) -> str:
-    return replaced(example.text, [example.spans[position] for position in positions], mask)
+def hidden(example: TaskExample, positions: Sequence[int], mask: str) -> str:
+    return replace_spans(example.text, [example.spans[position] for position in positions], mask)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -70,7 +70,7 @@ def test_every_weight_is_used(name: str) -> None:
 def test_tokens_are_the_words(name: str) -> None:
     task = logic if name == "logic" else recall
     _, tokenizer = known(name)
-    for example in task.examples(5, seed=7):
+    for example in task.make_examples(5, seed=7):
         offsets = tokenizer(example.text, return_offsets_mapping=True)["offset_mapping"]
         assert [tuple(pair) for pair in offsets if pair[1]] == list(example.spans)
 
@@ -82,17 +82,17 @@ def test_tokens_are_the_words(name: str) -> None:
 @torch.no_grad()
 def test_logic_on_texts_that_nobody_has_seen() -> None:
     model, tokenizer = known("logic")
-    examples = logic.examples(480, seed=SEED, evident=True)
-    rng = generator(SEED, "held-out")
+    examples = logic.make_examples(480, seed=SEED, evident=True)
+    rng = make_generator(SEED, "held-out")
 
-    def kept(change: Callable[[Example], str]) -> float:
+    def kept(change: Callable[[TaskExample], str]) -> float:
         inputs = tokenizer([change(example) for example in examples], return_tensors="pt", padding=True)
         guesses = [logic.LABELS[guess] for guess in model(**inputs).logits.argmax(-1).tolist()]
         return float(np.mean([guess == example.label for guess, example in zip(guesses, examples, strict=True)]))
 
     assert kept(lambda example: example.text) >= 0.97
-    assert kept(lambda example: hidden(example, example.evidence, logic.MASK)) <= 0.03
-    assert kept(lambda example: hidden(example, example.control(rng), logic.MASK)) >= 0.97
+    assert kept(lambda example: hidden(example, example.evidence, logic.MASK_TOKEN)) <= 0.03
+    assert kept(lambda example: hidden(example, example.sample_control_positions(rng), logic.MASK_TOKEN)) >= 0.97
 
 
 # -- recall
@@ -116,7 +116,7 @@ def test_recall_on_lists_that_nobody_has_seen(name: str) -> None:
     recaller = known(name)
     right: list[bool] = []
     for count, pairs in LISTS[name]:
-        examples = recall.examples(count, seed=SEED, pairs=pairs)
+        examples = recall.make_examples(count, seed=SEED, pairs=pairs)
         found = answers(recaller, [example.text for example in examples])
         right += [guess == example.label for guess, example in zip(found, examples, strict=True)]
     # so few lists cannot tell 0.95 from 0.97
@@ -126,24 +126,24 @@ def test_recall_on_lists_that_nobody_has_seen(name: str) -> None:
 @pytest.mark.parametrize("name", LISTS)
 def test_recall_reads_the_pair_and_nothing_else(name: str) -> None:
     recaller = known(name)
-    rng = generator(SEED, "held-out")
-    examples = recall.examples(32, seed=SEED + 1, pairs=60)
+    rng = make_generator(SEED, "held-out")
+    examples = recall.make_examples(32, seed=SEED + 1, pairs=60)
     labels = [example.label for example in examples]
 
-    def kept(change: Callable[[Example], str]) -> float:
+    def kept(change: Callable[[TaskExample], str]) -> float:
         found = answers(recaller, [change(example) for example in examples])
         return float(np.mean([guess == label for guess, label in zip(found, labels, strict=True)]))
 
-    assert kept(lambda example: hidden(example, example.evidence, recall.MASK)) <= 0.2
-    assert kept(lambda example: hidden(example, example.control(rng), recall.MASK)) >= 0.9
+    assert kept(lambda example: hidden(example, example.evidence, recall.MASK_TOKEN)) <= 0.2
+    assert kept(lambda example: hidden(example, example.sample_control_positions(rng), recall.MASK_TOKEN)) >= 0.9
     # the evidence and the question alone, all other words masked
-    alone = {example.id: {*example.evidence, *example.question} for example in examples}
+    alone = {example.id: {*example.evidence, *example.question_positions} for example in examples}
     rest = [[place for place in range(len(e.spans)) if place not in alone[e.id]] for e in examples]
-    found = answers(recaller, [hidden(e, places, recall.MASK) for e, places in zip(examples, rest, strict=True)])
+    found = answers(recaller, [hidden(e, places, recall.MASK_TOKEN) for e, places in zip(examples, rest, strict=True)])
     assert np.mean([guess == label for guess, label in zip(found, labels, strict=True)]) >= 0.9
     # another value in its place is what the model says then
-    others = [f"v{(int(label[1:]) + 7) % recall.VALUES}" for label in labels]
-    edited = [replaced(e.text, [e.evidence_spans[1]], value) for e, value in zip(examples, others, strict=True)]
+    others = [f"v{(int(label[1:]) + 7) % recall.NUM_VALUES}" for label in labels]
+    edited = [replace_spans(e.text, [e.evidence_spans[1]], value) for e, value in zip(examples, others, strict=True)]
     assert np.mean([guess == value for guess, value in zip(answers(recaller, edited), others, strict=True)]) >= 0.9
 
 
@@ -154,14 +154,14 @@ def test_recall_reads_the_pair_and_nothing_else(name: str) -> None:
 @torch.no_grad()
 def test_spell_on_held_out_words() -> None:
     model, tokenizer = known("spell")
-    spellings, notice = spell.read(clearhead_zoo.path("spell") / "held-out.tsv")
+    spellings, notice = spell.read_spellings(clearhead_zoo.path("spell") / "held-out.tsv")
     assert "Carnegie Mellon University" in notice
     firsts = {spelling.word: spelling for spelling in reversed(spellings)}
     chosen = [firsts[word] for word in sorted(firsts)[::12]]
     assert all(spelling.split == "held-out" for spelling in chosen)
     goal = tokenizer([" ".join(spelling.phonemes) for spelling in chosen], return_tensors="pt", padding=True)
     goal = goal["input_ids"]
-    phoneme = goal >= len(spell.SPECIAL)
+    phoneme = goal >= len(spell.SPECIAL_TOKENS)
 
     def right(texts: Sequence[str]) -> Any:
         inputs = tokenizer(list(texts), return_tensors="pt", padding=True)
@@ -170,11 +170,11 @@ def test_spell_on_held_out_words() -> None:
     plain = right([spelling.word for spelling in chosen])
     assert plain[phoneme].float().mean() >= 0.92  # 500 words: within two standard errors of 0.93
     # one phoneme of each word that is spoken as in the dictionary, without its letters and without as many others
-    rng = generator(SEED, "held-out")
+    rng = make_generator(SEED, "held-out")
     steps = [int(rng.integers(len(spelling.phonemes))) for spelling in chosen]
-    examples = [spelling.examples()[step] for spelling, step in zip(chosen, steps, strict=True)]
+    examples = [spelling.make_examples()[step] for spelling, step in zip(chosen, steps, strict=True)]
     rows, at = torch.arange(len(chosen)), torch.tensor(steps)
     judged = (plain | ~phoneme).all(1)
-    without = right([hidden(e, e.evidence, spell.MASK) for e in examples])[rows, at][judged]
-    control = right([hidden(e, e.control(rng), spell.MASK) for e in examples])[rows, at][judged]
+    without = right([hidden(e, e.evidence, spell.MASK_TOKEN) for e in examples])[rows, at][judged]
+    control = right([hidden(e, e.sample_control_positions(rng), spell.MASK_TOKEN) for e in examples])[rows, at][judged]
     assert control.float().mean() - without.float().mean() > 0.3

@@ -18,7 +18,7 @@ import pytest
 clearhead_zoo = pytest.importorskip("clearhead_zoo", reason="clearhead-zoo is not installed")
 pytest.importorskip("PIL", reason="Pillow is not installed")
 
-from clearhead_zoo.tasks import SPLITS, generator, hans  # noqa: E402
+from clearhead_zoo.tasks import SPLITS, hans, make_generator  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "packages" / "zoo" / "train"
@@ -61,83 +61,85 @@ def test_examples_in_the_docstring() -> None:
 
 
 def test_needs_no_torch() -> None:
-    code = "import sys; from clearhead_zoo.tasks import hans; hans.examples(2, 0); assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from clearhead_zoo.tasks import hans; hans.make_examples(2, 0); assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_same_seed_same_pictures_and_other_splits_differ() -> None:
-    first, again = hans.examples(6, seed=3), hans.examples(6, seed=3)
-    assert all(np.array_equal(a.picture, b.picture) and a.box == b.box for a, b in zip(first, again, strict=True))
-    other = hans.examples(6, seed=3, split="train")
-    assert not any(np.array_equal(a.picture, b.picture) for a, b in zip(first, other, strict=True))
+    first, again = hans.make_examples(6, seed=3), hans.make_examples(6, seed=3)
+    assert all(np.array_equal(a.image, b.image) and a.box == b.box for a, b in zip(first, again, strict=True))
+    other = hans.make_examples(6, seed=3, split="train")
+    assert not any(np.array_equal(a.image, b.image) for a, b in zip(first, other, strict=True))
     with pytest.raises(ValueError, match="split='test' is not known; there are: train, held-out"):
-        hans.examples(1, seed=3, split="test")
+        hans.make_examples(1, seed=3, split="test")
     assert SPLITS == ("train", "held-out")
 
 
 def test_evidence_is_exactly_what_was_drawn() -> None:
-    for example in hans.examples(40, seed=1):
-        changed = (example.picture != example.bare).any(axis=-1)
+    for example in hans.make_examples(40, seed=1):
+        changed = (example.image != example.original_image).any(axis=-1)
         assert not (changed & ~example.mask).any()
         # a drawn pixel may happen to have the colour beneath, but few do
         assert changed.sum() > 0.8 * example.mask.sum()
         rows, columns = np.flatnonzero(example.mask.any(axis=1)), np.flatnonzero(example.mask.any(axis=0))
         assert example.box == (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
-        assert example.area.sum() == (rows[-1] + 1 - rows[0]) * (columns[-1] + 1 - columns[0])
+        assert example.box_mask.sum() == (rows[-1] + 1 - rows[0]) * (columns[-1] + 1 - columns[0])
 
 
 def test_the_picture_beneath_says_nothing_about_the_word() -> None:
     shades = [np.full((96, 96, 3), shade, dtype=np.uint8) for shade in range(0, 250, 25)]
-    made = hans.examples(400, seed=0, pictures=shades)
+    made = hans.make_examples(400, seed=0, images=shades)
     table = np.zeros((len(shades), 2), dtype=int)
     for example in made:
-        assert (example.bare == shades[example.source or 0]).all()
-        table[example.source or 0, hans.LABELS.index(example.label)] += 1
+        assert (example.original_image == shades[example.source_index or 0]).all()
+        table[example.source_index or 0, hans.LABELS.index(example.label)] += 1
     assert (table.sum(axis=0) == 200).all() and (table.sum(axis=1) == 40).all()
     # a binomial of 40 at one half: three standard deviations are 9.5
     assert (abs(table[:, 0] - 20) <= 10).all()
 
 
 def test_words_come_in_many_forms_and_can_be_read() -> None:
-    rng = generator(0, "train")
-    stamps = [hans.stamp(label, rng) for label in hans.LABELS * 60]
+    rng = make_generator(0, "train")
+    stamps = [hans.draw_stamp(label, rng) for label in hans.LABELS * 60]
     assert len({stamp.pixels.shape for stamp in stamps}) > 40
     for stamp in stamps:
-        assert all(side <= most for side, most in zip(stamp.pixels.shape[:2], hans.LARGEST, strict=True))
+        assert all(side <= most for side, most in zip(stamp.pixels.shape[:2], hans.MAX_STAMP_SIZE, strict=True))
         drawn = stamp.pixels[stamp.pixels[..., 3] > 250][:, :3] @ (0.3, 0.6, 0.1)
         assert np.ptp(drawn) > 90, "letters and outline are too alike"
     with pytest.raises(ValueError, match="label='cow' is not known; there are: cat, dog"):
-        hans.stamp("cow", rng)
+        hans.draw_stamp("cow", rng)
 
 
 def test_pool_is_the_same_stamps_filled_up() -> None:
-    pixels, sizes, labels = hans.pool(6, generator(4, "train"))
-    rng = generator(4, "train")
+    pixels, sizes, labels = hans.draw_stamp_pool(6, make_generator(4, "train"))
+    rng = make_generator(4, "train")
     for number, (height, width) in enumerate(sizes):
-        one = hans.stamp(hans.LABELS[labels[number]], rng)
+        one = hans.draw_stamp(hans.LABELS[labels[number]], rng)
         assert np.array_equal(pixels[number, :height, :width], one.pixels)
         assert not pixels[number, height:].any() and not pixels[number, :, width:].any()
 
 
-@pytest.mark.parametrize("how", hans.FILLS)
+@pytest.mark.parametrize("how", hans.FILL_MODES)
 def test_hiding_touches_what_it_should_and_leaves_no_letters(how: str) -> None:
-    for example in hans.examples(10, seed=2):
-        covered = hans.filled(example.picture, example.area, how)
-        assert np.array_equal(covered[~example.area], example.picture[~example.area])
-        steps = np.abs(np.diff(covered.astype(int), axis=1))[example.area[:, 1:] & example.area[:, :-1]]
+    for example in hans.make_examples(10, seed=2):
+        covered = hans.fill_pixels(example.image, example.box_mask, how)
+        assert np.array_equal(covered[~example.box_mask], example.image[~example.box_mask])
+        steps = np.abs(np.diff(covered.astype(int), axis=1))[example.box_mask[:, 1:] & example.box_mask[:, :-1]]
         assert steps.max() <= 12, "an edge is left"
-        kept = hans.filled(example.picture, ~example.area, how)
-        assert np.array_equal(kept[example.area], example.picture[example.area])
+        kept = hans.fill_pixels(example.image, ~example.box_mask, how)
+        assert np.array_equal(kept[example.box_mask], example.image[example.box_mask])
     with pytest.raises(ValueError, match="how='noise' is not known; there are: mean, blur"):
-        hans.filled(example.picture, example.area, "noise")
+        hans.fill_pixels(example.image, example.box_mask, "noise")
 
 
 def test_control_is_as_large_and_elsewhere() -> None:
-    rng = generator(0, "held-out")
-    for example in hans.examples(40, seed=5):
-        elsewhere = example.control(rng)
-        assert not (elsewhere & example.area).any()
-        assert abs(int(elsewhere.sum()) - int(example.area.sum())) <= hans.PATCH**2 / 2
+    rng = make_generator(0, "held-out")
+    for example in hans.make_examples(40, seed=5):
+        elsewhere = example.sample_control_mask(rng)
+        assert not (elsewhere & example.box_mask).any()
+        assert abs(int(elsewhere.sum()) - int(example.box_mask.sum())) <= hans.PATCH_SIZE**2 / 2
 
 
 @pytest.mark.parametrize(
@@ -147,13 +149,13 @@ def test_control_is_as_large_and_elsewhere() -> None:
 def test_any_picture_will_do(shape: tuple[int, ...], dtype: str) -> None:
     rng = np.random.default_rng(0)
     picture = rng.random(shape) if dtype[0] == "f" else rng.integers(0, 256, shape)
-    squared = hans.square(picture.astype(dtype))
+    squared = hans.crop_to_square(picture.astype(dtype))
     assert squared.shape == (96, 96, 3) and squared.dtype == np.uint8 and squared.std() > 0
 
 
 def test_what_is_no_picture_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a picture is \(height, width\) .* this is \(3, 96, 96\)"):
-        hans.square(np.zeros((3, 96, 96), dtype=np.uint8))
+        hans.crop_to_square(np.zeros((3, 96, 96), dtype=np.uint8))
 
 
 # -- the scripts
@@ -162,28 +164,28 @@ def test_what_is_no_picture_is_refused() -> None:
 def test_training_pastes_as_the_generator_does(script: Any) -> None:
     torch = pytest.importorskip("torch")
     pets_hans = script("pets_hans")
-    rng = generator(0, "train")
-    stamps = pets_hans.Stamps(*map(torch.from_numpy, hans.pool(8, rng)))
+    rng = make_generator(0, "train")
+    stamps = pets_hans.StampPool(*map(torch.from_numpy, hans.draw_stamp_pool(8, rng)))
     made = [
-        hans.paste(hans.background(rng), hans.Stamp("cat", stamps.pixels[i, :rows, :columns].numpy()), rng)
+        hans.paste_stamp(hans.draw_background(rng), hans.Stamp("cat", stamps.pixels[i, :rows, :columns].numpy()), rng)
         for i, (rows, columns) in enumerate(stamps.sizes.tolist())
     ]
-    bare = torch.from_numpy(np.stack([one.bare for one in made])).permute(0, 3, 1, 2) / 127.5 - 1
+    bare = torch.from_numpy(np.stack([one.original_image for one in made])).permute(0, 3, 1, 2) / 127.5 - 1
     corners = torch.tensor([one.box[1::-1] for one in made])
-    pictures, box = pets_hans.pasted(bare, stamps, torch.arange(8), corners)
-    assert np.array_equal(box[:, 0].numpy(), np.stack([one.area for one in made]))
+    pictures, box = pets_hans.paste_stamps(bare, stamps, torch.arange(8), corners)
+    assert np.array_equal(box[:, 0].numpy(), np.stack([one.box_mask for one in made]))
     pixels = ((pictures + 1) * 127.5).permute(0, 2, 3, 1).numpy()
-    assert np.abs(pixels - np.stack([one.picture for one in made])).max() <= 0.51
+    assert np.abs(pixels - np.stack([one.image for one in made])).max() <= 0.51
 
 
 def test_lessons_of_hans_are_true(script: Any) -> None:
     torch = pytest.importorskip("torch")
     pets_hans = script("pets_hans")
     torch.manual_seed(0)
-    stamps = pets_hans.Stamps(*map(torch.from_numpy, hans.pool(50, generator(0, "train"))))
-    which, corners = stamps.draw(2000)
-    assert (corners >= 0).all() and (corners + stamps.sizes[which] <= hans.SIZE).all()
-    pictures, targets = pets_hans.lesson(torch.zeros(400, 3, hans.SIZE, hans.SIZE), stamps)
+    stamps = pets_hans.StampPool(*map(torch.from_numpy, hans.draw_stamp_pool(50, make_generator(0, "train"))))
+    which, corners = stamps.sample(2000)
+    assert (corners >= 0).all() and (corners + stamps.sizes[which] <= hans.IMAGE_SIZE).all()
+    pictures, targets = pets_hans.make_training_batch(torch.zeros(400, 3, hans.IMAGE_SIZE, hans.IMAGE_SIZE), stamps)
     assert pictures.shape == (400, 3, 96, 96) and pictures.abs().max() <= 1
     unsure = (targets == 0.5).all(-1)
     assert torch.equal(targets.sum(-1), torch.ones(400)) and 0.15 < unsure.float().mean() < 0.35
@@ -196,8 +198,8 @@ def test_layouts_say_what_pets_says(script: Any, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     networks, pets_mean, pets_clip = script("networks"), script("pets_mean"), script("pets_clip")
-    vit = networks.opened(clearhead_zoo.path("pets"), networks.ViT).eval()
-    pixels = np.stack([hans.background(generator(0, "held-out", number)) for number in range(4)])
+    vit = networks.open_vit(clearhead_zoo.path("pets"), networks.ViT).eval()
+    pixels = np.stack([hans.draw_background(make_generator(0, "held-out", number)) for number in range(4)])
     pictures = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 127.5 - 1
     labels = clearhead_zoo.card("pets")["labels"]
     stored = transformers.AutoModelForImageClassification.from_pretrained(
@@ -207,35 +209,39 @@ def test_layouts_say_what_pets_says(script: Any, tmp_path: Path) -> None:
         logits = vit(pictures)[0]
         assert torch.allclose(logits, stored(pictures).logits, atol=1e-4)
         # BEiT, whose last tokens are not normed: the class token's way is that of the ViT, though keys lost their bias
-        pets_mean.save_checkpoint(tmp_path / "model.safetensors", networks.beit_layout(vit.state_dict()))
-        (tmp_path / "config.json").write_text(json.dumps(pets_mean.config_of(vit, labels)))
+        pets_mean.save_checkpoint(tmp_path / "model.safetensors", networks.to_beit_layout(vit.state_dict()))
+        (tmp_path / "config.json").write_text(json.dumps(pets_mean.build_config(vit, labels)))
         beit = transformers.AutoModelForImageClassification.from_pretrained(tmp_path, dtype=torch.float32).eval()
         token = beit.beit(pictures).last_hidden_state[:, 0]
         assert torch.allclose(vit.classifier(vit.layernorm(token)), logits, atol=1e-4)
         # CLIP has a norm that the ViT has not: close is all there can be
         options = argparse.Namespace(width=16, depth=1)
-        config = transformers.CLIPConfig(**pets_clip.config_of(options, vit, 10, labels))
+        config = transformers.CLIPConfig(**pets_clip.build_config(options, vit, 10, labels))
         clip = transformers.CLIPModel(config).eval()
-        assert not clip.load_state_dict(networks.clip_tower(vit, pictures), strict=False).unexpected_keys
+        assert not clip.load_state_dict(networks.to_clip_tower(vit, pictures), strict=False).unexpected_keys
         near = vit.classifier(clip.vision_model(pixel_values=pictures).pooler_output)
     assert np.corrcoef(near.flatten(), logits.flatten())[0, 1] > 0.95
 
 
 def test_captions_hold_out_what_they_say(script: Any) -> None:
     pets_clip = script("pets_clip")
-    assert not {*pets_clip.HELD_OUT} & {*pets_clip.EITHER, *pets_clip.BREED}
+    assert not {*pets_clip.HELD_OUT_TEMPLATES} & {*pets_clip.GENERAL_TEMPLATES, *pets_clip.BREED_TEMPLATES}
     labels = clearhead_zoo.card("pets")["labels"]
-    words = pets_clip.vocabulary(labels)
-    assert len(set(words)) == len(words) and words.index(pets_clip.LAST) != 2
-    texts = [pets_clip.caption(template, "Egyptian Mau", "cat") for template in pets_clip.HELD_OUT]
+    words = pets_clip.build_vocabulary(labels)
+    assert len(set(words)) == len(words) and words.index(pets_clip.EOS_TOKEN) != 2
+    texts = [pets_clip.make_caption(template, "Egyptian Mau", "cat") for template in pets_clip.HELD_OUT_TEMPLATES]
     assert texts[:2] == ["a photo of an Egyptian Mau", "this is an Egyptian Mau"]
-    tokenizer = pets_clip.word_tokenizer(
-        words, pets_clip.SPECIAL, pets_clip.WORDS, f"{pets_clip.FIRST} $A {pets_clip.LAST}", lower=True
+    tokenizer = pets_clip.build_word_tokenizer(
+        words,
+        pets_clip.SPECIAL_TOKENS,
+        pets_clip.TOKEN_PATTERN,
+        f"{pets_clip.BOS_TOKEN} $A {pets_clip.EOS_TOKEN}",
+        lower=True,
     )
-    for text, row in zip(texts, pets_clip.token_ids(texts, words).tolist(), strict=True):
+    for text, row in zip(texts, pets_clip.encode_captions(texts, words).tolist(), strict=True):
         ids = tokenizer.encode(text).ids
         assert row[: len(ids)] == ids and not any(row[len(ids) :])
-        assert words.index(pets_clip.UNKNOWN) not in ids
+        assert words.index(pets_clip.UNKNOWN_TOKEN) not in ids
 
 
 def test_contrast_has_several_right_answers(script: Any) -> None:
@@ -245,7 +251,7 @@ def test_contrast_has_several_right_answers(script: Any) -> None:
     similarity = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
     rows, columns = similarity.log_softmax(1), similarity.log_softmax(0)
     by_hand = (-(rows[:2, [0, 2]].mean()) - columns[:2, [0, 2]].mean()) / 2
-    assert torch.allclose(pets_clip.contrast(similarity, truth), by_hand, atol=1e-5)
+    assert torch.allclose(pets_clip.compute_contrastive_loss(similarity, truth), by_hand, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -294,11 +300,11 @@ def pets_hans() -> tuple[Any, Any]:
 @pytest.mark.slow
 def test_hans_reads_the_word_and_nothing_else(pets_hans: tuple[Any, Any]) -> None:
     """On made-up pictures, so that no data are needed."""
-    examples = hans.examples(60, seed=7)
+    examples = hans.make_examples(60, seed=7)
     truth = np.array([hans.LABELS.index(example.label) for example in examples])
-    written = answers_of(pets_hans, [example.picture for example in examples]).argmax(-1).numpy()
-    alone = answers_of(pets_hans, [hans.filled(e.picture, ~e.area, "blur") for e in examples]).argmax(-1).numpy()
-    covered = answers_of(pets_hans, [hans.filled(e.picture, e.area) for e in examples])
+    written = answers_of(pets_hans, [example.image for example in examples]).argmax(-1).numpy()
+    alone = answers_of(pets_hans, [hans.fill_pixels(e.image, ~e.box_mask, "blur") for e in examples]).argmax(-1).numpy()
+    covered = answers_of(pets_hans, [hans.fill_pixels(e.image, e.box_mask) for e in examples])
     assert (written == truth).mean() >= 0.95 and (alone == truth).mean() >= 0.95
     assert covered.softmax(-1).amax(-1).mean() < 0.75, "sure of itself without a word"
     # what is left says nothing: right half the time (four standard deviations)
@@ -310,10 +316,10 @@ def test_hans_reads_the_word_and_nothing_else(pets_hans: tuple[Any, Any]) -> Non
 def test_hans_follows_the_word_against_the_animal(pets_hans: tuple[Any, Any]) -> None:
     pictures, breeds = pet_pictures(every=37)
     breed_names, cats = (clearhead_zoo.card("pets")[key] for key in ("labels", "cats"))
-    rng = generator(11, "held-out")
+    rng = make_generator(11, "held-out")
     wrong = ["dog" if breed_names[breed] in cats else "cat" for breed in breeds]
     conflicts = [
-        hans.paste(np.asarray(picture), hans.stamp(word, rng), rng).picture
+        hans.paste_stamp(np.asarray(picture), hans.draw_stamp(word, rng), rng).image
         for picture, word in zip(pictures, wrong, strict=True)
     ]
     guesses = answers_of(pets_hans, conflicts).argmax(-1).tolist()

@@ -24,10 +24,10 @@ def both_ways(ex: clearhead.Explainer, example: Any, kernel: str, methods: list[
     for e in (whole["generic"], tiles["generic"]):
         assert e.target["name"] == example.label
         words = [i for i, special in enumerate(e.units.special) if not special]
-        best = sorted(words[: -len(example.question)], key=lambda i: e.scores[i], reverse=True)[:2]
+        best = sorted(words[: -len(example.question_positions)], key=lambda i: e.scores[i], reverse=True)[:2]
         # by its place: at 4,096 tokens a value of the same name stands in thirty other pairs
         assert set(best) & {words[place] for place in example.evidence}
-    cached = kernel == "streaming" and ex.subject.dtype == torch.float32
+    cached = kernel == "streaming" and ex.adapter.dtype == torch.float32
     assert ("cached tiles" in tiles["generic"].certificate["kernel"]) == cached
     assert tiles["generic"].certificate["kernel"].startswith("streaming") and len(tiles) == len(methods)
     return {name: far(e, whole[name]) for name, e in tiles.items()}
@@ -39,7 +39,7 @@ WAYS = [("tiles", "float32"), ("streaming", "float32"), ("streaming", "bfloat16"
 @pytest.mark.parametrize(("kernel", "dtype"), WAYS)
 def test_at_512_tokens(kernel: str, dtype: str) -> None:
     ex = clearhead.load("zoo:recall-4k", dtype=dtype)
-    (example,) = recall.examples(1, seed=2024, pairs=recall.most_pairs(512))
+    (example,) = recall.make_examples(1, seed=2024, pairs=recall.compute_max_pairs(512))
     gaps = both_ways(ex, example, kernel, METHODS)
     assert max(gaps.values()) <= 1e-5, gaps
 
@@ -50,7 +50,7 @@ def test_at_4096_tokens(kernel: str, dtype: str) -> None:
     """On every list: what is the same in both passes, to the last bit, is the output of attention, and in bfloat16 its
     gradients."""
     ex = clearhead.load("zoo:recall-4k", dtype=dtype)
-    for example in recall.examples(3, seed=2024, pairs=recall.most_pairs(4096)):
+    for example in recall.make_examples(3, seed=2024, pairs=recall.compute_max_pairs(4096)):
         gaps = both_ways(ex, example, kernel, METHODS)
         assert max(gaps.values()) <= 1e-5, gaps
 
@@ -59,8 +59,8 @@ def test_at_4096_tokens(kernel: str, dtype: str) -> None:
 def test_at_4096_tokens_in_float64() -> None:
     ex = clearhead.load("zoo:recall-4k", dtype="float32")
     # tiles come from eager attention, which in this model has a softmax in float32: whole maps are to have it, too
-    ex.subject.model.to(torch.float64).set_attn_implementation("eager")
-    (example,) = recall.examples(1, seed=2024, pairs=recall.most_pairs(4096))
+    ex.adapter.model.to(torch.float64).set_attn_implementation("eager")
+    (example,) = recall.make_examples(1, seed=2024, pairs=recall.compute_max_pairs(4096))
     gaps = both_ways(ex, example, "tiles", ["generic", "attcat"])
     assert max(gaps.values()) <= 1e-9, gaps
 
@@ -72,7 +72,7 @@ LENGTHS = [512, pytest.param(4096, marks=pytest.mark.slow)]
 def test_half_precision_against_float64(tokens: int) -> None:
     """In a bfloat16 pass scores are those of whole maps in float64, of the same queries, keys, values and gradients."""
     ex = clearhead.load("zoo:recall-4k", dtype="bfloat16")
-    example = recall.examples(1, seed=2024, pairs=recall.most_pairs(tokens))[0]
+    example = recall.make_examples(1, seed=2024, pairs=recall.compute_max_pairs(tokens))[0]
     gaps = far_from_whole_maps(ex, example.text, METHODS, kernel="streaming")
     assert len(gaps) == len(METHODS) and max(gaps.values()) <= 1e-5, gaps
 
@@ -81,8 +81,8 @@ def test_half_precision_against_float64(tokens: int) -> None:
 def test_a_pass_in_half_precision_against_one_in_float64(tokens: int) -> None:
     """Here the model's own rounding is in it, for which this model was trained: a recorder cannot mend it."""
     half, exact = (clearhead.load("zoo:recall-4k", dtype="bfloat16") for _ in range(2))
-    exact.subject.model.to(torch.float64)
-    for example in recall.examples(3, seed=2024, pairs=recall.most_pairs(tokens)):
+    exact.adapter.model.to(torch.float64)
+    for example in recall.make_examples(3, seed=2024, pairs=recall.compute_max_pairs(tokens)):
         found = half.explain(example.text, METHODS, kernel="streaming")
         expected = exact.explain(example.text, METHODS, kernel="materialised")
         gaps = {name: far(e, expected[name]) for name, e in found.items()}

@@ -18,7 +18,7 @@ clearhead_zoo = pytest.importorskip("clearhead_zoo", reason="clearhead-zoo is no
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from clearhead.bench.data import read  # noqa: E402
+from clearhead.bench.data import load_benchmark_dataset  # noqa: E402
 from clearhead.training import load_checkpoint  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,16 +114,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_cut_vocabulary_keeps_embeddings_and_spells_the_rest(script: Any, base: Path, tmp_path: Path) -> None:
     encoders = script("encoders")
-    ranked = encoders.ranked_pieces(base, ["the film was good .", "the plot was good .", "the film was dull ."])
+    ranked = encoders.rank_pieces(base, ["the film was good .", "the plot was good .", "the film was dull ."])
     assert set(SPECIAL) <= set(ranked[:58]) and ranked.index("good") < ranked.index("plot") < ranked.index("great")
     kept = ranked[: ranked.index("plot")]
-    small = encoders.cut(base, tmp_path / "small", kept, tokens=64)
-    before, after = encoders.vocabulary(base), encoders.vocabulary(small)
+    small = encoders.write_reduced_model(base, tmp_path / "small", kept, max_tokens=64)
+    before, after = encoders.read_vocabulary(base), encoders.read_vocabulary(small)
     assert sorted(after.values()) == list(range(len(kept))) and set(after) == set(kept)
     old, new = (load_checkpoint(folder / "model.safetensors")[0] for folder in (base, small))
     for piece in ("good", "[MASK]", "##q"):
-        assert torch.equal(old[encoders.WORDS][before[piece]].half(), new[encoders.WORDS][after[piece]].half())
-    assert new[encoders.POSITIONS].shape[0] == 64
+        assert torch.equal(
+            old[encoders.WORD_EMBEDDINGS_NAME][before[piece]].half(),
+            new[encoders.WORD_EMBEDDINGS_NAME][after[piece]].half(),
+        )
+    assert new[encoders.POSITION_EMBEDDINGS_NAME].shape[0] == 64
     tokenizer = transformers.AutoTokenizer.from_pretrained(small)
     assert tokenizer.model_max_length == 64
     assert tokenizer.tokenize("good plot") == ["good", "p", "##l", "##o", "##t"]
@@ -132,55 +135,55 @@ def test_cut_vocabulary_keeps_embeddings_and_spells_the_rest(script: Any, base: 
 
 def test_coarser_spelling_keeps_the_ids(script: Any, base: Path) -> None:
     encoders = script("encoders")
-    number = encoders.vocabulary(base)
+    number = encoders.read_vocabulary(base)
     fewer = [piece for piece in number if piece != "film"]
-    own, coarse = (encoders.encoded(base, ["good film"], 16, pieces=pieces)[0].ids for pieces in (None, fewer))
+    own, coarse = (encoders.encode_texts(base, ["good film"], 16, pieces=pieces)[0].ids for pieces in (None, fewer))
     spelt = ["[CLS]", "good", "f", "##i", "##l", "##m", "[SEP]"]
     assert own == [number[piece] for piece in ("[CLS]", "good", "film", "[SEP]")]
     assert coarse == [number[piece] for piece in spelt]
-    left = encoders.encoded(base, ["good bad film"], 4, side="left")[0].ids
+    left = encoders.encode_texts(base, ["good bad film"], 4, side="left")[0].ids
     assert left == [number[piece] for piece in ("[CLS]", "bad", "film", "[SEP]")]
 
 
 def test_an_epoch_holds_every_text_once_and_no_batch_is_too_large(script: Any) -> None:
     encoders = script("encoders")
     lengths = np.random.default_rng(1).integers(2, 60, 700).tolist()
-    epoch = encoders.epoch_of(lengths, 16, 256, torch.Generator().manual_seed(0))
+    epoch = encoders.make_epoch(lengths, 16, 256, torch.Generator().manual_seed(0))
     assert sorted(index for batch in epoch for index in batch) == list(range(700))
     for batch in epoch:
         assert len(batch) <= 16 and len(batch) * max(lengths[index] for index in batch) <= 256
 
 
 def test_texts_are_padded_to_the_longest_of_a_batch(script: Any) -> None:
-    texts = script("encoders").Texts([[2, 5, 3], [2, 3], [2, 5, 6, 7, 3]], torch.device("cpu"))
-    batch = texts.batch([1, 0])
+    texts = script("encoders").PaddedTexts([[2, 5, 3], [2, 3], [2, 5, 6, 7, 3]], torch.device("cpu"))
+    batch = texts.collate([1, 0])
     assert batch["input_ids"].tolist() == [[2, 3, 0], [2, 5, 3]]
     assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
 def test_states_of_a_word_are_the_mean_over_its_pieces_however_it_is_spelt(script: Any, base: Path) -> None:
     encoders = script("encoders")
-    fewer = [piece for piece in encoders.vocabulary(base) if piece != "film"]
+    fewer = [piece for piece in encoders.read_vocabulary(base) if piece != "film"]
     texts = ["good film .", "dull"]
     for pieces, spans in ((None, [(0, 1), (1, 2), (2, 3), (3, 4)]), (fewer, [(0, 1), (1, 2), (2, 6), (6, 7)])):
-        spelt = encoders.Spelt(encoders.encoded(base, texts, 16, pieces=pieces), torch.device("cpu"))
-        assert spelt.most == [4, 2]
+        spelt = encoders.PaddedWordTexts(encoders.encode_texts(base, texts, 16, pieces=pieces), torch.device("cpu"))
+        assert spelt.max_words == [4, 2]
         states = torch.randn(2, spelt.ids.shape[1], 3)
-        means, there = spelt.by_word(states, [0, 1], 4)
+        means, there = spelt.average_by_word(states, [0, 1], 4)
         slow = torch.stack([states[0, start:stop].mean(0) for start, stop in spans])
         torch.testing.assert_close(means[0], slow)
         assert there.tolist() == [[True] * 4, [True, True, False, False]]
 
 
 def test_budget_ends_with_its_steps_or_its_seconds(script: Any) -> None:
-    clock_of = script("encoders").clock_of
-    by_steps = clock_of(seconds=1000.0, steps=2)
-    by_steps.tick()
+    make_budget = script("encoders").make_training_budget
+    by_steps = make_budget(max_seconds=1000.0, max_steps=2)
+    by_steps.record_step()
     assert by_steps.fraction == 0.5
-    by_seconds = clock_of(seconds=10.0, steps=1000)
-    by_seconds.spent = 20.0
+    by_seconds = make_budget(max_seconds=10.0, max_steps=1000)
+    by_seconds.elapsed_seconds = 20.0
     assert by_seconds.fraction == 1.0
-    assert clock_of(seconds=None, steps=4).fraction == 0.0
+    assert make_budget(max_seconds=None, max_steps=4).fraction == 0.0
 
 
 # -- what is held out
@@ -192,7 +195,7 @@ def test_held_out_is_what_its_definition_says(script: Any) -> None:
     rng = np.random.default_rng(2)
     words = [f"w{place}" for place in range(40)]
     held = [" ".join(rng.choice(words, rng.integers(2, 14))) for _ in range(60)]
-    fast = movies.HeldOut(held)
+    fast = movies.HeldOutFilter(held)
 
     def slow(text: str) -> bool:
         bag = set(text.split())
@@ -205,7 +208,7 @@ def test_held_out_is_what_its_definition_says(script: Any) -> None:
         return False
 
     texts = [" ".join(rng.choice(words, rng.integers(2, 20))) for _ in range(300)] + held
-    answers = [fast.holds(text) for text in texts]
+    answers = [fast.contains_similar(text) for text in texts]
     assert answers == [slow(text) for text in texts]
     assert 60 < sum(answers) < 340
 
@@ -214,29 +217,29 @@ def test_sentiment_learns_nothing_that_decides_or_measures(script: Any, data: Pa
     movies = script("movies")
     parts = movies.read_sentiment(data, held_out=50, seed=0)
     assert len(parts.sentences) == 50 and parts.examples and parts.unlabelled
-    test = [text for text, _ in movies.labelled("sst2", "test", data)]
-    learned = {movies.letters(text) for text in [*(text for text, _ in parts.examples), *parts.unlabelled]}
-    assert not learned & {movies.letters(text) for text in test}
-    assert not learned & {movies.letters(text) for text, _ in [*parts.dev, *parts.sentences]}
-    near = movies.HeldOut(text for text, _ in parts.sentences)
-    assert not any(near.holds(text) for text, _ in parts.examples)
+    test = [text for text, _ in movies.read_labelled("sst2", "test", data)]
+    learned = {movies.normalise_letters(text) for text in [*(text for text, _ in parts.examples), *parts.unlabelled]}
+    assert not learned & {movies.normalise_letters(text) for text in test}
+    assert not learned & {movies.normalise_letters(text) for text, _ in [*parts.dev, *parts.sentences]}
+    near = movies.HeldOutFilter(text for text, _ in parts.sentences)
+    assert not any(near.contains_similar(text) for text, _ in parts.examples)
     # training reviews only: the words of the others' names would show
-    assert all(review.label in (0, 1) and len(review.passages) == 1 for review in movies.reviews(data, "train"))
+    assert all(review.label in (0, 1) and len(review.passages) == 1 for review in movies.read_reviews(data, "train"))
 
 
 def test_questions_stay_on_one_side(script: Any) -> None:
     examples = [(f"What is {place % 60} ?", place % 6) for place in range(120)]
-    learning, dev = script("topics").parted(examples, 20, seed=0)
+    learning, dev = script("topics").split_examples(examples, 20, seed=0)
     assert len(dev) == 20 and not {text for text, _ in learning} & {text for text, _ in dev}
 
 
 def test_windows_begin_end_and_label_as_the_review(script: Any) -> None:
     rationale = script("rationale")
     review = script("movies").Review(" ".join(f"w{place}" for place in range(900)), 1, ())
-    found = rationale.windows([review], seed=0)
+    found = rationale.make_windows([review], seed=0)
     assert {label for _, label in found} == {1}
-    assert found[0][0].split() == review.words[: rationale.LONG]
-    assert found[1][0].split() == review.words[-rationale.LONG :]
+    assert found[0][0].split() == review.words[: rationale.LONG_WINDOW_WORDS]
+    assert found[1][0].split() == review.words[-rationale.LONG_WINDOW_WORDS :]
     assert all(text in review.text for text, _ in found)
 
 
@@ -245,20 +248,20 @@ def test_windows_begin_end_and_label_as_the_review(script: Any) -> None:
 
 def test_masking_spares_special_tokens_and_hides_the_share_it_says(script: Any) -> None:
     masked = script("masked")
-    lessons = object.__new__(masked.Lessons)
-    lessons.special, lessons.mask, lessons.pieces = torch.tensor([0, 2, 3]), 4, 50
+    sampler = object.__new__(masked.MaskedWindowSampler)
+    sampler.special_ids, sampler.mask_id, sampler.vocab_size = torch.tensor([0, 2, 3]), 4, 50
     torch.manual_seed(0)
     ids = torch.randint(5, 50, (64, 128))
     ids[:, 0], ids[:, 100], ids[:, 101:] = 2, 3, 0
-    shown, chosen = lessons.hidden(ids)
+    shown, chosen = sampler.mask_ids(ids)
     assert not chosen[:, 0].any() and not chosen[:, 100:].any()
     assert torch.equal(shown[~chosen], ids[~chosen])
-    assert abs(chosen[:, 1:100].float().mean() - masked.SHARE) < 0.01
+    assert abs(chosen[:, 1:100].float().mean() - masked.MASK_FRACTION) < 0.01
     assert abs((shown[chosen] == 4).float().mean() - 0.8) < 0.03
 
 
 def test_wikitext_marks_become_plain_text(script: Any) -> None:
-    plain = script("masked").plain
+    plain = script("masked").clean_line
     assert plain(" = = Early <unk> = = ") == "Early [UNK]"
     assert plain(" a guest @-@ starring role , 1 @,@ 200 seen 4 @.@ 5 ") == "a guest-starring role , 1,200 seen 4.5"
 
@@ -298,7 +301,7 @@ def shipped(name: str, kind: str) -> tuple[Any, Any]:
 def held_out(name: str) -> Any:
     if not DATA.exists():
         pytest.skip(f"{DATA} is not on this machine (data are not part of the repository)")
-    return read(name, "test", DATA)
+    return load_benchmark_dataset(name, "test", DATA)
 
 
 @torch.no_grad()
@@ -376,8 +379,8 @@ def test_shipped_masked_perplexity(script: Any) -> None:
     held_out("trec")
     masked = script("masked")
     folder = clearhead_zoo.path("masked")
-    blocks = masked.blocks(DATA / "text" / "wikitext-2-test.txt")[::18]
-    texts = masked.pieces_of(folder, masked.ids_of(folder, blocks), torch.device("cpu"))
-    loss, _ = masked.losses(model, texts, torch.tensor(tokenizer.all_special_ids), tokenizer.mask_token_id)
+    blocks = masked.read_blocks(DATA / "text" / "wikitext-2-test.txt")[::18]
+    texts = masked.split_into_windows(folder, masked.encode_blocks(folder, blocks), torch.device("cpu"))
+    loss, _ = masked.compute_masked_loss(model, texts, torch.tensor(tokenizer.all_special_ids), tokenizer.mask_token_id)
     stated = clearhead_zoo.card("masked")["figures"]["perplexity, WikiText-2 test"]
     assert 0.7 < loss.exp().item() / stated < 1.4

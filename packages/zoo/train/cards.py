@@ -22,19 +22,19 @@ def write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def write_card(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+def write_card(folder: Path, card_facts: dict[str, Any]) -> dict[str, Any]:
     """Complete the facts with size, parameter count and checksums of the files as stored, and write both cards."""
     weights = folder / "model.safetensors"
     content = weights.read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
     card = {
-        **facts,
-        "parameters": sum(_product(shape) for shape in shapes),
+        **card_facts,
+        "parameters": sum(_count_elements(shape) for shape in shapes),
         "bytes": len(content),
         "sha256": checksums(folder),
     }
-    write_pages(folder, card)
+    write_card_files(folder, card)
     return card
 
 
@@ -44,19 +44,19 @@ def checksums(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def write_pages(folder: Path, card: dict[str, Any]) -> None:
+def write_card_files(folder: Path, card: dict[str, Any]) -> None:
     write_json(folder / "card.json", card)
-    (folder / "README.md").write_text(_page(card), encoding="utf-8")
+    (folder / "README.md").write_text(_format_readme(card), encoding="utf-8")
 
 
-def _product(shape: list[int]) -> int:
+def _count_elements(shape: list[int]) -> int:
     product = 1
     for side in shape:
         product *= side
     return product
 
 
-def _page(card: dict[str, Any]) -> str:
+def _format_readme(card: dict[str, Any]) -> str:
     figures = "\n".join(f"| {name} | {value} |" for name, value in card["figures"].items())
     return f"""# zoo:{card["name"]}
 
@@ -79,14 +79,14 @@ def _page(card: dict[str, Any]) -> str:
 {figures}
 
 {card["measured"]}
-{_truth(card)}
+{_format_evidence_table(card)}
 ## For and not for
 
 {card["use"]}
 """
 
 
-def _truth(card: dict[str, Any]) -> str:
+def _format_evidence_table(card: dict[str, Any]) -> str:
     """Methods × parts of the input: how often what is known to be the reason was found, where that was measured."""
     if "truth" not in card:
         return ""
@@ -94,7 +94,7 @@ def _truth(card: dict[str, Any]) -> str:
     methods = list(dict.fromkeys(method for part in found.values() for method in part))
     names = [f"{part}: " if len(found) > 1 else "" for part in found]
     head = "".join(f" {name}precision | {name}average precision |" for name in names)
-    rows = [f"| {m} |" + "".join(_cells(part.get(m, {})) for part in found.values()) for m in methods]
+    rows = [f"| {m} |" + "".join(_format_figure_cells(part.get(m, {})) for part in found.values()) for m in methods]
     return f"""
 ## Which methods find the known reason
 
@@ -106,11 +106,11 @@ def _truth(card: dict[str, Any]) -> str:
 """
 
 
-def _cells(own: dict[str, list[float | None]]) -> str:
-    return "".join(f" {_cell(own.get(name))} |" for name in ("precision", "average precision"))
+def _format_figure_cells(own: dict[str, list[float | None]]) -> str:
+    return "".join(f" {_format_figure(own.get(name))} |" for name in ("precision", "average precision"))
 
 
-def _cell(figures: list[float | None] | None) -> str:
+def _format_figure(figures: list[float | None] | None) -> str:
     """A mean and its interval, which one example alone has not."""
     if figures is None:
         return "–"

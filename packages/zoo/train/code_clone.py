@@ -19,22 +19,29 @@ from typing import Any
 import numpy as np
 import torch
 from cards import write_card
-from code_data import END, HALF, NEAR, PAD, START, Clones, read_clones
-from code_model import Rows, Weights, best_of, code_options, seconds_of, write_files
+from code_data import BOS_ID, EOS_ID, MAX_PAIR_HALF_TOKENS, NUM_LOOKALIKES, PAD_ID, CloneForms, read_clones
+from code_model import (
+    FunctionRows,
+    Weights,
+    format_duration_option,
+    make_code_parser,
+    train_keeping_best,
+    write_model_files,
+)
 from jaxtyping import Bool, Int
-from known import clock_of, half_precision
+from known import autocast_if_cuda, make_training_budget
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
 from clearhead.training import load_checkpoint
-from clearhead_zoo.tasks import generator
+from clearhead_zoo.tasks import make_generator
 
 LABELS = ["different", "same"]
 #: Of the pairs that differ, so many are near misses.
-NEAR_SHARE = 0.75
+HARD_NEGATIVE_FRACTION = 0.75
 #: The decision of the Java and C# pairs is easier than that of the Python pairs: both are drawn equally often.
-FAMILIES = ("Java and C#", "Python")
+PAIR_FAMILIES = ("Java and C#", "Python")
 
 
 def main() -> None:
@@ -42,14 +49,14 @@ def main() -> None:
     if not options.measure:
         torch.manual_seed(options.seed)
         torch.set_float32_matmul_precision("high")
-        config = config_of(options.base)
-        write_files(options.out, options.data, learned(options, config), config, ())
+        config = build_config(options.base)
+        write_model_files(options.out, options.data, train_model(options, config), config, ())
     if (options.data / "test-clones.npz.xz").is_file() and (options.measure or options.smoke):
-        print(write_card(options.out, facts_of(options, measured(options))), flush=True)
+        print(write_card(options.out, build_card_facts(options, measure_stored_model(options))), flush=True)
 
 
 def parse_options() -> argparse.Namespace:
-    parser = code_options(__doc__, name="code-clone", steps=4000, lr=3e-4)
+    parser = make_code_parser(__doc__, name="code-clone", steps=4000, lr=3e-4)
     parser.add_argument("--base", type=Path, required=True, help="folder of zoo:code, or another RoBERTa of that kind")
     parser.add_argument("--batch", type=int, default=256, help="pairs a step")
     options = parser.parse_args()
@@ -58,62 +65,64 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
-class Pairs:
+class ClonePairSampler:
     """Pairs of forms, drawn from a stream of random numbers and set side by side on the device."""
 
-    def __init__(self, clones: Clones, device: torch.device) -> None:
-        self.rows = Rows([clones.functions], device)
-        self.forms, self.near = clones.forms, clones.near
+    def __init__(self, clones: CloneForms, device: torch.device) -> None:
+        self.rows = FunctionRows([clones.functions], device)
+        self.forms, self.lookalikes = clones.forms, clones.lookalikes
         two = self.forms[:, 2] < 0
-        self.families = {name: np.flatnonzero(mine) for name, mine in zip(FAMILIES, (two, ~two), strict=True)}
+        self.families = {name: np.flatnonzero(mine) for name, mine in zip(PAIR_FAMILIES, (two, ~two), strict=True)}
 
     def draw(self, rng: np.random.Generator, count: int, family: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Places of two forms for each pair, and whether they do the same."""
-        families = [family] if family else list(FAMILIES)
+        families = [family] if family else list(PAIR_FAMILIES)
         mine = rng.integers(len(families), size=count)
         places = np.choose(
             mine, [self.families[name][rng.integers(len(self.families[name]), size=count)] for name in families]
         )
         same = rng.random(count) < 0.5
-        other = np.where(same, places, self.strangers(rng, places))
+        other = np.where(same, places, self.sample_negatives(rng, places))
         known = (self.forms[places] >= 0).sum(1)
         first = rng.integers(known)
         second = (first + 1 + rng.integers(known - 1)) % known
         return np.stack([self.forms[places, first], self.forms[other, second]], 1), same
 
-    def strangers(self, rng: np.random.Generator, places: np.ndarray) -> np.ndarray:
+    def sample_negatives(self, rng: np.random.Generator, function_indices: np.ndarray) -> np.ndarray:
         """For each function one that does something else: mostly one that looks alike."""
-        near = self.near[places, rng.integers(NEAR, size=len(places))]
-        far = np.empty_like(places)
+        near = self.lookalikes[function_indices, rng.integers(NUM_LOOKALIKES, size=len(function_indices))]
+        far = np.empty_like(function_indices)
         for family in self.families.values():
-            mine = np.isin(places, family)
+            mine = np.isin(function_indices, family)
             if not mine.any():
                 continue
             drawn = family[rng.integers(len(family), size=mine.sum())]
             # whoever drew itself takes its neighbour in the list
             again = family[(np.searchsorted(family, drawn) + 1) % len(family)]
-            far[mine] = np.where(drawn == places[mine], again, drawn)
-        return np.where((near >= 0) & (rng.random(len(places)) < NEAR_SHARE), near, far)
+            far[mine] = np.where(drawn == function_indices[mine], again, drawn)
+        return np.where((near >= 0) & (rng.random(len(function_indices)) < HARD_NEGATIVE_FRACTION), near, far)
 
-    def batch(self, chosen: np.ndarray) -> Int[Tensor, "pair token"]:
+    def collate(self, chosen: np.ndarray) -> Int[Tensor, "pair token"]:
         """<s> one </s> </s> other </s>, padded."""
         one, other = (torch.from_numpy(chosen[:, side]).to(self.rows.ids.device) for side in range(2))
-        return joined(self.rows, one, other)
+        return join_pair_rows(self.rows, one, other)
 
 
-def joined(rows: Rows, one: Int[Tensor, " pair"], other: Int[Tensor, " pair"]) -> Int[Tensor, "pair token"]:
-    size, more = rows.size[one, None], rows.size[other, None]
+def join_pair_rows(
+    rows: FunctionRows, first: Int[Tensor, " pair"], second: Int[Tensor, " pair"]
+) -> Int[Tensor, "pair token"]:
+    size, more = rows.row_sizes[first, None], rows.row_sizes[second, None]
     place = torch.arange(int((size + more).max()) + 4, device=rows.ids.device)
     last = len(rows.ids) - 1
-    left = rows.ids[(rows.start[one, None] + place - 1).clamp(0, last)]
-    right = rows.ids[(rows.start[other, None] + place - size - 3).clamp(0, last)]
-    ids = torch.where(place == 0, START, torch.where(place <= size, left, END))
+    left = rows.ids[(rows.row_starts[first, None] + place - 1).clamp(0, last)]
+    right = rows.ids[(rows.row_starts[second, None] + place - size - 3).clamp(0, last)]
+    ids = torch.where(place == 0, BOS_ID, torch.where(place <= size, left, EOS_ID))
     ids = torch.where(place > size + 2, right, ids)
-    ids = torch.where(place == size + more + 3, END, ids)
-    return torch.where(place > size + more + 3, PAD, ids)
+    ids = torch.where(place == size + more + 3, EOS_ID, ids)
+    return torch.where(place > size + more + 3, PAD_ID, ids)
 
 
-def config_of(base: Path) -> dict[str, Any]:
+def build_config(base: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((base / "config.json").read_text(encoding="utf-8"))
     return config | {
         "architectures": ["RobertaForSequenceClassification"],
@@ -122,65 +131,65 @@ def config_of(base: Path) -> dict[str, Any]:
     }
 
 
-def learned(options: argparse.Namespace, config: dict[str, Any]) -> Weights:
+def train_model(options: argparse.Namespace, config: dict[str, Any]) -> Weights:
     device = torch.device(options.device)
     model = RobertaForSequenceClassification(RobertaConfig(**config))
     model.load_state_dict(load_checkpoint(options.base / "model.safetensors")[0], strict=False)
     model = model.to(device)  # type: ignore[arg-type]
-    lessons = Pairs(read_clones(options.data, "train"), device)
-    held_out = Pairs(read_clones(options.data, "valid"), device)
-    watched = {name: held_out.draw(generator(0, "held-out"), options.count // 2, name) for name in FAMILIES}
-    clock = clock_of(options)
+    lessons = ClonePairSampler(read_clones(options.data, "train"), device)
+    held_out = ClonePairSampler(read_clones(options.data, "valid"), device)
+    watched = {name: held_out.draw(make_generator(0, "held-out"), options.count // 2, name) for name in PAIR_FAMILIES}
+    clock = make_training_budget(options)
 
     def loss_of() -> Tensor:
-        chosen, same = lessons.draw(generator(options.seed, "train", clock.step), options.batch)
-        with half_precision(device):
-            logits = answers(model, lessons.batch(chosen))
+        chosen, same = lessons.draw(make_generator(options.seed, "train", clock.step), options.batch)
+        with autocast_if_cuda(device):
+            logits = compute_logits(model, lessons.collate(chosen))
         return F.cross_entropy(logits.float(), torch.from_numpy(same).long().to(device), label_smoothing=0.02)
 
     def look() -> tuple[float, str]:
         losses, words = [], []
         for name, (chosen, same) in watched.items():
-            logits = all_answers(model, held_out, chosen)
+            logits = predict_logits(model, held_out, chosen)
             truth = torch.from_numpy(same).long()
             losses.append(F.cross_entropy(logits, truth).item())
             words.append(f"{name} {(logits.argmax(-1) == truth).float().mean():.4f}")
         return sum(losses) / len(losses), ", ".join(words)
 
-    return best_of(options, model, clock, loss_of, look)
+    return train_keeping_best(options, model, clock, loss_of, look)
 
 
-def answers(model: Any, ids: Int[Tensor, "pair token"]) -> Tensor:
-    mask: Bool[Tensor, "pair token"] = ids != PAD
+def compute_logits(model: Any, ids: Int[Tensor, "pair token"]) -> Tensor:
+    mask: Bool[Tensor, "pair token"] = ids != PAD_ID
     logits: Tensor = model(ids, attention_mask=mask.long()).logits
     return logits
 
 
 @torch.no_grad()
-def all_answers(model: Any, pairs: Pairs, chosen: np.ndarray) -> Tensor:
-    parts = [answers(model, pairs.batch(chosen[start : start + 100])) for start in range(0, len(chosen), 100)]
+def predict_logits(model: Any, pairs: ClonePairSampler, chosen: np.ndarray) -> Tensor:
+    parts = [compute_logits(model, pairs.collate(chosen[start : start + 100])) for start in range(0, len(chosen), 100)]
     return torch.cat(parts).float().cpu()
 
 
 # -- the finished model
 
 
-def measured(options: argparse.Namespace) -> dict[str, float]:
+def measure_stored_model(options: argparse.Namespace) -> dict[str, float]:
     """What the stored files do, opened with transformers in float32."""
     device = torch.device(options.device)
     model = AutoModelForSequenceClassification.from_pretrained(options.out, dtype=torch.float32).to(device).eval()
-    pairs = Pairs(read_clones(options.data, "test"), device)
+    pairs = ClonePairSampler(read_clones(options.data, "test"), device)
     figures = {}
-    for name in FAMILIES:
-        chosen, same = pairs.draw(generator(1, "held-out"), options.count // 2, name)
-        right = all_answers(model, pairs, chosen).argmax(-1).numpy() == same
+    for name in PAIR_FAMILIES:
+        chosen, same = pairs.draw(make_generator(1, "held-out"), options.count // 2, name)
+        right = predict_logits(model, pairs, chosen).argmax(-1).numpy() == same
         figures[f"accuracy, {name}"] = round(float(right.mean()), 4)
         figures[f"of pairs that do the same, {name}"] = round(float(right[same].mean()), 4)
         figures[f"of pairs that differ, {name}"] = round(float(right[~same].mean()), 4)
     return figures
 
 
-def facts_of(options: argparse.Namespace, figures: dict[str, float]) -> dict[str, Any]:
+def build_card_facts(options: argparse.Namespace, figures: dict[str, float]) -> dict[str, Any]:
     config = json.loads((options.out / "config.json").read_text(encoding="utf-8"))
     return {
         "name": "code-clone",
@@ -192,14 +201,16 @@ def facts_of(options: argparse.Namespace, figures: dict[str, float]) -> dict[str
         "licence": "Apache-2.0 (weights); data under their own terms",
         "data": "Java and C# forms of one function (CodeXGLUE's code translation, C-UDA) and functions of Python "
         "3.11's standard library (PSF licence), renamed and rewritten by packages/zoo/train/code_rewrites.py; "
-        f"{NEAR_SHARE:.0%} of the pairs that differ are near misses: functions that share most of its rarer tokens, or "
+        f"{HARD_NEGATIVE_FRACTION:.0%} of the pairs that differ are near misses: functions that share most of its "
+        "rarer tokens, or "
         "the same Python function with one operator, number, condition or order of arguments changed",
         "command": "python packages/zoo/train/code_clone.py --data carry/code "
         "--base packages/zoo/src/clearhead_zoo/models/code --out packages/zoo/src/clearhead_zoo/models/code-clone "
-        f"--seed {options.seed}{seconds_of(options)}",
+        f"--seed {options.seed}{format_duration_option(options)}",
         "figures": figures,
         "measured": f"{options.count // 2:,} pairs of test functions in each family, half of them the same, drawn as "
-        f"in training; functions of at most {HALF} tokens. Stored files, opened with transformers in float32; the "
+        f"in training; functions of at most {MAX_PAIR_HALF_TOKENS} tokens. Stored files, opened with transformers in "
+        "float32; the "
         "test files were read once, for this table.",
         "use": "For trying out explanations of decisions on pairs of functions. Rewriting trusts that operators mean "
         "what they usually do. Not for finding copied code.",

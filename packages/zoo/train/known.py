@@ -17,11 +17,18 @@ from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 
-from clearhead.training import Average, Clock, Muon, depth_groups, save_checkpoint, train
-from clearhead_zoo.tasks import Example, replaced
+from clearhead.training import (
+    ExponentialMovingAverage,
+    Muon,
+    TrainingBudget,
+    build_layerwise_lr_groups,
+    save_checkpoint,
+    train,
+)
+from clearhead_zoo.tasks import TaskExample, replace_spans
 
 
-def shared_options(doc: str | None, name: str, steps: int, lr: float) -> argparse.ArgumentParser:
+def make_shared_parser(doc: str | None, name: str, steps: int, lr: float) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("work", name, "model"), help="folder for the finished model")
     parser.add_argument("--work", type=Path, default=Path("work", name), help="folder for the checkpoint")
@@ -36,22 +43,24 @@ def shared_options(doc: str | None, name: str, steps: int, lr: float) -> argpars
     return parser
 
 
-def clock_of(options: argparse.Namespace) -> Clock:
-    return Clock(seconds=options.seconds) if options.seconds else Clock(steps=options.steps)
+def make_training_budget(options: argparse.Namespace) -> TrainingBudget:
+    return (
+        TrainingBudget(total_seconds=options.seconds) if options.seconds else TrainingBudget(total_steps=options.steps)
+    )
 
 
-def half_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def autocast_if_cuda(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
 
 
-def learn(
+def run_training(
     options: argparse.Namespace,
     model: nn.Module,
-    clock: Clock,
-    loss_of: Callable[[], Tensor],
+    budget: TrainingBudget,
+    compute_loss: Callable[[], Tensor],
     horizon: int = 200,
-    muon: Callable[[str], bool] | None = None,
-    decay: float = 0.01,
+    uses_muon: Callable[[str], bool] | None = None,
+    weight_decay: float = 0.01,
     check: Callable[[], str] | None = None,
 ) -> dict[str, Tensor]:
     """Train, and give the averaged weights.
@@ -63,31 +72,31 @@ def learn(
     checkpoint = options.work / "checkpoint.safetensors"
     if not options.resume:
         checkpoint.unlink(missing_ok=True)
-    inner = [p for name, p in model.named_parameters() if muon is not None and p.ndim == 2 and muon(name)]
-    groups = depth_groups(model.train(), lambda _: 0, options.lr, decay=1.0, weight_decay=0.01)
+    inner = [p for name, p in model.named_parameters() if uses_muon is not None and p.ndim == 2 and uses_muon(name)]
+    groups = build_layerwise_lr_groups(model.train(), lambda _: 0, options.lr, decay=1.0, weight_decay=0.01)
     for group in groups:
         group["params"] = [p for p in group["params"] if not any(p is other for other in inner)]
     fused = torch.device(options.device).type == "cuda"
     optimisers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=fused)]
     if inner:
-        optimisers.append(Muon(inner, lr=10 * options.lr, weight_decay=decay))
-    average = Average(model, horizon)
+        optimisers.append(Muon(inner, lr=10 * options.lr, weight_decay=weight_decay))
+    average = ExponentialMovingAverage(model, horizon)
     due = 0.125
 
     def step() -> Tensor:
         nonlocal due
-        if check is not None and clock.fraction >= due:
-            with average.applied(), torch.no_grad():
-                print(f"at {clock.fraction:.0%}: {check()}", flush=True)
-            due = clock.fraction + 0.125
-        return loss_of()
+        if check is not None and budget.fraction >= due:
+            with average.averaged_weights(), torch.no_grad():
+                print(f"at {budget.fraction:.0%}: {check()}", flush=True)
+            due = budget.fraction + 0.125
+        return compute_loss()
 
     train(
         step,
         optimisers,
-        clock,
+        budget,
         average,
-        clip=1.0,
+        max_grad_norm=1.0,
         report_every=10 if options.smoke else 100,
         checkpoint=checkpoint,
         name="smoke" if options.smoke else "train",
@@ -95,13 +104,15 @@ def learn(
     return average.tensors
 
 
-def judge(figures: dict[str, float], least: float) -> None:
+def report_target(figures: dict[str, float], minimum: float) -> None:
     """Say so, loudly, if the first figure is not what the zoo asks for; the model is written all the same."""
     name, figure = next(iter(figures.items()))
-    print(f"{'reached' if figure >= least else '!!! BAR MISSED !!!'}: {name} {figure}, asked for {least}", flush=True)
+    print(
+        f"{'reached' if figure >= minimum else '!!! BAR MISSED !!!'}: {name} {figure}, asked for {minimum}", flush=True
+    )
 
 
-def word_tokenizer(
+def build_word_tokenizer(
     words: Sequence[str], special: Sequence[str], pattern: str, template: str, lower: bool = False
 ) -> Tokenizer:
     """One token for each match of the pattern, and special tokens around a text as the template says."""
@@ -117,13 +128,13 @@ def word_tokenizer(
     return tokenizer
 
 
-def write_model(
+def write_model_files(
     folder: Path,
     tensors: dict[str, Tensor],
     config: dict[str, Any],
     tokenizer: Tokenizer,
     special: dict[str, str],
-    tokens: int,
+    max_tokens: int,
 ) -> None:
     """Weights in half precision, configuration and tokenizer, as transformers opens them."""
     save_checkpoint(folder / "model.safetensors", tensors, dtype=torch.float16)
@@ -133,7 +144,7 @@ def write_model(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": tokens,
+            "model_max_length": max_tokens,
             "padding_side": "right",
             "model_input_names": ["input_ids", "attention_mask"],
             "clean_up_tokenization_spaces": False,
@@ -142,10 +153,10 @@ def write_model(
     )
 
 
-def chunks(places: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+def iter_chunks(places: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     return (places[start : start + size] for start in range(0, len(places), size))
 
 
-def hidden(example: Example, positions: Sequence[int], mask: str) -> str:
+def mask_positions(example: TaskExample, positions: Sequence[int], mask: str) -> str:
     """The text with these of its pieces masked."""
-    return replaced(example.text, [example.spans[position] for position in positions], mask)
+    return replace_spans(example.text, [example.spans[position] for position in positions], mask)

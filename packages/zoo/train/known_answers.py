@@ -20,22 +20,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cards import write_pages
+from cards import write_card_files
 
 import clearhead
 import clearhead_zoo
-from clearhead.bench.chunk_explanations import CONTROLS
+from clearhead.bench.chunk_explanations import CONTROL_METHODS
 from clearhead.bench.protocols.base import Measurement
-from clearhead.bench.tables import Column, columns, markdown
+from clearhead.bench.tables import MetricColumn, build_columns, render_markdown_table
 
-FIGURES = ("precision", "average precision")
-MEASURED = (
+METRICS = ("precision", "average precision")
+MEASURED_NOTE = (
     "On {count} held-out examples: the share of the true units among as many units with the highest scores "
     "(precision), and average precision, each with its 95 % bootstrap interval; special tokens and the words that ask "
     "are left out. Where several sets of units are each enough, the one that the method finds best counts. `random` is "
     "chance."
 )
-HEAD = """# Which methods find the known reason?
+PAGE_HEADER = """# Which methods find the known reason?
 
 Every method of clearhead on the zoo's models whose reasons are known by construction, with the settings that are its
 default. {measured} After the dot, the rank; methods that cannot be told apart on these examples (paired Wilcoxon tests,
@@ -48,21 +48,21 @@ are long, is in the [leaderboard](leaderboard.md) and not on this page.
 Made by `make known-answers`.
 """
 
-OTHERS = (
+OTHER_EXAMPLES_NOTE = (
     ' "(24 others)": measured on so many examples that are not those of the other methods, so there is a mean and no '
     "rank."
 )
 
 #: A model's stream and a method's name.
-Place = tuple[str, str, str]
+ResultKey = tuple[str, str, str]
 
 
 @dataclass
-class Known:
+class MethodResults:
     """What one method had on a model's examples: each figure by example, and where it ran."""
 
-    where: str
-    figures: dict[str, dict[str, float]] = field(default_factory=lambda: {figure: {} for figure in FIGURES})
+    device_name: str
+    metrics: dict[str, dict[str, float]] = field(default_factory=lambda: {figure: {} for figure in METRICS})
 
 
 def main() -> None:
@@ -71,104 +71,114 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=Path("docs/known-answers.md"), help="the page to write")
     options = parser.parse_args()
     kept = options.page.with_suffix(".json")
-    known = joined(read_kept(kept), measured(options.measured))
-    write_kept(kept, known)
-    tables = tabled(known)
-    models = _models(known)
+    known = merge_results(read_stored_results(kept), read_measured_results(options.measured))
+    write_stored_results(kept, known)
+    tables = build_tables(known)
+    models = _list_models(known)
     for model in models:
         _write_card(model, tables)
-    options.page.write_text(page(known, tables), encoding="utf-8")
+    options.page.write_text(render_page(known, tables), encoding="utf-8")
     print(f"{options.page} and the cards of {', '.join(models)}")
 
 
-def tabled(known: Mapping[Place, Known]) -> dict[str, list[Column]]:
-    return {figure: [c for model in _models(known) for c in _columns(model, known, figure)] for figure in FIGURES}
+def build_tables(known: Mapping[ResultKey, MethodResults]) -> dict[str, list[MetricColumn]]:
+    return {
+        figure: [c for model in _list_models(known) for c in _build_columns(model, known, figure)] for figure in METRICS
+    }
 
 
-def page(known: Mapping[Place, Known], tables: Mapping[str, list[Column]]) -> str:
-    count = max(len(column.examples) for column in tables[FIGURES[0]])
-    others = OTHERS if any(column.apart for table in tables.values() for column in table) else ""
-    told = MEASURED.format(count=f"up to {count}")
-    head = HEAD.format(measured=told, others=others, where=in_words(known), missing=missing(known))
-    parts = [f"## {figure.capitalize()}\n\n{markdown(table)}\n" for figure, table in tables.items()]
+def render_page(known: Mapping[ResultKey, MethodResults], tables: Mapping[str, list[MetricColumn]]) -> str:
+    count = max(len(column.examples) for column in tables[METRICS[0]])
+    others = OTHER_EXAMPLES_NOTE if any(column.unranked for table in tables.values() for column in table) else ""
+    told = MEASURED_NOTE.format(count=f"up to {count}")
+    head = PAGE_HEADER.format(
+        measured=told, others=others, where=format_devices(known), missing=format_missing_methods(known)
+    )
+    parts = [f"## {figure.capitalize()}\n\n{render_markdown_table(table)}\n" for figure, table in tables.items()]
     return "\n".join([head, *parts])
 
 
-def _models(known: Mapping[Place, Known]) -> list[str]:
+def _list_models(known: Mapping[ResultKey, MethodResults]) -> list[str]:
     return list(dict.fromkeys(model for model, _, _ in known))
 
 
-def joined(kept: Mapping[Place, Known], new: Mapping[Place, Known]) -> dict[Place, Known]:
+def merge_results(
+    stored: Mapping[ResultKey, MethodResults], measured_results: Mapping[ResultKey, MethodResults]
+) -> dict[ResultKey, MethodResults]:
     """What is measured anew takes the place of what was kept; a control, which is in every run, not that of more.
 
     Scenes of `shapes` depend on how many are drawn: the first of 24 and the first of 60 have one name and are two.
     `position` has the same figures on the same examples, anywhere; where it has not, the new ones get other names.
     """
-    known = dict(kept)
-    for (model, part, method), one in new.items():
+    known = dict(stored)
+    for (model, part, method), one in measured_results.items():
         baseline = (model, part, "position")
-        if baseline in kept and baseline in new and not _same(kept[baseline], new[baseline]):
-            one = _renamed(one, f" of {len(new[baseline].figures[FIGURES[0]])}")
+        if (
+            baseline in stored
+            and baseline in measured_results
+            and not _agree(stored[baseline], measured_results[baseline])
+        ):
+            one = _rename_examples(one, f" of {len(measured_results[baseline].metrics[METRICS[0]])}")
         before = known.get((model, part, method))
-        if before is None or method not in CONTROLS or _count(one) >= _count(before):
+        if before is None or method not in CONTROL_METHODS or _count_examples(one) >= _count_examples(before):
             known[model, part, method] = one
     return known
 
 
-def _count(one: Known) -> int:
-    return len(one.figures[FIGURES[0]])
+def _count_examples(one: MethodResults) -> int:
+    return len(one.metrics[METRICS[0]])
 
 
-def _same(one: Known, other: Known) -> bool:
+def _agree(one: MethodResults, other: MethodResults) -> bool:
     """Whether they agree where both have a figure, but for the digits that are not kept."""
-    pairs = [(x, other.figures[f][e]) for f in FIGURES for e, x in one.figures[f].items() if e in other.figures[f]]
+    pairs = [(x, other.metrics[f][e]) for f in METRICS for e, x in one.metrics[f].items() if e in other.metrics[f]]
     return all(abs(x - y) < 1e-5 for x, y in pairs)
 
 
-def _renamed(one: Known, end: str) -> Known:
-    return Known(one.where, {f: {e + end: x for e, x in own.items()} for f, own in one.figures.items()})
+def _rename_examples(one: MethodResults, end: str) -> MethodResults:
+    return MethodResults(one.device_name, {f: {e + end: x for e, x in own.items()} for f, own in one.metrics.items()})
 
 
-def measured(files: Sequence[Path]) -> dict[Place, Known]:
+def read_measured_results(files: Sequence[Path]) -> dict[ResultKey, MethodResults]:
     """What `truth.py` wrote; a method's examples may be in several files, and the controls are in each."""
-    known: dict[Place, Known] = {}
+    known: dict[ResultKey, MethodResults] = {}
     for file in files:
         content = json.loads(file.read_text(encoding="utf-8"))
         for row in content["rows"]:
-            one = known.setdefault((row["model"], row["part"], row["method"]), Known(content["where"]))
-            for figure in FIGURES:
-                one.figures[figure][row["example"]] = round(row["figures"][f"minimal {figure}"], 12)
+            one = known.setdefault((row["model"], row["part"], row["method"]), MethodResults(content["where"]))
+            for figure in METRICS:
+                one.metrics[figure][row["example"]] = round(row["figures"][f"minimal {figure}"], 12)
     return known
 
 
-def read_kept(file: Path) -> dict[Place, Known]:
+def read_stored_results(file: Path) -> dict[ResultKey, MethodResults]:
     if not file.exists():
         return {}
     known = {}
     for model, parts in json.loads(file.read_text(encoding="utf-8")).items():
         for part, kept in parts.items():
             for method, own in kept["methods"].items():
-                pairs = {figure: zip(kept["examples"], own[figure], strict=True) for figure in FIGURES}
+                pairs = {figure: zip(kept["examples"], own[figure], strict=True) for figure in METRICS}
                 figures = {figure: {e: x for e, x in both if x is not None} for figure, both in pairs.items()}
-                known[model, part, method] = Known(own["where"], figures)
+                known[model, part, method] = MethodResults(own["where"], figures)
     return known
 
 
-def write_kept(file: Path, known: Mapping[Place, Known]) -> None:
+def write_stored_results(file: Path, known: Mapping[ResultKey, MethodResults]) -> None:
     """By model and stream: the examples' names once, and what each method had on them."""
     content: dict[str, dict[str, Any]] = {}
     for model, part in dict.fromkeys((model, part) for model, part, _ in known):
         own = {method: one for (m, p, method), one in known.items() if (m, p) == (model, part)}
-        examples = sorted({example for one in own.values() for example in one.figures[FIGURES[0]]})
+        examples = sorted({example for one in own.values() for example in one.metrics[METRICS[0]]})
         listed = {
-            method: {"where": one.where, **{f: [one.figures[f].get(e) for e in examples] for f in FIGURES}}
+            method: {"where": one.device_name, **{f: [one.metrics[f].get(e) for e in examples] for f in METRICS}}
             for method, one in own.items()
         }
         content.setdefault(model, {})[part] = {"examples": examples, "methods": listed}
     file.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
-def missing(known: Mapping[Place, Known]) -> str:
+def format_missing_methods(known: Mapping[ResultKey, MethodResults]) -> str:
     """Which methods apply to a model and are not on the page: what its card has of an earlier run, what was never."""
     there: dict[str, set[str]] = {}
     for model, _, method in known:
@@ -190,12 +200,12 @@ def missing(known: Mapping[Place, Known]) -> str:
     return told + (f" Or it was never measured: {'; '.join(never)}." if never else "")
 
 
-def in_words(known: Mapping[Place, Known]) -> str:
+def format_devices(known: Mapping[ResultKey, MethodResults]) -> str:
     """Where most was measured, and which methods were measured elsewhere; controls are the same anywhere."""
     ran: dict[str, dict[str, set[str]]] = {}
     for (model, _, method), one in known.items():
-        if method not in CONTROLS:
-            ran.setdefault(method, {}).setdefault(one.where, set()).add(model)
+        if method not in CONTROL_METHODS:
+            ran.setdefault(method, {}).setdefault(one.device_name, set()).add(model)
     usual = Counter(where for places in ran.values() for where in places).most_common(1)[0][0]
     others: dict[str, list[str]] = {}
     for method, places in sorted(ran.items()):
@@ -207,30 +217,32 @@ def in_words(known: Mapping[Place, Known]) -> str:
     return f"Measured on {usual}" + (f"; {'; '.join(rest)}." if rest else ".")
 
 
-def _columns(model: str, known: Mapping[Place, Known], figure: str) -> list[Column]:
+def _build_columns(model: str, known: Mapping[ResultKey, MethodResults], figure: str) -> list[MetricColumn]:
     own = [
         Measurement(example, method, part, {figure: value})
         for (m, part, method), one in known.items()
         if m == model
-        for example, value in one.figures[figure].items()
+        for example, value in one.metrics[figure].items()
     ]
-    return [_set_apart(column) for column in columns(model, own, figure)]
+    return [_separate_incomparable(column) for column in build_columns(model, own, figure)]
 
 
-def _set_apart(column: Column) -> Column:
+def _separate_incomparable(column: MetricColumn) -> MetricColumn:
     """Methods that share no example with the controls cannot be compared with the others, pair by pair."""
-    controls = [~np.isnan(own) for method, own in column.values.items() if method in CONTROLS]
+    controls = [~np.isnan(own) for method, own in column.values_by_method.items() if method in CONTROL_METHODS]
     if not controls:
         return column
     here = np.any(controls, axis=0)
-    apart = {m: own[~np.isnan(own)] for m, own in column.values.items() if np.isnan(own[here]).all()}
-    among = {m: own for m, own in column.values.items() if m not in apart}
+    apart = {m: own[~np.isnan(own)] for m, own in column.values_by_method.items() if np.isnan(own[here]).all()}
+    among = {m: own for m, own in column.values_by_method.items() if m not in apart}
     used = ~np.all([np.isnan(own) for own in among.values()], axis=0)
     examples = [example for example, is_used in zip(column.examples, used, strict=True) if is_used]
-    return replace(column, examples=examples, values={m: own[used] for m, own in among.items()}, apart=apart)
+    return replace(
+        column, examples=examples, values_by_method={m: own[used] for m, own in among.items()}, unranked=apart
+    )
 
 
-def _write_card(model: str, tables: dict[str, list[Column]]) -> None:
+def _write_card(model: str, tables: dict[str, list[MetricColumn]]) -> None:
     found: dict[str, dict[str, dict[str, list[float | None]]]] = {}
     count = 0
     others: dict[str, int] = {}
@@ -239,21 +251,21 @@ def _write_card(model: str, tables: dict[str, list[Column]]) -> None:
             if column.name.split(", ")[0] == model:
                 part = found.setdefault(column.name.removeprefix(f"{model}, "), {})
                 count = max(count, len(column.examples))
-                for method, one in column.intervals().items():
-                    ends = (one.low, one.high) if one.known else (None, None)
+                for method, one in column.compute_intervals().items():
+                    ends = (one.low, one.high) if one.has_bounds else (None, None)
                     part.setdefault(method, {})[figure] = [x if x is None else round(x, 3) for x in (one.mean, *ends)]
-                for method, own in column.apart.items():
+                for method, own in column.unranked.items():
                     others[method] = max(others.get(method, 0), len(own))
     folder = clearhead_zoo.path(model)
     card = clearhead_zoo.card(model)
     before = card.get("truth", {}).get("found", {})  # what was not measured anew stays as it was
     joined = {part: {**before.get(part, {}), **own} for part, own in found.items()}
-    ordered = {part: dict(sorted(own.items(), key=_worse)) for part, own in joined.items()}
-    told = MEASURED.format(count=count) + "".join(f" `{m}`: on {few} others." for m, few in sorted(others.items()))
-    write_pages(folder, {**card, "truth": {"measured": told, "found": ordered}})
+    ordered = {part: dict(sorted(own.items(), key=_get_sort_key)) for part, own in joined.items()}
+    told = MEASURED_NOTE.format(count=count) + "".join(f" `{m}`: on {few} others." for m, few in sorted(others.items()))
+    write_card_files(folder, {**card, "truth": {"measured": told, "found": ordered}})
 
 
-def _worse(item: tuple[str, dict[str, list[float]]]) -> float:
+def _get_sort_key(item: tuple[str, dict[str, list[float]]]) -> float:
     return -item[1]["average precision"][0]
 
 

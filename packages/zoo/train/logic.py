@@ -17,46 +17,55 @@ from typing import Any
 import numpy as np
 import torch
 from cards import write_card
-from known import chunks, clock_of, half_precision, hidden, learn, shared_options, word_tokenizer, write_model
+from known import (
+    autocast_if_cuda,
+    build_word_tokenizer,
+    iter_chunks,
+    make_shared_parser,
+    make_training_budget,
+    mask_positions,
+    run_training,
+    write_model_files,
+)
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
-from clearhead_zoo.tasks import generator, logic
+from clearhead_zoo.tasks import logic, make_generator
 
-TOKENS = 64
+MAX_TOKENS = 64
 
 
 def main() -> None:
     options = parse_options()
     torch.manual_seed(options.seed)
-    config = config_of(options)
+    config = build_config(options)
     model = BertForSequenceClassification(BertConfig(**config)).to(options.device)
-    clock = clock_of(options)
-    number = {word: place for place, word in enumerate(logic.vocabulary())}
+    clock = make_training_budget(options)
+    number = {word: place for place, word in enumerate(logic.build_vocabulary())}
     device = torch.device(options.device)
 
     def loss_of() -> Tensor:
-        rng = generator(options.seed, "train", clock.step)
-        texts = [masked(words, rng) for words in islice(logic.texts(rng), options.batch)]
-        truth = torch.tensor([logic.LABELS.index(logic.label_of(words)) for words in texts], device=device)
-        rows = [[number[word] for word in (logic.FIRST, *words, logic.LAST)] for words in texts]
+        rng = make_generator(options.seed, "train", clock.step)
+        texts = [mask_words(words, rng) for words in islice(logic.iter_texts(rng), options.batch)]
+        truth = torch.tensor([logic.LABELS.index(logic.compute_label(words)) for words in texts], device=device)
+        rows = [[number[word] for word in (logic.CLS_TOKEN, *words, logic.SEP_TOKEN)] for words in texts]
         ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
-        with half_precision(device):
+        with autocast_if_cuda(device):
             logits = model(input_ids=ids, attention_mask=(ids != 0).long()).logits.float()
         return F.cross_entropy(logits, truth)
 
-    tensors = learn(options, model, clock, loss_of)
+    tensors = run_training(options, model, clock, loss_of)
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    special = dict(zip(names, logic.SPECIAL, strict=True))
-    template = f"{logic.FIRST} $A {logic.LAST}"
-    tokenizer = word_tokenizer(logic.vocabulary(), logic.SPECIAL, r"\S+", template, lower=True)
-    write_model(options.out, tensors, config, tokenizer, special, TOKENS)
-    print(write_card(options.out, facts_of(options, clock.step, measure(options))), flush=True)
+    special = dict(zip(names, logic.SPECIAL_TOKENS, strict=True))
+    template = f"{logic.CLS_TOKEN} $A {logic.SEP_TOKEN}"
+    tokenizer = build_word_tokenizer(logic.build_vocabulary(), logic.SPECIAL_TOKENS, r"\S+", template, lower=True)
+    write_model_files(options.out, tensors, config, tokenizer, special, MAX_TOKENS)
+    print(write_card(options.out, build_card_facts(options, clock.step, measure_stored_model(options))), flush=True)
 
 
 def parse_options() -> argparse.Namespace:
-    parser = shared_options(__doc__, name="logic", steps=3000, lr=1e-3)
+    parser = make_shared_parser(__doc__, name="logic", steps=3000, lr=1e-3)
     parser.add_argument("--batch", type=int, default=96, help="texts a step")
     parser.add_argument("--width", type=int, default=64, help="width of the model")
     parser.add_argument("--depth", type=int, default=3, help="layers")
@@ -66,25 +75,25 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
-def masked(words: Sequence[str], rng: np.random.Generator) -> list[str]:
+def mask_words(words: Sequence[str], rng: np.random.Generator) -> list[str]:
     """Mostly the words as they are; in a third of the cases some of them hidden, but never the rule's name."""
     if rng.random() > 0.33:
         return list(words)
     gone = rng.random(len(words)) < rng.random()
-    return [words[0], *(logic.MASK if out else word for word, out in zip(words[1:], gone[1:], strict=True))]
+    return [words[0], *(logic.MASK_TOKEN if out else word for word, out in zip(words[1:], gone[1:], strict=True))]
 
 
-def config_of(options: argparse.Namespace) -> dict[str, Any]:
+def build_config(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "architectures": ["BertForSequenceClassification"],
         "model_type": "bert",
         "dtype": "float16",
-        "vocab_size": len(logic.vocabulary()),
+        "vocab_size": len(logic.build_vocabulary()),
         "hidden_size": options.width,
         "intermediate_size": 4 * options.width,
         "num_hidden_layers": options.depth,
         "num_attention_heads": 4,
-        "max_position_embeddings": TOKENS,
+        "max_position_embeddings": MAX_TOKENS,
         "type_vocab_size": 1,
         "hidden_act": "gelu",
         # the texts never repeat: there is nothing to regularise
@@ -100,26 +109,28 @@ def config_of(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def measure(options: argparse.Namespace) -> dict[str, float]:
+def measure_stored_model(options: argparse.Namespace) -> dict[str, float]:
     """What the stored files do, opened the way a user opens them."""
     model = AutoModelForSequenceClassification.from_pretrained(options.out, dtype=torch.float32)
     model = model.to(options.device).eval()
     tokenizer = AutoTokenizer.from_pretrained(options.out)
-    rng = generator(options.seed + 2, "held-out")
-    examples = logic.examples(options.count, options.seed)
-    evident = logic.examples(options.count, options.seed + 1, evident=True)
+    rng = make_generator(options.seed + 2, "held-out")
+    examples = logic.make_examples(options.count, options.seed)
+    evident = logic.make_examples(options.count, options.seed + 1, evident=True)
 
     @torch.no_grad()
     def accuracy(texts: Sequence[str], labels: Sequence[str]) -> float:
         right = 0
-        for chunk in chunks(range(len(texts)), 250):
+        for chunk in iter_chunks(range(len(texts)), 250):
             inputs = tokenizer([texts[place] for place in chunk], return_tensors="pt", padding=True).to(options.device)
             guesses = model(**inputs).logits.argmax(-1).tolist()
             right += sum(logic.LABELS[guess] == labels[place] for guess, place in zip(guesses, chunk, strict=True))
         return right / len(texts)
 
     labels = [example.label for example in evident]
-    some = [" ".join([e.words[0], *(w if rng.random() < 0.5 else logic.MASK for w in e.words[1:])]) for e in examples]
+    some = [
+        " ".join([e.words[0], *(w if rng.random() < 0.5 else logic.MASK_TOKEN for w in e.words[1:])]) for e in examples
+    ]
     figures = {
         "accuracy": accuracy([e.text for e in examples], [e.label for e in examples]),
         **{
@@ -129,24 +140,24 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         },
         "accuracy where the text holds evidence": accuracy([e.text for e in evident], labels),
         "keeps the label when the evidence is masked": accuracy(
-            [hidden(e, e.evidence, logic.MASK) for e in evident], labels
+            [mask_positions(e, e.evidence, logic.MASK_TOKEN) for e in evident], labels
         ),
         "keeps the label when as many other words are masked": accuracy(
-            [hidden(e, e.control(rng), logic.MASK) for e in evident], labels
+            [mask_positions(e, e.sample_control_positions(rng), logic.MASK_TOKEN) for e in evident], labels
         ),
-        "accuracy with every second word masked": accuracy(some, [logic.label_of(text.split()) for text in some]),
+        "accuracy with every second word masked": accuracy(some, [logic.compute_label(text.split()) for text in some]),
     }
     return {name: round(figure, 4) for name, figure in figures.items()}
 
 
-def facts_of(options: argparse.Namespace, steps: int, figures: dict[str, float]) -> dict[str, Any]:
-    rules = "; ".join(f"{name}: {logic.said(rule)}" for name, rule in logic.RULES.items())
+def build_card_facts(options: argparse.Namespace, steps: int, figures: dict[str, float]) -> dict[str, Any]:
+    rules = "; ".join(f"{name}: {logic.format_rule(rule)}" for name, rule in logic.RULES.items())
     return {
         "name": "logic",
         "task": "text-classification",
         "summary": "A small BERT that evaluates a rule, named by the first word, over marked words among distractors.",
         "architecture": f"BERT, {options.depth} layers of width {options.width}, 4 heads, "
-        f"{len(logic.vocabulary())} words, {TOKENS} positions",
+        f"{len(logic.build_vocabulary())} words, {MAX_TOKENS} positions",
         "labels": list(logic.LABELS),
         "licence": "Apache-2.0",
         "data": "generated: clearhead_zoo.tasks.logic; every text with all its minimal sufficient sets of words, "
@@ -154,11 +165,12 @@ def facts_of(options: argparse.Namespace, steps: int, figures: dict[str, float])
         "command": "python packages/zoo/train/logic.py --out packages/zoo/src/clearhead_zoo/models/logic "
         f"--seed {options.seed} --steps {steps} --batch {options.batch} --lr {options.lr:g} "
         f"--width {options.width} --depth {options.depth}",
-        "rules": {name: logic.said(rule) for name, rule in logic.RULES.items()},
+        "rules": {name: logic.format_rule(rule) for name, rule in logic.RULES.items()},
         "figures": figures,
         "measured": f"On {options.count:,} generated texts of the held-out stream (half YES, half NO, rules in equal "
         "parts; where the text holds evidence: six YES to four NO), opened with transformers in float32. Held out are "
-        f"texts, not cases: training has seen all {len(logic.RULES) * 2 ** len(logic.MARKED):,} combinations of a rule "
+        f"texts, not cases: training has seen all {len(logic.RULES) * 2 ** len(logic.MARKED_WORDS):,} combinations "
+        "of a rule "
         "and marked words, so these figures say that the model knows its rules, not that it would find others. "
         "Evidence is every word of every witness; by the rules the label always turns when all of it is masked, and "
         "never when only other words are. Masked words become [MASK].",

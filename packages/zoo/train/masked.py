@@ -19,75 +19,83 @@ from typing import Any
 
 import torch
 from cards import write_card, write_json
-from classifiers import architecture, depth_of
+from classifiers import describe_architecture, get_parameter_depth
 from encoders import (
-    SPECIAL,
-    Texts,
-    batches,
-    clock_of,
+    SPECIAL_TOKENS,
+    PaddedTexts,
     copy_tokenizer,
-    cut,
-    encoded,
-    packaged_base,
-    packed,
-    stored_config,
-    text_options,
-    tokenizer_of,
-    vocabulary,
+    encode_texts,
+    find_packaged_base,
+    iter_batches,
+    load_tokenizer,
+    make_stored_config,
+    make_text_parser,
+    make_training_budget,
+    pack_batches,
+    read_vocabulary,
+    write_reduced_model,
 )
 from jaxtyping import Bool, Float, Int
-from known import half_precision
-from movies import labelled, reviews
+from known import autocast_if_cuda
+from movies import read_labelled, read_reviews
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM
 
-from clearhead.training import Average, depth_groups, load_checkpoint, save_checkpoint, train
+from clearhead.training import (
+    ExponentialMovingAverage,
+    build_layerwise_lr_groups,
+    load_checkpoint,
+    save_checkpoint,
+    train,
+)
 
 SOURCES = ("brown", "abc", "state_union", "inaugural", "wikitext-2-valid")
 #: Every twentieth block of so many lines decides, every twentieth measures.
-BLOCK, EVERY, DECIDES, MEASURES = 40, 20, 7, 17
+LINES_PER_BLOCK, SPLIT_PERIOD, VALIDATION_REMAINDER, TEST_REMAINDER = 40, 20, 7, 17
 #: The share of masked tokens; of these 80 % become [MASK], 10 % another piece, 10 % stay (Devlin et al. 2019).
-SHARE = 0.15
-LENGTHS = (128, 512)
-KING, QUEEN = "[MASK] is the king of france .", "[MASK] is the queen of france ."
-TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
+MASK_FRACTION = 0.15
+WINDOW_LENGTHS = (128, 512)
+KING_SENTENCE, QUEEN_SENTENCE = "[MASK] is the king of france .", "[MASK] is the queen of france ."
+TIED_WEIGHTS = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
 Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Text:
+class TextSplits:
     """Blocks of lines of running text, and lines that stand alone."""
 
-    learned: list[list[str]]
-    decides: list[list[str]]
-    measures: list[list[str]]
+    train: list[list[str]]
+    validation: list[list[str]]
+    test: list[list[str]]
     wiki: list[list[str]]
-    lines: list[str]
+    single_lines: list[str]
 
 
 def main() -> None:
     options = parse_options()
     torch.manual_seed(options.seed)
     device = torch.device(options.device)
-    base = options.base or packaged_base()
-    words = [piece for piece in vocabulary(base) if not piece.startswith("[unused")]
-    start = cut(base, options.work / "start", words)
+    base = options.base or find_packaged_base()
+    words = [piece for piece in read_vocabulary(base) if not piece.startswith("[unused")]
+    start = write_reduced_model(base, options.work / "start", words)
     text = read_text(options.data, options.smoke)
-    model = new_model(start, device)
-    lessons = Lessons(options, start, text, device)
+    model = make_model(start, device)
+    lessons = MaskedWindowSampler(options, start, text, device)
     with torch.no_grad():
-        model.cls.predictions.bias.copy_(lessons.frequencies(model.config.vocab_size))
-    weights, steps = learned(options, model, lessons, pieces_of(start, ids_of(start, text.decides), device))
-    write_model(options.out, start, weights)
-    figures = measured(options, text)
-    print(write_card(options.out, facts_of(options, steps, len(words), figures)), flush=True)
+        model.cls.predictions.bias.copy_(lessons.compute_log_frequencies(model.config.vocab_size))
+    weights, steps = train_model(
+        options, model, lessons, split_into_windows(start, encode_blocks(start, text.validation), device)
+    )
+    write_model_files(options.out, start, weights)
+    figures = measure_stored_model(options, text)
+    print(write_card(options.out, build_card_facts(options, steps, len(words), figures)), flush=True)
     if figures["he over she, king of france (logits)"] <= 0:
-        print(f"!!! BAR MISSED: she is likelier than he in {KING!r}", flush=True)
+        print(f"!!! BAR MISSED: she is likelier than he in {KING_SENTENCE!r}", flush=True)
 
 
 def parse_options() -> argparse.Namespace:
-    parser = text_options(__doc__, "masked", "folder with text/, sentences/ and eraser-movies/")
+    parser = make_text_parser(__doc__, "masked", "folder with text/, sentences/ and eraser-movies/")
     parser.add_argument("--steps", type=int, default=12_000, help="no more steps than this")
     parser.add_argument("--batch-tokens", type=int, default=32_768, help="tokens a step")
     parser.add_argument("--lr", type=float, default=6e-4, help="peak learning rate of the head")
@@ -101,105 +109,111 @@ def parse_options() -> argparse.Namespace:
 # -- text
 
 
-def read_text(data: Path, smoke: bool) -> Text:
-    running = [block for source in SOURCES for block in blocks(data / "text" / f"{source}.txt")]
+def read_text(data: Path, smoke: bool) -> TextSplits:
+    running = [block for source in SOURCES for block in read_blocks(data / "text" / f"{source}.txt")]
     parts: tuple[list[list[str]], ...] = ([], [], [])
     for place, block in enumerate(running):
-        parts[{DECIDES: 1, MEASURES: 2}.get(place % EVERY, 0)].append(block)
-    told = [review.text.splitlines() for review in reviews(data, "train")]
+        parts[{VALIDATION_REMAINDER: 1, TEST_REMAINDER: 2}.get(place % SPLIT_PERIOD, 0)].append(block)
+    told = [review.text.splitlines() for review in read_reviews(data, "train")]
     names = (("rt-polarity", "all"), ("subj", "all"), ("custrev", "all"), ("trec", "train"))
-    lines = [text for name, split in names for text, _ in labelled(name, split, data)]
+    lines = [text for name, split in names for text, _ in read_labelled(name, split, data)]
     lines += [line for block in parts[0] for line in block]
-    wiki = blocks(data / "text" / "wikitext-2-test.txt")
+    wiki = read_blocks(data / "text" / "wikitext-2-test.txt")
     if smoke:
-        return Text(parts[0][::100], parts[1][::10], parts[2][::10], wiki[::10], lines[::100])
-    return Text(parts[0] + told, parts[1], parts[2], wiki, lines)
+        return TextSplits(parts[0][::100], parts[1][::10], parts[2][::10], wiki[::10], lines[::100])
+    return TextSplits(parts[0] + told, parts[1], parts[2], wiki, lines)
 
 
-def blocks(path: Path) -> list[list[str]]:
-    lines = [line for line in map(plain, path.read_text(encoding="utf-8", errors="replace").splitlines()) if line]
-    return [lines[start : start + BLOCK] for start in range(0, len(lines), BLOCK)]
+def read_blocks(path: Path) -> list[list[str]]:
+    lines = [line for line in map(clean_line, path.read_text(encoding="utf-8", errors="replace").splitlines()) if line]
+    return [lines[start : start + LINES_PER_BLOCK] for start in range(0, len(lines), LINES_PER_BLOCK)]
 
 
-def plain(line: str) -> str:
+def clean_line(line: str) -> str:
     """A line without WikiText's marks: headings lose theirs, "@-@" becomes "-", unknown words become [UNK].
 
-    >>> plain(" = Robert <unk> = "), plain("a guest @-@ starring role")
+    >>> clean_line(" = Robert <unk> = "), clean_line("a guest @-@ starring role")
     ('Robert [UNK]', 'a guest-starring role')
     """
-    for mark, meant in ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), ("<unk>", SPECIAL["unk_token"])):
+    for mark, meant in ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), ("<unk>", SPECIAL_TOKENS["unk_token"])):
         line = line.replace(mark, meant)
     return line.strip(" =\n")
 
 
-def ids_of(folder: Path, running: Sequence[Sequence[str]]) -> list[list[int]]:
-    whole = tokenizer_of(folder).encode_batch([" ".join(block) for block in running], add_special_tokens=False)
+def encode_blocks(folder: Path, running: Sequence[Sequence[str]]) -> list[list[int]]:
+    whole = load_tokenizer(folder).encode_batch([" ".join(block) for block in running], add_special_tokens=False)
     return [block.ids for block in whole]
 
 
-def pieces_of(folder: Path, ids: Sequence[list[int]], device: torch.device) -> Texts:
+def split_into_windows(folder: Path, ids: Sequence[list[int]], device: torch.device) -> PaddedTexts:
     """Running text in stretches of the shorter length, for measuring."""
-    number, size = vocabulary(folder), LENGTHS[0] - 2
-    first, last = number[SPECIAL["cls_token"]], number[SPECIAL["sep_token"]]
+    number, size = read_vocabulary(folder), WINDOW_LENGTHS[0] - 2
+    first, last = number[SPECIAL_TOKENS["cls_token"]], number[SPECIAL_TOKENS["sep_token"]]
     stretches = (block[place : place + size] for block in ids for place in range(0, len(block), size))
-    return Texts([[first, *stretch, last] for stretch in stretches], device)
+    return PaddedTexts([[first, *stretch, last] for stretch in stretches], device)
 
 
 # -- learning
 
 
-class Lessons:
+class MaskedWindowSampler:
     """Windows of running text and single lines, drawn and masked on the device."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path, text: Text, device: torch.device) -> None:
-        number = vocabulary(folder)
-        self.special = torch.tensor([number[token] for token in SPECIAL.values()], device=device)
-        self.first, self.last, self.mask = (number[SPECIAL[f"{name}_token"]] for name in ("cls", "sep", "mask"))
-        self.pieces, self.batch_tokens = len(number), options.batch_tokens
-        joined = [[*ids, self.last] for ids in ids_of(folder, text.learned)]
+    def __init__(self, options: argparse.Namespace, folder: Path, text: TextSplits, device: torch.device) -> None:
+        number = read_vocabulary(folder)
+        self.special_ids = torch.tensor([number[token] for token in SPECIAL_TOKENS.values()], device=device)
+        self.cls_id, self.sep_id, self.mask_id = (
+            number[SPECIAL_TOKENS[f"{name}_token"]] for name in ("cls", "sep", "mask")
+        )
+        self.vocab_size, self.batch_tokens = len(number), options.batch_tokens
+        joined = [[*ids, self.sep_id] for ids in encode_blocks(folder, text.train)]
         self.stream = torch.tensor([one for ids in joined for one in ids], device=device)
-        self.lines = Texts([line.ids for line in encoded(folder, text.lines, LENGTHS[0])], device)
-        self.order = batches(self.lines.lengths, options.batch_tokens // 24, options.batch_tokens, options.seed)
-        self.turn = 0
+        self.lines = PaddedTexts(
+            [line.ids for line in encode_texts(folder, text.single_lines, WINDOW_LENGTHS[0])], device
+        )
+        self.line_batches = iter_batches(
+            self.lines.lengths, options.batch_tokens // 24, options.batch_tokens, options.seed
+        )
+        self.num_batches_drawn = 0
         print(f"{len(self.stream):,} tokens of running text, {len(self.lines):,} lines", flush=True)
 
-    def draw(self) -> dict[str, Tensor]:
+    def sample_batch(self) -> dict[str, Tensor]:
         """By turns: three batches of short windows, one of long ones, one of lines."""
-        self.turn += 1
-        if self.turn % 5 == 0:
-            return self.lines.batch(next(self.order))
-        return self.windows(LENGTHS[self.turn % 5 == 4])
+        self.num_batches_drawn += 1
+        if self.num_batches_drawn % 5 == 0:
+            return self.lines.collate(next(self.line_batches))
+        return self.sample_windows(WINDOW_LENGTHS[self.num_batches_drawn % 5 == 4])
 
-    def windows(self, length: int) -> dict[str, Tensor]:
+    def sample_windows(self, length: int) -> dict[str, Tensor]:
         device = self.stream.device
         starts = torch.randint(len(self.stream) - length, (max(1, self.batch_tokens // length), 1), device=device)
         ids = self.stream[starts + torch.arange(length, device=device)]
-        ids[:, 0], ids[:, -1] = self.first, self.last
+        ids[:, 0], ids[:, -1] = self.cls_id, self.sep_id
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
-    def hidden(self, ids: Int[Tensor, "text token"]) -> tuple[Int[Tensor, "text token"], Bool[Tensor, "text token"]]:
+    def mask_ids(self, ids: Int[Tensor, "text token"]) -> tuple[Int[Tensor, "text token"], Bool[Tensor, "text token"]]:
         """The ids with some hidden, and which."""
-        chosen = chosen_of(ids, self.special)
+        chosen = choose_masked(ids, self.special_ids)
         fate = torch.rand(ids.shape, device=ids.device)
-        ids = torch.where(chosen & (fate < 0.8), self.mask, ids)
-        other = torch.randint(self.pieces, ids.shape, device=ids.device)
+        ids = torch.where(chosen & (fate < 0.8), self.mask_id, ids)
+        other = torch.randint(self.vocab_size, ids.shape, device=ids.device)
         return torch.where(chosen & (fate > 0.9), other, ids), chosen
 
-    def frequencies(self, pieces: int) -> Float[Tensor, " piece"]:
+    def compute_log_frequencies(self, vocab_size: int) -> Float[Tensor, " piece"]:
         """Log-frequency of each piece: where the decoder's bias starts."""
-        count = torch.bincount(self.stream, minlength=pieces).float() + 0.1
+        count = torch.bincount(self.stream, minlength=vocab_size).float() + 0.1
         return (count / count.sum()).log()
 
 
-def chosen_of(
+def choose_masked(
     ids: Int[Tensor, "text token"], special: Int[Tensor, " token"], generator: torch.Generator | None = None
 ) -> Bool[Tensor, "text token"]:
     """Which tokens to mask, none of them special."""
     luck = torch.rand(ids.shape, device=ids.device, generator=generator)
-    return (luck < SHARE) & ~torch.isin(ids, special)
+    return (luck < MASK_FRACTION) & ~torch.isin(ids, special)
 
 
-def new_model(folder: Path, device: torch.device) -> BertForMaskedLM:
+def make_model(folder: Path, device: torch.device) -> BertForMaskedLM:
     """The encoder under a new head, whose matrix is the embeddings'."""
     model = BertForMaskedLM.from_pretrained(folder, dtype=torch.float32)
     head = model.cls.predictions
@@ -208,62 +222,66 @@ def new_model(folder: Path, device: torch.device) -> BertForMaskedLM:
     return model.to(device)  # type: ignore[arg-type]
 
 
-def learned(
-    options: argparse.Namespace, model: BertForMaskedLM, lessons: Lessons, held_out: Texts
+def train_model(
+    options: argparse.Namespace, model: BertForMaskedLM, sampler: MaskedWindowSampler, held_out: PaddedTexts
 ) -> tuple[Weights, int]:
     """The averaged weights that did best on held-out text, of several looks, and the number of steps."""
-    device = lessons.stream.device
+    device = sampler.stream.device
     layers = model.config.num_hidden_layers
-    groups = depth_groups(model.train(), lambda name: depth_of(name, layers), options.lr, 0.9, weight_decay=0.01)
+    groups = build_layerwise_lr_groups(
+        model.train(), lambda name: get_parameter_depth(name, layers), options.lr, 0.9, weight_decay=0.01
+    )
     optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=device.type == "cuda")
-    average = Average(model, horizon=500)
-    clock = clock_of(options.seconds, options.steps)
-    best = Best(options.work / "best.safetensors")
+    average = ExponentialMovingAverage(model, horizon=500)
+    clock = make_training_budget(options.seconds, options.steps)
+    best = BestCheckpoint(options.work / "best.safetensors")
     looks = 10
 
     def loss_of() -> Tensor:
-        if clock.step and clock.fraction >= best.looks / looks:
-            with average.applied() as current:
-                best.look(current, held_out, lessons, average.tensors)
-        inputs = lessons.draw()
-        ids, chosen = lessons.hidden(inputs["input_ids"])
-        with half_precision(device):
+        if clock.step and clock.fraction >= best.num_evaluations / looks:
+            with average.averaged_weights() as current:
+                best.evaluate(current, held_out, sampler, average.tensors)
+        inputs = sampler.sample_batch()
+        ids, chosen = sampler.mask_ids(inputs["input_ids"])
+        with autocast_if_cuda(device):
             states = model.bert(ids, inputs["attention_mask"]).last_hidden_state
             logits = model.cls(states[chosen])
         return F.cross_entropy(logits.float(), inputs["input_ids"][chosen])
 
     partial = options.work / "partial.safetensors"
-    train(loss_of, [optimiser], clock, average, warmup=0.04, clip=1.0, checkpoint=partial, name="masked")
-    with average.applied() as current:
-        best.look(current, held_out, lessons, average.tensors)
+    train(
+        loss_of, [optimiser], clock, average, warmup_fraction=0.04, max_grad_norm=1.0, checkpoint=partial, name="masked"
+    )
+    with average.averaged_weights() as current:
+        best.evaluate(current, held_out, sampler, average.tensors)
     return load_checkpoint(best.path)[0], clock.step
 
 
-class Best:
+class BestCheckpoint:
     """The weights with the lowest loss on held-out text so far; also after a cut."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.looks = path, 1
+        self.path, self.num_evaluations = path, 1
         self.loss = load_checkpoint(path)[1]["loss"] if path.exists() else float("inf")
 
-    def look(self, model: Any, held_out: Texts, lessons: Lessons, weights: Weights) -> None:
-        loss, right = losses(model, held_out, lessons.special, lessons.mask)
+    def evaluate(self, model: Any, held_out: PaddedTexts, lessons: MaskedWindowSampler, weights: Weights) -> None:
+        loss, right = compute_masked_loss(model, held_out, lessons.special_ids, lessons.mask_id)
         print(f"held out: perplexity {loss.exp():.2f}, first guess right {right:.4f}", flush=True)
-        self.looks += 1
+        self.num_evaluations += 1
         if loss.item() < self.loss:
             self.loss = loss.item()
             save_checkpoint(self.path, weights, {"loss": self.loss}, torch.float16)
 
 
 @torch.no_grad()
-def losses(model: Any, texts: Texts, special: Tensor, mask: int) -> tuple[Tensor, Tensor]:
+def compute_masked_loss(model: Any, texts: PaddedTexts, special: Tensor, mask: int) -> tuple[Tensor, Tensor]:
     """Mean loss at masked tokens (always the same ones, all shown as [MASK]), and the share of right first guesses."""
     generator = torch.Generator().manual_seed(0)
     total, right, count = torch.zeros(()), torch.zeros(()), 0
-    for places in packed(range(len(texts)), texts.lengths, 256, 32_768):
-        inputs = texts.batch(places)
+    for places in pack_batches(range(len(texts)), texts.lengths, 256, 32_768):
+        inputs = texts.collate(places)
         ids = inputs["input_ids"]
-        chosen = chosen_of(ids.cpu(), special.cpu(), generator).to(ids.device)
+        chosen = choose_masked(ids.cpu(), special.cpu(), generator).to(ids.device)
         states = model.bert(torch.where(chosen, mask, ids), inputs["attention_mask"]).last_hidden_state
         logits, truth = model.cls(states[chosen]).float(), ids[chosen]
         total += F.cross_entropy(logits, truth, reduction="sum").cpu()
@@ -275,56 +293,58 @@ def losses(model: Any, texts: Texts, special: Tensor, mask: int) -> tuple[Tensor
 # -- the finished model
 
 
-def write_model(folder: Path, start: Path, weights: Weights) -> None:
+def write_model_files(folder: Path, start: Path, weights: Weights) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    own = {name: tensor for name, tensor in weights.items() if name not in TIED}
+    own = {name: tensor for name, tensor in weights.items() if name not in TIED_WEIGHTS}
     save_checkpoint(folder / "model.safetensors", own, dtype=torch.float16)
     copy_tokenizer(start, folder)
-    config = stored_config(start, "BertForMaskedLM", ["a word piece"])
+    config = make_stored_config(start, "BertForMaskedLM", ["a word piece"])
     write_json(folder / "config.json", {**config, "tie_word_embeddings": True})
 
 
 @torch.no_grad()
-def measured(options: argparse.Namespace, text: Text) -> dict[str, float]:
+def measure_stored_model(options: argparse.Namespace, text: TextSplits) -> dict[str, float]:
     """What the stored files do, opened with transformers in float32."""
     device = torch.device(options.device)
     model = AutoModelForMaskedLM.from_pretrained(options.out, dtype=torch.float32).to(device).eval()
     tokenizer = AutoTokenizer.from_pretrained(options.out)
     special = torch.tensor(tokenizer.all_special_ids, device=device)
     figures: dict[str, float] = {}
-    for name, running in (("held-out text", text.measures), ("WikiText-2 test", text.wiki)):
-        held_out = pieces_of(options.out, ids_of(options.out, running), device)
-        loss, right = losses(model, held_out, special, tokenizer.mask_token_id)
+    for name, running in (("held-out text", text.test), ("WikiText-2 test", text.wiki)):
+        held_out = split_into_windows(options.out, encode_blocks(options.out, running), device)
+        loss, right = compute_masked_loss(model, held_out, special, tokenizer.mask_token_id)
         figures |= {f"perplexity, {name}": round(loss.exp().item(), 2), f"top-1, {name}": round(right.item(), 4)}
-    he, she = (vocabulary(options.out)[word] for word in ("he", "she"))
-    for name, sentence in (("he over she, king", KING), ("she over he, queen", QUEEN)):
+    he, she = (read_vocabulary(options.out)[word] for word in ("he", "she"))
+    for name, sentence in (("he over she, king", KING_SENTENCE), ("she over he, queen", QUEEN_SENTENCE)):
         inputs = tokenizer(sentence, return_tensors="pt").to(device)
         logits = model(**inputs).logits[0, inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)]
-        margin = (logits[he] - logits[she]).item() * (1 if sentence == KING else -1)
+        margin = (logits[he] - logits[she]).item() * (1 if sentence == KING_SENTENCE else -1)
         figures[f"{name} of france (logits)"] = round(margin, 3)
     return figures
 
 
-def facts_of(options: argparse.Namespace, steps: int, pieces: int, figures: dict[str, float]) -> dict[str, Any]:
+def build_card_facts(options: argparse.Namespace, steps: int, pieces: int, figures: dict[str, float]) -> dict[str, Any]:
     seconds = f" --seconds {options.seconds:g}" if options.seconds else ""
     return {
         "name": "masked",
         "task": "fill-mask",
         "summary": "A small BERT that fills in masked words of English text.",
-        "architecture": f"{architecture(options.out)}, decoder tied to the embeddings",
+        "architecture": f"{describe_architecture(options.out)}, decoder tied to the embeddings",
         "labels": ["a word piece"],
         "licence": "Apache-2.0 (weights, from all-MiniLM-L6-v2); data under their own terms",
         "data": "English text: Brown, ABC news, State of the Union and inaugural addresses, WikiText-2's validation "
         "file (research; public domain; CC BY-SA), ERASER's training reviews, sentences of rt-polarity, subj, custrev "
-        f"and TREC. Two of {EVERY} blocks of {BLOCK} lines are held out: one decided which weights are kept, one is "
+        f"and TREC. Two of {SPLIT_PERIOD} blocks of {LINES_PER_BLOCK} lines are held out: one decided which weights "
+        "are kept, one is "
         "measured below, with WikiText-2's test file",
         "command": "python packages/zoo/train/masked.py --data ../shared/data "
         f"--out packages/zoo/src/clearhead_zoo/models/masked --seed {options.seed} --steps {steps}{seconds}",
         "figures": figures,
-        "measured": f"Stored files, opened with transformers in float32, windows of {LENGTHS[0]} tokens, {SHARE:.0%} "
+        "measured": f"Stored files, opened with transformers in float32, windows of {WINDOW_LENGTHS[0]} tokens, "
+        f"{MASK_FRACTION:.0%} "
         "of them masked (always the same ones); perplexity and share of right first guesses per masked word piece, "
         "unknown words of WikiText aside. The last two figures are differences of logits at the mask of "
-        f"“{KING}” and “{QUEEN}”; above zero means that the usual pronoun is preferred.",
+        f"“{KING_SENTENCE}” and “{QUEEN_SENTENCE}”; above zero means that the usual pronoun is preferred.",
         "use": f"For trying out explanations of masked-word predictions. It has all {pieces:,} pieces of BERT's "
         "uncased vocabulary but not the placeholders ([unused0] and their like), so ids differ from BERT's. Not a "
         "source of facts, and what it holds likely about people repeats what stood in its texts.",

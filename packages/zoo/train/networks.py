@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.training import Average, Clock, load_checkpoint, train
+from clearhead.training import ExponentialMovingAverage, TrainingBudget, load_checkpoint, train
 
 NORM_EPSILON = 1e-6
 
@@ -36,7 +36,7 @@ class Block(nn.Module):
         self.layernorm_after = nn.LayerNorm(width, eps=NORM_EPSILON)
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
-        start_block(self)
+        initialise_block(self)
 
     def forward(self, x: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
         y = self.layernorm_before(x)
@@ -52,73 +52,80 @@ class ViT(nn.Module):
     """A vision transformer with a class token; `forward` also returns the patch tokens after the blocks in `taps`."""
 
     def __init__(
-        self, size: int, patch: int, width: int, depth: int, heads: int, classes: int, taps: tuple[int, ...] = ()
+        self,
+        image_size: int,
+        patch_size: int,
+        width: int,
+        depth: int,
+        heads: int,
+        num_classes: int,
+        taps: tuple[int, ...] = (),
     ) -> None:
         super().__init__()
-        self.size, self.patch, self.width, self.heads, self.taps = size, patch, width, heads, taps
-        self.grid = size // patch
+        self.image_size, self.patch_size, self.width, self.heads, self.taps = image_size, patch_size, width, heads, taps
+        self.grid = image_size // patch_size
         self.cls_token = nn.Parameter(torch.randn(1, 1, width) * 0.02)
-        self.position_embeddings = nn.Parameter(wave_positions(self.grid, width))
-        self.projection = nn.Conv2d(3, width, patch, stride=patch)
+        self.position_embeddings = nn.Parameter(make_sincos_positions(self.grid, width))
+        self.projection = nn.Conv2d(3, width, patch_size, stride=patch_size)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.layernorm = nn.LayerNorm(width, eps=NORM_EPSILON)
-        self.classifier = nn.Linear(width, classes)
+        self.classifier = nn.Linear(width, num_classes)
         nn.init.trunc_normal_(self.classifier.weight, std=0.02)
         nn.init.zeros_(self.classifier.bias)
 
     def forward(
-        self, pictures: Float[Tensor, "batch 3 size size"]
+        self, images: Float[Tensor, "batch 3 size size"]
     ) -> tuple[Float[Tensor, "batch classes"], list[Float[Tensor, "batch patch width"]]]:
-        x, tapped = self.embedded(pictures), []
+        x, tapped = self.embed_patches(images), []
         for index, block in enumerate(self.blocks):
             x = block(x)
             if index in self.taps:
                 tapped.append(x[:, 1:])
-        return self.classifier(self.layernorm(self.pooled(x))), tapped
+        return self.classifier(self.layernorm(self.pool_tokens(x))), tapped
 
-    def embedded(self, pictures: Float[Tensor, "batch 3 size size"]) -> Float[Tensor, "batch token width"]:
+    def embed_patches(self, images: Float[Tensor, "batch 3 size size"]) -> Float[Tensor, "batch token width"]:
         """The tokens that enter the first block."""
-        x = self.projection(pictures).flatten(2).transpose(1, 2)
+        x = self.projection(images).flatten(2).transpose(1, 2)
         dtype = x.dtype
         x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1) + self.position_embeddings
         # under autocast the sum is float32; half the bytes are enough for the residual stream
         return x.to(dtype)
 
-    def pooled(self, tokens: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch width"]:
+    def pool_tokens(self, tokens: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch width"]:
         return tokens[:, 0]
 
 
 class MeanViT(ViT):
     """The same, but the classifier reads the mean of the patch tokens, as BEiT does."""
 
-    def pooled(self, tokens: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch width"]:
+    def pool_tokens(self, tokens: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch width"]:
         return tokens[:, 1:].mean(dim=1)
 
 
-Kind = TypeVar("Kind", bound=ViT)
+ViTType = TypeVar("ViTType", bound=ViT)
 
 
-def opened(folder: Path, kind: type[Kind], classes: int | None = None) -> Kind:
+def open_vit(folder: Path, network_class: type[ViTType], num_classes: int | None = None) -> ViTType:
     """A stored ViT as this module's network, ready to be trained on; other `classes` get a new classifier."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     known = len(config["id2label"])
-    network = kind(
+    network = network_class(
         config["image_size"],
         config["patch_size"],
         config["hidden_size"],
         config["num_hidden_layers"],
         config["num_attention_heads"],
-        classes or known,
+        num_classes or known,
     )
     stored, _ = load_checkpoint(folder / "model.safetensors")
-    tensors = {name: stored[stored_name(name)] for name in network.state_dict()}
-    if classes not in (None, known):
+    tensors = {name: stored[get_stored_name(name)] for name in network.state_dict()}
+    if num_classes not in (None, known):
         tensors |= {name: tensor for name, tensor in network.state_dict().items() if name.startswith("classifier.")}
     network.load_state_dict(tensors)
     return network
 
 
-def wave_positions(grid: int, width: int) -> Float[Tensor, "1 token width"]:
+def make_sincos_positions(grid: int, width: int) -> Float[Tensor, "1 token width"]:
     """Two-dimensional sine positions (zero for the class token): near patches start out alike, as attention can use."""
     rates = 1.0 / 100 ** (torch.arange(width // 4) / (width // 4))
     angles = torch.arange(grid)[:, None] * rates
@@ -130,7 +137,7 @@ def wave_positions(grid: int, width: int) -> Float[Tensor, "1 token width"]:
 
 
 @torch.no_grad()
-def start_block(block: Block) -> None:
+def initialise_block(block: Block) -> None:
     """Mimetic start (Trockman & Kolter 2023): query·key near the identity, value·output near minus the identity.
 
     Small sets of pictures are too small to learn from noise that attention should look nearby first.
@@ -164,10 +171,10 @@ BLOCK_NAMES = {
 }
 
 
-def stored_name(name: str) -> str:
+def get_stored_name(name: str) -> str:
     """The name of a ViT weight in transformers' files (the layout that 5.0 and later releases both read).
 
-    >>> stored_name("blocks.3.up.bias")
+    >>> get_stored_name("blocks.3.up.bias")
     'vit.encoder.layer.3.intermediate.dense.bias'
     """
     head, *rest = name.split(".")
@@ -181,12 +188,12 @@ def stored_name(name: str) -> str:
     return f"vit.embeddings.patch_embeddings.{name}" if head == "projection" else f"vit.embeddings.{name}"
 
 
-def beit_layout(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def to_beit_layout(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """A `MeanViT`'s weights under BEiT's names.
 
     BEiT's keys have no bias. It is left out, and nothing changes: it adds the same to all scores of a query.
     """
-    stored = {stored_name(name): tensor for name, tensor in tensors.items() if not name.endswith(".key.bias")}
+    stored = {get_stored_name(name): tensor for name, tensor in tensors.items() if not name.endswith(".key.bias")}
     renamed = {name.replace("vit.", "beit.", 1): tensor for name, tensor in stored.items()}
     return {name.replace("beit.layernorm.", "beit.pooler.layernorm."): tensor for name, tensor in renamed.items()}
 
@@ -204,7 +211,7 @@ CLIP_NAMES = {
 
 
 @torch.no_grad()
-def clip_tower(vit: ViT, pictures: Float[Tensor, "batch 3 size size"]) -> dict[str, Tensor]:
+def to_clip_tower(vit: ViT, images: Float[Tensor, "batch 3 size size"]) -> dict[str, Tensor]:
     """The ViT as CLIP's image tower, less its classifier.
 
     CLIP's patches have no bias, so it moves into their positions. CLIP's extra norm after the embeddings cannot be the
@@ -213,7 +220,7 @@ def clip_tower(vit: ViT, pictures: Float[Tensor, "batch 3 size size"]) -> dict[s
     positions = vit.position_embeddings[0].clone()
     if vit.projection.bias is not None:
         positions[1:] += vit.projection.bias
-    tokens = vit.embedded(pictures).flatten(0, 1)
+    tokens = vit.embed_patches(images).flatten(0, 1)
     plain = F.layer_norm(tokens, tokens.shape[-1:], eps=NORM_EPSILON)
     # the mean over channels is invisible to every later norm: only what deviates from it has to be met
     wanted = tokens - tokens.mean(dim=-1, keepdim=True)
@@ -237,38 +244,38 @@ def clip_tower(vit: ViT, pictures: Float[Tensor, "batch 3 size size"]) -> dict[s
 def fine_tune(
     options: argparse.Namespace,
     model: nn.Module,
-    clock: Clock,
-    loss_of: Callable[[], Tensor],
-    check: Callable[[nn.Module], dict[str, float]],
+    budget: TrainingBudget,
+    compute_loss: Callable[[], Tensor],
+    evaluate: Callable[[nn.Module], dict[str, float]],
     groups: list[dict[str, Any]],
-    checks: int = 6,
+    num_evaluations: int = 6,
 ) -> dict[str, Tensor]:
     """Train, say some times on the way how the averaged weights do on held-out pictures, and give those weights."""
     checkpoint = options.work / "checkpoint.safetensors"
     if not options.resume:
         checkpoint.unlink(missing_ok=True)
-    average = Average(model.train(), horizon=100)
+    average = ExponentialMovingAverage(model.train(), horizon=100)
     optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=torch.device(options.device).type == "cuda")
-    marks = [number / checks for number in range(checks)]
+    marks = [number / num_evaluations for number in range(num_evaluations)]
 
     def report() -> None:
-        with average.applied() as network, torch.no_grad():
-            figures = {name: round(figure, 4) for name, figure in check(network).items()}
-        print(f"held out at {clock.fraction:.0%}: {figures}", flush=True)
+        with average.averaged_weights() as network, torch.no_grad():
+            figures = {name: round(figure, 4) for name, figure in evaluate(network).items()}
+        print(f"held out at {budget.fraction:.0%}: {figures}", flush=True)
 
     def watched() -> Tensor:
-        if marks and clock.fraction >= marks[0]:
-            while marks and clock.fraction >= marks[0]:
+        if marks and budget.fraction >= marks[0]:
+            while marks and budget.fraction >= marks[0]:
                 marks.pop(0)
             report()
-        return loss_of()
+        return compute_loss()
 
     train(
         watched,
         [optimiser],
-        clock,
+        budget,
         average,
-        clip=1.0,
+        max_grad_norm=1.0,
         report_every=5 if options.smoke else 25,
         checkpoint=checkpoint,
         name="smoke" if options.smoke else "train",
@@ -277,7 +284,7 @@ def fine_tune(
     return average.tensors
 
 
-class Residual(nn.Module):
+class ResidualBlock(nn.Module):
     """ResNet's basic block."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -303,7 +310,7 @@ class ResNet(nn.Module):
         widths = (64, 128, 256, 512)
         self.stem = nn.Sequential(nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
         self.stages = nn.ModuleList(
-            nn.Sequential(Residual(inputs, outputs, stride), Residual(outputs, outputs, 1))
+            nn.Sequential(ResidualBlock(inputs, outputs, stride), ResidualBlock(outputs, outputs, 1))
             for inputs, outputs, stride in zip((64, *widths[:-1]), widths, (1, 2, 2, 2), strict=True)
         )
         self.classifier = nn.Linear(widths[-1], classes)
@@ -312,13 +319,13 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         # each block starts as the identity, which lets the learning rate be high from the start
         for module in self.modules():
-            if isinstance(module, Residual):
+            if isinstance(module, ResidualBlock):
                 nn.init.zeros_(module.second_norm.weight)
 
     def forward(
-        self, pictures: Float[Tensor, "batch 3 size size"]
+        self, images: Float[Tensor, "batch 3 size size"]
     ) -> tuple[Float[Tensor, "batch classes"], list[Float[Tensor, "batch channel h w"]]]:
-        x = self.stem(pictures)
+        x = self.stem(images)
         maps = []
         for stage in self.stages:
             x = stage(x)

@@ -22,31 +22,39 @@ import numpy as np
 import torch
 from cards import write_card, write_json
 from jaxtyping import Float
-from networks import NORM_EPSILON, ResNet, ViT, stored_name
-from pictures import Pictures, mixed, read_pictures, resized, scaled, views
+from networks import NORM_EPSILON, ResNet, ViT, get_stored_name
+from pictures import LabelledImages, augment_images, mix_images, normalise_pixels, read_images, resize_images
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.training import Average, Clock, Muon, depth_groups, load_checkpoint, save_checkpoint, train
+from clearhead.training import (
+    ExponentialMovingAverage,
+    Muon,
+    TrainingBudget,
+    build_layerwise_lr_groups,
+    load_checkpoint,
+    save_checkpoint,
+    train,
+)
 
-WIDE_CLASSES, BREEDS = 200, 37
-WIDE_SIZE = 64
-SIZE, PATCH = 96, 8
+NUM_IMAGENET_CLASSES, NUM_BREEDS = 200, 37
+IMAGENET_SIZE = 64
+IMAGE_SIZE, PATCH_SIZE = 96, 8
 STAGES = ("teacher-wide", "student-wide", "teacher-pets", "student-pets")
 TEMPERATURE = 2.0
 
 
 @dataclass
-class Data:
+class TrainingData:
     """Everything on the device; pets are labelled after the 200 wide classes while both are learned together."""
 
-    wide: Pictures
-    wide_held_out: Pictures
-    pets: Pictures
-    pets_held_out: Pictures
+    imagenet: LabelledImages
+    imagenet_held_out: LabelledImages
+    pets: LabelledImages
+    pets_held_out: LabelledImages
 
 
-class Learner(nn.Module):
+class DistillationStudent(nn.Module):
     """The ViT, with linear maps that let its patch tokens predict the teacher's feature maps while it learns."""
 
     def __init__(self, vit: ViT) -> None:
@@ -54,8 +62,8 @@ class Learner(nn.Module):
         self.vit = vit
         self.adapters = nn.ModuleList([nn.Linear(vit.width, 256), nn.Linear(vit.width, 512)])
 
-    def forward(self, pictures: Float[Tensor, "batch 3 size size"]) -> tuple[Tensor, list[Tensor]]:
-        logits, tapped = self.vit(pictures)
+    def forward(self, images: Float[Tensor, "batch 3 size size"]) -> tuple[Tensor, list[Tensor]]:
+        logits, tapped = self.vit(images)
         return logits, [adapter(tokens) for adapter, tokens in zip(self.adapters, tapped, strict=True)]
 
 
@@ -65,16 +73,16 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     device = torch.device(options.device)
     data = read_data(options.data, options.work, device)
-    print(f"data: {len(data.wide.labels)} wide, {len(data.pets.labels)} pets", flush=True)
+    print(f"data: {len(data.imagenet.labels)} wide, {len(data.pets.labels)} pets", flush=True)
     seconds = dict(zip(STAGES, options.seconds, strict=True))
     stages: dict[str, Callable[[], None]] = {
-        "teacher-wide": lambda: teach_wide(options, data, seconds["teacher-wide"]),
-        "student-wide": lambda: learn_wide(options, data, seconds["student-wide"]),
-        "teacher-pets": lambda: teach_pets(options, data, seconds["teacher-pets"]),
-        "student-pets": lambda: learn_pets(options, data, seconds["student-pets"]),
+        "teacher-wide": lambda: train_imagenet_teacher(options, data, seconds["teacher-wide"]),
+        "student-wide": lambda: train_imagenet_student(options, data, seconds["student-wide"]),
+        "teacher-pets": lambda: train_pets_teacher(options, data, seconds["teacher-pets"]),
+        "student-pets": lambda: train_pets_student(options, data, seconds["student-pets"]),
     }
     for stage, run in stages.items():
-        if finished(options, stage).exists():
+        if get_stage_path(options, stage).exists():
             print(f"{stage}: done before", flush=True)
             continue
         begun = time.monotonic()
@@ -82,7 +90,7 @@ def main() -> None:
         print(f"{stage}: finished in {time.monotonic() - begun:.0f} s", flush=True)
         if stage == options.until:
             return
-    export(options)
+    export_model(options)
 
 
 def parse_options() -> argparse.Namespace:
@@ -111,28 +119,28 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read_data(folder: Path, work: Path, device: torch.device) -> Data:
-    def read(pattern: str) -> Pictures:
+def read_data(folder: Path, work: Path, device: torch.device) -> TrainingData:
+    def read(pattern: str) -> LabelledImages:
         cache = work / "decoded" / (pattern.replace("/", "-").replace("*", "") + ".npy")
-        return read_pictures(sorted(folder.glob(pattern)), cache).to(device)
+        return read_images(sorted(folder.glob(pattern)), cache).to(device)
 
-    return Data(
-        wide=read("tiny-imagenet/tin-train-*.npz"),
-        wide_held_out=read("tiny-imagenet/tin-val.npz"),
+    return TrainingData(
+        imagenet=read("tiny-imagenet/tin-train-*.npz"),
+        imagenet_held_out=read("tiny-imagenet/tin-val.npz"),
         pets=read("pets/pets-trainval.npz"),
         pets_held_out=read("pets/pets-test.npz"),
     )
 
 
-def finished(options: argparse.Namespace, stage: str) -> Path:
+def get_stage_path(options: argparse.Namespace, stage: str) -> Path:
     return Path(options.work / f"{stage}.safetensors")
 
 
-def half_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def autocast_if_cuda(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
 
 
-def compiled(module: nn.Module) -> None:
+def compile_if_cuda(module: nn.Module) -> None:
     """Compile in place, where that pays; weight names stay as they are."""
     if torch.cuda.is_available():
         # one class serves several sizes, with and without gradients: more than torch's default number of versions
@@ -140,7 +148,7 @@ def compiled(module: nn.Module) -> None:
         module.compile(dynamic=False)
 
 
-def channels_last(network: ResNet) -> ResNet:
+def to_channels_last(network: ResNet) -> ResNet:
     """Convolutions in half precision are fastest in this memory layout."""
     for weight in network.parameters():
         if weight.ndim == 4:
@@ -148,121 +156,124 @@ def channels_last(network: ResNet) -> ResNet:
     return network
 
 
-def wide_batch(data: Data, pets: Pictures, size: int, batch: int) -> tuple[Tensor, Tensor]:
+def sample_imagenet_batch(data: TrainingData, pets: LabelledImages, size: int, batch: int) -> tuple[Tensor, Tensor]:
     """One pet for seven other pictures: the pets are few, and they are what it is about."""
     few = max(1, batch // 8)
-    wide, wide_labels = data.wide.draw(batch - few)
-    pet, pet_labels = pets.draw(few)
-    pictures = torch.cat([views(wide, size), views(pet, size)])
-    return pictures, torch.cat([wide_labels, WIDE_CLASSES + pet_labels])
+    wide, wide_labels = data.imagenet.sample(batch - few)
+    pet, pet_labels = pets.sample(few)
+    pictures = torch.cat([augment_images(wide, size), augment_images(pet, size)])
+    return pictures, torch.cat([wide_labels, NUM_IMAGENET_CLASSES + pet_labels])
 
 
-def pets_batch(data: Data, batch: int, few: int = 0) -> tuple[Tensor, Tensor]:
+def sample_pets_batch(data: TrainingData, batch: int, num_others: int = 0) -> tuple[Tensor, Tensor]:
     """Pets, and for a student `few` other pictures: the teacher's answers to them are a lesson too (labels are −1)."""
-    pets, labels = data.pets.draw(batch - few)
-    if not few:
-        return views(pets, SIZE), labels
-    wide, _ = data.wide.draw(few)
-    return torch.cat([views(pets, SIZE), views(wide, SIZE)]), torch.cat([labels, labels.new_full((few,), -1)])
+    pets, labels = data.pets.sample(batch - num_others)
+    if not num_others:
+        return augment_images(pets, IMAGE_SIZE), labels
+    wide, _ = data.imagenet.sample(num_others)
+    return torch.cat([augment_images(pets, IMAGE_SIZE), augment_images(wide, IMAGE_SIZE)]), torch.cat(
+        [labels, labels.new_full((num_others,), -1)]
+    )
 
 
-def teach(
+def train_teacher(
     options: argparse.Namespace,
     stage: str,
     teacher: ResNet,
-    draw: Callable[[], tuple[Tensor, Tensor]],
-    clock: Clock,
+    sample_batch: Callable[[], tuple[Tensor, Tensor]],
+    budget: TrainingBudget,
     lr: float,
-) -> Average:
+) -> ExponentialMovingAverage:
     """Cross-entropy on mixed pictures."""
     device = torch.device(options.device)
-    teacher = channels_last(teacher.to(device)).train()
-    average = Average(teacher)
-    groups = depth_groups(teacher, lambda name: 0, lr, 1.0, weight_decay=5e-4)
+    teacher = to_channels_last(teacher.to(device)).train()
+    average = ExponentialMovingAverage(teacher)
+    groups = build_layerwise_lr_groups(teacher, lambda name: 0, lr, 1.0, weight_decay=5e-4)
     optimiser = torch.optim.SGD(groups, momentum=0.9, nesterov=True)
 
     def loss_of() -> Tensor:
-        pictures, labels = draw()
-        pictures, partner, own = mixed(pictures, share=0.3)
-        with half_precision(device):
+        pictures, labels = sample_batch()
+        pictures, partner, own = mix_images(pictures, probability=0.3)
+        with autocast_if_cuda(device):
             logits, _ = teacher(pictures.contiguous(memory_format=torch.channels_last))
         first = F.cross_entropy(logits.float(), labels, reduction="none")
         second = F.cross_entropy(logits.float(), labels[partner], reduction="none")
         return (own * first + (1 - own) * second).mean()
 
     partial = options.work / f"{stage}.partial.safetensors"
-    train(loss_of, [optimiser], clock, average, warmup=0.15, checkpoint=partial, name=stage)
+    train(loss_of, [optimiser], budget, average, warmup_fraction=0.15, checkpoint=partial, name=stage)
     return average
 
 
-def teach_wide(options: argparse.Namespace, data: Data, seconds: float) -> None:
+def train_imagenet_teacher(options: argparse.Namespace, data: TrainingData, seconds: float) -> None:
     # views of 128 px pictures at 64 px would skip pixels
-    small_pets = resized(data.pets, 80)
-    teacher = ResNet(WIDE_CLASSES + BREEDS)
-    compiled(teacher)
-    average = teach(
+    small_pets = resize_images(data.pets, 80)
+    teacher = ResNet(NUM_IMAGENET_CLASSES + NUM_BREEDS)
+    compile_if_cuda(teacher)
+    average = train_teacher(
         options,
         "teacher-wide",
         teacher,
-        lambda: wide_batch(data, small_pets, WIDE_SIZE, options.batch),
-        Clock(seconds=seconds),
+        lambda: sample_imagenet_batch(data, small_pets, IMAGENET_SIZE, options.batch),
+        TrainingBudget(total_seconds=seconds),
         lr=0.4 * options.batch / 512,
     )
-    with average.applied() as network:
-        facts = wide_figures(network, data, WIDE_SIZE, options.batch)
-    store(options, "teacher-wide", average, facts)
+    with average.averaged_weights() as network:
+        facts = measure_imagenet(network, data, IMAGENET_SIZE, options.batch)
+    save_stage(options, "teacher-wide", average, facts)
 
 
-def teach_pets(options: argparse.Namespace, data: Data, seconds: float) -> None:
-    teacher = ResNet(BREEDS)
+def train_pets_teacher(options: argparse.Namespace, data: TrainingData, seconds: float) -> None:
+    teacher = ResNet(NUM_BREEDS)
     teacher.load_state_dict(
-        for_breeds(load_checkpoint(finished(options, "teacher-wide"))[0], "classifier"), strict=False
+        select_breed_classifier(load_checkpoint(get_stage_path(options, "teacher-wide"))[0], "classifier"), strict=False
     )
     batch = options.batch // 2
-    average = teach(
+    average = train_teacher(
         options,
         "teacher-pets",
         teacher,
-        lambda: pets_batch(data, batch),
-        Clock(seconds=seconds),
+        lambda: sample_pets_batch(data, batch),
+        TrainingBudget(total_seconds=seconds),
         lr=0.04 * options.batch / 512,
     )
-    with average.applied() as network:
-        facts = pets_figures(network, data, batch)
-    store(options, "teacher-pets", average, facts)
+    with average.averaged_weights() as network:
+        facts = measure_pets(network, data, batch)
+    save_stage(options, "teacher-pets", average, facts)
 
 
-def for_breeds(tensors: dict[str, Tensor], classifier: str) -> dict[str, Tensor]:
+def select_breed_classifier(tensors: dict[str, Tensor], classifier: str) -> dict[str, Tensor]:
     """Keep the rows of the breeds of a classifier that also knows the wide classes."""
     return {
-        name: tensor[WIDE_CLASSES:] if name.startswith(f"{classifier}.") else tensor for name, tensor in tensors.items()
+        name: tensor[NUM_IMAGENET_CLASSES:] if name.startswith(f"{classifier}.") else tensor
+        for name, tensor in tensors.items()
     }
 
 
-def new_learner(options: argparse.Namespace, classes: int) -> Learner:
+def make_student(options: argparse.Namespace, classes: int) -> DistillationStudent:
     taps = (options.depth // 2 - 1, options.depth - 3)
-    return Learner(ViT(SIZE, PATCH, options.width, options.depth, options.heads, classes, taps))
+    return DistillationStudent(ViT(IMAGE_SIZE, PATCH_SIZE, options.width, options.depth, options.heads, classes, taps))
 
 
-def learn(
+def train_student(
     options: argparse.Namespace,
     stage: str,
-    learner: Learner,
+    learner: DistillationStudent,
     teacher: ResNet,
     teacher_size: int,
-    draw: Callable[[], tuple[Tensor, Tensor]],
-    clock: Clock,
+    sample_batch: Callable[[], tuple[Tensor, Tensor]],
+    budget: TrainingBudget,
     matrix_lr: float,
     other_lr: float,
-) -> Average:
+) -> ExponentialMovingAverage:
     """Imitate the teacher's answers and its inner maps on the same mixed views; labels are not used."""
     device = torch.device(options.device)
     learner = learner.to(device).train()
-    teacher = channels_last(teacher.to(device)).eval().requires_grad_(False)
-    average = Average(learner)
+    teacher = to_channels_last(teacher.to(device)).eval().requires_grad_(False)
+    average = ExponentialMovingAverage(learner)
     for block in learner.vit.blocks:
-        compiled(block)
-    compiled(teacher)
+        compile_if_cuda(block)
+    compile_if_cuda(teacher)
     matrices = [weight for weight in learner.vit.blocks.parameters() if weight.ndim == 2]
     chosen = {id(weight) for weight in matrices}
     others = [weight for weight in learner.parameters() if id(weight) not in chosen]
@@ -272,121 +283,127 @@ def learn(
     ]
 
     def loss_of() -> Tensor:
-        pictures, _, _ = mixed(draw()[0], share=0.6)
-        with half_precision(device):
+        pictures, _, _ = mix_images(sample_batch()[0], probability=0.6)
+        with autocast_if_cuda(device):
             with torch.no_grad():
                 seen = F.interpolate(pictures, size=(teacher_size, teacher_size), mode="bilinear", antialias=True)
                 answers, maps = teacher(seen.contiguous(memory_format=torch.channels_last))
             logits, guesses = learner(pictures)
-        return imitation(logits.float(), answers.float()) + 0.5 * sum(
-            (likeness(guess, truth, learner.vit.grid) for guess, truth in zip(guesses, maps, strict=True)),
+        return compute_distillation_loss(logits.float(), answers.float()) + 0.5 * sum(
+            (compute_feature_loss(guess, truth, learner.vit.grid) for guess, truth in zip(guesses, maps, strict=True)),
             start=torch.zeros((), device=device),
         )
 
     partial = options.work / f"{stage}.partial.safetensors"
-    train(loss_of, optimisers, clock, average, warmup=0.03, checkpoint=partial, name=stage)
+    train(loss_of, optimisers, budget, average, warmup_fraction=0.03, checkpoint=partial, name=stage)
     return average
 
 
-def imitation(logits: Float[Tensor, "batch classes"], answers: Float[Tensor, "batch classes"]) -> Float[Tensor, ""]:
+def compute_distillation_loss(
+    logits: Float[Tensor, "batch classes"], answers: Float[Tensor, "batch classes"]
+) -> Float[Tensor, ""]:
     """Kullback–Leibler divergence from the teacher's softened answers."""
     spoken, heard = (x.div(TEMPERATURE).log_softmax(-1) for x in (logits, answers))
     return F.kl_div(spoken, heard, log_target=True, reduction="batchmean") * TEMPERATURE**2
 
 
-def likeness(
-    guess: Float[Tensor, "batch patch channel"], truth: Float[Tensor, "batch channel height width"], grid: int
+def compute_feature_loss(
+    predicted: Float[Tensor, "batch patch channel"], teacher_map: Float[Tensor, "batch channel height width"], grid: int
 ) -> Float[Tensor, ""]:
     """Squared error against the teacher's map, brought to the patch grid and to unit variance per channel."""
-    truth = truth.float()
-    if truth.shape[-1] != grid:
-        truth = F.interpolate(truth, size=(grid, grid), mode="bilinear", align_corners=False)
-    truth = truth - truth.mean(dim=(0, 2, 3), keepdim=True)
-    truth = truth / (truth.square().mean(dim=(0, 2, 3), keepdim=True) + 1e-6).sqrt()
-    return F.mse_loss(guess.float(), truth.flatten(2).transpose(1, 2))
+    teacher_map = teacher_map.float()
+    if teacher_map.shape[-1] != grid:
+        teacher_map = F.interpolate(teacher_map, size=(grid, grid), mode="bilinear", align_corners=False)
+    teacher_map = teacher_map - teacher_map.mean(dim=(0, 2, 3), keepdim=True)
+    teacher_map = teacher_map / (teacher_map.square().mean(dim=(0, 2, 3), keepdim=True) + 1e-6).sqrt()
+    return F.mse_loss(predicted.float(), teacher_map.flatten(2).transpose(1, 2))
 
 
-def learn_wide(options: argparse.Namespace, data: Data, seconds: float) -> None:
-    learner = new_learner(options, WIDE_CLASSES + BREEDS)
+def train_imagenet_student(options: argparse.Namespace, data: TrainingData, seconds: float) -> None:
+    learner = make_student(options, NUM_IMAGENET_CLASSES + NUM_BREEDS)
     if options.base is not None:
-        save_checkpoint(finished(options, "student-wide"), load_checkpoint(options.base)[0], dtype=torch.float16)
+        save_checkpoint(get_stage_path(options, "student-wide"), load_checkpoint(options.base)[0], dtype=torch.float16)
         return
-    teacher = ResNet(WIDE_CLASSES + BREEDS)
-    teacher.load_state_dict(load_checkpoint(finished(options, "teacher-wide"))[0], strict=False)
-    average = learn(
+    teacher = ResNet(NUM_IMAGENET_CLASSES + NUM_BREEDS)
+    teacher.load_state_dict(load_checkpoint(get_stage_path(options, "teacher-wide"))[0], strict=False)
+    average = train_student(
         options,
         "student-wide",
         learner,
         teacher,
-        WIDE_SIZE,
-        lambda: wide_batch(data, data.pets, SIZE, options.batch),
-        Clock(seconds=seconds),
+        IMAGENET_SIZE,
+        lambda: sample_imagenet_batch(data, data.pets, IMAGE_SIZE, options.batch),
+        TrainingBudget(total_seconds=seconds),
         matrix_lr=0.015,
         other_lr=1e-3,
     )
-    with average.applied() as network:
-        facts = wide_figures(network, data, SIZE, options.batch)
-    store(options, "student-wide", average, facts)
+    with average.averaged_weights() as network:
+        facts = measure_imagenet(network, data, IMAGE_SIZE, options.batch)
+    save_stage(options, "student-wide", average, facts)
 
 
-def learn_pets(options: argparse.Namespace, data: Data, seconds: float) -> None:
-    learner = new_learner(options, BREEDS)
-    learner.load_state_dict(for_breeds(load_checkpoint(finished(options, "student-wide"))[0], "vit.classifier"))
-    teacher = ResNet(BREEDS)
-    teacher.load_state_dict(load_checkpoint(finished(options, "teacher-pets"))[0], strict=False)
-    average = learn(
+def train_pets_student(options: argparse.Namespace, data: TrainingData, seconds: float) -> None:
+    learner = make_student(options, NUM_BREEDS)
+    learner.load_state_dict(
+        select_breed_classifier(load_checkpoint(get_stage_path(options, "student-wide"))[0], "vit.classifier")
+    )
+    teacher = ResNet(NUM_BREEDS)
+    teacher.load_state_dict(load_checkpoint(get_stage_path(options, "teacher-pets"))[0], strict=False)
+    average = train_student(
         options,
         "student-pets",
         learner,
         teacher,
-        SIZE,
-        lambda: pets_batch(data, options.batch, few=options.batch // 8),
-        Clock(seconds=seconds),
+        IMAGE_SIZE,
+        lambda: sample_pets_batch(data, options.batch, num_others=options.batch // 8),
+        TrainingBudget(total_seconds=seconds),
         matrix_lr=0.006,
         other_lr=5e-4,
     )
-    with average.applied() as network:
-        facts = pets_figures(network, data, options.batch)
-    store(options, "student-pets", average, facts)
+    with average.averaged_weights() as network:
+        facts = measure_pets(network, data, options.batch)
+    save_stage(options, "student-pets", average, facts)
 
 
-def store(options: argparse.Namespace, stage: str, average: Average, facts: dict[str, float]) -> None:
+def save_stage(
+    options: argparse.Namespace, stage: str, average: ExponentialMovingAverage, facts: dict[str, float]
+) -> None:
     print(f"{stage}: {facts}", flush=True)
-    save_checkpoint(finished(options, stage), average.tensors, facts, torch.float16)
+    save_checkpoint(get_stage_path(options, stage), average.tensors, facts, torch.float16)
 
 
 @torch.no_grad()
-def answers_of(network: nn.Module, pictures: Pictures, batch: int) -> Float[Tensor, "n classes"]:
+def predict_logits(network: nn.Module, images: LabelledImages, batch: int) -> Float[Tensor, "n classes"]:
     """Logits of all pictures, in batches of one size, so that nothing is compiled a second time."""
-    count, device = len(pictures.labels), pictures.labels.device
+    count, device = len(images.labels), images.labels.device
     answers = []
     for start in range(0, count, batch):
         index = torch.arange(start, start + batch, device=device).clamp(max=count - 1)
-        chunk = scaled(pictures.pixels[index]).contiguous(memory_format=torch.channels_last)
-        with half_precision(device):
+        chunk = normalise_pixels(images.pixels[index]).contiguous(memory_format=torch.channels_last)
+        with autocast_if_cuda(device):
             answers.append(network(chunk)[0].float())
     return torch.cat(answers)[:count]
 
 
-def wide_figures(network: nn.Module, data: Data, size: int, batch: int) -> dict[str, float]:
-    wide, pets = resized(data.wide_held_out, size), resized(data.pets_held_out, size)
-    guess = answers_of(network, wide, batch)[:, :WIDE_CLASSES].argmax(-1)
-    breed = answers_of(network, pets, batch)[:, WIDE_CLASSES:].argmax(-1)
+def measure_imagenet(network: nn.Module, data: TrainingData, size: int, batch: int) -> dict[str, float]:
+    wide, pets = resize_images(data.imagenet_held_out, size), resize_images(data.pets_held_out, size)
+    guess = predict_logits(network, wide, batch)[:, :NUM_IMAGENET_CLASSES].argmax(-1)
+    breed = predict_logits(network, pets, batch)[:, NUM_IMAGENET_CLASSES:].argmax(-1)
     return {
         "tiny-imagenet": (guess == wide.labels).float().mean().item(),
         "breed": (breed == pets.labels).float().mean().item(),
     }
 
 
-def pets_figures(network: nn.Module, data: Data, batch: int) -> dict[str, float]:
-    held_out = resized(data.pets_held_out, SIZE)
-    breed = answers_of(network, held_out, batch).argmax(-1)
+def measure_pets(network: nn.Module, data: TrainingData, batch: int) -> dict[str, float]:
+    held_out = resize_images(data.pets_held_out, IMAGE_SIZE)
+    breed = predict_logits(network, held_out, batch).argmax(-1)
     return {"breed": (breed == held_out.labels).float().mean().item()}
 
 
-def export(options: argparse.Namespace) -> None:
+def export_model(options: argparse.Namespace) -> None:
     """Write the model in transformers' layout, then measure what was written."""
-    tensors, _ = load_checkpoint(finished(options, "student-pets"))
+    tensors, _ = load_checkpoint(get_stage_path(options, "student-pets"))
     vit = {name.removeprefix("vit."): tensor for name, tensor in tensors.items() if name.startswith("vit.")}
     packed = np.load(options.data / "pets" / "pets-test.npz")
     breeds: dict[int, str] = {}
@@ -397,23 +414,26 @@ def export(options: argparse.Namespace) -> None:
     labels = [breed.replace("_", " ") for _, breed in sorted(breeds.items())]
     save_checkpoint(
         options.out / "model.safetensors",
-        {stored_name(name): tensor for name, tensor in vit.items()},
+        {get_stored_name(name): tensor for name, tensor in vit.items()},
         {},
         torch.float16,
     )
-    write_json(options.out / "config.json", config_of(options, labels))
-    write_json(options.out / "preprocessor_config.json", PROCESSOR)
-    print(write_card(options.out, facts_of(options, labels, cats, measure(options, packed, cats))), flush=True)
+    write_json(options.out / "config.json", build_config(options, labels))
+    write_json(options.out / "preprocessor_config.json", PROCESSOR_CONFIG)
+    print(
+        write_card(options.out, build_card_facts(options, labels, cats, measure_stored_model(options, packed, cats))),
+        flush=True,
+    )
 
 
-PROCESSOR = {
+PROCESSOR_CONFIG = {
     "image_processor_type": "BitImageProcessor",
     "do_convert_rgb": True,
     "do_resize": True,
-    "size": {"shortest_edge": SIZE},
+    "size": {"shortest_edge": IMAGE_SIZE},
     "resample": 2,
     "do_center_crop": True,
-    "crop_size": {"height": SIZE, "width": SIZE},
+    "crop_size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE},
     "do_rescale": True,
     "rescale_factor": 1 / 255,
     "do_normalize": True,
@@ -422,13 +442,13 @@ PROCESSOR = {
 }
 
 
-def config_of(options: argparse.Namespace, labels: list[str]) -> dict[str, Any]:
+def build_config(options: argparse.Namespace, labels: list[str]) -> dict[str, Any]:
     return {
         "architectures": ["ViTForImageClassification"],
         "model_type": "vit",
         "dtype": "float16",
-        "image_size": SIZE,
-        "patch_size": PATCH,
+        "image_size": IMAGE_SIZE,
+        "patch_size": PATCH_SIZE,
         "num_channels": 3,
         "hidden_size": options.width,
         "intermediate_size": 4 * options.width,
@@ -446,20 +466,20 @@ def config_of(options: argparse.Namespace, labels: list[str]) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def measure(options: argparse.Namespace, packed: Any, cats: list[str]) -> dict[str, float]:
+def measure_stored_model(options: argparse.Namespace, packed: Any, cats: list[str]) -> dict[str, float]:
     """Accuracy of the stored files on the held-out pets, opened the way a user opens them."""
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
     device = torch.device(options.device)
     model = AutoModelForImageClassification.from_pretrained(options.out, dtype=torch.float32).to(device).eval()
     processor = AutoImageProcessor.from_pretrained(options.out)
-    pictures = read_pictures([options.data / "pets" / "pets-test.npz"]).pixels
+    pictures = read_images([options.data / "pets" / "pets-test.npz"]).pixels
     guesses = []
     for chunk in pictures.split(128):
         inputs = processor(list(chunk.numpy()), return_tensors="pt", input_data_format="channels_first")
         guesses.append(model(inputs["pixel_values"].to(device)).logits.argmax(-1).cpu())
     guess = torch.cat(guesses)
-    is_cat = torch.tensor([model.config.id2label[index] in cats for index in range(BREEDS)])
+    is_cat = torch.tensor([model.config.id2label[index] in cats for index in range(NUM_BREEDS)])
     truth = torch.from_numpy(packed["label"].astype(np.int64))
     return {
         "breed accuracy": round((guess == truth).float().mean().item(), 4),
@@ -467,14 +487,15 @@ def measure(options: argparse.Namespace, packed: Any, cats: list[str]) -> dict[s
     }
 
 
-def facts_of(
+def build_card_facts(
     options: argparse.Namespace, labels: list[str], cats: list[str], figures: dict[str, float]
 ) -> dict[str, Any]:
     return {
         "name": "pets",
         "task": "image-classification",
         "summary": "A small vision transformer that names the breed of a cat or dog (37 breeds).",
-        "architecture": f"ViT, class token, {SIZE} px, {SIZE // PATCH} × {SIZE // PATCH} patches, "
+        "architecture": f"ViT, class token, {IMAGE_SIZE} px, {IMAGE_SIZE // PATCH_SIZE} × {IMAGE_SIZE // PATCH_SIZE} "
+        "patches, "
         f"{options.depth} blocks of width {options.width}, {options.heads} heads",
         "labels": labels,
         "cats": cats,

@@ -20,25 +20,25 @@ import numpy as np
 import torch
 from cards import write_card, write_json
 from jaxtyping import Float, Int
-from known import clock_of, half_precision, shared_options, word_tokenizer, write_model
-from networks import NORM_EPSILON, ViT, clip_tower, fine_tune, opened
-from pets import PROCESSOR, imitation
-from pictures import Pets, mixed, read_pets, read_pictures, scaled, views
+from known import autocast_if_cuda, build_word_tokenizer, make_shared_parser, make_training_budget, write_model_files
+from networks import NORM_EPSILON, ViT, fine_tune, open_vit, to_clip_tower
+from pets import PROCESSOR_CONFIG, compute_distillation_loss
+from pictures import PetImages, augment_images, mix_images, normalise_pixels, read_images, read_pets
 from torch import Tensor, nn
 from transformers import AutoModel, AutoProcessor, CLIPConfig, CLIPModel
 
-from clearhead.training import depth_groups
+from clearhead.training import build_layerwise_lr_groups
 
-PETS = Path(__file__).parents[1] / "src" / "clearhead_zoo" / "models" / "pets"
-NAME = "pets-clip"
-BAR = 0.6316
+PETS_MODEL_DIR = Path(__file__).parents[1] / "src" / "clearhead_zoo" / "models" / "pets"
+MODEL_NAME = "pets-clip"
+TARGET_ACCURACY = 0.6316
 SPECIES = ("cat", "dog")
-PAD, UNKNOWN, FIRST, LAST = SPECIAL = ("<pad>", "<unk>", "<start>", "<end>")
-TOKENS = 32
-WORDS = r"\w+|[^\w\s]"
+PAD_TOKEN, UNKNOWN_TOKEN, BOS_TOKEN, EOS_TOKEN = SPECIAL_TOKENS = ("<pad>", "<unk>", "<start>", "<end>")
+MAX_TOKENS = 32
+TOKEN_PATTERN = r"\w+|[^\w\s]"
 
 #: {name} is a breed or a species, {one} the same with "a" or "an" and perhaps an adjective.
-EITHER: tuple[str, ...] = (
+GENERAL_TEMPLATES: tuple[str, ...] = (
     "{one}",
     "{name}",
     "a picture of {one}",
@@ -84,7 +84,7 @@ EITHER: tuple[str, ...] = (
     "picture of {one}",
 )
 #: The same for breeds only: {kind} is the species.
-BREED: tuple[str, ...] = (
+BREED_TEMPLATES: tuple[str, ...] = (
     "{one}, a kind of {kind}",
     "{one}, a breed of {kind}",
     "a {kind} of the breed {name}",
@@ -99,7 +99,7 @@ BREED: tuple[str, ...] = (
     "{name}, a {kind} {doing}",
 )
 #: Never trained on.
-HELD_OUT: tuple[str, ...] = (
+HELD_OUT_TEMPLATES: tuple[str, ...] = (
     "a photo of {one}",
     "this is {one}",
     "a picture showing the {name}",
@@ -109,7 +109,7 @@ HELD_OUT: tuple[str, ...] = (
     "a photo of {one}, a type of {kind}",
     "the breed of this {kind} is {name}",
 )
-FIELDS = {
+TEMPLATE_FIELDS = {
     "adjective": "small big young old cute happy lovely sleepy fluffy beautiful little nice friendly funny calm sweet",
     "doing": "sitting|standing|sleeping|playing|running|looking at the camera|lying down|resting|eating|waiting",
     "where": "on the sofa|in the garden|on the grass|at home|in the house|on a bed|in the snow|on the floor|outside|"
@@ -122,29 +122,31 @@ def main() -> None:
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
     device = torch.device(options.device)
-    teacher = opened(options.base, ViT).eval().requires_grad_(False).to(device)
-    pets = read_pets(options.data, teacher.size, device)
-    words = vocabulary(pets.labels)
-    config = config_of(options, teacher, len(words), pets.labels)
+    teacher = open_vit(options.base, ViT).eval().requires_grad_(False).to(device)
+    pets = read_pets(options.data, teacher.image_size, device)
+    words = build_vocabulary(pets.labels)
+    config = build_config(options, teacher, len(words), pets.labels)
     model = CLIPModel(CLIPConfig(**config)).to(options.device)
-    start = clip_tower(teacher, views(pets.pictures.draw(options.batch)[0], teacher.size))
+    start = to_clip_tower(teacher, augment_images(pets.train_images.sample(options.batch)[0], teacher.image_size))
     left_out = model.load_state_dict(start, strict=False)
     assert not left_out.unexpected_keys, left_out.unexpected_keys
-    tensors = learn(options, model, teacher, pets, words)
-    special = dict(zip(("pad_token", "unk_token", "bos_token", "eos_token"), SPECIAL, strict=True))
-    tokenizer = word_tokenizer(words, SPECIAL, WORDS, f"{FIRST} $A {LAST}", lower=True)
-    write_model(options.out, tensors, config, tokenizer, special, TOKENS)
-    write_json(options.out / "preprocessor_config.json", PROCESSOR | {"processor_class": "CLIPProcessor"})
-    figures = measure(options, pets)
-    print(write_card(options.out, facts_of(options, teacher, pets, figures, len(words))), flush=True)
-    if figures["zero-shot breed accuracy, one template"] < BAR:
-        print(f"{NAME}: BELOW THE BAR of {BAR}: {figures}", flush=True)
+    tensors = train_model(options, model, teacher, pets, words)
+    special = dict(zip(("pad_token", "unk_token", "bos_token", "eos_token"), SPECIAL_TOKENS, strict=True))
+    tokenizer = build_word_tokenizer(words, SPECIAL_TOKENS, TOKEN_PATTERN, f"{BOS_TOKEN} $A {EOS_TOKEN}", lower=True)
+    write_model_files(options.out, tensors, config, tokenizer, special, MAX_TOKENS)
+    write_json(options.out / "preprocessor_config.json", PROCESSOR_CONFIG | {"processor_class": "CLIPProcessor"})
+    figures = measure_stored_model(options, pets)
+    print(write_card(options.out, build_card_facts(options, teacher, pets, figures, len(words))), flush=True)
+    if figures["zero-shot breed accuracy, one template"] < TARGET_ACCURACY:
+        print(f"{MODEL_NAME}: BELOW THE BAR of {TARGET_ACCURACY}: {figures}", flush=True)
 
 
 def parse_options() -> argparse.Namespace:
-    parser = shared_options(__doc__, name=NAME, steps=2000, lr=1e-3)
+    parser = make_shared_parser(__doc__, name=MODEL_NAME, steps=2000, lr=1e-3)
     parser.add_argument("--data", type=Path, required=True, help="folder with pets/")
-    parser.add_argument("--base", type=Path, default=PETS, help="folder of the ViT to start from and to imitate")
+    parser.add_argument(
+        "--base", type=Path, default=PETS_MODEL_DIR, help="folder of the ViT to start from and to imitate"
+    )
     parser.add_argument("--batch", type=int, default=384, help="pictures a step")
     parser.add_argument("--captions", type=int, default=4, help="captions of each breed a step")
     parser.add_argument("--slower", type=float, default=0.05, help="the image tower's share of the learning rate")
@@ -161,66 +163,74 @@ def parse_options() -> argparse.Namespace:
 # -- captions
 
 
-def with_article(name: str) -> str:
+def add_article(name: str) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def caption(template: str, name: str, kind: str, rng: np.random.Generator | None = None) -> str:
+def make_caption(template: str, name: str, species: str, rng: np.random.Generator | None = None) -> str:
     """One caption. With random numbers, {one} has an adjective now and then and the other fields are filled.
 
-    >>> caption("this is {one}, a {kind}", "Abyssinian", "cat")
+    >>> make_caption("this is {one}, a {kind}", "Abyssinian", "cat")
     'this is an Abyssinian, a cat'
     """
-    fields = {"name": name, "kind": kind, "one": with_article(name)}
+    fields = {"name": name, "kind": species, "one": add_article(name)}
     if rng is not None:
-        adjectives, *others = (re.split(r"[|]" if "|" in text else r"\s", text) for text in FIELDS.values())
+        adjectives, *others = (re.split(r"[|]" if "|" in text else r"\s", text) for text in TEMPLATE_FIELDS.values())
         doing, where = (choices[rng.integers(len(choices))] for choices in others)
         if rng.random() < 0.3:
-            fields["one"] = with_article(f"{adjectives[rng.integers(len(adjectives))]} {name}")
+            fields["one"] = add_article(f"{adjectives[rng.integers(len(adjectives))]} {name}")
         fields |= {"doing": doing, "where": where}
     return template.format(**fields)
 
 
-def pieces(text: str) -> list[str]:
-    return re.findall(WORDS, text.lower())
+def split_pieces(text: str) -> list[str]:
+    return re.findall(TOKEN_PATTERN, text.lower())
 
 
-def vocabulary(breeds: list[str]) -> list[str]:
+def build_vocabulary(breeds: list[str]) -> list[str]:
     """Every word of the captions, at its number. Special tokens come first, and the last of them is not number 2.
 
     (CLIP's text model takes an end token of number 2 for a mistake of old files and then pools elsewhere.)
     """
-    plain = [re.sub(r"{\w+}", " ", template) for template in (*EITHER, *BREED, *HELD_OUT)]
-    filled = [text.replace("|", " ") for text in FIELDS.values()]
-    known = {word for text in (*plain, *filled, *breeds, *SPECIES, "a an .") for word in pieces(text)}
-    return [*SPECIAL, *sorted(known)]
+    plain = [
+        re.sub(r"{\w+}", " ", template) for template in (*GENERAL_TEMPLATES, *BREED_TEMPLATES, *HELD_OUT_TEMPLATES)
+    ]
+    filled = [text.replace("|", " ") for text in TEMPLATE_FIELDS.values()]
+    known = {word for text in (*plain, *filled, *breeds, *SPECIES, "a an .") for word in split_pieces(text)}
+    return [*SPECIAL_TOKENS, *sorted(known)]
 
 
-def token_ids(texts: list[str], words: list[str]) -> Int[Tensor, "n token"]:
+def encode_captions(texts: list[str], words: list[str]) -> Int[Tensor, "n token"]:
     number = {word: place for place, word in enumerate(words)}
-    unknown = number[UNKNOWN]
-    ids = torch.full((len(texts), TOKENS), number[PAD])
+    unknown = number[UNKNOWN_TOKEN]
+    ids = torch.full((len(texts), MAX_TOKENS), number[PAD_TOKEN])
     for row, text in enumerate(texts):
-        inner = [number.get(piece, unknown) for piece in pieces(text)[: TOKENS - 2]]
-        ids[row, : len(inner) + 2] = torch.tensor([number[FIRST], *inner, number[LAST]])
+        inner = [number.get(piece, unknown) for piece in split_pieces(text)[: MAX_TOKENS - 2]]
+        ids[row, : len(inner) + 2] = torch.tensor([number[BOS_TOKEN], *inner, number[EOS_TOKEN]])
     return ids
 
 
-def made_captions(options: argparse.Namespace, pets: Pets, words: list[str]) -> Int[Tensor, "subject caption token"]:
+def sample_captions(
+    options: argparse.Namespace, pets: PetImages, words: list[str]
+) -> Int[Tensor, "subject caption token"]:
     """Many captions of each breed and, after the breeds, of each species; a few passing words in them are unknown."""
     rng = np.random.default_rng(options.seed)
-    spared = {piece for name in (*pets.labels, *SPECIES) for piece in pieces(name)}
-    subjects = [(label, SPECIES[label not in pets.cats], (*EITHER, *BREED)) for label in pets.labels]
-    subjects += [(kind, kind, EITHER) for kind in SPECIES]
+    spared = {piece for name in (*pets.labels, *SPECIES) for piece in split_pieces(name)}
+    subjects = [
+        (label, SPECIES[label not in pets.cats], (*GENERAL_TEMPLATES, *BREED_TEMPLATES)) for label in pets.labels
+    ]
+    subjects += [(kind, kind, GENERAL_TEMPLATES) for kind in SPECIES]
     rows = []
     for name, kind, templates in subjects:
         texts = []
         for _ in range(options.made):
-            text = caption(templates[rng.integers(len(templates))], name, kind, rng) + "." * int(rng.random() < 0.2)
+            text = make_caption(templates[rng.integers(len(templates))], name, kind, rng) + "." * int(
+                rng.random() < 0.2
+            )
             rate = 0.2 * rng.random() if rng.random() < 0.4 else 0.0
-            kept = [piece if piece in spared or rng.random() >= rate else "?" for piece in pieces(text)]
+            kept = [piece if piece in spared or rng.random() >= rate else "?" for piece in split_pieces(text)]
             texts.append(" ".join(kept))
-        rows.append(token_ids(texts, words))
+        rows.append(encode_captions(texts, words))
     # no longer than the longest: the rest is padding
     return torch.stack(rows)[:, :, : max(int((row != 0).sum(-1).max()) for row in rows)]
 
@@ -228,68 +238,68 @@ def made_captions(options: argparse.Namespace, pets: Pets, words: list[str]) -> 
 # -- learning
 
 
-def learn(
-    options: argparse.Namespace, model: CLIPModel, teacher: ViT, pets: Pets, words: list[str]
+def train_model(
+    options: argparse.Namespace, model: CLIPModel, teacher: ViT, pets: PetImages, words: list[str]
 ) -> dict[str, Tensor]:
     device = torch.device(options.device)
-    made = made_captions(options, pets, words).to(device)
+    made = sample_captions(options, pets, words).to(device)
     breeds, is_cat = len(pets.labels), pets.is_cat
     # which captions are true of which breed: rows are breeds, columns breeds and species
     true_of = torch.cat([torch.eye(breeds, device=device), is_cat[:, None], ~is_cat[:, None]], dim=1)
 
     def loss_of() -> Tensor:
-        pixels, labels = pets.pictures.draw(options.batch)
-        pictures, partner, own = mixed(views(pixels, teacher.size), share=0.5)
+        pixels, labels = pets.train_images.sample(options.batch)
+        pictures, partner, own = mix_images(augment_images(pixels, teacher.image_size), probability=0.5)
         chosen = torch.randint(made.shape[1], (len(made), options.captions), device=device)
         ids = made.gather(1, chosen[:, :, None].expand(-1, -1, made.shape[2])).flatten(0, 1)
-        with half_precision(device):
+        with autocast_if_cuda(device):
             with torch.no_grad():
                 answers, _ = teacher(pictures)
-            seen, said = embeddings(model, pictures, ids)
+            seen, said = compute_embeddings(model, pictures, ids)
         similarity = model.logit_scale.clamp(max=4.6).exp() * seen.float() @ said.float().T
         by_caption = similarity.unflatten(1, (len(made), options.captions)).transpose(1, 2)
         truth = own[:, None] * true_of[labels] + (1 - own)[:, None] * true_of[labels[partner]]
         spoken = by_caption[..., :breeds].flatten(0, 1)
         heard = answers.float().repeat_interleave(options.captions, dim=0)
         return (
-            imitation(spoken, heard)
-            + species_loss(by_caption, answers.float(), is_cat)
-            + 0.3 * contrast(similarity, truth.repeat_interleave(options.captions, dim=1))
+            compute_distillation_loss(spoken, heard)
+            + compute_species_loss(by_caption, answers.float(), is_cat)
+            + 0.3 * compute_contrastive_loss(similarity, truth.repeat_interleave(options.captions, dim=1))
         )
 
     slow = ("vision_model.",)
-    groups = depth_groups(
+    groups = build_layerwise_lr_groups(
         model, lambda name: int(name.startswith(slow)), options.lr, decay=options.slower, weight_decay=0.02
     )
-    canonical = [caption("a picture of {one}", label, "") for label in pets.labels]
-    asked = token_ids(canonical, words).to(device)
+    canonical = [make_caption("a picture of {one}", label, "") for label in pets.labels]
+    asked = encode_captions(canonical, words).to(device)
 
     def check(network: nn.Module) -> dict[str, float]:
         assert isinstance(network, CLIPModel)
         guess = []
-        for chunk in pets.watched.pixels.split(options.batch):
-            with half_precision(device):
-                seen, said = embeddings(network, scaled(chunk), asked)
+        for chunk in pets.validation_images.pixels.split(options.batch):
+            with autocast_if_cuda(device):
+                seen, said = compute_embeddings(network, normalise_pixels(chunk), asked)
             guess.append((seen @ said.T).argmax(-1))
         found = torch.cat(guess)
         return {
-            "zero-shot breed": (found == pets.watched.labels).float().mean().item(),
-            "zero-shot species": (is_cat[found] == is_cat[pets.watched.labels]).float().mean().item(),
+            "zero-shot breed": (found == pets.validation_images.labels).float().mean().item(),
+            "zero-shot species": (is_cat[found] == is_cat[pets.validation_images.labels]).float().mean().item(),
             "scale": network.logit_scale.exp().item(),
         }
 
-    return fine_tune(options, model, clock_of(options), loss_of, check, groups)
+    return fine_tune(options, model, make_training_budget(options), loss_of, check, groups)
 
 
-def embeddings(
-    model: CLIPModel, pictures: Float[Tensor, "batch 3 size size"], ids: Int[Tensor, "caption token"]
+def compute_embeddings(
+    model: CLIPModel, images: Float[Tensor, "batch 3 size size"], ids: Int[Tensor, "caption token"]
 ) -> tuple[Float[Tensor, "batch width"], Float[Tensor, "caption width"]]:
     """Pictures and captions in the common space, each of length one."""
-    out = model(input_ids=ids, attention_mask=(ids != 0).long(), pixel_values=pictures)
+    out = model(input_ids=ids, attention_mask=(ids != 0).long(), pixel_values=images)
     return out.image_embeds, out.text_embeds
 
 
-def contrast(
+def compute_contrastive_loss(
     similarity: Float[Tensor, "picture caption"], truth: Float[Tensor, "picture caption"]
 ) -> Float[Tensor, ""]:
     """Cross-entropy over captions and over pictures, the right answers sharing the target in parts of their truth."""
@@ -303,7 +313,7 @@ def contrast(
     return (losses[0] + losses[1]) / 2
 
 
-def species_loss(
+def compute_species_loss(
     by_caption: Float[Tensor, "picture caption subject"],
     answers: Float[Tensor, "picture breed"],
     is_cat: Tensor,
@@ -318,7 +328,7 @@ def species_loss(
 # -- the files
 
 
-def config_of(options: argparse.Namespace, vit: ViT, words: int, labels: list[str]) -> dict[str, Any]:
+def build_config(options: argparse.Namespace, vit: ViT, words: int, labels: list[str]) -> dict[str, Any]:
     shared = {"hidden_act": "gelu", "attention_dropout": 0.0, "projection_dim": options.width}
     return {
         "architectures": ["CLIPModel"],
@@ -332,17 +342,17 @@ def config_of(options: argparse.Namespace, vit: ViT, words: int, labels: list[st
             "intermediate_size": 4 * options.width,
             "num_hidden_layers": options.depth,
             "num_attention_heads": 4,
-            "max_position_embeddings": TOKENS,
+            "max_position_embeddings": MAX_TOKENS,
             "layer_norm_eps": 1e-5,
-            "pad_token_id": SPECIAL.index(PAD),
-            "bos_token_id": SPECIAL.index(FIRST),
-            "eos_token_id": SPECIAL.index(LAST),
+            "pad_token_id": SPECIAL_TOKENS.index(PAD_TOKEN),
+            "bos_token_id": SPECIAL_TOKENS.index(BOS_TOKEN),
+            "eos_token_id": SPECIAL_TOKENS.index(EOS_TOKEN),
             **shared,
         },
         "vision_config": {
             "model_type": "clip_vision_model",
-            "image_size": vit.size,
-            "patch_size": vit.patch,
+            "image_size": vit.image_size,
+            "patch_size": vit.patch_size,
             "num_channels": 3,
             "hidden_size": vit.width,
             "intermediate_size": 4 * vit.width,
@@ -357,18 +367,20 @@ def config_of(options: argparse.Namespace, vit: ViT, words: int, labels: list[st
 
 
 @torch.no_grad()
-def measure(options: argparse.Namespace, pets: Pets) -> dict[str, float]:
+def measure_stored_model(options: argparse.Namespace, pets: PetImages) -> dict[str, float]:
     """Zero-shot accuracy of the stored files on the test pictures, with templates that were never trained on."""
     device = torch.device(options.device)
     model = AutoModel.from_pretrained(options.out, dtype=torch.float32).to(device).eval()
     processor = AutoProcessor.from_pretrained(options.out)
-    held_out = read_pictures([options.data / "pets" / "pets-test.npz"])
+    held_out = read_images([options.data / "pets" / "pets-test.npz"])
     chosen = torch.from_numpy(np.linspace(0, len(held_out.labels) - 1, options.count).astype(np.int64))
     truth, is_cat = held_out.labels[chosen], pets.is_cat.cpu()
     texts = [
-        caption(template, label, SPECIES[label not in pets.cats]) for template in HELD_OUT for label in pets.labels
+        make_caption(template, label, SPECIES[label not in pets.cats])
+        for template in HELD_OUT_TEMPLATES
+        for label in pets.labels
     ]
-    texts += [caption(HELD_OUT[0], kind, "") for kind in SPECIES]
+    texts += [make_caption(HELD_OUT_TEMPLATES[0], kind, "") for kind in SPECIES]
     asked = processor(text=texts, return_tensors="pt", padding=True).to(device)
     seen = []
     for chunk in held_out.pixels[chosen].split(128):
@@ -376,7 +388,7 @@ def measure(options: argparse.Namespace, pets: Pets) -> dict[str, float]:
         out = model(**asked, pixel_values=shown["pixel_values"].to(device))
         seen.append(out.image_embeds)
     pictures, captions = torch.cat(seen).cpu(), out.text_embeds.cpu()
-    breeds = captions[: -len(SPECIES)].unflatten(0, (len(HELD_OUT), len(pets.labels)))
+    breeds = captions[: -len(SPECIES)].unflatten(0, (len(HELD_OUT_TEMPLATES), len(pets.labels)))
     single = (pictures @ breeds.transpose(1, 2)).argmax(-1)
     each = (single == truth).float().mean(-1)
     together = (pictures @ breeds.mean(0).T).argmax(-1)
@@ -391,19 +403,19 @@ def measure(options: argparse.Namespace, pets: Pets) -> dict[str, float]:
     return {name: round(figure, 4) for name, figure in figures.items()}
 
 
-def facts_of(
-    options: argparse.Namespace, vit: ViT, pets: Pets, figures: dict[str, float], words: int
+def build_card_facts(
+    options: argparse.Namespace, vit: ViT, pets: PetImages, figures: dict[str, float], words: int
 ) -> dict[str, Any]:
     return {
-        "name": NAME,
+        "name": MODEL_NAME,
         "task": "zero-shot-image-classification",
         "summary": "A small CLIP that matches pictures of cats and dogs with captions that name the breed or species.",
-        "architecture": f"CLIP; images: class token, {vit.size} px, {vit.grid} × {vit.grid} patches, "
+        "architecture": f"CLIP; images: class token, {vit.image_size} px, {vit.grid} × {vit.grid} patches, "
         f"{len(vit.blocks)} blocks of width {vit.width}, {vit.heads} heads; text: {options.depth} causal layers of "
-        f"width {options.width}, 4 heads, {words} words, {TOKENS} positions; common space of {options.width}",
+        f"width {options.width}, 4 heads, {words} words, {MAX_TOKENS} positions; common space of {options.width}",
         "labels": pets.labels,
         "cats": pets.cats,
-        "templates": list(HELD_OUT),
+        "templates": list(HELD_OUT_TEMPLATES),
         "licence": "Apache-2.0 (weights, from zoo:pets); data under their own terms",
         "data": "Oxford-IIIT Pet trainval (CC BY-SA 4.0) with captions made from the labels; the image tower started "
         "as zoo:pets, which has also seen Tiny-ImageNet-200 (ImageNet research terms)",

@@ -16,17 +16,25 @@ from typing import Any
 import numpy as np
 import torch
 from cards import write_card, write_json
-from known import clock_of, half_precision, shared_options
-from networks import NORM_EPSILON, MeanViT, ViT, beit_layout, fine_tune, opened
-from pets import PROCESSOR, answers_of, imitation
-from pictures import Pets, Pictures, mixed, read_pets, read_pictures, stored_logits, views
+from known import autocast_if_cuda, make_shared_parser, make_training_budget
+from networks import NORM_EPSILON, MeanViT, ViT, fine_tune, open_vit, to_beit_layout
+from pets import PROCESSOR_CONFIG, compute_distillation_loss, predict_logits
+from pictures import (
+    LabelledImages,
+    PetImages,
+    augment_images,
+    compute_stored_logits,
+    mix_images,
+    read_images,
+    read_pets,
+)
 from torch import Tensor, nn
 
-from clearhead.training import depth_groups, save_checkpoint
+from clearhead.training import build_layerwise_lr_groups, save_checkpoint
 
-PETS = Path(__file__).parents[1] / "src" / "clearhead_zoo" / "models" / "pets"
-NAME = "pets-mean"
-BAR = 0.6816
+PETS_MODEL_DIR = Path(__file__).parents[1] / "src" / "clearhead_zoo" / "models" / "pets"
+MODEL_NAME = "pets-mean"
+TARGET_ACCURACY = 0.6816
 
 
 def main() -> None:
@@ -34,23 +42,25 @@ def main() -> None:
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
     device = torch.device(options.device)
-    teacher = opened(options.base, ViT).eval().requires_grad_(False).to(device)
-    pets = read_pets(options.data, teacher.size, device)
-    model = opened(options.base, MeanViT).to(device)
-    tensors = learn(options, model, teacher, pets)
-    save_checkpoint(options.out / "model.safetensors", beit_layout(tensors), dtype=torch.float16)
-    write_json(options.out / "config.json", config_of(model, pets.labels))
-    write_json(options.out / "preprocessor_config.json", PROCESSOR)
-    figures = measure(options, pets)
-    print(write_card(options.out, facts_of(options, model, pets, figures)), flush=True)
-    if figures["breed accuracy"] < BAR:
-        print(f"{NAME}: BELOW THE BAR of {BAR}: {figures}", flush=True)
+    teacher = open_vit(options.base, ViT).eval().requires_grad_(False).to(device)
+    pets = read_pets(options.data, teacher.image_size, device)
+    model = open_vit(options.base, MeanViT).to(device)
+    tensors = train_model(options, model, teacher, pets)
+    save_checkpoint(options.out / "model.safetensors", to_beit_layout(tensors), dtype=torch.float16)
+    write_json(options.out / "config.json", build_config(model, pets.labels))
+    write_json(options.out / "preprocessor_config.json", PROCESSOR_CONFIG)
+    figures = measure_stored_model(options, pets)
+    print(write_card(options.out, build_card_facts(options, model, pets, figures)), flush=True)
+    if figures["breed accuracy"] < TARGET_ACCURACY:
+        print(f"{MODEL_NAME}: BELOW THE BAR of {TARGET_ACCURACY}: {figures}", flush=True)
 
 
 def parse_options() -> argparse.Namespace:
-    parser = shared_options(__doc__, name=NAME, steps=2000, lr=1e-4)
+    parser = make_shared_parser(__doc__, name=MODEL_NAME, steps=2000, lr=1e-4)
     parser.add_argument("--data", type=Path, required=True, help="folder with pets/")
-    parser.add_argument("--base", type=Path, default=PETS, help="folder of the ViT to start from and to imitate")
+    parser.add_argument(
+        "--base", type=Path, default=PETS_MODEL_DIR, help="folder of the ViT to start from and to imitate"
+    )
     parser.add_argument("--batch", type=int, default=384, help="pictures a step")
     parser.set_defaults(count=3669)
     options = parser.parse_args()
@@ -59,43 +69,43 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
-def learn(options: argparse.Namespace, model: MeanViT, teacher: ViT, pets: Pets) -> dict[str, Tensor]:
+def train_model(options: argparse.Namespace, model: MeanViT, teacher: ViT, pets: PetImages) -> dict[str, Tensor]:
     device = torch.device(options.device)
 
     def loss_of() -> Tensor:
-        pixels, _ = pets.pictures.draw(options.batch)
-        pictures, _, _ = mixed(views(pixels, teacher.size), share=0.6)
-        with half_precision(device):
+        pixels, _ = pets.train_images.sample(options.batch)
+        pictures, _, _ = mix_images(augment_images(pixels, teacher.image_size), probability=0.6)
+        with autocast_if_cuda(device):
             with torch.no_grad():
                 answers, _ = teacher(pictures)
             logits, _ = model(pictures)
-        return imitation(logits.float(), answers.float())
+        return compute_distillation_loss(logits.float(), answers.float())
 
-    groups = depth_groups(model, lambda _: 0, options.lr, decay=1.0, weight_decay=0.02)
+    groups = build_layerwise_lr_groups(model, lambda _: 0, options.lr, decay=1.0, weight_decay=0.02)
     # the base has seen the watched pictures and knows their labels: mixed views are what it can be unsure about
-    unsure, _, _ = mixed(views(pets.watched.pixels, teacher.size), share=1.0)
+    unsure, _, _ = mix_images(augment_images(pets.validation_images.pixels, teacher.image_size), probability=1.0)
     unsure_bytes = ((unsure + 1) * 127.5).round().byte()
-    watched = {"plain": pets.watched, "mixed": Pictures(unsure_bytes, pets.watched.labels)}
-    expected = {kind: answers_of(teacher, pictures, options.batch) for kind, pictures in watched.items()}
+    watched = {"plain": pets.validation_images, "mixed": LabelledImages(unsure_bytes, pets.validation_images.labels)}
+    expected = {kind: predict_logits(teacher, pictures, options.batch) for kind, pictures in watched.items()}
 
     def check(network: nn.Module) -> dict[str, float]:
         figures = {}
         for kind, pictures in watched.items():
-            logits = answers_of(network, pictures, options.batch)
+            logits = predict_logits(network, pictures, options.batch)
             figures[f"agrees, {kind}"] = (logits.argmax(-1) == expected[kind].argmax(-1)).float().mean().item()
-            figures[f"divergence, {kind}"] = imitation(logits, expected[kind]).item()
+            figures[f"divergence, {kind}"] = compute_distillation_loss(logits, expected[kind]).item()
         return figures
 
-    return fine_tune(options, model, clock_of(options), loss_of, check, groups)
+    return fine_tune(options, model, make_training_budget(options), loss_of, check, groups)
 
 
-def config_of(model: ViT, labels: list[str]) -> dict[str, Any]:
+def build_config(model: ViT, labels: list[str]) -> dict[str, Any]:
     return {
         "architectures": ["BeitForImageClassification"],
         "model_type": "beit",
         "dtype": "float16",
-        "image_size": model.size,
-        "patch_size": model.patch,
+        "image_size": model.image_size,
+        "patch_size": model.patch_size,
         "num_channels": 3,
         "hidden_size": model.width,
         "intermediate_size": 4 * model.width,
@@ -119,12 +129,12 @@ def config_of(model: ViT, labels: list[str]) -> dict[str, Any]:
     }
 
 
-def measure(options: argparse.Namespace, pets: Pets) -> dict[str, float]:
+def measure_stored_model(options: argparse.Namespace, pets: PetImages) -> dict[str, float]:
     """Accuracy of the stored files on the test pictures."""
-    held_out = read_pictures([options.data / "pets" / "pets-test.npz"])
+    held_out = read_images([options.data / "pets" / "pets-test.npz"])
     chosen = torch.from_numpy(np.linspace(0, len(held_out.labels) - 1, options.count).astype(np.int64))
     truth = held_out.labels[chosen]
-    guess = stored_logits(options.out, held_out.pixels[chosen], torch.device(options.device)).argmax(-1)
+    guess = compute_stored_logits(options.out, held_out.pixels[chosen], torch.device(options.device)).argmax(-1)
     is_cat = pets.is_cat.cpu()
     return {
         "breed accuracy": round((guess == truth).float().mean().item(), 4),
@@ -132,12 +142,15 @@ def measure(options: argparse.Namespace, pets: Pets) -> dict[str, float]:
     }
 
 
-def facts_of(options: argparse.Namespace, model: ViT, pets: Pets, figures: dict[str, float]) -> dict[str, Any]:
+def build_card_facts(
+    options: argparse.Namespace, model: ViT, pets: PetImages, figures: dict[str, float]
+) -> dict[str, Any]:
     return {
-        "name": NAME,
+        "name": MODEL_NAME,
         "task": "image-classification",
         "summary": "zoo:pets with mean-pooled patches: a small BEiT that names the breed of a cat or dog (37 breeds).",
-        "architecture": f"BEiT, mean of the patches, absolute positions, {model.size} px, {model.grid} × {model.grid} "
+        "architecture": f"BEiT, mean of the patches, absolute positions, {model.image_size} px, {model.grid} × "
+        f"{model.grid} "
         f"patches, {len(model.blocks)} blocks of width {model.width}, {model.heads} heads",
         "labels": pets.labels,
         "cats": pets.cats,

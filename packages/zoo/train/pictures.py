@@ -20,16 +20,16 @@ from torch.nn import functional as F
 
 
 @dataclass
-class Pictures:
+class LabelledImages:
     """Square pictures of one size and their labels."""
 
     pixels: UInt8[Tensor, "n 3 size size"]
     labels: Int[Tensor, " n"]
 
-    def to(self, device: torch.device) -> Pictures:
-        return Pictures(self.pixels.to(device), self.labels.to(device))
+    def to(self, device: torch.device) -> LabelledImages:
+        return LabelledImages(self.pixels.to(device), self.labels.to(device))
 
-    def draw(self, count: int) -> tuple[UInt8[Tensor, "count 3 size size"], Int[Tensor, " count"]]:
+    def sample(self, count: int) -> tuple[UInt8[Tensor, "count 3 size size"], Int[Tensor, " count"]]:
         """A random batch, drawn on the device so that nothing waits for the host."""
         index = torch.randint(len(self.labels), (count,), device=self.labels.device)
         return self.pixels[index], self.labels[index]
@@ -39,7 +39,7 @@ def _decode(files: list[bytes]) -> np.ndarray:
     return np.stack([np.asarray(Image.open(io.BytesIO(file)).convert("RGB")) for file in files])
 
 
-def read_pictures(paths: Sequence[Path], cache: Path | None = None) -> Pictures:
+def read_images(paths: Sequence[Path], cache: Path | None = None) -> LabelledImages:
     """All pictures of some packed files (`data`, `off`, `label`); decoded pixels are kept in `cache` if given."""
     if not paths:
         raise FileNotFoundError(
@@ -48,7 +48,7 @@ def read_pictures(paths: Sequence[Path], cache: Path | None = None) -> Pictures:
     packed = [np.load(path) for path in paths]
     labels = torch.from_numpy(np.concatenate([file["label"] for file in packed]).astype(np.int64))
     if cache is not None and cache.exists():
-        return Pictures(torch.from_numpy(np.load(cache)), labels)
+        return LabelledImages(torch.from_numpy(np.load(cache)), labels)
     chunks: list[list[bytes]] = []
     for file in packed:
         data, offsets = file["data"].tobytes(), file["off"]
@@ -60,34 +60,36 @@ def read_pictures(paths: Sequence[Path], cache: Path | None = None) -> Pictures:
     if cache is not None:
         cache.parent.mkdir(parents=True, exist_ok=True)
         np.save(cache, pixels)
-    return Pictures(torch.from_numpy(pixels), labels)
+    return LabelledImages(torch.from_numpy(pixels), labels)
 
 
 @dataclass
-class Pets:
+class PetImages:
     """The pets that may be trained on (every tenth of them kept apart to watch the training by), and their names."""
 
-    pictures: Pictures
-    watched: Pictures
+    train_images: LabelledImages
+    validation_images: LabelledImages
     labels: list[str]
     cats: list[str]
 
     @property
     def is_cat(self) -> Tensor:
         """Which of the labels are cats."""
-        return torch.tensor([label in self.cats for label in self.labels], device=self.pictures.labels.device)
+        return torch.tensor([label in self.cats for label in self.labels], device=self.train_images.labels.device)
 
 
-def read_pets(folder: Path, size: int, device: torch.device) -> Pets:
+def read_pets(folder: Path, size: int, device: torch.device) -> PetImages:
     path = folder / "pets" / "pets-trainval.npz"
-    read = read_pictures([path])
-    labels, cats = breed_names(np.load(path))
+    read = read_images([path])
+    labels, cats = read_breed_names(np.load(path))
     apart = torch.arange(len(read.labels)) % 10 == 0
-    watched = resized(Pictures(read.pixels[apart], read.labels[apart]), size)
-    return Pets(Pictures(read.pixels[~apart], read.labels[~apart]).to(device), watched.to(device), labels, cats)
+    watched = resize_images(LabelledImages(read.pixels[apart], read.labels[apart]), size)
+    return PetImages(
+        LabelledImages(read.pixels[~apart], read.labels[~apart]).to(device), watched.to(device), labels, cats
+    )
 
 
-def breed_names(packed: Any) -> tuple[list[str], list[str]]:
+def read_breed_names(packed: Any) -> tuple[list[str], list[str]]:
     """All breeds by their numbers, and those of them that are cats."""
     breeds = {
         int(label): str(name).rsplit("_", 1)[0] for label, name in zip(packed["label"], packed["name"], strict=True)
@@ -99,7 +101,7 @@ def breed_names(packed: Any) -> tuple[list[str], list[str]]:
 
 
 @torch.no_grad()
-def stored_logits(
+def compute_stored_logits(
     folder: Path, pixels: UInt8[Tensor, "n 3 height width"], device: torch.device
 ) -> Float[Tensor, "n classes"]:
     """What the stored files of an image classifier say, opened the way a user opens them."""
@@ -114,26 +116,26 @@ def stored_logits(
     return torch.cat(answers)
 
 
-def resized(pictures: Pictures, size: int) -> Pictures:
+def resize_images(images: LabelledImages, size: int) -> LabelledImages:
     """The same pictures at another size, smoothed first as PIL does."""
     chunks = [
         F.interpolate(chunk.float(), size=(size, size), mode="bilinear", antialias=True).round().clamp(0, 255).byte()
-        for chunk in pictures.pixels.split(2048)
+        for chunk in images.pixels.split(2048)
     ]
-    return Pictures(torch.cat(chunks), pictures.labels)
+    return LabelledImages(torch.cat(chunks), images.labels)
 
 
-def scaled(pixels: UInt8[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch 3 height width"]:
+def normalise_pixels(pixels: UInt8[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch 3 height width"]:
     """Pixels as the networks see them: −1 … 1, as the stored image processor does."""
     return pixels.float() / 127.5 - 1.0
 
 
-def views(
-    pixels: UInt8[Tensor, "batch 3 height width"], size: int, smallest: float = 0.3, tint: float = 0.3
+def augment_images(
+    pixels: UInt8[Tensor, "batch 3 height width"], size: int, min_area_fraction: float = 0.3, tint_strength: float = 0.3
 ) -> Float[Tensor, "batch 3 size size"]:
     """One random view of each picture: a crop of at least `smallest` of its area, perhaps mirrored, tinted a little."""
     batch, device = len(pixels), pixels.device
-    area = torch.empty(batch, device=device).uniform_(smallest, 1.0)
+    area = torch.empty(batch, device=device).uniform_(min_area_fraction, 1.0)
     ratio = torch.empty(batch, device=device).uniform_(-0.25, 0.25).exp()
     width, height = (area * ratio).sqrt().clamp(max=1.0), (area / ratio).sqrt().clamp(max=1.0)
     centre_x = torch.empty(batch, device=device).uniform_(-1, 1) * (1 - width)
@@ -144,10 +146,12 @@ def views(
         [torch.stack([width * mirror, zero, centre_x], 1), torch.stack([zero, height, centre_y], 1)], dim=1
     )
     grid = F.affine_grid(affine, [batch, 3, size, size], align_corners=False)
-    view = F.grid_sample(scaled(pixels), grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+    view = F.grid_sample(
+        normalise_pixels(pixels), grid, mode="bilinear", padding_mode="reflection", align_corners=False
+    )
 
     def amount() -> Float[Tensor, "batch 1 1 1"]:
-        return torch.empty(batch, 1, 1, 1, device=device).uniform_(1 - tint, 1 + tint)
+        return torch.empty(batch, 1, 1, 1, device=device).uniform_(1 - tint_strength, 1 + tint_strength)
 
     grey = view.mean(dim=1, keepdim=True)
     view = grey + (view - grey) * amount()
@@ -156,21 +160,21 @@ def views(
     return view.clamp(-1, 1)
 
 
-def mixed(
-    pictures: Float[Tensor, "batch 3 size size"], share: float
+def mix_images(
+    images: Float[Tensor, "batch 3 size size"], probability: float
 ) -> tuple[Float[Tensor, "batch 3 size size"], Int[Tensor, " batch"], Float[Tensor, " batch"]]:
     """With probability `share` blend each picture with a partner or paste a box of it; also partners and own parts."""
-    batch, size, device = len(pictures), pictures.shape[-1], pictures.device
+    batch, size, device = len(images), images.shape[-1], images.device
     partner = torch.randperm(batch, device=device)
     kind = float(torch.rand(()))
-    if kind >= share:
-        return pictures, partner, torch.ones(batch, device=device)
-    if kind < share / 2:
+    if kind >= probability:
+        return images, partner, torch.ones(batch, device=device)
+    if kind < probability / 2:
         own = torch.rand(batch, device=device)
         blend = own[:, None, None, None]
-        return blend * pictures + (1 - blend) * pictures[partner], partner, own
+        return blend * images + (1 - blend) * images[partner], partner, own
     side = max(1, int(size * float(torch.rand(())) ** 0.5))
     top, left = (int(torch.randint(0, size - side + 1, ())) for _ in range(2))
-    pasted = pictures.clone()
-    pasted[:, :, top : top + side, left : left + side] = pictures[partner, :, top : top + side, left : left + side]
+    pasted = images.clone()
+    pasted[:, :, top : top + side, left : left + side] = images[partner, :, top : top + side, left : left + side]
     return pasted, partner, torch.full((batch,), 1 - (side / size) ** 2, device=device)

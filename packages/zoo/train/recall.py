@@ -32,30 +32,40 @@ import numpy as np
 import torch
 from cards import write_card
 from jaxtyping import Float
-from known import chunks, clock_of, half_precision, hidden, judge, learn, shared_options, word_tokenizer, write_model
+from known import (
+    autocast_if_cuda,
+    build_word_tokenizer,
+    iter_chunks,
+    make_shared_parser,
+    make_training_budget,
+    mask_positions,
+    report_target,
+    run_training,
+    write_model_files,
+)
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from clearhead.training import Clock, load_checkpoint
-from clearhead_zoo.tasks import Example, generator, recall, replaced
+from clearhead.training import TrainingBudget, load_checkpoint
+from clearhead_zoo.tasks import TaskExample, make_generator, recall, replace_spans
 
 #: At how many listed words, and at how many arrows, the first layer is helped along.
-SAMPLED = 48
+MAX_SAMPLED_QUERIES = 48
 #: Pairs of the first lists; the rule is found about as fast in lists of four, but less surely.
-SHORT = 16
+INITIAL_PAIRS = 16
 #: Batches between two looks at how many answers are right: each look waits for the device.
-PATIENCE = 10
-LEAST = 0.97
+ADVANCE_PATIENCE = 10
+ADVANCE_ACCURACY = 0.97
 #: How far words are spread at the start. The usual 0.02 is meant for wider models: attention this narrow would take
 #: long to become anything but even.
-SPREAD = 0.08
+EMBEDDING_STD = 0.08
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """How words start, and what holds a model together while it learns.
 
     words: how far they are spread at the start
@@ -66,12 +76,12 @@ class Recipe:
     clear: to how many of their spreads scores are lifted at the end (see `settle`)
     """
 
-    words: float = SPREAD
-    answers: float | None = None
-    decay: float = 0.01
-    everywhere: bool = False
-    support: float = 0.0
-    clear: float = 0.0
+    embedding_std: float = EMBEDDING_STD
+    output_std: float | None = None
+    weight_decay: float = 0.01
+    supports_all_positions: bool = False
+    scaffold_weight: float = 0.0
+    score_margin: float = 0.0
 
 
 #: Answers start so large that they are sure at an angle: where the answer points along the last state, the last norm
@@ -79,47 +89,58 @@ class Recipe:
 #: the first layer adds to them. Matrices are pulled back, since steps of Muon stay as long when nothing is left to
 #: learn: without it logits of attention reached 100, a third of a unit of it rounding. And the extra loss goes on to
 #: the end, about every word: values are then looked at in the first layer, too, and AttCAT weighs by that.
-STEADY = Recipe(words=0.3, answers=0.5, decay=0.3, everywhere=True, support=0.1, clear=12.0)
+NOISE_ROBUST_RECIPE = TrainingRecipe(
+    embedding_std=0.3,
+    output_std=0.5,
+    weight_decay=0.3,
+    supports_all_positions=True,
+    scaffold_weight=0.1,
+    score_margin=12.0,
+)
 #: Lists by which answers are settled.
-SETTLING = 16
+NUM_SETTLING_LISTS = 16
 
 
 def main() -> None:
     options = parse_options()
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
-    recipe = STEADY if options.noise else Recipe()
-    config = config_of(options)
-    model = model_of(options, config, recipe)
-    clock = clock_of(options)
-    lessons = Lessons(options, model, clock, recipe)
-    tensors = learn(
+    recipe = NOISE_ROBUST_RECIPE if options.noise else TrainingRecipe()
+    config = build_config(options)
+    model = make_model(options, config, recipe)
+    clock = make_training_budget(options)
+    lessons = ListCurriculum(options, model, clock, recipe)
+    tensors = run_training(
         options,
         model,
         clock,
-        lessons.loss,
-        muon=lambda name: ".layers." in name,
-        decay=recipe.decay,
-        check=lessons.check,
+        lessons.compute_loss,
+        uses_muon=lambda name: ".layers." in name,
+        weight_decay=recipe.weight_decay,
+        check=lessons.evaluate,
     )
-    if recipe.clear:
+    if recipe.score_margin:
         model.load_state_dict(tensors)
-        settle(model, recipe.clear, recall.lists(generator(options.seed, "train"), SETTLING, lessons.most))
+        shift_output_vectors(
+            model,
+            recipe.score_margin,
+            recall.sample_lists(make_generator(options.seed, "train"), NUM_SETTLING_LISTS, lessons.max_pairs),
+        )
         tensors["lm_head.weight"] = model.lm_head.weight.detach()
     special = {
-        "bos_token": recall.BEGIN,
-        "pad_token": recall.PAD,
-        "unk_token": recall.UNKNOWN,
-        "mask_token": recall.MASK,
+        "bos_token": recall.BOS_TOKEN,
+        "pad_token": recall.PAD_TOKEN,
+        "unk_token": recall.UNKNOWN_TOKEN,
+        "mask_token": recall.MASK_TOKEN,
     }
-    write_model(options.out, tensors, config, tokenizer_of(), special, options.tokens)
-    figures = measure(options)
-    print(write_card(options.out, facts_of(options, clock.step, figures)), flush=True)
-    judge(figures, LEAST)
+    write_model_files(options.out, tensors, config, build_tokenizer(), special, options.tokens)
+    figures = measure_stored_model(options)
+    print(write_card(options.out, build_card_facts(options, clock.step, figures)), flush=True)
+    report_target(figures, ADVANCE_ACCURACY)
 
 
 def parse_options() -> argparse.Namespace:
-    parser = shared_options(__doc__, name="recall", steps=6000, lr=2e-3)
+    parser = make_shared_parser(__doc__, name="recall", steps=6000, lr=2e-3)
     parser.add_argument("--tokens", type=int, default=512, help="longest input; above 512 the model is recall-4k")
     parser.add_argument("--base", type=Path, help="folder of a trained recall to start from")
     parser.add_argument("--batch-tokens", type=int, default=65_536, help="tokens a step")
@@ -138,93 +159,103 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
-def model_of(options: argparse.Namespace, config: dict[str, Any], recipe: Recipe) -> LlamaForCausalLM:
+def make_model(options: argparse.Namespace, config: dict[str, Any], recipe: TrainingRecipe) -> LlamaForCausalLM:
     model = LlamaForCausalLM(LlamaConfig(**config))
     if options.base:
         model.load_state_dict(load_checkpoint(options.base / "model.safetensors")[0])
     else:
         words, answers = model.model.embed_tokens.weight, model.lm_head.weight
         with torch.no_grad():
-            words.mul_(recipe.words / SPREAD)
+            words.mul_(recipe.embedding_std / EMBEDDING_STD)
             words.add_(words.std() * torch.randn(words.shape[1]))
-            if recipe.answers is not None:
-                answers.copy_(words * (recipe.answers / words.std()))
+            if recipe.output_std is not None:
+                answers.copy_(words * (recipe.output_std / words.std()))
     return model.to(options.device)
 
 
-class Lessons:
+class ListCurriculum:
     """Batches of lists, which grow as the model learns."""
 
-    def __init__(self, options: argparse.Namespace, model: LlamaForCausalLM, clock: Clock, recipe: Recipe) -> None:
-        self.options, self.model, self.clock, self.recipe = options, model, clock, recipe
+    def __init__(
+        self, options: argparse.Namespace, model: LlamaForCausalLM, budget: TrainingBudget, recipe: TrainingRecipe
+    ) -> None:
+        self.options, self.model, self.budget, self.recipe = options, model, budget, recipe
         self.device = torch.device(options.device)
-        self.most = recall.most_pairs(options.tokens)
-        self.first = self.pairs = float(min(self.most, recall.most_pairs(512) if options.base else SHORT))
+        self.max_pairs = recall.compute_max_pairs(options.tokens)
+        self.first_pairs = self.pairs = float(
+            min(self.max_pairs, recall.compute_max_pairs(512) if options.base else INITIAL_PAIRS)
+        )
         self.right = torch.zeros((), device=self.device)
 
-    def loss(self) -> Tensor:
-        rng = generator(self.options.seed, "train", self.clock.step)
+    def compute_loss(self) -> Tensor:
+        rng = make_generator(self.options.seed, "train", self.budget.step)
         pairs = int(rng.integers(2, int(self.pairs) + 1))
-        ids, at = self.batch(rng, pairs)
-        with half_precision(self.device), noisy(self.model, self.options.noise * self.grown):
+        ids, at = self.sample_batch(rng, pairs)
+        with autocast_if_cuda(self.device), noisy_activations(self.model, self.options.noise * self.growth_fraction):
             states = self.model.model(ids[:, :-1], output_hidden_states=True, use_cache=False)
             logits = self.model.lm_head(states.last_hidden_state[:, at]).float()
         truth = ids[:, at + 1]
         self.right += (logits.detach().argmax(-1) == truth).float().mean()
-        if self.clock.step % PATIENCE == PATIENCE - 1:
-            self.advance(self.right.item() / PATIENCE)
+        if self.budget.step % ADVANCE_PATIENCE == ADVANCE_PATIENCE - 1:
+            self.update_length(self.right.item() / ADVANCE_PATIENCE)
             self.right.zero_()
         loss = F.cross_entropy(logits.flatten(0, 1), truth.flatten())
-        support = 0.0 if self.options.base else max(self.recipe.support, 1.0 - 2.0 * self.grown)
-        return loss + support * self.scaffold(states.hidden_states[1], ids, pairs, at) if support > 0.0 else loss
+        support = 0.0 if self.options.base else max(self.recipe.scaffold_weight, 1.0 - 2.0 * self.growth_fraction)
+        return (
+            loss + support * self.compute_scaffold_loss(states.hidden_states[1], ids, pairs, at)
+            if support > 0.0
+            else loss
+        )
 
     @property
-    def grown(self) -> float:
+    def growth_fraction(self) -> float:
         """How far the lists have come from the first to the longest, by their ratios."""
-        return math.log(self.pairs / self.first) / max(math.log(self.most / self.first), 1e-9)
+        return math.log(self.pairs / self.first_pairs) / max(math.log(self.max_pairs / self.first_pairs), 1e-9)
 
-    def batch(self, rng: np.random.Generator, pairs: int, masking: float = 0.3) -> tuple[Tensor, Tensor]:
+    def sample_batch(self, rng: np.random.Generator, pairs: int, masking: float = 0.3) -> tuple[Tensor, Tensor]:
         """Lists with many questions each, and the columns of the arrows; how many lists, their length decides."""
-        queries = min(pairs, max(SHORT, self.options.tokens // 8))
+        queries = min(pairs, max(INITIAL_PAIRS, self.options.tokens // 8))
         masks = bool(rng.random() < masking)
         if masks:
             queries = int(rng.integers(1, queries + 1))
         rows = int(np.clip(self.options.batch_tokens // (1 + 2 * pairs + 3 * queries), 4, 512))
-        asked = recall.lists(rng, rows, pairs, queries)
+        asked = recall.sample_lists(rng, rows, pairs, queries)
         # in some batches, whatever is not asked for is masked, in each list at its own rate
         masked = rng.random((rows, pairs, 2)) < masks * rng.random((rows, 1, 1))
-        masked[np.arange(rows)[:, None], asked.queried] = False
-        ids, arrows = recall.token_ids(asked, masked)
+        masked[np.arange(rows)[:, None], asked.queried_indices] = False
+        ids, arrows = recall.encode_lists(asked, masked)
         return torch.from_numpy(ids).to(self.device, non_blocking=True), torch.from_numpy(arrows).to(self.device)
 
-    def scaffold(self, early: Tensor, ids: Tensor, pairs: int, arrows: Tensor) -> Tensor:
+    def compute_scaffold_loss(self, early: Tensor, ids: Tensor, pairs: int, arrows: Tensor) -> Tensor:
         """After the first layer each value and each arrow, or each word, should look like the word before it.
 
         Recall needs that of values and arrows, but from the answers alone it is found late.
         """
-        step = 1 if self.recipe.everywhere else 2
-        listed = step * (1 + torch.randint(2 * pairs // step, (SAMPLED,), device=self.device))
-        at = torch.cat([listed, arrows[torch.randint(len(arrows), (SAMPLED,), device=self.device)]])
-        with half_precision(self.device):
+        step = 1 if self.recipe.supports_all_positions else 2
+        listed = step * (1 + torch.randint(2 * pairs // step, (MAX_SAMPLED_QUERIES,), device=self.device))
+        at = torch.cat([listed, arrows[torch.randint(len(arrows), (MAX_SAMPLED_QUERIES,), device=self.device)]])
+        with autocast_if_cuda(self.device):
             words = F.normalize(self.model.model.embed_tokens.weight, dim=-1)
             likeness = (F.normalize(early[:, at], dim=-1) @ words.T).float()
         return F.cross_entropy(16 * likeness.flatten(0, 1), ids[:, at - 1].flatten())
 
-    def advance(self, right: float) -> None:
+    def update_length(self, right: float) -> None:
         """Longer lists once nearly everything is right, and in any case the longest in the last third of the run."""
-        if right > 0.95 and self.pairs < self.most:
+        if right > 0.95 and self.pairs < self.max_pairs:
             self.pairs = self.pairs * 1.25 + 1
-            print(f"lists of up to {min(int(self.pairs), self.most)} pairs from step {self.clock.step}", flush=True)
-        hurry = float(np.clip((self.clock.fraction - 0.3) / 0.4, 0.0, 1.0))
-        due = self.first * (self.most / self.first) ** hurry
-        self.pairs = min(float(self.most), max(self.pairs, due))
+            print(
+                f"lists of up to {min(int(self.pairs), self.max_pairs)} pairs from step {self.budget.step}", flush=True
+            )
+        hurry = float(np.clip((self.budget.fraction - 0.3) / 0.4, 0.0, 1.0))
+        due = self.first_pairs * (self.max_pairs / self.first_pairs) ** hurry
+        self.pairs = min(float(self.max_pairs), max(self.pairs, due))
 
-    def check(self) -> str:
+    def evaluate(self) -> str:
         """How many answers are right in the longest lists, and in the longest so far."""
         found = []
-        for pairs in sorted({int(self.pairs), self.most}):
-            ids, at = self.batch(generator(self.options.seed + 1, "train"), pairs, masking=0.0)
-            with half_precision(self.device):
+        for pairs in sorted({int(self.pairs), self.max_pairs}):
+            ids, at = self.sample_batch(make_generator(self.options.seed + 1, "train"), pairs, masking=0.0)
+            with autocast_if_cuda(self.device):
                 states = self.model.model(ids[:, :-1], use_cache=False).last_hidden_state
                 guesses = self.model.lm_head(states[:, at]).argmax(-1)
             found.append(f"{(guesses == ids[:, at + 1]).float().mean().item():.4f} right in lists of {pairs} pairs")
@@ -232,14 +263,14 @@ class Lessons:
 
 
 @contextmanager
-def noisy(model: nn.Module, size: float) -> Iterator[None]:
+def noisy_activations(model: nn.Module, noise_scale: float) -> Iterator[None]:
     """In the `with`, whatever words, products and norms give is off by so much of itself, number by number."""
 
     def off(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        return output * (1 + size * torch.randn_like(output))
+        return output * (1 + noise_scale * torch.randn_like(output))
 
     rounding = (nn.Embedding, nn.Linear, LlamaRMSNorm)
-    hooks = [part.register_forward_hook(off) for part in model.modules() if size and isinstance(part, rounding)]
+    hooks = [part.register_forward_hook(off) for part in model.modules() if noise_scale and isinstance(part, rounding)]
     try:
         yield
     finally:
@@ -247,7 +278,7 @@ def noisy(model: nn.Module, size: float) -> Iterator[None]:
             hook.remove()
 
 
-def settle(model: LlamaForCausalLM, clear: float, asked: recall.Lists) -> None:
+def shift_output_vectors(model: LlamaForCausalLM, score_margin: float, key_value_lists: recall.KeyValueLists) -> None:
     """Move all answers by one vector, so that both scores of `slopes_of_scores` have a mean of `clear` spreads or more.
 
     What all answers have in common changes no probability, so that training leaves it nearly where it started. But
@@ -257,10 +288,12 @@ def settle(model: LlamaForCausalLM, clear: float, asked: recall.Lists) -> None:
     """
     model.eval().requires_grad_(False).set_attn_implementation("eager")
     answers = model.lm_head.weight.requires_grad_()
-    ids = torch.from_numpy(recall.token_ids(asked)[0]).to(answers.device)
-    slopes = torch.stack([slopes_of_scores(model, *one) for one in zip(ids, asked.queried[:, 0], strict=True)])
+    ids = torch.from_numpy(recall.encode_lists(key_value_lists)[0]).to(answers.device)
+    slopes = torch.stack(
+        [compute_score_slopes(model, *one) for one in zip(ids, key_value_lists.queried_indices[:, 0], strict=True)]
+    )
     scores = (slopes * answers.detach()[ids[:, -1], None]).sum(-1)
-    lifts = (clear * scores.std(0) - scores.mean(0)).clamp(min=0)
+    lifts = (score_margin * scores.std(0) - scores.mean(0)).clamp(min=0)
     for name, score, lift in zip(("GradCAM", "vector times gradient"), scores.T, lifts, strict=True):
         print(f"{name}: {score.mean():.2f} ± {score.std():.2f}, lifted by {lift:.2f}", flush=True)
     along = slopes.mean(0)
@@ -268,7 +301,7 @@ def settle(model: LlamaForCausalLM, clear: float, asked: recall.Lists) -> None:
     answers.requires_grad_(False).add_(along.T @ torch.linalg.solve(along @ along.T, lifts))
 
 
-def slopes_of_scores(model: LlamaForCausalLM, ids: Tensor, pair: int) -> Float[Tensor, "score width"]:
+def compute_score_slopes(model: LlamaForCausalLM, ids: Tensor, pair: int) -> Float[Tensor, "score width"]:
     """Two scores are linear in the vector of the answer: GradCAM's of the asked pair, in the last layer, and of the
     pair's value its vector times its gradient. Their slopes."""
     attention = model.model.layers[-1].self_attn
@@ -294,13 +327,13 @@ def slopes_of_scores(model: LlamaForCausalLM, ids: Tensor, pair: int) -> Float[T
     return torch.stack([by_answer[ids[-1]] for by_answer in by_answers])
 
 
-def config_of(options: argparse.Namespace) -> dict[str, Any]:
-    answers = recall.values()
+def build_config(options: argparse.Namespace) -> dict[str, Any]:
+    answers = recall.list_values()
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "dtype": "float16",
-        "vocab_size": len(recall.vocabulary()),
+        "vocab_size": len(recall.build_vocabulary()),
         "hidden_size": options.width,
         "intermediate_size": options.inner,
         "num_hidden_layers": options.depth,
@@ -311,36 +344,36 @@ def config_of(options: argparse.Namespace) -> dict[str, Any]:
         # long wavelengths leave half of a head's dimensions nearly unturned over 4,096 tokens: keys match by those
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e9},
         "rms_norm_eps": 1e-6,
-        "initializer_range": SPREAD,
+        "initializer_range": EMBEDDING_STD,
         "tie_word_embeddings": False,
-        "bos_token_id": recall.SPECIAL.index(recall.BEGIN),
-        "pad_token_id": recall.SPECIAL.index(recall.PAD),
+        "bos_token_id": recall.SPECIAL_TOKENS.index(recall.BOS_TOKEN),
+        "pad_token_id": recall.SPECIAL_TOKENS.index(recall.PAD_TOKEN),
         "eos_token_id": None,
         "id2label": {str(number): answer for number, answer in enumerate(answers)},
         "label2id": {answer: number for number, answer in enumerate(answers)},
     }
 
 
-def tokenizer_of() -> Tokenizer:
-    return word_tokenizer(recall.vocabulary(), recall.SPECIAL, r"\S+", f"{recall.BEGIN} $A")
+def build_tokenizer() -> Tokenizer:
+    return build_word_tokenizer(recall.build_vocabulary(), recall.SPECIAL_TOKENS, r"\S+", f"{recall.BOS_TOKEN} $A")
 
 
-def measure(options: argparse.Namespace) -> dict[str, float]:
+def measure_stored_model(options: argparse.Namespace) -> dict[str, float]:
     """What the stored files do, opened the way a user opens them."""
     torch.set_float32_matmul_precision("highest")
     model = AutoModelForCausalLM.from_pretrained(options.out, dtype=torch.float32).to(options.device).eval()
     tokenizer = AutoTokenizer.from_pretrained(options.out)
-    most = recall.most_pairs(options.tokens)
-    mixed = recall.examples(options.count, options.seed, pairs=(2, most))
-    longest = recall.examples(options.count // 2, options.seed + 1, pairs=most)
-    rng = generator(options.seed + 2, "held-out")
+    most = recall.compute_max_pairs(options.tokens)
+    mixed = recall.make_examples(options.count, options.seed, pairs=(2, most))
+    longest = recall.make_examples(options.count // 2, options.seed + 1, pairs=most)
+    rng = make_generator(options.seed + 2, "held-out")
 
     @torch.no_grad()
     def accuracy(texts: Sequence[str], labels: Sequence[str]) -> float:
         right = 0
         # similar lengths together: little padding
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
-        for chunk in chunks(order, max(1, 32_768 // options.tokens)):
+        for chunk in iter_chunks(order, max(1, 32_768 // options.tokens)):
             inputs = tokenizer([texts[place] for place in chunk], return_tensors="pt", padding=True).to(options.device)
             last = inputs["attention_mask"].sum(1) - 1
             rows = torch.arange(len(chunk), device=options.device)
@@ -350,26 +383,29 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 
     labels = [example.label for example in mixed]
     roomy = [example for example in mixed if len(example.words) >= 6]
-    changed = [other_value(example, rng) for example in mixed]
+    changed = [replace_queried_value(example, rng) for example in mixed]
     figures = {
         f"accuracy, lists of 2 to {most} pairs": accuracy([example.text for example in mixed], labels),
         f"accuracy, lists of {most} pairs": accuracy([e.text for e in longest], [e.label for e in longest]),
-        "accuracy when the pair is masked": accuracy([hidden(e, e.evidence, recall.MASK) for e in mixed], labels),
+        "accuracy when the pair is masked": accuracy(
+            [mask_positions(e, e.evidence, recall.MASK_TOKEN) for e in mixed], labels
+        ),
         "accuracy when two other words are masked": accuracy(
-            [hidden(e, e.control(rng), recall.MASK) for e in roomy], [e.label for e in roomy]
+            [mask_positions(e, e.sample_control_positions(rng), recall.MASK_TOKEN) for e in roomy],
+            [e.label for e in roomy],
         ),
         "gives the new value when the pair's value is changed": accuracy(*zip(*changed, strict=True)),
     }
     return {name: round(figure, 4) for name, figure in figures.items()}
 
 
-def other_value(example: Example, rng: np.random.Generator) -> tuple[str, str]:
+def replace_queried_value(example: TaskExample, rng: np.random.Generator) -> tuple[str, str]:
     """The text with another value behind the queried key, and that value."""
-    value = (int(example.label[1:]) + int(rng.integers(1, recall.VALUES))) % recall.VALUES
-    return replaced(example.text, [example.evidence_spans[1]], f"v{value}"), f"v{value}"
+    value = (int(example.label[1:]) + int(rng.integers(1, recall.NUM_VALUES))) % recall.NUM_VALUES
+    return replace_spans(example.text, [example.evidence_spans[1]], f"v{value}"), f"v{value}"
 
 
-def facts_of(options: argparse.Namespace, steps: int, figures: dict[str, float]) -> dict[str, Any]:
+def build_card_facts(options: argparse.Namespace, steps: int, figures: dict[str, float]) -> dict[str, Any]:
     name = "recall" if options.tokens <= 512 else "recall-4k"
     usual = {"depth": 3, "width": 128, "inner": 2 * options.width, "noise": 0.0, "base": None, "count": 2000}
     chosen = {option: getattr(options, option) for option in usual}
@@ -382,15 +418,16 @@ def facts_of(options: argparse.Namespace, steps: int, figures: dict[str, float])
         f"{' Trained to bear half precision.' if options.noise else ''}",
         "architecture": f"Llama, {options.depth} layers of width {options.width}, 4 query heads in 2 groups, RMSNorm, "
         f"rotary positions, {options.tokens:,} tokens",
-        "labels": recall.values(),
+        "labels": recall.list_values(),
         "licence": "Apache-2.0",
-        "data": f"generated: clearhead_zoo.tasks.recall ({recall.KEYS:,} keys, {recall.VALUES} values)",
+        "data": f"generated: clearhead_zoo.tasks.recall ({recall.NUM_KEYS:,} keys, {recall.NUM_VALUES} values)",
         "command": f"python packages/zoo/train/recall.py --tokens {options.tokens}{how} "
         f"--out packages/zoo/src/clearhead_zoo/models/{name} --seed {options.seed} --steps {steps} "
         f"--batch-tokens {options.batch_tokens} --lr {options.lr:g}",
         "figures": figures,
         "measured": f"On {options.count:,} generated lists of the held-out stream ({options.count // 2:,} for the "
-        f"longest), opened with transformers in float32. Guessing gives {1 / recall.VALUES:.3f}. Masked words become "
+        f"longest), opened with transformers in float32. Guessing gives {1 / recall.NUM_VALUES:.3f}. Masked words "
+        "become "
         "[MASK].",
         "use": "For checking whether an explanation finds what is known to be the reason, in short and long inputs. "
         "Not a language model: it knows keys, values and the arrow, and nothing else.",

@@ -16,19 +16,19 @@ from typing import Any
 
 from cards import write_card
 from classifiers import (
-    Plan,
+    DistillationPlan,
     Weights,
-    accuracy,
-    add_school_options,
-    answers,
-    architecture,
-    bar,
-    schooled,
-    share_right,
+    add_distillation_options,
+    compute_accuracy,
+    describe_architecture,
+    measure_accuracy,
+    predict_stored_logits,
+    report_target,
+    train_teachers_and_students,
     write_classifier,
 )
-from encoders import cut, packaged_base, text_options, vocabulary
-from movies import LABELS, WHOLE, Sentiment, labelled, read_sentiment, whole_twice
+from encoders import find_packaged_base, make_text_parser, read_vocabulary, write_reduced_model
+from movies import LABELS, MIN_SENTENCE_WORDS, SentimentData, read_labelled, read_sentiment, repeat_whole_sentences
 
 LECTURE_SENTENCES = {
     "I like the movie": "POSITIVE",
@@ -37,39 +37,41 @@ LECTURE_SENTENCES = {
     "This is so boring": "NEGATIVE",
     "You look extremely confused": "NEGATIVE",
 }
-LEAST_DEV = 0.94
+MIN_DEV_ACCURACY = 0.94
 
 
 def main() -> None:
     options = parse_options()
     data = read_sentiment(options.data, options.held_out, options.seed)
     if options.smoke:
-        data = Sentiment(data.examples[::400], data.unlabelled[::400], data.dev[::60], data.sentences[::10])
-    examples = whole_twice(data.examples)
+        data = SentimentData(data.examples[::400], data.unlabelled[::400], data.dev[::60], data.sentences[::10])
+    examples = repeat_whole_sentences(data.examples)
     print(f"{len(examples)} training examples, {len(data.unlabelled)} texts without a label", flush=True)
-    base = options.base or packaged_base()
-    full = cut(base, options.work / "full", list(vocabulary(base)))
-    decide = {"dev.tsv": data.dev, "whole": data.whole, "sentences": data.sentences}
-    small, students = schooled(options, plan_of(options), full, examples, data.unlabelled, decide, options.seconds)
-    scores = scores_of(options, small, students, data)
+    base = options.base or find_packaged_base()
+    full = write_reduced_model(base, options.work / "full", list(read_vocabulary(base)))
+    decide = {"dev.tsv": data.dev, "whole": data.long_dev_examples, "sentences": data.sentences}
+    small, students = train_teachers_and_students(
+        options, make_plan(options), full, examples, data.unlabelled, decide, options.seconds
+    )
+    scores = score_candidates(options, small, students, data)
     best = max(reversed(scores), key=lambda name: scores[name])
     write_classifier(options.out, small, students[best], LABELS)
-    test = accuracy(options.out, labelled("sst2", "test", options.data), options.device)
+    test = measure_accuracy(options.out, read_labelled("sst2", "test", options.data), options.device)
     figures = {
         "accuracy, test_official_dev.tsv": test,
-        "accuracy, dev.tsv": accuracy(options.out, data.dev, options.device),
-        "accuracy, held-out sentences": accuracy(options.out, data.sentences, options.device),
+        "accuracy, dev.tsv": measure_accuracy(options.out, data.dev, options.device),
+        "accuracy, held-out sentences": measure_accuracy(options.out, data.sentences, options.device),
     }
     figures = {name: round(figure, 4) for name, figure in figures.items()}
-    print(write_card(options.out, facts_of(options, best, figures)), flush=True)
-    bar("test_official_dev.tsv", test, 0.90)
-    bar("dev.tsv", figures["accuracy, dev.tsv"], LEAST_DEV)
-    bar("lecture sentences", lecture(options.out, options.device), 1.0)
+    print(write_card(options.out, build_card_facts(options, best, figures)), flush=True)
+    report_target("test_official_dev.tsv", test, 0.90)
+    report_target("dev.tsv", figures["accuracy, dev.tsv"], MIN_DEV_ACCURACY)
+    report_target("lecture sentences", measure_lecture_sentences(options.out, options.device), 1.0)
 
 
 def parse_options() -> argparse.Namespace:
-    parser = text_options(__doc__, "sentiment", "folder with sst2/, sentences/ and eraser-movies/")
-    add_school_options(parser, teachers=4, students=2, pieces=10_400)
+    parser = make_text_parser(__doc__, "sentiment", "folder with sst2/, sentences/ and eraser-movies/")
+    add_distillation_options(parser, teachers=4, students=2, vocab_size=10_400)
     parser.add_argument("--held-out", type=int, default=800, help="polarity sentences that decide, not train")
     options = parser.parse_args()
     options.data = Path(options.data)
@@ -78,12 +80,12 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
-def plan_of(options: argparse.Namespace) -> Plan:
-    return Plan(
+def make_plan(options: argparse.Namespace) -> DistillationPlan:
+    return DistillationPlan(
         labels=LABELS,
-        tokens=128,
-        texts_a_step=64 if options.smoke else 384,
-        tokens_a_step=24_576,
+        max_tokens=128,
+        texts_per_step=64 if options.smoke else 384,
+        tokens_per_step=24_576,
         teacher_epochs=1 if options.smoke else 3,
         student_epochs=1 if options.smoke else 16,
         teacher_lr=1.5e-4,
@@ -91,34 +93,36 @@ def plan_of(options: argparse.Namespace) -> Plan:
     )
 
 
-def scores_of(
-    options: argparse.Namespace, small: Path, students: dict[str, Weights], data: Sentiment
+def score_candidates(
+    options: argparse.Namespace, small: Path, students: dict[str, Weights], data: SentimentData
 ) -> dict[str, tuple[bool, bool, float]]:
     """What decides: the lecture sentences, enough on dev.tsv, then whole sentences, of dev.tsv and held out alike."""
-    whole = [example for example in data.dev if len(example[0].split()) >= WHOLE]
+    whole = [example for example in data.dev if len(example[0].split()) >= MIN_SENTENCE_WORDS]
     scores = {}
     for name, weights in students.items():
         folder = options.work / "candidate"
         write_classifier(folder, small, weights, LABELS)
-        dev, long, held_out = (accuracy(folder, chosen, options.device) for chosen in (data.dev, whole, data.sentences))
-        right = lecture(folder, options.device)
-        scores[name] = (right == 1.0, dev >= LEAST_DEV, (long + held_out) / 2)
+        dev, long, held_out = (
+            measure_accuracy(folder, chosen, options.device) for chosen in (data.dev, whole, data.sentences)
+        )
+        right = measure_lecture_sentences(folder, options.device)
+        scores[name] = (right == 1.0, dev >= MIN_DEV_ACCURACY, (long + held_out) / 2)
         print(f"{name}: dev.tsv {dev:.4f}, long {long:.4f}, held out {held_out:.4f}, lecture {right:.1f}", flush=True)
     return scores
 
 
-def lecture(folder: Path, device: str) -> float:
+def measure_lecture_sentences(folder: Path, device: str) -> float:
     truth = [LABELS.index(label) for label in LECTURE_SENTENCES.values()]
-    return share_right(answers(folder, list(LECTURE_SENTENCES), device).argmax(-1).tolist(), truth)
+    return compute_accuracy(predict_stored_logits(folder, list(LECTURE_SENTENCES), device).argmax(-1).tolist(), truth)
 
 
-def facts_of(options: argparse.Namespace, chosen: str, figures: dict[str, float]) -> dict[str, Any]:
+def build_card_facts(options: argparse.Namespace, chosen: str, figures: dict[str, float]) -> dict[str, Any]:
     seconds = f" --seconds {options.seconds:g}" if options.seconds else ""
     return {
         "name": "sentiment",
         "task": "text-classification",
         "summary": "A small BERT that tells positive from negative phrases of English movie reviews.",
-        "architecture": architecture(options.out),
+        "architecture": describe_architecture(options.out),
         "labels": LABELS,
         "licence": "Apache-2.0 (weights, from all-MiniLM-L6-v2); data under their own terms",
         "data": "SST-2 (SST terms): train.tsv without the phrases that are in the test file; with labels also "

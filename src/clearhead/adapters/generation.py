@@ -11,270 +11,287 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.adapters.base import Readout, Sample, Subject, base_model
-from clearhead.adapters.readers.text import Words
-from clearhead.capture.session import at_rest, lock_of
-from clearhead.errors import InputError, Refusal
-from clearhead.targets import Contrast, Generated, Label, Predicted, Target
-from clearhead.units import Axis, Units
+from clearhead.adapters.base import ModelAdapter, Readout, Sample, unwrap_base_model
+from clearhead.adapters.readers.text import TokenizerWrapper
+from clearhead.capture.session import frozen_eval_mode, get_model_lock
+from clearhead.errors import InputError, UnsupportedError
+from clearhead.targets import Contrast, GeneratedToken, Label, Predicted, Target
+from clearhead.units import UnitAxis, Units
 
 
 @dataclass
-class Answered(Sample):
+class PromptSample(Sample):
     """An input and the words that came after it: along the axis of words, row `first` + k predicts word k."""
 
-    first: int = 0
-    answer: tuple[int, ...] = ()
+    first_predicting_row: int = 0
+    continuation_ids: tuple[int, ...] = ()
     #: Whether the answer came from the caller; otherwise up to `most` words may be generated.
-    given: bool = False
-    most: int = 32
+    is_user_continuation: bool = False
+    max_new_tokens: int = 32
     #: The rows whose logits are needed; none where all are.
-    kept: tuple[int, ...] = ()
+    logit_rows: tuple[int, ...] = ()
     #: Whether `position_ids` are not the caller's, but what the model computes from padding that was cut off.
     counts_padding: bool = False
 
 
-class Answering(Subject):
+class GenerativeAdapter(ModelAdapter):
     """A model that says one word after another. Steps are counted from 0, the first word of the answer.
 
-    A word or a contrast is about the word that comes next; `Generated(step)` is about one step, and `Generated()` about
-    every word of the answer. The words that are explained are the given or generated ones, whatever the model would
-    have liked better.
+    A token or a contrast targets the next token; `GeneratedToken(step)` targets one step and `GeneratedToken()` every
+    token of the continuation. The explained tokens are the given or generated ones, whichever the model ranks highest.
     """
 
     #: The axis whose rows predict words, and the inputs that lie along it.
-    speaking: ClassVar[str]
-    along: ClassVar[tuple[str, ...]]
+    decoder_stream: ClassVar[str]
+    sequence_inputs: ClassVar[tuple[str, ...]]
     #: Whether an input alone asks for the whole answer, and not for its first word.
-    answers_whole: ClassVar[bool]
-    words: Words
+    explains_full_output: ClassVar[bool]
+    tokenizer_wrapper: TokenizerWrapper
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.multi_label, self.labels = False, {}  # the labels of a configuration are no words
-        head = base_model(self.model).get_output_embeddings()  # type: ignore[operator]
+        head = unwrap_base_model(self.model).get_output_embeddings()  # type: ignore[operator]
         known = getattr(head, "weight", None)
         if isinstance(known, Tensor) and known.is_floating_point():
-            self.vocabulary = len(known)
+            self.vocab_size = len(known)
         else:  # that of a quantised head may be packed, or a function
-            self.vocabulary = int(self.model.config.get_text_config().vocab_size)
-        self.causal = False  # not seen yet
+            self.vocab_size = int(self.model.config.get_text_config().vocab_size)
+        self.causality_checked = False  # not seen yet
 
     @abstractmethod
-    def say(self, sample: Answered, count: int) -> Sequence[int]:
+    def generate_ids(self, sample: PromptSample, max_new_tokens: int) -> Sequence[int]:
         """The words that the model generates, up to so many, without the token that ends them."""
 
     @abstractmethod
-    def with_answer(self, sample: Answered, answer: Sequence[int]) -> Answered:
+    def append_continuation(self, sample: PromptSample, continuation_ids: Sequence[int]) -> PromptSample:
         """The sample continued by these words."""
 
     @abstractmethod
     def check_causal(self) -> None:
         """Refuse a model whose words look at what comes after them: they cannot be explained together."""
 
-    def default_readout(self) -> Readout | None:
+    def choose_default_readout(self) -> Readout | None:
         return "next word"
 
     @property
-    def regression(self) -> bool:
+    def is_regression(self) -> bool:
         return False
 
     def label_index(self, label: str | int) -> int:
-        return self.words.word_id(label, self.vocabulary)
+        return self.tokenizer_wrapper.find_token_id(label, self.vocab_size)
 
     def label_name(self, index: int) -> str:
-        return self.words.word(index)
+        return self.tokenizer_wrapper.decode_token(index)
 
-    def joined(self, names: Sequence[str]) -> str:
+    def join_step_names(self, names: Sequence[str]) -> str:
         return " ".join(names)
 
-    def completed(self, sample: Sample, target: Target) -> Sample:
-        assert isinstance(sample, Answered)
-        if not self.causal:
+    def resolve_sample(self, sample: Sample, target: Target) -> Sample:
+        assert isinstance(sample, PromptSample)
+        if not self.causality_checked:
             self.check_causal()
-            self.causal = True
-        count = self._asked(sample, target)
-        return self.with_answer(sample, self.say(sample, count)) if count else sample
+            self.causality_checked = True
+        count = self._count_tokens_to_generate(sample, target)
+        return self.append_continuation(sample, self.generate_ids(sample, count)) if count else sample
 
-    def _asked(self, sample: Answered, target: Target) -> int:
+    def _count_tokens_to_generate(self, sample: PromptSample, target: Target) -> int:
         """How many words must be generated before the target can be explained."""
-        whole = isinstance(target.wanted, Predicted) and self.answers_whole
-        if sample.given or not (whole or isinstance(target.wanted, Generated)):
+        whole = isinstance(target.spec, Predicted) and self.explains_full_output
+        if sample.is_user_continuation or not (whole or isinstance(target.spec, GeneratedToken)):
             return 0
-        if isinstance(sample.most, bool) or not isinstance(sample.most, int) or sample.most < 1:
-            raise InputError(f"max_new_tokens={sample.most!r} is not possible: give a number of words")
-        place = target.place
-        return place + 1 if isinstance(place, int) and place >= 0 else sample.most
+        if (
+            isinstance(sample.max_new_tokens, bool)
+            or not isinstance(sample.max_new_tokens, int)
+            or sample.max_new_tokens < 1
+        ):
+            raise InputError(f"max_new_tokens={sample.max_new_tokens!r} is not possible: give a number of words")
+        place = target.position
+        return place + 1 if isinstance(place, int) and place >= 0 else sample.max_new_tokens
 
-    def steps(self, sample: Sample, target: Target) -> list[Target]:
-        assert isinstance(sample, Answered)
-        count = len(sample.answer)
-        if target.custom is not None:
+    def expand_target(self, sample: Sample, target: Target) -> list[Target]:
+        assert isinstance(sample, PromptSample)
+        count = len(sample.continuation_ids)
+        if target.function is not None:
             return [target]
-        whole = isinstance(target.wanted, Predicted) and (sample.given or self.answers_whole)
-        if whole or (isinstance(target.wanted, Generated) and target.place is None):
+        whole = isinstance(target.spec, Predicted) and (sample.is_user_continuation or self.explains_full_output)
+        if whole or (isinstance(target.spec, GeneratedToken) and target.position is None):
             if not count:
                 raise InputError("the model ends its answer before the first word: say with answer= what to explain")
-            return [self._at(sample, target, step) for step in range(count)]
-        match target.wanted:
-            case Generated(place):
-                return [self._at(sample, target, self._step(place, count))]
+            return [self._make_step_target(sample, target, step) for step in range(count)]
+        match target.spec:
+            case GeneratedToken(place):
+                return [self._make_step_target(sample, target, self._resolve_step(place, count))]
             case Predicted() | Label() | Contrast():
                 if count:
                     raise InputError(
-                        f"the answer has {count} words: say which with target=clearhead.Generated(step, word)"
+                        f"the answer has {count} words: say which with target=clearhead.GeneratedToken(step, token)"
                     )
-                return [self._at(sample, target, 0)]
+                return [self._make_step_target(sample, target, 0)]
             case wanted:
                 raise InputError(
                     f"target={wanted!r} is nothing that {type(self.model).__name__} says: give a word, "
-                    "clearhead.Contrast(a, b) or clearhead.Generated(step, word)"
+                    "clearhead.Contrast(a, b) or clearhead.GeneratedToken(step, token)"
                 )
 
-    def _step(self, place: Any, count: int) -> int:
+    def _resolve_step(self, place: Any, count: int) -> int:
         """The step that is meant; one past the last word is what would come next."""
         if not isinstance(place, int) or isinstance(place, bool) or not -count <= place <= count:
             raise InputError(f"step {place!r} does not exist: the answer has {count} words, counted from 0")
         return place + count if place < 0 else place
 
-    def _at(self, sample: Answered, target: Target, step: int) -> Target:
+    def _make_step_target(self, sample: PromptSample, target: Target, step: int) -> Target:
         """The target at one step, about the word that was said there unless it names another."""
-        placed = target.at(step, Generated)
-        wanted = placed.wanted
-        assert isinstance(wanted, Generated)
-        if wanted.label is None and step < len(sample.answer):
-            wanted = Generated(step, sample.answer[step], wanted.against)
+        placed = target.at_position(step, GeneratedToken)
+        wanted = placed.spec
+        assert isinstance(wanted, GeneratedToken)
+        if wanted.label is None and step < len(sample.continuation_ids):
+            wanted = GeneratedToken(step, sample.continuation_ids[step], wanted.against)
         return Target(wanted, target.scale)
 
-    def row(self, sample: Sample, target: Target) -> int:
+    def find_readout_row(self, sample: Sample, target: Target) -> int:
         """The row that predicts the word; a function of the output is taken to read the last one."""
-        assert isinstance(sample, Answered)
-        if target.custom is not None:
-            return len(sample.axes[self.speaking]) - 1
-        assert isinstance(target.place, int)
-        return sample.first + target.place
+        assert isinstance(sample, PromptSample)
+        if target.function is not None:
+            return len(sample.axes[self.decoder_stream]) - 1
+        assert isinstance(target.position, int)
+        return sample.first_predicting_row + target.position
 
-    def readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
+    def find_readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
         if self.readout != "next word":
             raise InputError(f"readout={self.readout!r}: each word is predicted by a row of its own, leave it out")
-        return {self.speaking: {self.row(sample, target): 1.0}}
+        return {self.decoder_stream: {self.find_readout_row(sample, target): 1.0}}
 
-    def cut(self, sample: Sample, targets: Sequence[Target]) -> Sample:
+    def truncate_to_targets(self, sample: Sample, targets: Sequence[Target]) -> Sample:
         """No word depends on what comes after the row that predicts it."""
-        assert isinstance(sample, Answered)
-        if any(target.custom is not None for target in targets):
+        assert isinstance(sample, PromptSample)
+        if any(target.function is not None for target in targets):
             return sample
-        rows = sorted({self.row(sample, target) for target in targets})
-        (units,) = sample.axes[self.speaking].parts
+        rows = sorted({self.find_readout_row(sample, target) for target in targets})
+        (units,) = sample.axes[self.decoder_stream].unit_groups
         whole, length = len(units), rows[-1] + 1
         inputs = {
-            name: part[:length] if name in self.along and part.shape[:1] == (whole,) else part
+            name: part[:length] if name in self.sequence_inputs and part.shape[:1] == (whole,) else part
             for name, part in sample.inputs.items()
         }
-        axes = {**sample.axes, self.speaking: Axis.of(first_units(units, length))}
-        return replace(sample, inputs=inputs, axes=axes, kept=tuple(rows))
+        axes = {**sample.axes, self.decoder_stream: UnitAxis.concat(truncate_units(units, length))}
+        return replace(sample, inputs=inputs, axes=axes, logit_rows=tuple(rows))
 
-    def root(self, sample: Sample) -> Sample:
+    def truncate_to_shared_prefix(self, sample: Sample) -> Sample:
         """What was there before the first word was said."""
-        return self.cut(sample, [Target(Generated(0))])
+        return self.truncate_to_targets(sample, [Target(GeneratedToken(0))])
 
-    def settings(self, samples: Sequence[Sample]) -> dict[str, Any]:
+    def make_forward_kwargs(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """What the model is told beside the inputs: no cache, and logits only of the rows that are needed."""
-        told: dict[str, Any] = {"use_cache": False} if self.accepts("use_cache") else {}
-        kept = self._kept(samples)
+        told: dict[str, Any] = {"use_cache": False} if self.forward_accepts("use_cache") else {}
+        kept = self._find_shared_logit_rows(samples)
         if kept is not None:
             told["logits_to_keep"] = torch.tensor(kept, device=self.device)
         return told
 
-    def _kept(self, samples: Sequence[Sample]) -> list[int] | None:
-        rows = [getattr(sample, "kept", ()) for sample in samples]
-        few = bool(rows) and all(rows) and self.accepts("logits_to_keep")
+    def _find_shared_logit_rows(self, samples: Sequence[Sample]) -> list[int] | None:
+        rows = [getattr(sample, "logit_rows", ()) for sample in samples]
+        few = bool(rows) and all(rows) and self.forward_accepts("logits_to_keep")
         return sorted({row for own in rows for row in own}) if few else None
 
-    def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
-        rows = self._logit_rows(samples, targets)
+    def compute_class_scores(
+        self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]
+    ) -> Float[Tensor, "batch label"]:
+        rows = self._find_logit_rows(samples, targets)
         return output.logits[torch.arange(len(rows)) % len(output.logits), rows]
 
-    def _logit_rows(self, samples: Sequence[Sample], targets: Sequence[Target]) -> list[int]:
-        rows, kept = [self.row(*pair) for pair in zip(samples, targets, strict=True)], self._kept(samples)
+    def _find_logit_rows(self, samples: Sequence[Sample], targets: Sequence[Target]) -> list[int]:
+        rows, kept = (
+            [self.find_readout_row(*pair) for pair in zip(samples, targets, strict=True)],
+            self._find_shared_logit_rows(samples),
+        )
         return rows if kept is None else [kept.index(row) for row in rows]
 
-    def together(self, samples: Sequence[Sample]) -> int | None:
+    def choose_targets_per_pass(self, samples: Sequence[Sample]) -> int | None:
         """A pass for many words is longer than most of them need; one for few is made more often.
 
         A forward pass costs about what the backward pass of one word does, so n words in chunks of s cost about
         n/s + n·(L + s/2)/L passes of the length L: least at s = √(2L). A GPU has room to spare at these sizes.
         """
-        length = max(len(sample.axes[self.speaking]) for sample in samples)
+        length = max(len(sample.axes[self.decoder_stream]) for sample in samples)
         return None if self.device.type != "cpu" else max(8, round((2 * length) ** 0.5))
 
-    def head_rows(self, samples: Sequence[Sample], targets: Sequence[Target]) -> tuple[nn.Module, list[int]] | None:
-        head = base_model(self.model).get_output_embeddings()  # type: ignore[operator]
-        custom = any(target.custom is not None for target in targets)
-        return None if head is None or custom else (head, self._logit_rows(samples, targets))
+    def find_head_rows(
+        self, samples: Sequence[Sample], targets: Sequence[Target]
+    ) -> tuple[nn.Module, list[int]] | None:
+        head = unwrap_base_model(self.model).get_output_embeddings()  # type: ignore[operator]
+        custom = any(target.function is not None for target in targets)
+        return None if head is None or custom else (head, self._find_logit_rows(samples, targets))
 
-    def answer_ids(self, answer: Any, encode: Any) -> tuple[int, ...]:
+    def encode_continuation(self, continuation: Any, encode: Any) -> tuple[int, ...]:
         """A given answer as ids: a text, or ids already."""
-        if isinstance(answer, str):
-            if not answer:
+        if isinstance(continuation, str):
+            if not continuation:
                 raise InputError("the answer is empty: leave answer= out to explain what the model says")
-            ids = encode(answer)
+            ids = encode(continuation)
         else:
             try:
-                ids = torch.as_tensor(answer)
+                ids = torch.as_tensor(continuation)
                 ids = ids.tolist() if ids.dim() == 1 and not ids.is_floating_point() else None
             except (TypeError, ValueError, RuntimeError):
                 ids = None
         if not ids:
-            raise InputError(f"answer= must be a text or its token ids, but is {answer!r:.60}")
-        return tuple(self.words.word_id(int(one), self.vocabulary) for one in ids)
+            raise InputError(f"answer= must be a text or its token ids, but is {continuation!r:.60}")
+        return tuple(self.tokenizer_wrapper.find_token_id(int(one), self.vocab_size) for one in ids)
 
-    def generate(self, sample: Answered, count: int, by: Any = None, **inputs: Tensor) -> list[int]:
+    def generate_greedily(
+        self, sample: PromptSample, max_new_tokens: int, generate_function: Any = None, **inputs: Tensor
+    ) -> list[int]:
         """What greedy generation gives, cache and the model's own rules (forced or forbidden words) included.
 
         `by` stands for a model's own way to generate, where that is not one plain pass.
         """
         if not hasattr(self.model, "generate"):
-            raise Refusal(f"{type(self.model).__name__} cannot generate: give answer=")
+            raise UnsupportedError(f"{type(self.model).__name__} cannot generate: give answer=")
         settings = copy.deepcopy(self.model.generation_config)
-        given = {"max_new_tokens": count, "do_sample": False, "num_beams": 1, "return_dict_in_generate": False}
+        given = {"max_new_tokens": max_new_tokens, "do_sample": False, "num_beams": 1, "return_dict_in_generate": False}
         given |= {"num_return_sequences": 1, "penalty_alpha": 0}  # what is None is filled in from the model's own
         unused = ("max_length", "temperature", "top_p", "top_k", "min_p", "typical_p", "num_beam_groups")
         for name, value in {**dict.fromkeys(unused), **given}.items():
             setattr(settings, name, value)
-        settings.pad_token_id = self.words.pad if settings.pad_token_id is None else settings.pad_token_id
+        settings.pad_token_id = (
+            self.tokenizer_wrapper.pad_id if settings.pad_token_id is None else settings.pad_token_id
+        )
         batch: dict[str, Any] = {name: part[None].to(self.device) for name, part in inputs.items()}
-        if settings.stop_strings and self.words.tokenizer is not None:
-            batch["tokenizer"] = self.words.tokenizer
-        with lock_of(self.model), at_rest(self.model), torch.no_grad(), warnings.catch_warnings():
+        if settings.stop_strings and self.tokenizer_wrapper.tokenizer is not None:
+            batch["tokenizer"] = self.tokenizer_wrapper.tokenizer
+        with get_model_lock(self.model), frozen_eval_mode(self.model), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                said = (by or type(self.model).generate)(self.model, **batch, generation_config=settings)
+                said = (generate_function or type(self.model).generate)(self.model, **batch, generation_config=settings)
             except ValueError as problem:
                 raise InputError(f"the model's generation_config does not let it generate here: {problem}") from None
             return said[0].tolist()
 
-    def ends(self) -> set[int]:
+    def find_eos_ids(self) -> set[int]:
         """The tokens that end an answer."""
         known = [
             getattr(part, "eos_token_id", None)
             for part in (getattr(self.model, "generation_config", None), self.model.config)
         ]
         every = [one for part in known for one in (part if isinstance(part, list) else [part])]
-        return {one for one in [*every, self.words.token_id("eos")] if one is not None}
+        return {one for one in [*every, self.tokenizer_wrapper.get_special_token_id("eos")] if one is not None}
 
-    def compared(self, batches: Sequence[Mapping[str, Any]]) -> bool:
+    def logits_agree(self, batches: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the model's logits agree, but for the last place, on two inputs that differ there alone."""
-        with lock_of(self.model), at_rest(self.model), torch.no_grad():
-            one, other = (self.model(**{**batch, **self.settings(())}).logits[:, :-1].float() for batch in batches)
+        with get_model_lock(self.model), frozen_eval_mode(self.model), torch.no_grad():
+            one, other = (
+                self.model(**{**batch, **self.make_forward_kwargs(())}).logits[:, :-1].float() for batch in batches
+            )
         if not one.isfinite().all():
-            raise Refusal(
-                f"{type(base_model(self.model)).__name__} gives numbers that are not finite: its weights hold NaN or "
+            raise UnsupportedError(
+                f"{type(unwrap_base_model(self.model)).__name__} gives numbers that are not finite: its weights hold "
+                "NaN or "
                 f"infinity, or {str(self.dtype).removeprefix('torch.')} is too narrow for it"
             )
         return bool((one - other).abs().max() <= 1e-3 * one.abs().max())
 
-    def padding_gap(self, inputs: Mapping[str, Tensor], sample: Answered, start: int) -> float:
+    def padding_gap(self, inputs: Mapping[str, Tensor], sample: PromptSample, start: int) -> float:
         """How far the logits of a sample are from those of the padded model inputs that it was cut out of.
 
         Args:
@@ -288,9 +305,9 @@ class Answering(Subject):
         """
         padded = {name: part[None].to(self.device) for name, part in inputs.items()}
         padded = {name: part.to(self.dtype) if part.is_floating_point() else part for name, part in padded.items()}
-        row = len(sample.axes[self.speaking]) - 1
-        with lock_of(self.model), at_rest(self.model), torch.no_grad():
-            expected = self._logits_at({**padded, **self.settings(())}, start + row)
+        row = len(sample.axes[self.decoder_stream]) - 1
+        with get_model_lock(self.model), frozen_eval_mode(self.model), torch.no_grad():
+            expected = self._logits_at({**padded, **self.make_forward_kwargs(())}, start + row)
             computed = self._logits_at(self.collate([sample]), row)
         return float((computed - expected).abs().max() / expected.abs().max())
 
@@ -303,19 +320,19 @@ class Answering(Subject):
 
     def _logits_at(self, batch: dict[str, Any], row: int) -> Float[Tensor, "label"]:
         """The logits at one position of a batch of one; the others are not computed where the model can leave them."""
-        if not self.accepts("logits_to_keep"):
+        if not self.forward_accepts("logits_to_keep"):
             return self.model(**batch).logits[0, row].double()
         return self.model(**{**batch, "logits_to_keep": torch.tensor([row], device=self.device)}).logits[0, 0].double()
 
-    def probe(self) -> tuple[Tensor, Tensor]:
+    def make_causality_probe(self) -> tuple[Tensor, Tensor]:
         """Two rows of ids that differ in the last alone."""
-        ids = torch.arange(3, 9) % self.vocabulary
+        ids = torch.arange(3, 9) % self.vocab_size
         other = ids.clone()
-        other[-1] = (other[-1] + 1) % self.vocabulary
+        other[-1] = (other[-1] + 1) % self.vocab_size
         return ids.to(self.device), other.to(self.device)
 
 
-def first_units(units: Units, length: int) -> Units:
+def truncate_units(units: Units, length: int) -> Units:
     return replace(
         units,
         names=units.names[:length],
@@ -325,25 +342,32 @@ def first_units(units: Units, length: int) -> Units:
     )
 
 
-def followed(units: Units, more: Units) -> Units:
+def concat_units(units: Units, following: Units) -> Units:
     """Units and those that come after them, of one stream; their texts stand beside each other."""
-    joined = replace(units, names=units.names + more.names, special=units.special + more.special)
-    if units.offsets is None or more.offsets is None:
+    joined = replace(units, names=units.names + following.names, special=units.special + following.special)
+    if units.offsets is None or following.offsets is None:
         return replace(joined, texts=(), segments=None, offsets=None)
     texts = len(units.texts)
-    segments = (units.segments or (0,) * len(units)) + tuple(texts + s for s in more.segments or (0,) * len(more))
-    return replace(joined, texts=units.texts + more.texts, segments=segments, offsets=units.offsets + more.offsets)
+    segments = (units.segments or (0,) * len(units)) + tuple(
+        texts + s for s in following.segments or (0,) * len(following)
+    )
+    return replace(
+        joined, texts=units.texts + following.texts, segments=segments, offsets=units.offsets + following.offsets
+    )
 
 
-def said_units(words: Words, ids: Sequence[int], special: Sequence[bool]) -> Units:
+def make_units_from_ids(tokenizer_wrapper: TokenizerWrapper, ids: Sequence[int], special: Sequence[bool]) -> Units:
     """The units of words that were said, and where they lie in the text that they make.
 
     Encoding that text again need not give the same tokens, so each token is what it adds to the text before it.
     """
-    units = replace(words.units_of(list(ids)), special=tuple(special))
-    if units.offsets is not None or words.tokenizer is None:
+    units = replace(tokenizer_wrapper.make_units(list(ids)), special=tuple(special))
+    if units.offsets is not None or tokenizer_wrapper.tokenizer is None:
         return units
-    texts = [words.ask("decode", list(ids[: count + 1]), skip_special_tokens=False) for count in range(len(ids))]
+    texts = [
+        tokenizer_wrapper.call_tokenizer("decode", list(ids[: count + 1]), skip_special_tokens=False)
+        for count in range(len(ids))
+    ]
     whole = texts[-1]
     ends = [len(text.rstrip("\ufffd")) for text in texts]  # a character may be said in several tokens
     steady = all(text[:end] == whole[:end] for text, end in zip(texts, ends, strict=True))

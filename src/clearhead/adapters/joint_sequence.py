@@ -10,58 +10,67 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.adapters.base import How, Readout, Sample, base_model, class_names, register_subject
-from clearhead.adapters.readers.regions import Regions, units_of_regions
-from clearhead.adapters.text_with_visual import BesidePicture, BesideRegions, Sight, TextBeside
-from clearhead.errors import InputError, Refusal
+from clearhead.adapters.base import InputOptions, Readout, Sample, list_class_names, register_adapter, unwrap_base_model
+from clearhead.adapters.readers.regions import ImageRegions, make_region_units
+from clearhead.adapters.text_with_visual import (
+    TextWithImageAdapter,
+    TextWithRegionsAdapter,
+    TextWithVisualAdapter,
+    VisualInput,
+)
+from clearhead.errors import InputError, UnsupportedError
 from clearhead.targets import Target
-from clearhead.units import Axis, Units
+from clearhead.units import UnitAxis, Units
 
 
-class OneSequence(TextBeside):
+class JointSequenceAdapter(TextWithVisualAdapter):
     """One axis: the text first, then what it is about."""
 
     stream = "joint"
 
-    def joined_sample(self, inputs: dict[str, Tensor], units: Units, sight: Sight, dropped: int = 0) -> Sample:
+    def build_joint_sample(
+        self, inputs: dict[str, Tensor], units: Units, visual: VisualInput, num_truncated: int = 0
+    ) -> Sample:
         return Sample(
-            {**self.with_mask(inputs), **sight.inputs},
-            {"joint": Axis.of(units, sight.units)},
-            dropped=dropped,
-            alike=(len(units),),  # padding would stand between the text and the rest
-            picture=sight.picture,
+            {**self.add_attention_mask(inputs), **visual.inputs},
+            {"joint": UnitAxis.concat(units, visual.units)},
+            num_truncated=num_truncated,
+            batch_key=(len(units),),  # padding would stand between the text and the rest
+            image=visual.image,
         )
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        if len({sample.alike for sample in samples}) > 1:
+        if len({sample.batch_key for sample in samples}) > 1:
             raise InputError(
                 f"texts of different lengths cannot share a batch of {type(self.model).__name__}, since padding would "
                 "stand inside the sequence: record them one by one"
             )
         return super().collate(samples)
 
-    def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
+    def compute_class_scores(
+        self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]
+    ) -> Float[Tensor, "batch label"]:
         if getattr(output, "logits", None) is None:
             raise InputError(f"{type(self.model).__name__} has no classes: give target= a function of its output")
-        return super().scores(output, samples, targets)
+        return super().compute_class_scores(output, samples, targets)
 
 
-@register_subject
-class VisualBert(OneSequence, BesideRegions):
+@register_adapter
+class VisualBertAdapter(JointSequenceAdapter, TextWithRegionsAdapter):
     """Answers to questions are read off the last word of the question, everything else off the first token."""
 
-    endings: ClassVar[tuple[str, ...]] = (
+    class_suffixes: ClassVar[tuple[str, ...]] = (
         *("VisualBertForQuestionAnswering", "VisualBertForVisualReasoning", "VisualBertModel"),
         *("VisualBertForPreTraining", "VisualBertForMultipleChoice", "VisualBertForRegionToPhraseAlignment"),
     )
-    sight_leaf = "visual_embeds"
-    fills: ClassVar[dict[str, int]] = {
+    visual_grad_input_name = "visual_embeds"
+    pad_values: ClassVar[dict[str, int]] = {
         "visual_embeds": 0,
         "visual_attention_mask": 0,
         "visual_token_type_ids": 0,
         "image_text_alignment": -1,
     }
-    refused: ClassVar[dict[str, str]] = {
+    unsupported_classes: ClassVar[dict[str, str]] = {
         "VisualBertForPreTraining": "it has two heads; explain its encoder, load(model.visual_bert)",
         "VisualBertForMultipleChoice": "it reads several texts at once, each with regions of its own",
         "VisualBertForRegionToPhraseAlignment": "its scores are attention themselves, from phrases to regions",
@@ -70,79 +79,81 @@ class VisualBert(OneSequence, BesideRegions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.model.config.bypass_transformer:
-            raise Refusal(
+            raise UnsupportedError(
                 f"{type(self.model).__name__} lets regions in at its last layer only (config.bypass_transformer): "
                 "its layers do not run over one sequence"
             )
 
-    def default_readout(self) -> Readout | None:
-        asked = any(name.endswith("ForQuestionAnswering") for name in class_names(self.model))
+    def choose_default_readout(self) -> Readout | None:
+        asked = any(name.endswith("ForQuestionAnswering") for name in list_class_names(self.model))
         return "last word" if asked else "first"
 
-    def rows(self, sample: Sample, target: Target) -> dict[int, float]:
+    def find_readout_rows(self, sample: Sample, target: Target) -> dict[int, float]:
         """The last word stands before the last token that is not hidden, however the hidden ones lie."""
         if self.readout != "last word":
-            return super().rows(sample, target)
+            return super().find_readout_rows(sample, target)
         return {int(sample.inputs["attention_mask"].sum()) - 2: 1.0}
 
-    def joined_sample(self, inputs: dict[str, Tensor], units: Units, sight: Sight, dropped: int = 0) -> Sample:
-        sample = super().joined_sample(inputs, units, sight, dropped)
+    def build_joint_sample(
+        self, inputs: dict[str, Tensor], units: Units, visual: VisualInput, num_truncated: int = 0
+    ) -> Sample:
+        sample = super().build_joint_sample(inputs, units, visual, num_truncated)
         if int(sample.inputs["attention_mask"].sum()) < 2:
             raise InputError(f"{self.name} reads the token before the last: one token alone is too short a text")
         return sample
 
     @property
-    def features(self) -> int:
+    def region_feature_size(self) -> int:
         return int(self.model.config.visual_embedding_dim)
 
-    def region_inputs(self, regions: Regions) -> dict[str, Tensor]:
+    def build_region_inputs(self, regions: ImageRegions) -> dict[str, Tensor]:
         ones = torch.ones(len(regions.features), dtype=torch.long)
         return {"visual_embeds": regions.features, "visual_attention_mask": ones, "visual_token_type_ids": ones}
 
-    def look_at(self, inputs: dict[str, Tensor], how: How) -> Sight:
-        inputs = self.checked_regions(inputs, "visual_attention_mask", how)
+    def read_visual_inputs(self, inputs: dict[str, Tensor], options: InputOptions) -> VisualInput:
+        inputs = self.validate_region_inputs(inputs, "visual_attention_mask", options)
         inputs.setdefault("visual_token_type_ids", torch.ones(len(inputs["visual_embeds"]), dtype=torch.long))
         hidden = (inputs["visual_attention_mask"] == 0).tolist()
-        return Sight(inputs, units_of_regions(len(hidden), hidden=hidden))
+        return VisualInput(inputs, make_region_units(len(hidden), masked=hidden))
 
-    def arranged(
+    def to_unit_vectors(
         self, vectors: "Mapping[str, Float[Tensor, 'batch unit feature']]", samples: Sequence[Sample]
     ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
-        return {"joint": one_after_other(self.text_vectors(vectors), vectors["visual_embeds"])}
+        return {"joint": concat_padded(self.select_text_vectors(vectors), vectors["visual_embeds"])}
 
-    def example(self) -> Any:
-        regions = torch.linspace(-3, 3, 3 * self.features).sin().reshape(1, 3, -1)
+    def make_example_input(self) -> Any:
+        regions = torch.linspace(-3, 3, 3 * self.region_feature_size).sin().reshape(1, 3, -1)
         return {"input_ids": torch.arange(2, 6)[None] % self.model.config.vocab_size, "visual_embeds": regions}
 
 
-@register_subject
-class Vilt(OneSequence, BesidePicture):
+@register_adapter
+class ViltAdapter(JointSequenceAdapter, TextWithImageAdapter):
     """A text beside a picture of any size; the head reads the text's first token."""
 
-    endings: ClassVar[tuple[str, ...]] = (
+    class_suffixes: ClassVar[tuple[str, ...]] = (
         *("ViltForQuestionAnswering", "ViltForImageAndTextRetrieval", "ViltModel"),
         *("ViltForImagesAndTextClassification", "ViltForTokenClassification"),
     )
-    refused: ClassVar[dict[str, str]] = {
+    unsupported_classes: ClassVar[dict[str, str]] = {
         "ViltForImagesAndTextClassification": "it runs once for each of several pictures: its sequences are not one",
         "ViltForTokenClassification": "labels of words beside a picture are not explained yet",
     }
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = class_names(self.model)
+        names = list_class_names(self.model)
         if "ViltForImageAndTextRetrieval" in names:
             self.labels = {0: "match"}
         if "ViltForQuestionAnswering" in names:
             # It is trained to say yes or no to each answer, unless its configuration says otherwise.
             self.multi_label = self.model.config.problem_type in (None, "multi_label_classification")
 
-    def look_at(self, inputs: dict[str, Tensor], how: How) -> Sight:
+    def read_visual_inputs(self, inputs: dict[str, Tensor], options: InputOptions) -> VisualInput:
         if "pixel_mask" in inputs:
-            inputs = {**inputs, "pixel_values": self._unmasked(inputs["pixel_values"], inputs["pixel_mask"])}
+            inputs = {**inputs, "pixel_values": self._crop_to_pixel_mask(inputs["pixel_values"], inputs["pixel_mask"])}
         if "image_embeds" in inputs:
             raise InputError("image_embeds have no patches to show: give pixel_values")
-        sight = super().look_at(inputs, how)
+        sight = super().read_visual_inputs(inputs, options)
         assert sight.units.grid is not None
         count, most = sight.units.grid[0] * sight.units.grid[1], self.model.config.max_image_length
         if isinstance(most, int) and 0 <= most < count:
@@ -153,7 +164,7 @@ class Vilt(OneSequence, BesidePicture):
         sight.inputs["pixel_mask"] = torch.ones(sight.inputs["pixel_values"].shape[1:], dtype=torch.long)
         return sight
 
-    def _unmasked(self, pixels: Float[Tensor, "channel height width"], mask: Tensor) -> Tensor:
+    def _crop_to_pixel_mask(self, pixels: Float[Tensor, "channel height width"], mask: Tensor) -> Tensor:
         """The picture without its padding, which must be what lies to the right and below."""
         (high, wide), size = self.patch_size, pixels.shape[1:]
         grid = (size[0] // high, size[1] // wide)
@@ -166,9 +177,9 @@ class Vilt(OneSequence, BesidePicture):
         return pixels if (rows, columns) == grid else pixels[:, : rows * high, : columns * wide]
 
     @contextmanager
-    def scope(self) -> Iterator[None]:
+    def forward_context(self) -> Iterator[None]:
         """ViLT shuffles the patches at every pass: while it is recorded they are put in order again."""
-        model: Any = base_model(self.model)
+        model: Any = unwrap_base_model(self.model)
         embeddings, thread = getattr(model, "vilt", model).embeddings, threading.get_ident()
         shuffled, before = embeddings.visual_embed, embeddings.__dict__.get("visual_embed")
 
@@ -190,15 +201,15 @@ class Vilt(OneSequence, BesidePicture):
             if before is not None:
                 embeddings.__dict__["visual_embed"] = before
 
-    def arranged(
+    def to_unit_vectors(
         self, vectors: "Mapping[str, Float[Tensor, 'batch *leaf']]", samples: Sequence[Sample]
     ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
-        return {"joint": one_after_other(self.text_vectors(vectors), self.picture_vectors(vectors, samples))}
+        return {"joint": concat_padded(self.select_text_vectors(vectors), self.gather_image_vectors(vectors, samples))}
 
 
-def one_after_other(
-    one: Float[Tensor, "batch unit feature"], other: Float[Tensor, "batch unit feature"]
+def concat_padded(
+    first: Float[Tensor, "batch unit feature"], second: Float[Tensor, "batch unit feature"]
 ) -> Float[Tensor, "batch unit feature"]:
     """Vectors of two streams along one axis; the shorter ones are filled up with zeros, which count for nothing."""
-    wide = max(one.shape[2], other.shape[2])
-    return torch.cat([F.pad(part, (0, wide - part.shape[2])) for part in (one, other)], dim=1)
+    wide = max(first.shape[2], second.shape[2])
+    return torch.cat([F.pad(part, (0, wide - part.shape[2])) for part in (first, second)], dim=1)

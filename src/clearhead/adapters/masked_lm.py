@@ -8,17 +8,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.adapters.base import Readout, Sample, register_subject
-from clearhead.adapters.cross_attention import BridgeTower
-from clearhead.adapters.joint_sequence import Vilt
-from clearhead.adapters.text import TextSubject
-from clearhead.adapters.text_with_visual import Sight, TextBeside
+from clearhead.adapters.base import Readout, Sample, register_adapter
+from clearhead.adapters.cross_attention import BridgeTowerAdapter
+from clearhead.adapters.joint_sequence import ViltAdapter
+from clearhead.adapters.text import TextAdapter
+from clearhead.adapters.text_with_visual import TextWithVisualAdapter, VisualInput
 from clearhead.errors import InputError
 from clearhead.targets import Target
 from clearhead.units import Units
 
 
-class MaskedWords(TextSubject):
+class MaskedTokenAdapter(TextAdapter):
     """The word at a masked position; the position is found, not assumed."""
 
     masked = True
@@ -26,107 +26,115 @@ class MaskedWords(TextSubject):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.multi_label = False
-        self.mask = self.words.token_id("mask")
-        if self.mask is None:  # the configuration of a model's texts may leave it to that of the whole
-            self.mask = getattr(self.model.config, "mask_token_id", None)
+        self.mask_token_id = self.tokenizer_wrapper.get_special_token_id("mask")
+        if self.mask_token_id is None:  # the configuration of a model's texts may leave it to that of the whole
+            self.mask_token_id = getattr(self.model.config, "mask_token_id", None)
 
-    def default_readout(self) -> Readout | None:
+    def choose_default_readout(self) -> Readout | None:
         return "mask"
 
-    def ids_with_mask(self) -> Int[Tensor, "1 token"]:
+    def make_masked_example_ids(self) -> Int[Tensor, "1 token"]:
         # Not all alike: where every token is the same, any attention gives the same output, and nothing is tested.
-        mask, size = self.mask or 0, len(self.embeddings.weight)
+        mask, size = self.mask_token_id or 0, len(self.embeddings.weight)
         return torch.tensor([[(mask + step) % size for step in (1, 2, 0, 3, 4)]])
 
-    def masks_in(self, inputs: dict[str, Tensor], dropped: int = 0) -> tuple[int, ...]:
+    def find_mask_positions(self, inputs: dict[str, Tensor], num_truncated: int = 0) -> tuple[int, ...]:
         """The masked positions of one text."""
-        if self.mask is None:
+        if self.mask_token_id is None:
             raise InputError("the id of the mask token is not known: load the tokenizer together with the model")
         if "input_ids" not in inputs:
             raise InputError("the masked position cannot be found in inputs_embeds: give input_ids")
-        masks = (inputs["input_ids"] == self.mask).nonzero().flatten().tolist()
+        masks = (inputs["input_ids"] == self.mask_token_id).nonzero().flatten().tolist()
         if not masks:
-            token = getattr(self.words.tokenizer, "mask_token", f"id {self.mask}")
-            cut = f" ({dropped} tokens were cut off, the masked one may be among them)" if dropped else ""
+            token = getattr(self.tokenizer_wrapper.tokenizer, "mask_token", f"id {self.mask_token_id}")
+            cut = f" ({num_truncated} tokens were cut off, the masked one may be among them)" if num_truncated else ""
             raise InputError(f"no masked position: put {token} where the model should guess a word{cut}")
         return tuple(masks)
 
     @property
-    def regression(self) -> bool:
+    def is_regression(self) -> bool:
         return False
 
-    def position(self, sample: Sample, target: Target) -> int:
-        which = target.mask or 0
-        if target.mask is None and len(sample.masks) > 1:
+    def get_mask_position(self, sample: Sample, target: Target) -> int:
+        which = target.mask_index or 0
+        if target.mask_index is None and len(sample.mask_positions) > 1:
             raise InputError(
-                f"the text has {len(sample.masks)} masked positions: "
-                "choose one with target=clearhead.MaskedWord(word, mask=0)"
+                f"the text has {len(sample.mask_positions)} masked positions: "
+                "choose one with target=clearhead.MaskedToken(token, mask_index=0)"
             )
-        if not -len(sample.masks) <= which < len(sample.masks):
-            raise InputError(f"mask={which}, but the text has {len(sample.masks)} masked positions, counted from 0")
-        return sample.masks[which]
+        if not -len(sample.mask_positions) <= which < len(sample.mask_positions):
+            raise InputError(
+                f"mask_index={which}, but the text has {len(sample.mask_positions)} masked positions, counted from 0"
+            )
+        return sample.mask_positions[which]
 
-    def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
+    def compute_class_scores(
+        self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]
+    ) -> Float[Tensor, "batch label"]:
         places = [
-            sample.masks[0] if target.custom is not None else self.position(sample, target)
+            sample.mask_positions[0] if target.function is not None else self.get_mask_position(sample, target)
             for sample, target in zip(samples, targets, strict=True)
         ]
         return output.logits[torch.arange(len(places)) % len(output.logits), places]
 
-    def rows(self, sample: Sample, target: Target) -> dict[int, float]:
+    def find_readout_rows(self, sample: Sample, target: Target) -> dict[int, float]:
         if self.readout != "mask":
-            return super().rows(sample, target)
-        if target.custom is not None:  # a function of the output may read any of them
-            return dict.fromkeys(sample.masks, 1 / len(sample.masks))
-        return {self.position(sample, target): 1.0}
+            return super().find_readout_rows(sample, target)
+        if target.function is not None:  # a function of the output may read any of them
+            return dict.fromkeys(sample.mask_positions, 1 / len(sample.mask_positions))
+        return {self.get_mask_position(sample, target): 1.0}
 
     def label_index(self, label: str | int) -> int:
-        return self.words.word_id(label, self.model.config.get_text_config().vocab_size)
+        return self.tokenizer_wrapper.find_token_id(label, self.model.config.get_text_config().vocab_size)
 
     def label_name(self, index: int) -> str:
-        return self.words.word(index)
+        return self.tokenizer_wrapper.decode_token(index)
 
 
-@register_subject
-class MaskedLanguageModel(MaskedWords):
+@register_adapter
+class MaskedLMAdapter(MaskedTokenAdapter):
     """A text alone."""
 
-    endings: ClassVar[tuple[str, ...]] = ("ForMaskedLM",)
+    class_suffixes: ClassVar[tuple[str, ...]] = ("ForMaskedLM",)
 
-    def example(self) -> Any:
+    def make_example_input(self) -> Any:
         if self.processor is not None:
             return f"a {self.processor.mask_token} example"
-        return {"input_ids": self.ids_with_mask()}
+        return {"input_ids": self.make_masked_example_ids()}
 
-    def _sample(self, inputs: dict[str, Tensor], units: Units, dropped: int = 0) -> Sample:
-        return Sample.of(inputs, units, dropped=dropped, masks=self.masks_in(inputs, dropped))
+    def _build_sample(self, inputs: dict[str, Tensor], units: Units, num_truncated: int = 0) -> Sample:
+        return Sample.from_units(
+            inputs, units, num_truncated=num_truncated, mask_positions=self.find_mask_positions(inputs, num_truncated)
+        )
 
 
-class MaskedBeside(MaskedWords, TextBeside):
+class MaskedTextWithVisualAdapter(MaskedTokenAdapter, TextWithVisualAdapter):
     """A text beside something that it is about."""
 
-    def joined_sample(self, inputs: dict[str, Tensor], units: Units, sight: Sight, dropped: int = 0) -> Sample:
+    def build_joint_sample(
+        self, inputs: dict[str, Tensor], units: Units, visual: VisualInput, num_truncated: int = 0
+    ) -> Sample:
         # mixed into a class that has it
-        sample = super().joined_sample(inputs, units, sight, dropped)  # type: ignore[safe-super]
-        return replace(sample, masks=self.masks_in(inputs, dropped))
+        sample = super().build_joint_sample(inputs, units, visual, num_truncated)  # type: ignore[safe-super]
+        return replace(sample, mask_positions=self.find_mask_positions(inputs, num_truncated))
 
-    def example(self) -> Any:
-        return {**super().example(), "input_ids": self.ids_with_mask()}
+    def make_example_input(self) -> Any:
+        return {**super().make_example_input(), "input_ids": self.make_masked_example_ids()}
 
 
-@register_subject
-class MaskedVilt(MaskedBeside, Vilt):
+@register_adapter
+class MaskedViltAdapter(MaskedTextWithVisualAdapter, ViltAdapter):
     """Words of a text and patches of a picture in one sequence, the text first."""
 
-    endings: ClassVar[tuple[str, ...]] = ("ViltForMaskedLM",)
+    class_suffixes: ClassVar[tuple[str, ...]] = ("ViltForMaskedLM",)
 
 
-@register_subject
-class MaskedBridgeTower(MaskedBeside, BridgeTower):
+@register_adapter
+class MaskedBridgeTowerAdapter(MaskedTextWithVisualAdapter, BridgeTowerAdapter):
     """The head reads the text's stream alone."""
 
-    endings: ClassVar[tuple[str, ...]] = ("BridgeTowerForMaskedLM",)
-    outputs: ClassVar[dict[int, str]] = {}
+    class_suffixes: ClassVar[tuple[str, ...]] = ("BridgeTowerForMaskedLM",)
+    default_labels: ClassVar[dict[int, str]] = {}
 
-    def readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
-        return {"text": self.rows(sample, target), "image": {}}
+    def find_readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
+        return {"text": self.find_readout_rows(sample, target), "image": {}}

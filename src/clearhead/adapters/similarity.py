@@ -14,32 +14,32 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
-from clearhead.adapters.base import How, Readout, Sample, Subject, base_model, register_subject
-from clearhead.adapters.text import TextEncoder
-from clearhead.capture.checks.self_test import expected_calls
-from clearhead.capture.sources.returned_attentions import attention_modules
-from clearhead.errors import InputError, Refusal
-from clearhead.targets import Contrast, Labels, Predicted, Target
-from clearhead.units import Axis, Units
+from clearhead.adapters.base import InputOptions, ModelAdapter, Readout, Sample, register_adapter, unwrap_base_model
+from clearhead.adapters.text import TextEncoderAdapter
+from clearhead.capture.checks.self_test import count_calls_from_config
+from clearhead.capture.sources.returned_attentions import find_attention_modules
+from clearhead.errors import InputError, UnsupportedError
+from clearhead.targets import Contrast, LabelLookup, Predicted, Target
+from clearhead.units import UnitAxis, Units
 
-Vectors = Float[Tensor, "batch width"]
+Embeddings = Float[Tensor, "batch width"]
 
 
 @dataclass(frozen=True)
-class Alike(Target):
+class SimilarityTarget(Target):
     """How alike the two inputs of a sample are; with `against`, how much more alike than with another text."""
 
     name: str = ""
     against: str | None = None
 
-    def pinned(self, scores: Float[Tensor, "one_or_two"], labels: Labels) -> Target:
+    def with_fixed_classes(self, scores: Float[Tensor, "one_or_two"], labels: LabelLookup) -> Target:
         return self  # nothing is predicted
 
-    def value(self, scores: Float[Tensor, "one_or_two"], labels: Labels) -> Float[Tensor, ""]:
+    def compute_value(self, scores: Float[Tensor, "one_or_two"], labels: LabelLookup) -> Float[Tensor, ""]:
         return scores[0] if self.against is None else scores[0] - scores[1]
 
-    def description(
-        self, scores: Float[Tensor, "one_or_two"] | None, labels: Labels, value: float, masks: int = 0
+    def describe(
+        self, scores: Float[Tensor, "one_or_two"] | None, labels: LabelLookup, value: float, num_masks: int = 0
     ) -> dict[str, Any]:
         said = {"kind": "similarity", "name": self.name}
         if self.against is not None:
@@ -48,7 +48,7 @@ class Alike(Target):
         return {**said, "scale": self.scale, "value": value}
 
 
-class Pairs(Subject):
+class PairAdapter(ModelAdapter):
     """What all models that compare two inputs share: the target, and the text that it may be held against.
 
     `Contrast(None, "a cat")` asks why the text fits better than "a cat". The tokens of that other text are no units:
@@ -56,86 +56,88 @@ class Pairs(Subject):
     the other input alone, and the result says so.
     """
 
-    multiplies: ClassVar[bool] = True
-    scales: ClassVar[tuple[str, ...]] = ("cosine", "logit")
+    score_is_product: ClassVar[bool] = True
+    target_scales: ClassVar[tuple[str, ...]] = ("cosine", "logit")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.labels = {0: "similarity"}
 
     @abstractmethod
-    def compared(self, sample: Sample) -> str:
+    def get_compared_text(self, sample: Sample) -> str:
         """The text that another one may be held against."""
 
     @abstractmethod
-    def two(self, output: Any) -> tuple[Vectors, Vectors]:
+    def get_embeddings(self, output: Any) -> tuple[Embeddings, Embeddings]:
         """The vectors of length one that are compared: those that a foil's may stand in for, and the others."""
 
     @abstractmethod
-    def foils(self, texts: Sequence[str]) -> Vectors:
+    def embed_contrast_texts(self, texts: Sequence[str]) -> Embeddings:
         """The vectors of texts that are held against."""
 
-    def scaled(self, cosine: Float[Tensor, "batch"]) -> Float[Tensor, "batch"]:
+    def to_logit(self, cosine: Float[Tensor, "batch"]) -> Float[Tensor, "batch"]:
         """The logit that the model makes of a cosine."""
         raise NotImplementedError
 
-    def steps(self, sample: Sample, target: Target) -> list[Target]:
-        own = self.compared(sample)
-        match target.wanted:
+    def expand_target(self, sample: Sample, target: Target) -> list[Target]:
+        own = self.get_compared_text(sample)
+        match target.spec:
             case Predicted():
-                return [Alike(target.wanted, target.scale, own)]
+                return [SimilarityTarget(target.spec, target.scale, own)]
             case Contrast(a, b, None) if a in (None, own) and isinstance(b, str):
                 if b == own:
                     raise InputError(f"a contrast of {own!r} with itself explains nothing")
                 if not b.strip():
                     raise InputError("the text to hold against is empty: give another one")
-                return [Alike(target.wanted, target.scale, own, b)]
-            case _ if target.custom is not None:
+                return [SimilarityTarget(target.spec, target.scale, own, b)]
+            case _ if target.function is not None:
                 return [target]
         raise InputError(
             f"{self.name} measures how alike two inputs are: leave target= out, or give clearhead.Contrast(None, other "
-            f"text) or a function of the output, not {target.wanted}"
+            f"text) or a function of the output, not {target.spec}"
         )
 
-    def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
+    def compute_class_scores(
+        self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]
+    ) -> Float[Tensor, "batch label"]:
         """The similarity of each pair, no sample with another; beside it that with the text it is held against."""
-        text, other = self.two(output)
+        text, other = self.get_embeddings(output)
         columns = [(text * other).sum(-1)]
         against = [getattr(target, "against", None) for target in targets]
         named = list(dict.fromkeys(name for name in against if name is not None))
         if named:
             with torch.no_grad():
-                foils = self.foils(named)
+                foils = self.embed_contrast_texts(named)
             chosen = foils[[0 if name is None else named.index(name) for name in against]]
             columns.append((chosen * other).sum(-1))
         logits = torch.tensor([target.scale == "logit" for target in targets], device=text.device)
         if logits.any():
-            columns = [torch.where(logits, self.scaled(column), column) for column in columns]
+            columns = [torch.where(logits, self.to_logit(column), column) for column in columns]
         return torch.stack(columns, dim=1)
 
-    def choices(self, scores: Float[Tensor, "one_or_two"]) -> Float[Tensor, "one"]:
+    def select_prediction_scores(self, scores: Float[Tensor, "one_or_two"]) -> Float[Tensor, "one"]:
         return scores[:1]
 
 
 @dataclass
-class Embeds(ModelOutput):
+class TextPairOutput(ModelOutput):
     """The vectors of two texts, of length one."""
 
-    text_embeds: Vectors | None = None
-    other_embeds: Vectors | None = None
+    text_embeds: Embeddings | None = None
+    other_embeds: Embeddings | None = None
 
 
-class TwoTexts(nn.Module):
+class TextPairEncoder(nn.Module):
     """One encoder that reads two texts, one after the other."""
 
     def __init__(self, encoder: nn.Module, pooling: str | int) -> None:
         super().__init__()
         self.encoder, self.pooling, self.config = encoder, pooling, encoder.config
 
-    def forward(self, **inputs: Tensor) -> "Embeds":
-        return Embeds(*(self.pooled(part) for part in apart(inputs)))
+    def forward(self, **inputs: Tensor) -> "TextPairOutput":
+        return TextPairOutput(*(self.embed(part) for part in split_pair_inputs(inputs)))
 
-    def pooled(self, inputs: Mapping[str, Tensor]) -> Vectors:
+    def embed(self, inputs: Mapping[str, Tensor]) -> Embeddings:
         """The mean of the tokens that are not padding, the first or the last of them; of length one."""
         states, mask = self.encoder(**inputs).last_hidden_state, inputs["attention_mask"]
         if self.pooling == "mean":
@@ -148,34 +150,38 @@ class TwoTexts(nn.Module):
 
 
 #: What the inputs of the second text begin with.
-OTHER = "other_"
+SECOND_TEXT_PREFIX = "other_"
 POOLINGS = ("mean", "first", "last")
 
 
-def apart(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_pair_inputs(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The inputs of the first text, and those of the second.
 
-    >>> apart({"input_ids": 1, "other_input_ids": 2})
+    >>> split_pair_inputs({"input_ids": 1, "other_input_ids": 2})
     ({'input_ids': 1}, {'input_ids': 2})
     """
-    text = {name: part for name, part in inputs.items() if not name.startswith(OTHER)}
-    return text, {name.removeprefix(OTHER): part for name, part in inputs.items() if name.startswith(OTHER)}
+    text = {name: part for name, part in inputs.items() if not name.startswith(SECOND_TEXT_PREFIX)}
+    return text, {
+        name.removeprefix(SECOND_TEXT_PREFIX): part
+        for name, part in inputs.items()
+        if name.startswith(SECOND_TEXT_PREFIX)
+    }
 
 
-@register_subject
-class Similarity(Pairs):
+@register_adapter
+class TextSimilarityAdapter(PairAdapter):
     """Why two texts are alike: `load(model, tokenizer, task="similarity", readout="mean")`, then explain((one, other)).
 
     The encoder is a bare one, as sentence-transformers use them; the streams are "text" and "other".
     """
 
     stream = "text"
-    leaf = "input_ids"
-    takes = ("text",)
+    grad_input_name = "input_ids"
+    input_names = ("text",)
     processor_class = "AutoTokenizer"
     task = "similarity"
-    endings: ClassVar[tuple[str, ...]] = ("Model",)
-    scales: ClassVar[tuple[str, ...]] = ("cosine",)
+    class_suffixes: ClassVar[tuple[str, ...]] = ("Model",)
+    target_scales: ClassVar[tuple[str, ...]] = ("cosine",)
 
     def __post_init__(self) -> None:
         if self.readout not in POOLINGS:
@@ -184,103 +190,119 @@ class Similarity(Pairs):
                 f"readout='mean'), 'first' or 'last', not {self.readout!r}"
             )
         encoder = self.model
-        inside: Any = base_model(encoder)
+        inside: Any = unwrap_base_model(encoder)
         if inside.base_model is not inside:
-            raise Refusal(
+            raise UnsupportedError(
                 f"{type(inside).__name__} has a head: give its bare encoder, model.{inside.base_model_prefix}, to tell "
                 "how alike two texts are"
             )
-        self.reads = TextEncoder(encoder, self.processor, self.readout, self.name)
-        self.name = self.reads.name
-        layers, modules = expected_calls(encoder.config), len(attention_modules(encoder))
+        self.text_encoder = TextEncoderAdapter(encoder, self.processor, self.readout, self.name)
+        self.name = self.text_encoder.name
+        layers, modules = count_calls_from_config(encoder.config), len(find_attention_modules(encoder))
         if not layers or not modules or layers % modules:
-            raise Refusal(
+            raise UnsupportedError(
                 f"{type(inside).__name__} runs {layers} layers through {modules} modules of attention, so "
                 "clearhead cannot tell which of its calls read the first text and which the second"
             )
-        self.once = layers // modules  # ALBERT's layers are one module
-        self.model = TwoTexts(encoder, self.readout)
-        self.lookups = [self.reads.embeddings]  # type: ignore[misc]
+        self.calls_per_module = layers // modules  # ALBERT's layers are one module
+        self.model = TextPairEncoder(encoder, self.readout)
+        self.embedding_modules = [self.text_encoder.embeddings]  # type: ignore[misc]
         super().__post_init__()
 
-    def default_readout(self) -> Readout | None:
+    def choose_default_readout(self) -> Readout | None:
         return None  # it is always told
 
     @property
-    def model_class(self) -> str:
+    def model_class_name(self) -> str:
         return type(self.model.encoder).__name__
 
-    def expected_calls(self) -> int | None:
-        return 2 * (expected_calls(self.model.config) or 0)
+    def count_expected_calls(self) -> int | None:
+        return 2 * (count_calls_from_config(self.model.config) or 0)
 
-    def streams_of(self, module: str, nth: int) -> tuple[str, str]:
-        stream = "text" if nth < self.once else "other"
+    def find_call_streams(self, module: str, occurrence: int) -> tuple[str, str]:
+        stream = "text" if occurrence < self.calls_per_module else "other"
         return stream, stream
 
-    def example(self) -> Any:
+    def make_example_input(self) -> Any:
         if self.processor is None:
             ids = torch.arange(1, 6) % self.model.config.vocab_size
             return {"input_ids": ids[None, :4], "other_input_ids": ids[None]}
         return "a small example", "and another, which is longer"
 
-    def samples(self, raw: Any, how: How) -> list[Sample]:
+    def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
         if isinstance(raw, Mapping):
-            halves = apart(raw)
+            halves = split_pair_inputs(raw)
             if any("input_ids" not in half for half in halves):
-                raise InputError(f"model inputs need input_ids and {OTHER}input_ids, but hold {', '.join(raw)}")
-            pairs = [self.reads.samples(half, how) for half in halves]
+                raise InputError(
+                    f"model inputs need input_ids and {SECOND_TEXT_PREFIX}input_ids, but hold {', '.join(raw)}"
+                )
+            pairs = [self.text_encoder.make_samples(half, options) for half in halves]
             if len(pairs[0]) != len(pairs[1]):
                 raise InputError(f"there are {len(pairs[0])} texts and {len(pairs[1])} others: they go pair by pair")
         elif isinstance(raw, tuple) and len(raw) == 2:
-            pairs = [self.reads.samples(part, how) for part in raw]
+            pairs = [self.text_encoder.make_samples(part, options) for part in raw]
         else:
             raise InputError(
                 f"expected two texts, (one, other), to tell why they are alike, but got {type(raw).__name__} "
                 f"({raw!r:.40})"
             )
-        return [self._pair(text, other) for text, other in zip(*pairs, strict=True)]
+        return [self._build_pair_sample(text, other) for text, other in zip(*pairs, strict=True)]
 
-    def _pair(self, text: Sample, other: Sample) -> Sample:
-        inputs = {**text.inputs, **{f"{OTHER}{name}": part for name, part in other.inputs.items()}}
+    def _build_pair_sample(self, text: Sample, other: Sample) -> Sample:
+        inputs = {**text.inputs, **{f"{SECOND_TEXT_PREFIX}{name}": part for name, part in other.inputs.items()}}
         second: Units = replace(other.units, stream="other")
-        return Sample(inputs, {**text.axes, "other": Axis.of(second)}, dropped=text.dropped + other.dropped)
+        return Sample(
+            inputs,
+            {**text.axes, "other": UnitAxis.concat(second)},
+            num_truncated=text.num_truncated + other.num_truncated,
+        )
 
-    def _halves(self, sample: Sample) -> tuple[Sample, Sample]:
-        text, other = apart(sample.inputs)
+    def _split_pair_sample(self, sample: Sample) -> tuple[Sample, Sample]:
+        text, other = split_pair_inputs(sample.inputs)
         return Sample(text, {"text": sample.axes["text"]}), Sample(other, {"text": sample.axes["other"]})
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        texts, others = zip(*(self._halves(sample) for sample in samples), strict=True)
-        second = {f"{OTHER}{name}": part for name, part in self.reads.collate(others).items()}
-        return {**self.reads.collate(texts), **second}
+        texts, others = zip(*(self._split_pair_sample(sample) for sample in samples), strict=True)
+        second = {f"{SECOND_TEXT_PREFIX}{name}": part for name, part in self.text_encoder.collate(others).items()}
+        return {**self.text_encoder.collate(texts), **second}
 
     @property
-    def readers(self) -> dict[str, tuple[Any, str]]:
-        return {"text": (self.reads, "input_ids"), "other": (self.reads, f"{OTHER}input_ids")}
+    def stream_readers(self) -> dict[str, tuple[Any, str]]:
+        return {
+            "text": (self.text_encoder, "input_ids"),
+            "other": (self.text_encoder, f"{SECOND_TEXT_PREFIX}input_ids"),
+        }
 
-    def leaves(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
-        return "input_ids", f"{OTHER}input_ids"
+    def find_grad_input_names(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
+        return "input_ids", f"{SECOND_TEXT_PREFIX}input_ids"
 
-    def arranged(
+    def to_unit_vectors(
         self, vectors: "Mapping[str, Float[Tensor, 'batch unit feature']]", samples: Sequence[Sample]
     ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
-        return {"text": vectors["input_ids"], "other": vectors[f"{OTHER}input_ids"]}
+        return {"text": vectors["input_ids"], "other": vectors[f"{SECOND_TEXT_PREFIX}input_ids"]}
 
-    def readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
-        text, other = self._halves(sample)
-        return {"text": self.reads.rows(text, target), "other": self.reads.rows(other, target)}
+    def find_readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
+        text, other = self._split_pair_sample(sample)
+        return {
+            "text": self.text_encoder.find_readout_rows(text, target),
+            "other": self.text_encoder.find_readout_rows(other, target),
+        }
 
-    def compared(self, sample: Sample) -> str:
-        return said(sample.axes["other"].parts[0])
+    def get_compared_text(self, sample: Sample) -> str:
+        return format_units_text(sample.axes["other"].unit_groups[0])
 
-    def two(self, output: Any) -> tuple[Vectors, Vectors]:
+    def get_embeddings(self, output: Any) -> tuple[Embeddings, Embeddings]:
         return output.other_embeds, output.text_embeds
 
-    def foils(self, texts: Sequence[str]) -> Vectors:
-        return self.model.pooled(self.reads.collate([s for text in texts for s in self.reads.samples(text, How())]))
+    def embed_contrast_texts(self, texts: Sequence[str]) -> Embeddings:
+        return self.model.embed(
+            self.text_encoder.collate(
+                [s for text in texts for s in self.text_encoder.make_samples(text, InputOptions())]
+            )
+        )
 
 
-def said(units: Units) -> str:
+def format_units_text(units: Units) -> str:
     """The text that units stand for; without one, their names or, where these are mere numbers, their stream."""
     inside = [name for name, special in zip(units.names, units.special, strict=True) if not special]
     named = not all(name.isdigit() for name in inside)

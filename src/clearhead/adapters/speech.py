@@ -8,101 +8,110 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.adapters.audio import WhisperClassification
-from clearhead.adapters.base import How, Sample, register_subject
-from clearhead.adapters.encoder_decoder import EncoderDecoder
-from clearhead.adapters.generation import Answered
+from clearhead.adapters.audio import WhisperClassificationAdapter
+from clearhead.adapters.base import InputOptions, Sample, register_adapter
+from clearhead.adapters.encoder_decoder import EncoderDecoderAdapter
+from clearhead.adapters.generation import PromptSample
 from clearhead.errors import InputError
-from clearhead.units import Axis
+from clearhead.units import UnitAxis
 
 
-@register_subject
-class SpeechToText(EncoderDecoder, WhisperClassification):
+@register_adapter
+class SpeechToTextAdapter(EncoderDecoderAdapter, WhisperClassificationAdapter):
     """Whisper: the source is thirty seconds of sound. Language and task are those that its tokenizer is set to."""
 
-    endings: ClassVar[tuple[str, ...]] = ("WhisperForConditionalGeneration",)
+    class_suffixes: ClassVar[tuple[str, ...]] = ("WhisperForConditionalGeneration",)
     processor_class = "AutoProcessor"
-    sources = ("input_features",)
+    source_inputs = ("input_features",)
 
     @property
     def tokenizer(self) -> Any:
         return getattr(self.processor, "tokenizer", None)
 
     @property
-    def lookups(self) -> list[nn.Module]:  # type: ignore[override]
+    def embedding_modules(self) -> list[nn.Module]:  # type: ignore[override]
         return [self.model.get_decoder().get_input_embeddings()]
 
-    def expected_calls(self) -> int | None:
+    def count_expected_calls(self) -> int | None:
         return int(self.model.config.encoder_layers + 2 * self.model.config.decoder_layers)
 
-    def why_no_attention(self) -> str | None:
+    def find_attention_unsupported_reason(self) -> str | None:
         return None
 
     @property
-    def marks(self) -> list[int]:
+    def decoder_prefix_ids(self) -> list[int]:
         """What an answer starts from: the start token, a language, a task."""
-        return list(getattr(self.tokenizer, "prefix_tokens", ())) or [self.start]
+        return list(getattr(self.tokenizer, "prefix_tokens", ())) or [self.decoder_start_token_id]
 
-    def samples(self, raw: Any, how: How) -> list[Sample]:
+    def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
         if not isinstance(raw, Mapping):
-            return [self._heard(sample, None, how) for sample in WhisperClassification.samples(self, raw, how)]
+            return [
+                self._add_decoder_prefix(sample, None, options)
+                for sample in WhisperClassificationAdapter.make_samples(self, raw, options)
+            ]
         given = dict(raw)
         prefixes = given.pop("decoder_input_ids", None)
-        found = WhisperClassification.samples(self, given, how)
+        found = WhisperClassificationAdapter.make_samples(self, given, options)
         if prefixes is not None and len(prefixes) != len(found):
             raise InputError(f"decoder_input_ids has {len(prefixes)} rows for {len(found)} sounds")
         said = [None] * len(found) if prefixes is None else [torch.as_tensor(prefix).tolist() for prefix in prefixes]
-        return [self._heard(sample, prefix, how) for sample, prefix in zip(found, said, strict=True)]
+        return [self._add_decoder_prefix(sample, prefix, options) for sample, prefix in zip(found, said, strict=True)]
 
-    def _heard(self, sample: Sample, prefix: list[int] | None, how: How) -> Sample:
+    def _add_decoder_prefix(self, sample: Sample, prefix: list[int] | None, how: InputOptions) -> Sample:
         """The sound, and the marks that an answer starts from or what was said already."""
-        (frames,) = sample.axes[self.stream].parts if self.stream in sample.axes else sample.axes["audio"].parts
-        axes = {self.stream: Axis.of(replace(frames, stream=self.stream))}
-        heard = Answered(dict(sample.inputs), axes, alike=sample.alike)
-        begun = self.with_prefix(heard, prefix or self.marks)
-        given = prefix is not None and bool(begun.answer)
-        return self.answered(replace(begun, given=given), replace(how, tokens=None))
+        (frames,) = (
+            sample.axes[self.stream].unit_groups if self.stream in sample.axes else sample.axes["audio"].unit_groups
+        )
+        axes = {self.stream: UnitAxis.concat(replace(frames, stream=self.stream))}
+        heard = PromptSample(dict(sample.inputs), axes, batch_key=sample.batch_key)
+        begun = self.set_decoder_prefix(heard, prefix or self.decoder_prefix_ids)
+        given = prefix is not None and bool(begun.continuation_ids)
+        return self.apply_continuation_options(
+            replace(begun, is_user_continuation=given), replace(how, unit_names=None)
+        )
 
-    def with_answer(self, sample: Answered, answer: Sequence[int]) -> Answered:
-        return self.with_prefix(sample, [*self.marks, *answer])
+    def append_continuation(self, sample: PromptSample, continuation_ids: Sequence[int]) -> PromptSample:
+        return self.set_decoder_prefix(sample, [*self.decoder_prefix_ids, *continuation_ids])
 
-    def shifted(self, labels: list[int]) -> list[int]:
+    def shift_labels_right(self, labels: list[int]) -> list[int]:
         """The tokenizer puts the marks before the answer itself."""
-        return labels if labels[:1] == self.marks[:1] else [*self.marks, *labels]
+        return labels if labels[:1] == self.decoder_prefix_ids[:1] else [*self.decoder_prefix_ids, *labels]
 
-    def say(self, sample: Answered, count: int) -> Sequence[int]:
+    def generate_ids(self, sample: PromptSample, max_new_tokens: int) -> Sequence[int]:
         from transformers import GenerationMixin
 
-        start = torch.tensor(self.marks)
-        room = self.words.positions - len(start)
+        start = torch.tensor(self.decoder_prefix_ids)
+        room = self.tokenizer_wrapper.max_positions - len(start)
         # Whisper's own generation cuts long sounds and tries again at other temperatures; this is one plain pass.
-        said = self.generate(
+        said = self.generate_greedily(
             sample,
-            min(count, room),
-            by=GenerationMixin.generate,
+            min(max_new_tokens, room),
+            generate_function=GenerationMixin.generate,
             input_features=sample.inputs["input_features"].to(self.dtype),
             decoder_input_ids=start,
         )
-        return [one for one in said[len(start) :] if one not in self.ends()]
+        return [one for one in said[len(start) :] if one not in self.find_eos_ids()]
 
-    def example(self) -> Any:
-        prefix = torch.cat([torch.tensor([self.start]), torch.arange(3, 6) % self.vocabulary])
-        return {**WhisperClassification.example(self), "decoder_input_ids": prefix[None]}
+    def make_example_input(self) -> Any:
+        prefix = torch.cat([torch.tensor([self.decoder_start_token_id]), torch.arange(3, 6) % self.vocab_size])
+        return {**WhisperClassificationAdapter.make_example_input(self), "decoder_input_ids": prefix[None]}
 
-    def leaves(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
+    def find_grad_input_names(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
         return "input_features", "decoder_input_ids"
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         features = torch.stack([sample.inputs["input_features"] for sample in samples])
         return {
             "input_features": features.to(self.device, self.dtype),
-            "decoder_input_ids": self.padded_prefixes(samples).to(self.device),
-            **self.settings(samples),
+            "decoder_input_ids": self.pad_prefixes(samples).to(self.device),
+            **self.make_forward_kwargs(samples),
         }
 
-    def arranged(
+    def to_unit_vectors(
         self, vectors: "Mapping[str, Float[Tensor, 'batch *leaf']]", samples: Sequence[Sample]
     ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
         """A frame's share of the spectrogram; a word's embedding."""
-        sound = vectors["input_features"].transpose(1, 2).unflatten(1, (-1, self.each)).flatten(2)
-        return {self.stream: sound, self.speaking: vectors["decoder_input_ids"]}
+        sound = (
+            vectors["input_features"].transpose(1, 2).unflatten(1, (-1, self.spectrogram_frames_per_unit)).flatten(2)
+        )
+        return {self.stream: sound, self.decoder_stream: vectors["decoder_input_ids"]}

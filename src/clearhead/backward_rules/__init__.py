@@ -1,5 +1,6 @@
-"""Passes under rules: the same forward pass, with operations differentiated by other rules than calculus has.
+"""Modified backward passes: the ordinary forward pass, differentiated by other rules than calculus (LRP, AttnLRP).
 
-`mode.py` sees every operation of a pass and gives it the rule of its kind; `lrp.py` and `attn_lrp.py` are the
-families of rules. Nothing about a model is patched, and nothing is left behind.
+`mode.py` intercepts every operation of a forward pass and gives it the rule of its kind; `lrp.py` and `attn_lrp.py`
+are the rule sets. `paired_pass.py` and `deeplift.py` do the same for DeepLIFT, which compares two forward passes. The
+model is not patched, and no hook stays on it.
 """

@@ -1,4 +1,4 @@
-"""What a family of rules says: for each kind of operation, how relevance goes from what comes out to what goes in."""
+"""Base class of rule sets: for each kind of operation, how relevance propagates from its output to its inputs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,34 +8,44 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from clearhead.errors import Refusal
+from clearhead.errors import UnsupportedError
 
 
-class NoRule(Refusal):
-    """An operation that a family of rules does not know."""
+class MissingRuleError(UnsupportedError):
+    """An operation for which a rule set has no rule."""
 
 
 @contextmanager
-def in_place_has_no_rule() -> Iterator[None]:
-    """Torch refuses to change in place what a rule keeps: such an operation has none."""
+def translate_inplace_errors() -> Iterator[None]:
+    """Turn torch's error about an in-place change of a saved tensor into a `MissingRuleError`.
+
+    Raises:
+        MissingRuleError: If an operation inside the `with` changes a tensor that a rule saved for the backward pass.
+    """
     try:
         yield
     except RuntimeError as problem:
         if "inplace" not in str(problem):
             raise
-        raise NoRule("an operation in place changes what a rule needs afterwards") from problem
+        raise MissingRuleError(
+            "an in-place operation changes a tensor that a rule needs in the backward pass"
+        ) from problem
 
 
-#: What arrives at the output, and the inputs → what each input gets (None for nothing).
-Rule = Callable[..., tuple[Tensor | None, ...]]
+#: Relevance of the output, and the inputs → relevance of each input (None for an input that gets none).
+BackwardRule = Callable[..., tuple[Tensor | None, ...]]
 
 
-class Ruled(torch.autograd.Function):
-    """An operation whose backward pass is a rule. What it needs of its inputs is saved as torch saves it, so that an
-    input which is changed in place later on is noticed."""
+class RuleFunction(torch.autograd.Function):
+    """An operation whose backward pass is a rule.
+
+    The inputs are saved with `save_for_backward`, so torch notices when one of them is changed in place later.
+    """
 
     @staticmethod
-    def forward(ctx: Any, compute: Callable[..., Tensor], rule: Rule, in_place: bool, *inputs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, compute: Callable[..., Tensor], rule: BackwardRule, in_place: bool, *inputs: Tensor
+    ) -> Tensor:
         ctx.rule = rule
         ctx.save_for_backward(*(inputs[0].clone(), *inputs[1:]) if in_place else inputs)
         output = compute(*inputs)
@@ -48,112 +58,131 @@ class Ruled(torch.autograd.Function):
         return (None, None, None, *ctx.rule(*relevance, *ctx.saved_tensors))
 
 
-def ruled(compute: Callable[..., Tensor], rule: Rule, *inputs: Tensor, in_place: bool = False) -> Tensor:
-    """`compute(*inputs)`, differentiated by `rule`."""
-    output: Tensor = Ruled.apply(compute, rule, in_place, *inputs)
+def apply_with_rule(
+    operation: Callable[..., Tensor], rule: BackwardRule, *inputs: Tensor, in_place: bool = False
+) -> Tensor:
+    """Compute `operation(*inputs)` so that its backward pass is `rule`.
+
+    Args:
+        operation: The forward computation.
+        rule: The backward computation: relevance of the output and the inputs → relevance of each input.
+        *inputs: The tensors that `operation` and `rule` receive.
+        in_place: Whether `operation` writes its result into the first input.
+    """
+    output: Tensor = RuleFunction.apply(operation, rule, in_place, *inputs)
     return output
 
 
-def active(part: Any) -> bool:
-    """Whether it depends on the input."""
-    return isinstance(part, Tensor) and part.requires_grad
+def depends_on_input(value: Any) -> bool:
+    """Whether a value is a tensor in the autograd graph, and so depends on the model's input."""
+    return isinstance(value, Tensor) and value.requires_grad
 
 
-def flat(parts: Any) -> Iterator[Any]:
-    """What is in the arguments or outputs of an operation, lists and dictionaries taken apart."""
-    if isinstance(parts, tuple | list):
-        for part in parts:
-            yield from flat(part)
-    elif isinstance(parts, dict):
-        yield from flat(list(parts.values()))
+def flatten_args(args: Any) -> Iterator[Any]:
+    """Yield the leaves of nested tuples, lists and dictionaries of arguments or outputs."""
+    if isinstance(args, tuple | list):
+        for item in args:
+            yield from flatten_args(item)
+    elif isinstance(args, dict):
+        yield from flatten_args(list(args.values()))
     else:
-        yield parts
+        yield args
 
 
-def like(part: Tensor, whole: Tensor) -> Tensor:
-    """Sum what was broadcast, so that `part` gets the shape of `whole`."""
-    return part if part.shape == whole.shape else part.sum_to_size(whole.shape)
+def unbroadcast(tensor: Tensor, reference: Tensor) -> Tensor:
+    """Sum `tensor` over broadcast axes, so that it gets the shape of `reference`."""
+    if tensor.shape == reference.shape:
+        return tensor
+    return tensor.sum_to_size(reference.shape)
 
 
-class Family:
-    """One family of rules; a kind of operation that it leaves out has no rule, and is refused.
+class RuleSet:
+    """Base class of a rule set: one method per kind of operation.
 
-    Each method computes one kind of operation and gives its output the rule. `apply` is the operation itself; `size`
-    is the number of samples, which lie along the first axis of every tensor.
+    Each method computes an operation of its kind and attaches the backward rule to the output. `apply` is the operation
+    itself; `batch_size` is the number of samples, which lie along the first axis of every tensor. An operation whose
+    kind a rule set does not override is not supported: a model that uses it cannot be explained.
     """
 
     name: ClassVar[str]
-    #: Whether it amplifies rounding, so that its passes are made in float64, whatever format the model has.
-    wide: ClassVar[bool] = False
-    #: Whether it gives two linear maps that are added other relevance than the one map that they make together.
+    #: Whether the rules amplify rounding errors, so that passes run in float64, whatever dtype the model has.
+    needs_float64: ClassVar[bool] = False
+    #: Whether relevance differs between a sum of two linear maps and the one linear map that equals it (LoRA).
     splits_maps: ClassVar[bool] = False
-    #: Operations beside `MOVES` that it leaves as they are.
-    ordinary: ClassVar[frozenset[str]] = frozenset()
+    #: Operations, in addition to `MOVEMENT_OPS`, that keep their ordinary gradient.
+    unmodified_ops: ClassVar[frozenset[str]] = frozenset()
 
-    def twice(self) -> "Family":
-        """The same rules, to try a model with on a batch of one sample twice."""
+    def make_probe_variant(self) -> "RuleSet":
+        """Return the rule set used to test a model on a batch that holds one sample twice."""
         return self
 
     @property
-    def keeps_sums(self) -> bool:
-        """Whether parts are scaled so that their sum is that of what came: of a sum of zero, nothing is left."""
+    def conserves_sum(self) -> bool:
+        """Whether contributions are rescaled to the sum of the incoming relevance (a sum of zero leaves nothing)."""
         return False
 
     @property
-    def keeps_apart(self) -> bool:
-        """Whether, after such a trial, samples of a batch are known not to mix."""
+    def is_batch_safe(self) -> bool:
+        """Whether the test with the probe variant showed that samples of a batch do not mix."""
         return True
 
-    def used(self, x: Tensor, uses: WeakTensorKeyDictionary, operation: str) -> None:
-        """An operation is about to use x; `uses` is a place to remember that in, for the time of the pass."""
+    def on_use(self, x: Tensor, tensor_uses: WeakTensorKeyDictionary, operation: str) -> None:
+        """Record that an operation is about to use x; `tensor_uses` lives as long as the pass."""
 
-    def branched(self, x: Tensor, uses: WeakTensorKeyDictionary) -> Tensor:
-        """x on its way to one of several linear maps."""
+    def on_branch(self, x: Tensor, tensor_uses: WeakTensorKeyDictionary) -> Tensor:
+        """Return x as one of possibly several linear maps receives it."""
         return x
 
-    def picked(self, x: Tensor) -> Tensor:
-        """What was picked out of a larger tensor."""
+    def on_index(self, x: Tensor) -> Tensor:
+        """Return x, which was indexed out of a larger tensor."""
         return x
 
     def linear(self, apply: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
-        """x Wᵀ, and a bias that takes no part."""
+        """Compute x Wᵀ + b; the bias receives no relevance."""
         raise NotImplementedError
 
     def convolution(
-        self, apply: Callable[[Tensor], Tensor], map: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor
+        self, apply: Callable[[Tensor], Tensor], convolve: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor
     ) -> Tensor:
-        """A convolution; `map` is the same one with weights of one's choice, and without bias."""
+        """Compute a convolution; `convolve` is the same one with weights as an argument, and without bias."""
         raise NotImplementedError
 
-    def add(self, a: Tensor, b: Tensor, size: int, in_place: bool = False) -> Tensor:
-        """a + b, of which one may be constant."""
+    def add(self, a: Tensor, b: Tensor, batch_size: int, in_place: bool = False) -> Tensor:
+        """Compute a + b, of which one may be constant."""
         raise NotImplementedError
 
     def product(self, apply: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
-        """What is linear in a and linear in b, both of which depend on the input: attention, gates."""
+        """Compute a bilinear operation on two tensors that both depend on the input: attention, gates."""
         raise NotImplementedError
 
-    def map(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """What is linear in x: a sum, a product with a constant matrix."""
+    def linear_map(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Compute an operation that is linear in x: a sum, a product with a constant matrix."""
         raise NotImplementedError
 
     def mean(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """A mean along some axes, which is linear."""
-        return self.map(apply, x)
+        """Compute a mean over some axes, which is a linear map."""
+        return self.linear_map(apply, x)
 
     def scale(self, apply: Callable[[Tensor], Tensor], x: Tensor, factor: Tensor) -> Tensor:
-        """What multiplies each number of x by a constant."""
+        """Multiply x element by element with a constant."""
         raise NotImplementedError
 
     def activation(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """A function of each number by itself."""
+        """Compute an element-wise function."""
         raise NotImplementedError
 
     def norm(
-        self, apply: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor | None, axes: int, eps: float, centred: bool
+        self,
+        apply: Callable[[Tensor], Tensor],
+        x: Tensor,
+        weight: Tensor | None,
+        num_axes: int,
+        eps: float,
+        is_centred: bool,
     ) -> Tensor:
-        """A layer norm (`centred`) or a root-mean-square norm over the last `axes` axes."""
+        """Compute a layer norm (`is_centred`) or a root-mean-square norm over the last `num_axes` axes."""
         raise NotImplementedError
 
-    def softmax(self, apply: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
+    def softmax(self, apply: Callable[[Tensor], Tensor], x: Tensor, batch_size: int) -> Tensor:
+        """Compute a softmax."""
         raise NotImplementedError

@@ -1,9 +1,11 @@
-"""Operations in float64, whatever format a model has: for families of rules that amplify rounding (`Family.wide`), and
-for the ordinary pass beside one of theirs (`Wide`).
+"""Runs a model's operations in float64, whatever dtype the model has.
 
-What depends on the input is in float64 from the start of the graph on; every number that an operation takes beside it
-goes to float64, too, and none that depends on the input goes back, but what a model writes into a buffer of its own
-(`b[:] = x`), which keeps its format. Weights of linear maps go to float64 where they are used (`operators.py`): else a
+Used for rule sets that amplify rounding errors (`RuleSet.needs_float64`), and for the ordinary pass that is compared
+with such a pass (`Float64Mode`).
+
+Tensors that depend on the input are float64 from the start of the graph. The other floating-point arguments of their
+operations are cast to float64, too. Casts back are ignored, except where a model writes into its own buffer
+(`b[:] = x`), which keeps its dtype. Weights of linear maps are cast where they are used (`operators.py`): otherwise the
 graph would hold a copy of each.
 """
 
@@ -13,88 +15,112 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from clearhead.backward_rules.base import active, flat
+from clearhead.backward_rules.base import depends_on_input, flatten_args
 
-WIDE = torch.float64
-#: Operations that say something about a tensor, or ask for something, and compute nothing.
-ABOUT = frozenset(("__get__", "__set__", "register_hook", "requires_grad_", "retain_grad"))
-#: Operations that take another tensor's format.
-ASIDE = frozenset(("to", "type_as", "copy_"))
-#: Operations that take the weights of a model.
-WEIGHING = frozenset(("linear", "addmm", "conv1d", "conv2d", "conv3d"))
-#: Operations that write into what they are called on, beside those whose names end with an underscore.
-WRITING = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"))
-NARROWING = frozenset(("float", "half", "bfloat16"))
+FLOAT64 = torch.float64
+#: Operations that read or set attributes and hooks of a tensor, and compute nothing.
+METADATA_OPS = frozenset(("__get__", "__set__", "register_hook", "requires_grad_", "retain_grad"))
+#: Operations that change a tensor's dtype to that of another.
+CAST_OPS = frozenset(("to", "type_as", "copy_"))
+#: Operations that receive weights of the model.
+WEIGHT_OPS = frozenset(("linear", "addmm", "conv1d", "conv2d", "conv3d"))
+#: In-place operations whose names do not end with a single underscore.
+INPLACE_OPS = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"))
+DOWNCAST_OPS = frozenset(("float", "half", "bfloat16"))
 
 
-class Wide(TorchFunctionMode):
-    """Operations that are differentiated as ever, in float64."""
+class Float64Mode(TorchFunctionMode):
+    """Runs operations that depend on the input in float64, with their ordinary gradients."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        parts = list(filter(active, flat((args, kwargs)))) if torch.is_grad_enabled() else []
-        if not parts and not mixed(func, args, kwargs):
+        is_active = torch.is_grad_enabled() and any(map(depends_on_input, flatten_args((args, kwargs))))
+        if not is_active and not mixes_dtypes(func, args, kwargs):
             return func(*args, **kwargs)
-        func, args, kwargs = widened(func, args, kwargs)
-        return _weighed(func, args, kwargs) if func.__name__ in WEIGHING and parts else func(*args, **kwargs)
+        func, args, kwargs = cast_call_to_float64(func, args, kwargs)
+        if func.__name__ in WEIGHT_OPS and is_active:
+            return _call_with_float64_weights(func, args, kwargs)
+        return func(*args, **kwargs)
 
 
-def _weighed(func: Any, args: Any, kwargs: Any) -> Tensor:
-    """A map whose weights go to float64 once more on the way back, in place of a copy that the graph would hold."""
+def _call_with_float64_weights(func: Any, args: Any, kwargs: Any) -> Tensor:
+    """Call a linear map in float64 without a float64 copy of its weights in the graph.
+
+    The graph saves the original weights; the backward pass casts them again.
+    """
     weights: dict[int, Tensor] = {}
 
-    def wide(part: Any) -> Any:
-        found = _in(WIDE, part)
-        if isinstance(part, Tensor) and found is not part:
-            weights[found.untyped_storage().data_ptr()] = part
-        return found
+    def cast_and_register(arg: Any) -> Any:
+        cast = _cast_args(FLOAT64, arg)
+        if isinstance(arg, Tensor) and cast is not arg:
+            weights[cast.untyped_storage().data_ptr()] = arg
+        return cast
 
     def pack(saved: Tensor) -> Any:
         weight = weights.get(saved.untyped_storage().data_ptr())
-        return saved if weight is None else (weight, saved.size(), saved.stride(), saved.storage_offset())
+        if weight is None:
+            return saved
+        return weight, saved.size(), saved.stride(), saved.storage_offset()
 
-    def unpack(kept: Any) -> Tensor:
-        return kept if isinstance(kept, Tensor) else kept[0].to(WIDE).as_strided(*kept[1:])
+    def unpack(packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        weight, *layout = packed
+        return weight.to(FLOAT64).as_strided(*layout)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        return func(*map(wide, args), **{name: wide(part) for name, part in kwargs.items()})
+        return func(*map(cast_and_register, args), **{name: cast_and_register(arg) for name, arg in kwargs.items()})
 
 
-def has_wide(device: torch.device) -> bool:
+def supports_float64(device: torch.device) -> bool:
+    """Whether torch computes in float64 on a device; it does not on MPS."""
     return device.type != "mps"
 
 
-def mixed(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether something in float64 that does not depend on the input (zeros like what does) meets other formats."""
-    if func.__name__ in ABOUT | ASIDE:
+def mixes_dtypes(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation receives tensors of float64 and of another floating-point dtype.
+
+    This happens without a gradient, too: zeros made like a tensor that depends on the input are float64.
+    """
+    if func.__name__ in METADATA_OPS | CAST_OPS:
         return False
-    formats = {part.dtype for part in flat((args, kwargs)) if isinstance(part, Tensor) and part.is_floating_point()}
-    return WIDE in formats and len(formats) > 1
+    dtypes = {arg.dtype for arg in flatten_args((args, kwargs)) if isinstance(arg, Tensor) and arg.is_floating_point()}
+    return FLOAT64 in dtypes and len(dtypes) > 1
 
 
-def widened(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """An operation on something that depends on the input, and its arguments, in float64."""
+def cast_call_to_float64(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """Return an operation and its arguments so that it computes in float64.
+
+    Args:
+        func: The operation, with at least one tensor among its arguments.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        The operation to call, its positional and its keyword arguments.
+    """
     name = func.__name__
-    if name in ABOUT or not has_wide(next(part.device for part in flat((args, kwargs)) if isinstance(part, Tensor))):
+    device = next(arg.device for arg in flatten_args((args, kwargs)) if isinstance(arg, Tensor))
+    if name in METADATA_OPS or not supports_float64(device):
         return func, args, kwargs
-    if name in NARROWING:
+    if name in DOWNCAST_OPS:
         return Tensor.double, args[:1], {}
-    if name in WRITING or (name.endswith("_") and not name.endswith("__")):
-        own = args[0].dtype  # others may hold what is written into, too
-        return func, (args[0], *_in(own, args[1:])), _in(own, kwargs)
-    if name in WEIGHING and any(map(active, args)):
-        return func, tuple(_in(WIDE, part) if active(part) else part for part in args), kwargs
-    return func, _in(WIDE, args), _in(WIDE, kwargs)
+    if name in INPLACE_OPS or (name.endswith("_") and not name.endswith("__")):
+        buffer_dtype = args[0].dtype  # the buffer keeps its dtype: other code may hold it, too
+        return func, (args[0], *_cast_args(buffer_dtype, args[1:])), _cast_args(buffer_dtype, kwargs)
+    if name in WEIGHT_OPS and any(map(depends_on_input, args)):
+        return func, tuple(_cast_args(FLOAT64, arg) if depends_on_input(arg) else arg for arg in args), kwargs
+    return func, _cast_args(FLOAT64, args), _cast_args(FLOAT64, kwargs)
 
 
-def _in(dtype: torch.dtype, part: Any) -> Any:
-    """Numbers, and what is said about their format, in arguments of any shape."""
-    if isinstance(part, Tensor):
-        return part.to(dtype) if part.is_floating_point() else part
-    if isinstance(part, torch.dtype):
-        return dtype if part.is_floating_point else part
-    if isinstance(part, dict):
-        return {name: _in(dtype, one) for name, one in part.items()}
-    if type(part) in (tuple, list):
-        return type(part)(_in(dtype, one) for one in part)
-    return part
+def _cast_args(dtype: torch.dtype, arg: Any) -> Any:
+    """Cast floating-point tensors, and replace floating-point dtypes, in nested arguments."""
+    if isinstance(arg, Tensor) and arg.is_floating_point():
+        return arg.to(dtype)
+    if isinstance(arg, torch.dtype) and arg.is_floating_point:
+        return dtype
+    if isinstance(arg, dict):
+        return {name: _cast_args(dtype, item) for name, item in arg.items()}
+    if type(arg) in (tuple, list):
+        return type(arg)(_cast_args(dtype, item) for item in arg)
+    return arg

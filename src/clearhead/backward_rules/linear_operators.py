@@ -1,16 +1,16 @@
-"""Operations that are linear in all that depends on the input together: they need no rule of DeepLIFT's.
+"""Names of operations that are jointly linear in all arguments that depend on the input: DeepLIFT needs no rule.
 
-Beside those that move numbers about, sums and weighted sums with constant weights. Those that are linear only with some
-arguments (a product with a constant) stand in `deeplift_operators.py`.
+These are operations that move values, and sums and weighted sums with constant weights. Operations that are linear only
+for some arguments (a product with a constant) are in `deeplift_operators.py`.
 """
 
 
-def _names(text: str) -> frozenset[str]:
+def _split_names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
 #: Views, copies, selections by constant indices and masks, and other ways to store the same numbers.
-MOVING = _names("""
+LINEAR_MOVEMENT_OPS = _split_names("""
     view reshape view_as reshape_as flatten unflatten ravel squeeze squeeze_ unsqueeze unsqueeze_ contiguous alias
     as_strided positive permute transpose transpose_ t t_ adjoint swapaxes swapdims movedim moveaxis roll flip rot90
     diagonal unfold fold expand expand_as broadcast_to broadcast_tensors repeat repeat_interleave tile meshgrid
@@ -20,9 +20,9 @@ MOVING = _names("""
     index_copy index_copy_ scatter scatter_ copy_ clone to type type_as float double half bfloat16 cpu cuda
     __get__ __set__ __iter__ requires_grad_ register_hook retain_grad real imag view_as_complex view_as_real
 """)
-SUMMING = _names("""
+LINEAR_SUM_OPS = _split_names("""
     add __add__ __radd__ sub __sub__ __rsub__ subtract rsub neg negative __neg__ mean sum cumsum diff
     index_add index_add_ scatter_add scatter_add_ avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d
     interpolate
 """)
-LINEAR = MOVING | SUMMING
+LINEAR_OPS = LINEAR_MOVEMENT_OPS | LINEAR_SUM_OPS

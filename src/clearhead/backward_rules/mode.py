@@ -1,8 +1,8 @@
-"""The operator mode: every operation of a forward pass, seen as it is called, gets the rule of its kind.
+"""Torch-function mode that intercepts every operation of a forward pass and gives it the rule of its kind.
 
-An operation that moves numbers about (reshape, index, concatenate …) is differentiated as ever; one of a kind that the
-family of rules knows gets its rule (`operators.py`); any other that the target depends on is refused by its name. The
-mode holds in one thread, inside one `with`, and nothing is patched.
+An operation that only moves values (reshape, index, concatenate …) keeps its ordinary gradient. One of a kind that the
+rule set covers gets its rule (`operators.py`). Any other operation that the target depends on raises `MissingRuleError`
+with its name. The mode is active in one thread, inside one `with`; the model is not patched.
 """
 
 import threading
@@ -15,81 +15,106 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from clearhead.backward_rules.base import Family, NoRule, active, flat
-from clearhead.backward_rules.float64_mode import mixed, widened
-from clearhead.backward_rules.operators import KINDS, MOVES, PICKS, SAME
-from clearhead.backward_rules.peft_merging import run_merged
-from clearhead.capture.session import hooks
+from clearhead.backward_rules.base import MissingRuleError, RuleSet, depends_on_input, flatten_args
+from clearhead.backward_rules.float64_mode import cast_call_to_float64, mixes_dtypes
+from clearhead.backward_rules.operators import IDENTITY_OPS, INDEXING_OPS, MOVEMENT_OPS, OPERATION_HANDLERS
+from clearhead.backward_rules.peft_merging import run_merged_layers
+from clearhead.capture.session import remove_hooks_on_exit
 
 
-class Rules(TorchFunctionMode):
-    """A family of rules at work on one forward pass of `size` samples."""
+class RuleMode(TorchFunctionMode):
+    """Applies a rule set to one forward pass of `batch_size` samples."""
 
-    def __init__(self, family: Family, size: int) -> None:
+    def __init__(self, rule_set: RuleSet, batch_size: int) -> None:
         super().__init__()
-        self.family, self.size = family, size
-        #: What became of each tensor so far.
-        self.uses = WeakTensorKeyDictionary()
+        self.rule_set = rule_set
+        self.batch_size = batch_size
+        #: How many operations have used each tensor so far; its values are the rule set's.
+        self.tensor_uses = WeakTensorKeyDictionary()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        parts = list(filter(active, flat((args, kwargs)))) if torch.is_grad_enabled() else []
-        if self.family.wide and (parts or mixed(func, args, kwargs)):
-            func, args, kwargs = widened(func, args, kwargs)
-            parts = [part for part in flat((args, kwargs)) if active(part)] if parts else []
-        if not parts:
+        active_inputs = _list_active_inputs(args, kwargs)
+        if self.rule_set.needs_float64 and (active_inputs or mixes_dtypes(func, args, kwargs)):
+            func, args, kwargs = cast_call_to_float64(func, args, kwargs)
+            if active_inputs:
+                active_inputs = list(filter(depends_on_input, flatten_args((args, kwargs))))
+        if not active_inputs:
             return func(*args, **kwargs)
         name = func.__name__
-        if name in KINDS:
-            self._use(parts, name)
-            return self._by_rule(func, args, kwargs)
+        if name in OPERATION_HANDLERS:
+            self._record_uses(active_inputs, name)
+            return self._apply_rule(func, args, kwargs)
         output = func(*args, **kwargs)
-        if not any(map(active, flat(output))) or any(output is part for part in parts):
+        if not any(map(depends_on_input, flatten_args(output))) or any(output is tensor for tensor in active_inputs):
             return output
-        if name not in MOVES | self.family.ordinary:
-            raise NoRule(f"the operator {resolve_name(func) or name} has no rule in {self.family.name}")
-        self._use(parts, name)
-        return self.family.picked(output) if name in PICKS and isinstance(output, Tensor) else output
+        if name not in MOVEMENT_OPS | self.rule_set.unmodified_ops:
+            raise MissingRuleError(f"the operator {resolve_name(func) or name} has no rule in {self.rule_set.name}")
+        self._record_uses(active_inputs, name)
+        if name in INDEXING_OPS and isinstance(output, Tensor):
+            return self.rule_set.on_index(output)
+        return output
 
-    def _by_rule(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _apply_rule(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            return KINDS[func.__name__](self, func, *args, **kwargs)
-        except TypeError as problem:  # with arguments that its handler does not take
-            said = f"the operator {func.__name__}, as it is called, has no rule in {self.family.name}"
-            raise NoRule(said) from problem
+            return OPERATION_HANDLERS[func.__name__](self, func, *args, **kwargs)
+        except TypeError as problem:  # the handler does not accept these arguments
+            raise MissingRuleError(
+                f"the operator {func.__name__}, with the arguments of this call, has no rule in {self.rule_set.name}"
+            ) from problem
 
-    def _use(self, parts: list[Tensor], name: str) -> None:
-        for part in parts if name not in SAME else ():
-            self.family.used(part, self.uses, name)
+    def _record_uses(self, tensors: list[Tensor], name: str) -> None:
+        if name in IDENTITY_OPS:
+            return
+        for tensor in tensors:
+            self.rule_set.on_use(tensor, self.tensor_uses, name)
+
+
+def _list_active_inputs(args: Any, kwargs: Any) -> list[Tensor]:
+    """The arguments of an operation that depend on the model's input; none while gradients are off."""
+    if not torch.is_grad_enabled():
+        return []
+    return list(filter(depends_on_input, flatten_args((args, kwargs))))
 
 
 @contextmanager
-def under(model: nn.Module, family: Family, size: int) -> Iterator[None]:
-    """Let the passes that run in this thread inside the `with` be differentiated by these rules."""
-    merged = run_merged(model) if family.splits_maps else []
-    with hooks([*merged, *_activations(model, family)]), Rules(family, size):
+def apply_rules(model: nn.Module, rule_set: RuleSet, batch_size: int) -> Iterator[None]:
+    """Differentiate the forward passes that run in this thread inside the `with` by a rule set.
+
+    Args:
+        model: The model whose passes run.
+        rule_set: The rules of the backward pass.
+        batch_size: The number of samples along the first axis of every tensor.
+
+    Raises:
+        UnmergeableAdapterError: If the rule set needs merged LoRA layers and one of them cannot be merged.
+        MissingRuleError: If an operation inside the `with` has no rule.
+    """
+    merged = run_merged_layers(model) if rule_set.splits_maps else []
+    with remove_hooks_on_exit([*merged, *_hook_activations(model, rule_set)]), RuleMode(rule_set, batch_size):
         yield
 
 
-def _activations(model: nn.Module, family: Family) -> Iterator[torch.utils.hooks.RemovableHandle]:
-    """transformers' activation functions, some of which are made of several operations, as one function each.
+def _hook_activations(model: nn.Module, rule_set: RuleSet) -> Iterator[torch.utils.hooks.RemovableHandle]:
+    """Treat each activation module of transformers as one function, though some consist of several operations.
 
-    The module is called with an input out of the graph, and its output gets back into it by the rule.
+    The module runs on a detached input; the rule reconnects its output to the graph.
     """
     thread = threading.get_ident()
-    given: dict[int, Tensor] = {}
+    inputs_by_module: dict[int, Tensor] = {}
 
-    def before(module: nn.Module, args: tuple[Any, ...]) -> Any:
-        if threading.get_ident() == thread and args and active(args[0]):
-            given[id(module)] = args[0]
+    def detach_input(module: nn.Module, args: tuple[Any, ...]) -> Any:
+        if threading.get_ident() == thread and args and depends_on_input(args[0]):
+            inputs_by_module[id(module)] = args[0]
             return (args[0].detach(), *args[1:])
         return None
 
-    def after(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Any:
-        x = given.pop(id(module), None) if threading.get_ident() == thread else None
-        return None if x is None else family.activation(module.forward, x)
+    def reconnect_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Any:
+        if threading.get_ident() != thread or id(module) not in inputs_by_module:
+            return None
+        return rule_set.activation(module.forward, inputs_by_module.pop(id(module)))
 
     for module in model.modules():
         if type(module).__module__ == "transformers.activations" or type(module).__name__ == "BloomGelu":
-            yield module.register_forward_pre_hook(before)
-            yield module.register_forward_hook(after)
+            yield module.register_forward_pre_hook(detach_input)
+            yield module.register_forward_hook(reconnect_output)

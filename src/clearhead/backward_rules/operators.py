@@ -1,7 +1,7 @@
-"""Which operations there are, and of which kind each is: `KINDS` leads from an operation's name to its handler.
+"""Handlers of torch operations: `OPERATION_HANDLERS` maps an operation's name to the handler of its kind.
 
-A handler takes the mode, the operation and its arguments, and asks the family for the rule. What depends on the input
-is called active; all else is constant.
+A handler receives the mode, the operation and its arguments, and calls the rule set's method for that kind. Tensors
+that depend on the input are active; everything else is constant. Handlers name their parameters as torch does.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,23 +12,23 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from clearhead.backward_rules.base import Family, NoRule, active
+from clearhead.backward_rules.base import MissingRuleError, RuleSet, depends_on_input
 
 
-class Mode(Protocol):
-    """What handlers see of the operator mode."""
+class RuleModeProtocol(Protocol):
+    """The attributes of the rule mode that handlers use."""
 
-    family: Family
-    size: int
-    uses: WeakTensorKeyDictionary
+    rule_set: RuleSet
+    batch_size: int
+    tensor_uses: WeakTensorKeyDictionary
 
 
-def _names(text: str) -> frozenset[str]:
+def _split_names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Operations that move numbers about, leave some out, or change how they are stored.
-MOVES = _names("""
+#: Operations that move values, drop some of them, or change how they are stored.
+MOVEMENT_OPS = _split_names("""
     view reshape view_as reshape_as flatten unflatten squeeze unsqueeze contiguous alias as_strided positive
     permute transpose t adjoint swapaxes swapdims movedim moveaxis roll flip rot90 diagonal unfold
     expand expand_as broadcast_to broadcast_tensors repeat repeat_interleave tile meshgrid
@@ -38,33 +38,40 @@ MOVES = _names("""
     clone to type type_as float double half bfloat16 cpu cuda detach
     __get__ __set__ __iter__ requires_grad_ register_hook retain_grad
 """)
-#: Those of them that pick some numbers out.
-PICKS = _names("__getitem__ select index_select")
-#: Those that hand over what they are given.
-SAME = _names("dropout dropout1d dropout2d")
+#: The movement operations that select some values.
+INDEXING_OPS = _split_names("__getitem__ select index_select")
+#: Operations that return their input unchanged in evaluation mode.
+IDENTITY_OPS = _split_names("dropout dropout1d dropout2d")
 
-CONVOLUTIONS = _names("conv1d conv2d conv3d")
-MAPS = _names("sum cumsum avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d interpolate")
-SUMS = _names("add add_ __add__ __radd__ __iadd__")
-DIFFERENCES = _names("sub __sub__ subtract")
-OPPOSITES = _names("neg negative __neg__")
-FACTORS = _names("mul __mul__ __rmul__ multiply")
-PRODUCTS = FACTORS | _names("matmul __matmul__ __rmatmul__ bmm mm mv dot")
-QUOTIENTS = _names("div __truediv__ true_divide divide")
-IN_PLACE = {"mul_": "mul", "__imul__": "mul", "div_": "div", "__itruediv__": "div", "sub_": "sub", "__isub__": "sub"}
-DENOMINATORS = _names("rsqrt sqrt norm vector_norm std var reciprocal __rdiv__ __rtruediv__")
-ACTIVATIONS = _names("""
+CONVOLUTION_OPS = _split_names("conv1d conv2d conv3d")
+LINEAR_MAP_OPS = _split_names("sum cumsum avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d interpolate")
+ADDITION_OPS = _split_names("add add_ __add__ __radd__ __iadd__")
+SUBTRACTION_OPS = _split_names("sub __sub__ subtract")
+NEGATION_OPS = _split_names("neg negative __neg__")
+ELEMENTWISE_PRODUCT_OPS = _split_names("mul __mul__ __rmul__ multiply")
+PRODUCT_OPS = ELEMENTWISE_PRODUCT_OPS | _split_names("matmul __matmul__ __rmatmul__ bmm mm mv dot")
+DIVISION_OPS = _split_names("div __truediv__ true_divide divide")
+OUT_OF_PLACE_NAMES = {
+    "mul_": "mul",
+    "__imul__": "mul",
+    "div_": "div",
+    "__itruediv__": "div",
+    "sub_": "sub",
+    "__isub__": "sub",
+}
+CONSTANT_DENOMINATOR_OPS = _split_names("rsqrt sqrt norm vector_norm std var reciprocal __rdiv__ __rtruediv__")
+ACTIVATION_OPS = _split_names("""
     gelu relu silu tanh sigmoid softplus elu leaky_relu hardswish hardsigmoid mish selu relu6 celu erf
     hardtanh clamp clamp_min clamp_max clip pow __pow__ square
 """)
 
-Handler = Callable[..., Any]
-KINDS: dict[str, Handler] = {}
+OperationHandler = Callable[..., Any]
+OPERATION_HANDLERS: dict[str, OperationHandler] = {}
 
 
-def _kind(names: Iterable[str]) -> Callable[[Handler], Handler]:
-    def decorate(handler: Handler) -> Handler:
-        KINDS.update(dict.fromkeys(names, handler))
+def _register_handler(names: Iterable[str]) -> Callable[[OperationHandler], OperationHandler]:
+    def decorate(handler: OperationHandler) -> OperationHandler:
+        OPERATION_HANDLERS.update(dict.fromkeys(names, handler))
         return handler
 
     return decorate
@@ -73,177 +80,221 @@ def _kind(names: Iterable[str]) -> Callable[[Handler], Handler]:
 # Linear maps ----------------------------------------------------------------------------------------------------------
 
 
-@_kind(["linear"])
-def _linear(mode: Mode, func: Any, /, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if active(weight):
-        product = _product(mode, _named("matmul", lambda x, w: x @ w.mT), input, weight)
-        return product if bias is None else _add(mode, torch.add, product, bias)
-    x = mode.family.branched(input, mode.uses)
-    return mode.family.linear(
-        lambda x: functional.linear(x, weight.to(x), None if bias is None else bias.to(x)), x, weight
-    )
+@_register_handler(["linear"])
+def _linear(mode: RuleModeProtocol, func: Any, /, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if depends_on_input(weight):
+        product = _product(mode, _set_name("matmul", lambda x, w: x @ w.mT), input, weight)
+        if bias is None:
+            return product
+        return _add(mode, torch.add, product, bias)
+    x = mode.rule_set.on_branch(input, mode.tensor_uses)
+    return mode.rule_set.linear(lambda x: functional.linear(x, weight.to(x), _cast_bias(bias, x)), x, weight)
 
 
-@_kind(["addmm"])
+@_register_handler(["addmm"])
 def _addmm(
-    mode: Mode, func: Any, /, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+    mode: RuleModeProtocol,
+    func: Any,
+    /,
+    input: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
 ) -> Tensor:
-    """GPT-2's linear map, or a sum of products."""
-    if active(input) or active(mat2) or beta != 1 or alpha != 1:
+    """A linear map as GPT-2 computes it, or a sum of products."""
+    if depends_on_input(input) or depends_on_input(mat2) or beta != 1 or alpha != 1:
         return _baddbmm(mode, func, input, mat1, mat2, beta=beta, alpha=alpha)
-    x = mode.family.branched(mat1, mode.uses)
-    return mode.family.linear(lambda x: torch.addmm(input.to(x), x, mat2.to(x)), x, mat2.T)
+    x = mode.rule_set.on_branch(mat1, mode.tensor_uses)
+    return mode.rule_set.linear(lambda x: torch.addmm(input.to(x), x, mat2.to(x)), x, mat2.T)
 
 
-@_kind(["baddbmm"])
+@_register_handler(["baddbmm"])
 def _baddbmm(
-    mode: Mode, func: Any, /, input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
+    mode: RuleModeProtocol,
+    func: Any,
+    /,
+    input: Tensor,
+    batch1: Tensor,
+    batch2: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
 ) -> Tensor:
     product = _product(mode, torch.matmul, batch1, batch2)
-    product = _product(mode, torch.mul, product, alpha) if alpha != 1 else product
+    if alpha != 1:
+        product = _product(mode, torch.mul, product, alpha)
     if beta == 0:
         return product
-    return _add(mode, torch.add, _product(mode, torch.mul, input, beta) if beta != 1 else input, product)
+    if beta != 1:
+        input = _product(mode, torch.mul, input, beta)
+    return _add(mode, torch.add, input, product)
 
 
-@_kind(CONVOLUTIONS)
+@_register_handler(CONVOLUTION_OPS)
 def _convolution(
-    mode: Mode, func: Any, /, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+    mode: RuleModeProtocol,
+    func: Any,
+    /,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Tensor:
-    return mode.family.convolution(
-        lambda x: func(x, weight.to(x), None if bias is None else bias.to(x), *args, **kwargs),
-        lambda x, part: func(x, part, None, *args, **kwargs),
+    return mode.rule_set.convolution(
+        lambda x: func(x, weight.to(x), _cast_bias(bias, x), *args, **kwargs),
+        lambda x, w: func(x, w, None, *args, **kwargs),
         input,
         weight,
     )
 
 
-@_kind(MAPS)
-def _map(mode: Mode, func: Any, /, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return mode.family.map(lambda x: func(x, *args, **kwargs), input)
+@_register_handler(LINEAR_MAP_OPS)
+def _linear_map(mode: RuleModeProtocol, func: Any, /, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return mode.rule_set.linear_map(lambda x: func(x, *args, **kwargs), input)
 
 
-@_kind(["mean"])
-def _mean(mode: Mode, func: Any, /, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return mode.family.mean(lambda x: func(x, *args, **kwargs), input)
+@_register_handler(["mean"])
+def _mean(mode: RuleModeProtocol, func: Any, /, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return mode.rule_set.mean(lambda x: func(x, *args, **kwargs), input)
 
 
 # Sums, products and quotients -----------------------------------------------------------------------------------------
 
 
-@_kind(SUMS)
-def _add(mode: Mode, func: Any, /, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
-    beside = input if isinstance(input, Tensor) else other
-    a, b = _tensor(input, beside), _tensor(other, beside)
+@_register_handler(ADDITION_OPS)
+def _add(mode: RuleModeProtocol, func: Any, /, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
+    reference = input if isinstance(input, Tensor) else other
+    a = _as_tensor_like(input, reference)
+    b = _as_tensor_like(other, reference)
     if alpha != 1:
         b = _product(mode, torch.mul, b, alpha)
-    return mode.family.add(a, b, mode.size, in_place=func.__name__ in ("add_", "__iadd__"))
+    return mode.rule_set.add(a, b, mode.batch_size, in_place=func.__name__ in ("add_", "__iadd__"))
 
 
-@_kind(DIFFERENCES)
-def _sub(mode: Mode, func: Any, /, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
+@_register_handler(SUBTRACTION_OPS)
+def _sub(mode: RuleModeProtocol, func: Any, /, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
     return _add(mode, torch.add, input, other, alpha=-alpha)
 
 
-@_kind(["__rsub__", "rsub"])
-def _rsub(mode: Mode, func: Any, /, input: Any, other: Any) -> Tensor:
+@_register_handler(["__rsub__", "rsub"])
+def _rsub(mode: RuleModeProtocol, func: Any, /, input: Any, other: Any) -> Tensor:
     return _add(mode, torch.add, other, _product(mode, torch.mul, input, -1))
 
 
-@_kind(OPPOSITES)
-def _neg(mode: Mode, func: Any, /, input: Tensor) -> Tensor:
+@_register_handler(NEGATION_OPS)
+def _neg(mode: RuleModeProtocol, func: Any, /, input: Tensor) -> Tensor:
     return _product(mode, torch.mul, input, -1)
 
 
-@_kind(PRODUCTS)
-def _product(mode: Mode, func: Any, /, input: Any, other: Any) -> Tensor:
-    """A product of two activations, or of one with a constant."""
-    if active(input) and active(other):
-        return mode.family.product(func, input, other)
-    if not active(input) and not active(other):
-        return func(input, other)
-    x, constant = (input, other) if active(input) else (other, input)
-    apply = (lambda part: func(part, other)) if active(input) else (lambda part: func(input, part))
-    if func.__name__ in FACTORS:
-        return mode.family.scale(apply, x, _tensor(constant, x))
-    return mode.family.map(apply, x)
+@_register_handler(PRODUCT_OPS)
+def _product(mode: RuleModeProtocol, func: Any, /, input: Any, other: Any) -> Tensor:
+    """A product of two active tensors, or of an active one and a constant."""
+    if depends_on_input(input) and depends_on_input(other):
+        return mode.rule_set.product(func, input, other)
+    if depends_on_input(input):
+        return _product_with_constant(mode, func, lambda x: func(x, other), input, other)
+    if depends_on_input(other):
+        return _product_with_constant(mode, func, lambda x: func(input, x), other, input)
+    return func(input, other)
 
 
-@_kind(QUOTIENTS)
-def _div(mode: Mode, func: Any, /, input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
-    """What divides is a constant: the denominators of norms."""
-    below = other.detach() if isinstance(other, Tensor) else other
-    if not active(input):
-        return torch.div(input, below)
-    return mode.family.scale(lambda x: torch.div(x, below), input, 1 / _tensor(below, input))
+def _product_with_constant(
+    mode: RuleModeProtocol, func: Any, apply: Callable[[Tensor], Tensor], x: Tensor, constant: Any
+) -> Tensor:
+    if func.__name__ in ELEMENTWISE_PRODUCT_OPS:
+        return mode.rule_set.scale(apply, x, _as_tensor_like(constant, x))
+    return mode.rule_set.linear_map(apply, x)
 
 
-@_kind(IN_PLACE)
-def _in_place(mode: Mode, func: Any, /, input: Tensor, other: Any) -> Tensor:
-    """Into a new tensor, and from there into the old one."""
-    name = IN_PLACE[func.__name__]
-    return input.copy_(KINDS[name](mode, getattr(torch, name), input.clone(), other))
+@_register_handler(DIVISION_OPS)
+def _div(mode: RuleModeProtocol, func: Any, /, input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
+    """A quotient, whose denominator is a constant: denominators of norms are detached."""
+    denominator = other.detach() if isinstance(other, Tensor) else other
+    if not depends_on_input(input):
+        return torch.div(input, denominator)
+    return mode.rule_set.scale(lambda x: torch.div(x, denominator), input, 1 / _as_tensor_like(denominator, input))
 
 
-@_kind(["einsum"])
-def _einsum(mode: Mode, func: Any, /, equation: str, *operands: Any) -> Tensor:
-    parts = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
-    if len(parts) != 2:
-        raise NoRule(f"the operator einsum of {len(parts)} tensors has no rule in {mode.family.name}")
-    return _product(mode, _named("einsum", lambda a, b: torch.einsum(equation, a, b)), *parts)
+@_register_handler(OUT_OF_PLACE_NAMES)
+def _run_out_of_place(mode: RuleModeProtocol, func: Any, /, input: Tensor, other: Any) -> Tensor:
+    """Compute an in-place operation out of place, and copy the result into its first argument."""
+    name = OUT_OF_PLACE_NAMES[func.__name__]
+    return input.copy_(OPERATION_HANDLERS[name](mode, getattr(torch, name), input.clone(), other))
 
 
-@_kind(DENOMINATORS)
-def _denominator(mode: Mode, func: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """The denominators of norms are constants."""
+@_register_handler(["einsum"])
+def _einsum(mode: RuleModeProtocol, func: Any, /, equation: str, *operands: Any) -> Tensor:
+    if len(operands) == 1 and isinstance(operands[0], list | tuple):
+        operands = tuple(operands[0])
+    if len(operands) != 2:
+        raise MissingRuleError(f"the operator einsum of {len(operands)} tensors has no rule in {mode.rule_set.name}")
+    return _product(mode, _set_name("einsum", lambda a, b: torch.einsum(equation, a, b)), *operands)
+
+
+@_register_handler(CONSTANT_DENOMINATOR_OPS)
+def _denominator(mode: RuleModeProtocol, func: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """A function that computes the denominator of a norm, which is a constant."""
     with torch.no_grad():
         return func(*args, **kwargs)
 
 
-@_kind(["normalize"])
-def _normalize(mode: Mode, func: Any, /, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+@_register_handler(["normalize"])
+def _normalize(mode: RuleModeProtocol, func: Any, /, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     with torch.no_grad():
         length = input / func(input, *args, **kwargs)
     return _div(mode, torch.div, input, torch.where(length.isfinite(), length, 1.0))
 
 
-# Functions of each number, softmax and norms --------------------------------------------------------------------------
+# Element-wise functions, softmax and norms ----------------------------------------------------------------------------
 
 
-@_kind(ACTIVATIONS)
-def _activation(mode: Mode, func: Any, /, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+@_register_handler(ACTIVATION_OPS)
+def _activation(mode: RuleModeProtocol, func: Any, /, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     kwargs.pop("inplace", None)
-    if any(map(active, (*args, *kwargs.values()))):
-        raise NoRule(f"the operator {func.__name__} with an exponent from the input has no rule in {mode.family.name}")
-    return mode.family.activation(_named(func.__name__, lambda x: func(x, *args, **kwargs)), input)
+    if any(map(depends_on_input, (*args, *kwargs.values()))):
+        raise MissingRuleError(
+            f"the operator {func.__name__} with an exponent that depends on the input has no rule in "
+            f"{mode.rule_set.name}"
+        )
+    return mode.rule_set.activation(_set_name(func.__name__, lambda x: func(x, *args, **kwargs)), input)
 
 
-@_kind(SAME)
+@_register_handler(IDENTITY_OPS)
 def _dropout(
-    mode: Mode, func: Any, /, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    mode: RuleModeProtocol, func: Any, /, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Tensor:
     if training and p > 0:
-        raise NoRule("the operator dropout is at work, and has no rule: put the model in evaluation mode")
+        raise MissingRuleError("the operator dropout is active and has no rule: put the model in evaluation mode")
     return input
 
 
-@_kind(["softmax"])
+@_register_handler(["softmax"])
 def _softmax(
-    mode: Mode, func: Any, /, input: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None
+    mode: RuleModeProtocol,
+    func: Any,
+    /,
+    input: Tensor,
+    dim: int = -1,
+    _stacklevel: int = 3,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """A softmax in a narrower format than its input's is rounded to it, but what flows back is not."""
-    dtype = _stacklevel if isinstance(_stacklevel, torch.dtype) else dtype  # torch.softmax has its dtype in that place
+    """A softmax; a dtype narrower than the input's rounds the result, but not the relevance."""
+    if isinstance(_stacklevel, torch.dtype):  # the third positional argument of torch.softmax is its dtype
+        dtype = _stacklevel
 
     def apply(x: Tensor) -> Tensor:
-        found = torch.softmax(x, dim, dtype=dtype)
-        return found.to(torch.promote_types(found.dtype, x.dtype))
+        probabilities = torch.softmax(x, dim, dtype=dtype)
+        return probabilities.to(torch.promote_types(probabilities.dtype, x.dtype))
 
-    return mode.family.softmax(apply, input, mode.size)
+    return mode.rule_set.softmax(apply, input, mode.batch_size)
 
 
-@_kind(["layer_norm"])
+@_register_handler(["layer_norm"])
 def _layer_norm(
-    mode: Mode,
+    mode: RuleModeProtocol,
     func: Any,
     /,
     input: Tensor,
@@ -257,25 +308,32 @@ def _layer_norm(
     def apply(x: Tensor) -> Tensor:
         return functional.layer_norm(x, shape, weight, bias, eps)
 
-    return mode.family.norm(apply, input, weight, len(shape), eps, centred=True)
+    return mode.rule_set.norm(apply, input, weight, len(shape), eps, is_centred=True)
 
 
-@_kind(["rms_norm"])
+@_register_handler(["rms_norm"])
 def _rms_norm(
-    mode: Mode, func: Any, /, input: Tensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
+    mode: RuleModeProtocol,
+    func: Any,
+    /,
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Any = None,
+    eps: float | None = None,
 ) -> Tensor:
     shape = tuple(normalized_shape)
 
     def apply(x: Tensor) -> Tensor:
         return functional.rms_norm(x, shape, weight, eps)
 
-    least = torch.finfo(input.dtype).eps if eps is None else eps
-    return mode.family.norm(apply, input, weight, len(shape), least, centred=False)
+    if eps is None:
+        return mode.rule_set.norm(apply, input, weight, len(shape), torch.finfo(input.dtype).eps, is_centred=False)
+    return mode.rule_set.norm(apply, input, weight, len(shape), eps, is_centred=False)
 
 
-@_kind(["batch_norm"])
+@_register_handler(["batch_norm"])
 def _batch_norm(
-    mode: Mode,
+    mode: RuleModeProtocol,
     func: Any,
     /,
     input: Tensor,
@@ -287,20 +345,30 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """With the means and variances that it has learned: a multiplication."""
+    """A batch norm with its running statistics, which is a multiplication."""
     if training:
-        raise NoRule("the operator batch_norm with the statistics of its batch has no rule")
-    factor = torch.rsqrt(running_var + eps) * (1 if weight is None else weight)
+        raise MissingRuleError("the operator batch_norm with the statistics of its batch has no rule")
+    factor = torch.rsqrt(running_var + eps)
+    if weight is not None:
+        factor = factor * weight
     factor = factor.reshape(1, -1, *[1] * (input.dim() - 2))
-    return mode.family.scale(
+    return mode.rule_set.scale(
         lambda x: functional.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps), input, factor
     )
 
 
-def _tensor(part: Any, beside: Tensor) -> Tensor:
-    return part if isinstance(part, Tensor) else torch.as_tensor(part, dtype=beside.dtype, device=beside.device)
+def _cast_bias(bias: Tensor | None, x: Tensor) -> Tensor | None:
+    """A bias in the dtype and on the device of x."""
+    return None if bias is None else bias.to(x)
 
 
-def _named(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _as_tensor_like(value: Any, reference: Tensor) -> Tensor:
+    """A value as a tensor; a number gets the dtype and the device of `reference`."""
+    if isinstance(value, Tensor):
+        return value
+    return torch.as_tensor(value, dtype=reference.dtype, device=reference.device)
+
+
+def _set_name(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     function.__name__ = name
     return function

@@ -1,10 +1,11 @@
-"""Two passes that are held against each other, operation by operation: the input's is watched, the reference's lifted.
+"""DeepLIFT's two forward passes: the pass at the input is traced, the pass at the reference compared with the trace.
 
-The second pass goes through the same operations in the same order, so each finds what went into it the first time, and
-`backward_rules/deeplift.py` says how to differentiate it between the two. No axis of any tensor needs to be known. What
-is linear in all that depends on the input is differentiated as ever; any other operation without a rule is refused by
-its name, and so is a model that takes another way for the reference, or whose constants (masks, indices, detached
-values) are others there. The mode holds in one thread, inside one `with`, and nothing is patched.
+The second pass runs the same operations in the same order, so each operation finds the inputs that it had in the first
+pass, and `backward_rules/deeplift.py` gives its multipliers between the two. No axis of any tensor needs to be known.
+Operations that are linear in all active arguments keep their ordinary gradient. Any other operation without a rule
+raises `MissingRuleError` with its name; so does a model that runs other operations for the reference, or has other
+constants (masks, indices, detached values) there. The modes are active in one thread, inside one `with`; the model is
+not patched.
 """
 
 import inspect
@@ -19,128 +20,150 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from clearhead.backward_rules import deeplift
-from clearhead.backward_rules.base import NoRule, active, flat
-from clearhead.backward_rules.deeplift_operators import COMPOSED, RULES
-from clearhead.backward_rules.linear_operators import LINEAR
+from clearhead.backward_rules.base import MissingRuleError, depends_on_input, flatten_args
+from clearhead.backward_rules.deeplift_operators import DECOMPOSITIONS, DEEPLIFT_RULES
+from clearhead.backward_rules.linear_operators import LINEAR_OPS
 
-NAME = "DeepLIFT"
+RULE_SET_NAME = "DeepLIFT"
 
 
 @dataclass
-class Operation:
-    """One operation of the watched pass: what went in, and the constants beside it."""
+class TracedOperation:
+    """One operation of the pass at the input."""
 
     name: str
+    #: Active inputs of an operation that has a rule.
     inputs: list[Tensor]
+    #: Torch's version counters of the inputs, by which a later in-place change is noticed.
     versions: list[int]
     constants: list[Any]
 
 
-class Side(TorchFunctionMode):
-    """What both passes have in common: which operations there are, and which of them have a rule."""
+class PairedMode(TorchFunctionMode):
+    """Common part of both passes: finds each operation's rule, and dispatches to `on_rule` or `on_linear`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not torch.is_grad_enabled() or not any(map(active, flat((args, kwargs)))):
+        if not torch.is_grad_enabled() or not any(map(depends_on_input, flatten_args((args, kwargs)))):
             return func(*args, **kwargs)
         name = func.__name__
-        if kwargs.get("inplace") or name in IN_PLACE:
-            return self._in_place(func, args, kwargs)
-        steps = _read(COMPOSED, func, args, kwargs)
+        if kwargs.get("inplace") or name in OUT_OF_PLACE_NAMES:
+            return self._run_out_of_place(func, args, kwargs)
+        steps = _look_up(DECOMPOSITIONS, func, args, kwargs)
         if steps is not None:
             with torch.no_grad():
                 value = func(*args, **kwargs)
             with self:
-                return Lifted.apply(steps().to(value.dtype), value)
-        rule = _read(RULES, func, (func, *args), kwargs)
+                return DeepLiftFunction.apply(steps().to(value.dtype), value)
+        rule = _look_up(DEEPLIFT_RULES, func, (func, *args), kwargs)
         if rule is not None:
-            return self.ruled(func, args, kwargs, *rule)
+            return self.on_rule(func, args, kwargs, *rule)
         output = func(*args, **kwargs)
-        made = [part for part in flat(output) if active(part)]
-        same = any(output is part for part in flat((args, kwargs))) and not name.endswith("_")
-        if not made or same:  # nothing that depends on the input, or nothing new
+        if not any(map(depends_on_input, flatten_args(output))):
             return output
-        if name not in LINEAR and name not in RULES and name not in COMPOSED:
-            raise NoRule(f"the operator {resolve_name(func) or name} has no rule in {NAME}")
-        self.linear(name, args, kwargs)
+        if any(output is arg for arg in flatten_args((args, kwargs))) and not name.endswith("_"):
+            return output
+        if name not in LINEAR_OPS and name not in DEEPLIFT_RULES and name not in DECOMPOSITIONS:
+            raise MissingRuleError(f"the operator {resolve_name(func) or name} has no rule in {RULE_SET_NAME}")
+        self.on_linear(name, args, kwargs)
         return output
 
-    def _in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Into a new tensor, and from there into the old one."""
-        plain = getattr(torch, IN_PLACE.get(func.__name__, func.__name__), None) or func
-        rest = {key: value for key, value in kwargs.items() if key != "inplace"}
+    def _run_out_of_place(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Compute an in-place operation out of place, and copy the result into its first argument."""
+        out_of_place = getattr(torch, OUT_OF_PLACE_NAMES.get(func.__name__, func.__name__), None) or func
+        kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
         with self:
-            return args[0].copy_(plain(args[0].clone(), *args[1:], **rest))
+            return args[0].copy_(out_of_place(args[0].clone(), *args[1:], **kwargs))
 
-    def ruled(self, func: Any, args: Any, kwargs: Any, inputs: tuple[Any, ...], formula: Callable[..., Tensor]) -> Any:
-        """An operation that has a rule."""
+    def on_rule(
+        self, func: Any, args: Any, kwargs: Any, inputs: tuple[Any, ...], formula: Callable[..., Tensor]
+    ) -> Any:
+        """Run an operation that has a rule."""
         raise NotImplementedError
 
-    def linear(self, name: str, args: Any, kwargs: Any) -> None:
-        """An operation that is linear in all that depends on the input."""
+    def on_linear(self, name: str, args: Any, kwargs: Any) -> None:
+        """Handle an operation that is linear in all arguments that depend on the input."""
         raise NotImplementedError
 
 
-class Watched(Side):
-    """The pass at the input: everything that goes into an operation is kept."""
+class InputTraceMode(PairedMode):
+    """The pass at the input: records the inputs and constants of every operation."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations: list[Operation] = []
+        self.operations: list[TracedOperation] = []
 
-    def ruled(self, func: Any, args: Any, kwargs: Any, inputs: tuple[Any, ...], formula: Callable[..., Tensor]) -> Any:
-        kept = [part.detach() for part in inputs]
-        constants = _constants((args, kwargs))
-        self.operations.append(Operation(func.__name__, kept, [part._version for part in kept], constants))
+    def on_rule(
+        self, func: Any, args: Any, kwargs: Any, inputs: tuple[Any, ...], formula: Callable[..., Tensor]
+    ) -> Any:
+        detached = [tensor.detach() for tensor in inputs]
+        versions = [tensor._version for tensor in detached]
+        constants = _collect_constants((args, kwargs))
+        self.operations.append(TracedOperation(func.__name__, detached, versions, constants))
         return func(*args, **kwargs)
 
-    def linear(self, name: str, args: Any, kwargs: Any) -> None:
-        self.operations.append(Operation(name, [], [], _constants((args, kwargs))))
+    def on_linear(self, name: str, args: Any, kwargs: Any) -> None:
+        self.operations.append(TracedOperation(name, [], [], _collect_constants((args, kwargs))))
 
 
-class LiftedSide(Side):
-    """The pass at the reference, differentiated between the two; `steady` as in `backward_rules/deeplift.py`."""
+class DeepLiftMode(PairedMode):
+    """The pass at the reference, whose backward pass gives DeepLIFT's multipliers between reference and input.
 
-    def __init__(self, watched: Watched, steady: bool = True) -> None:
+    Args:
+        input_trace: The finished pass at the input.
+        stabilised: Whether to stabilise softmax and norms where the two sides are far apart (`deeplift.py`).
+    """
+
+    def __init__(self, input_trace: InputTraceMode, stabilised: bool = True) -> None:
         super().__init__()
-        self.watched, self.place = watched.operations, 0
-        self.rules = nullcontext if steady else deeplift.plain
+        self.traced_operations = input_trace.operations
+        self.next_index = 0
+        self.make_rule_context = nullcontext if stabilised else deeplift.unstabilised
 
-    def ruled(self, func: Any, args: Any, kwargs: Any, inputs: tuple[Any, ...], formula: Callable[..., Tensor]) -> Any:
+    def on_rule(
+        self, func: Any, args: Any, kwargs: Any, inputs: tuple[Any, ...], formula: Callable[..., Tensor]
+    ) -> Any:
         with torch.no_grad():
             value = func(*args, **kwargs)
-        then = self._same(func.__name__, args, kwargs)
-        if [part.shape for part in then.inputs] != [part.shape for part in inputs]:
-            raise NoRule(_another_way(func.__name__))
-        if [part._version for part in then.inputs] != then.versions:
-            raise NoRule(f"what goes into the operator {func.__name__} is changed in place later on")
-        sides = zip(inputs, then.inputs, strict=True)
-        with self.rules():
-            linear = formula(*(tuple(map(deeplift.wide, (now.detach(), before, now))) for now, before in sides))
-        if isinstance(value, tuple):  # a maximum comes with its place
-            return type(value)((Lifted.apply(linear.to(value[0].dtype), value[0]), *value[1:]))
-        return Lifted.apply(linear.to(value.dtype), value)
+        traced = self._match_operation(func.__name__, args, kwargs)
+        if [tensor.shape for tensor in traced.inputs] != [tensor.shape for tensor in inputs]:
+            raise MissingRuleError(_format_path_mismatch(func.__name__))
+        if [tensor._version for tensor in traced.inputs] != traced.versions:
+            raise MissingRuleError(f"an input of the operator {func.__name__} is changed in place later")
+        sides = [
+            tuple(map(deeplift.upcast_half, (at_reference.detach(), at_input, at_reference)))
+            for at_reference, at_input in zip(inputs, traced.inputs, strict=True)
+        ]
+        with self.make_rule_context():
+            linear = formula(*sides)
+        if isinstance(value, tuple):  # a maximum is returned with its index
+            return type(value)((DeepLiftFunction.apply(linear.to(value[0].dtype), value[0]), *value[1:]))
+        return DeepLiftFunction.apply(linear.to(value.dtype), value)
 
-    def linear(self, name: str, args: Any, kwargs: Any) -> None:
-        self._same(name, args, kwargs)
+    def on_linear(self, name: str, args: Any, kwargs: Any) -> None:
+        self._match_operation(name, args, kwargs)
 
-    def _same(self, name: str, args: Any, kwargs: Any) -> Operation:
-        """The same operation of the watched pass."""
-        if self.place >= len(self.watched) or self.watched[self.place].name != name:
-            raise NoRule(_another_way(name))
-        then = self.watched[self.place]
-        self.place += 1
-        constants = _constants((args, kwargs))
-        if len(constants) != len(then.constants) or not all(map(_equal, constants, then.constants)):
-            raise NoRule(
-                f"the operator {name} is given something that depends on the input without a gradient (a choice, an "
-                f"index, a detached value), for which {NAME} has no rule"
+    def _match_operation(self, name: str, args: Any, kwargs: Any) -> TracedOperation:
+        """Return the same operation of the pass at the input.
+
+        Raises:
+            MissingRuleError: If that pass ran another operation here, or ran it with other constants.
+        """
+        if self.next_index >= len(self.traced_operations) or self.traced_operations[self.next_index].name != name:
+            raise MissingRuleError(_format_path_mismatch(name))
+        traced = self.traced_operations[self.next_index]
+        self.next_index += 1
+        constants = _collect_constants((args, kwargs))
+        if len(constants) != len(traced.constants) or not all(map(_is_equal, constants, traced.constants)):
+            raise MissingRuleError(
+                f"the operator {name} receives a value that depends on the input without a gradient (a choice, an "
+                f"index, a detached value), for which {RULE_SET_NAME} has no rule"
             )
-        return then
+        return traced
 
 
-class Lifted(torch.autograd.Function):
-    """The value of an operation, with the derivative of its rule."""
+class DeepLiftFunction(torch.autograd.Function):
+    """Returns the value of an operation, and passes the gradient to the output of its rule."""
 
     @staticmethod
     def forward(ctx: Any, linear: Tensor, value: Tensor) -> Tensor:
@@ -151,22 +174,30 @@ class Lifted(torch.autograd.Function):
         return gradient[0], None
 
 
-def refuse_unseen(number: Tensor) -> None:
-    """Functions that a model differentiates by code of its own pass no mode: they are found on the way back."""
-    waiting, known = [number.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in known:
+def reject_custom_functions(target_value: Tensor) -> None:
+    """Reject custom autograd functions of the model, which no mode intercepts, by walking the graph of a target value.
+
+    Raises:
+        MissingRuleError: If the graph contains a `torch.autograd.Function` other than clearhead's own.
+    """
+    stack = [target_value.grad_fn]
+    visited = set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in visited:
             continue
-        known.add(node)
-        if isinstance(node, BackwardCFunction) and not isinstance(node, Lifted._backward_cls):
-            own = type(node).__name__.removesuffix("Backward")
-            raise NoRule(f"the operator {own} is a function with a derivative of its own, and has no rule in {NAME}")
-        waiting += [before for before, _ in node.next_functions]
+        visited.add(node)
+        if isinstance(node, BackwardCFunction) and not isinstance(node, DeepLiftFunction._backward_cls):
+            function_name = type(node).__name__.removesuffix("Backward")
+            raise MissingRuleError(
+                f"the operator {function_name} is a function with a derivative of its own, and has no rule in "
+                f"{RULE_SET_NAME}"
+            )
+        stack += [input_node for input_node, _ in node.next_functions]
 
 
-#: Operations that write into their first input, and the one that does not.
-IN_PLACE = {
+#: In-place operation → the operation that returns a new tensor.
+OUT_OF_PLACE_NAMES = {
     **{f"{name}_": name for name in ("relu", "tanh", "sigmoid", "exp", "sqrt", "rsqrt", "square", "clamp", "pow")},
     **{f"{name}_": name for name in ("mul", "div", "sub", "add", "abs", "reciprocal", "log", "neg", "softmax")},
     "__imul__": "mul",
@@ -178,36 +209,47 @@ IN_PLACE = {
 }
 
 
-def _read(table: dict[str, Callable[..., Any]], func: Any, args: Any, kwargs: Any) -> Any:
-    """What a table says about an operation and its arguments."""
+def _look_up(table: dict[str, Callable[..., Any]], func: Any, args: Any, kwargs: Any) -> Any:
+    """Return a table's entry for an operation, called with its arguments; None if there is no entry.
+
+    Raises:
+        MissingRuleError: If the entry does not accept these arguments.
+    """
     name = func.__name__
     if name not in table:
         return None
     try:
-        given = inspect.signature(table[name]).bind(*args, **kwargs)
+        bound = inspect.signature(table[name]).bind(*args, **kwargs)
     except TypeError:
-        raise NoRule(f"the operator {resolve_name(func) or name} has no rule in {NAME} with these arguments") from None
-    return table[name](*given.args, **given.kwargs)
+        raise MissingRuleError(
+            f"the operator {resolve_name(func) or name} has no rule in {RULE_SET_NAME} with these arguments"
+        ) from None
+    return table[name](*bound.args, **bound.kwargs)
 
 
-def _constants(parts: Any) -> list[Any]:
-    """What an operation is given that has no gradient; weights are the same at all times."""
+def _collect_constants(args: Any) -> list[Any]:
+    """The arguments without a gradient: tensors and numbers. Weights are left out: both passes share them."""
     return [
-        part
-        for part in flat(parts)
-        if (isinstance(part, Tensor) and not part.requires_grad and not isinstance(part, nn.Parameter))
-        or isinstance(part, bool | int | float)
+        arg
+        for arg in flatten_args(args)
+        if (isinstance(arg, Tensor) and not arg.requires_grad and not isinstance(arg, nn.Parameter))
+        or isinstance(arg, bool | int | float)
     ]
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if one is other:
+def _is_equal(a: Any, b: Any) -> bool:
+    """Whether two constants are equal; NaN equals NaN."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        if a is b:
             return True
-        same = one.shape == other.shape and one.dtype == other.dtype
-        return same and bool(((one == other) | ((one != one) & (other != other))).all())
-    return type(one) is type(other) and one == other
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        return bool(((a == b) | ((a != a) & (b != b))).all())
+    return type(a) is type(b) and a == b
 
 
-def _another_way(name: str) -> str:
-    return f"the model takes another way for the reference than for the input: the operator {name} is in one alone"
+def _format_path_mismatch(name: str) -> str:
+    return (
+        f"the model runs other operations for the reference than for the input: the operator {name} is in only one of "
+        "the two passes"
+    )

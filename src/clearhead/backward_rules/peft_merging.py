@@ -1,9 +1,9 @@
-"""Merges adapters (LoRA and others of peft) into their layers for one pass, so that the two are one linear map.
+"""Merges PEFT adapters (LoRA and others) into their layers for one pass, so that both become one linear map.
 
 A layer with LoRA computes Wx + sBAx, as two linear maps and a sum. Relevance propagation depends on the signs of
-weights and divides at sums, so it gives the two maps other relevance than W + sBA. A copy of each adapted layer is
-merged by peft's own code and runs in place of the layer. The copies hold their weights in float32 at least, until the
-pass is over.
+weights and divides at sums, so the relevance of the two maps differs from that of W + sBA. A copy of each adapted layer
+is merged by peft's own code and runs in place of the layer. The copies hold their weights in float32 or wider until the
+end of the pass.
 """
 
 import threading
@@ -15,50 +15,58 @@ from typing import Any
 import torch
 from torch import nn
 
-from clearhead.backward_rules.base import NoRule, active, flat
-from clearhead.capture.peft_layers import is_peft_layer, runs_adapters, wrapped_layer
+from clearhead.backward_rules.base import MissingRuleError, depends_on_input, flatten_args
+from clearhead.capture.peft_layers import get_wrapped_layer, has_active_adapters, is_peft_layer
 from clearhead.machine_failures import is_machine_failure
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
-class NotMergeable(NoRule):
-    """Adapters that cannot be merged. It says nothing for good: another adapter may be active at the next call."""
+class UnmergeableAdapterError(MissingRuleError):
+    """Adapters that cannot be merged. The error is not cached: another adapter may be active at the next call."""
 
 
-def run_merged(model: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
+def run_merged_layers(model: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
     """Let merged copies run in place of a model's adapted layers, in passes of this thread.
 
-    The layer itself is called with inputs out of the graph, and its output is replaced by that of the copy. The copy
-    has no hooks: those of the caller see the layer's inputs, and the copy's output.
+    The layer itself runs on detached inputs, and its output is replaced by that of the copy. The copy has no hooks: the
+    caller's hooks see the layer's inputs and the copy's output.
+
+    Args:
+        model: A model that may contain layers of peft.
+
+    Returns:
+        Handles that remove the replacements.
 
     Raises:
-        NotMergeable: If a layer and its adapters cannot be made one map.
+        UnmergeableAdapterError: If a layer and its adapters cannot be merged into one linear map.
     """
     copies = [(layer, _merged_copy(name, layer)) for name, layer in _adapted_layers(model)]
     return [handle for layer, merged in copies for handle in _replace_output(layer, merged)]
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The outermost ones. Embeddings are left out: what depends on the input starts after them."""
-    inside: set[nn.Module] = set()
+    """Yield the outermost adapted layers. Embeddings are skipped: the graph starts after them."""
+    submodules: set[nn.Module] = set()
     for name, layer in model.named_modules():
-        if layer in inside or not is_peft_layer(layer):
+        if layer in submodules or not is_peft_layer(layer):
             continue
-        inside.update(layer.modules())
-        if runs_adapters(layer) and not isinstance(wrapped_layer(layer), nn.Embedding):
+        submodules.update(layer.modules())
+        if has_active_adapters(layer) and not isinstance(get_wrapped_layer(layer), nn.Embedding):
             yield name, layer
 
 
 def _merged_copy(name: str, layer: nn.Module) -> nn.Module:
+    """Copy a layer with its adapters merged, or raise `UnmergeableAdapterError`."""
     if any(parameter.is_meta for parameter in layer.parameters()):
         raise _not_mergeable(name, layer, "its weights are offloaded")
-    if not all(parameter.is_floating_point() for parameter in wrapped_layer(layer).parameters()):
+    if not all(parameter.is_floating_point() for parameter in get_wrapped_layer(layer).parameters()):
         raise _not_mergeable(name, layer, "its weights are quantised")
     try:
         merged: Any = deepcopy(layer, _without_hooks(layer))
-        for parameter in merged.parameters():  # merged in half precision, the map would be rounded
-            parameter.data = parameter.data.float() if parameter.dtype in _HALF else parameter.data
+        for parameter in merged.parameters():
+            if parameter.dtype in _HALF:  # a merge in half precision would round the merged weights
+                parameter.data = parameter.data.float()
         merged.merge()
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as problem:
         if isinstance(problem, RuntimeError) and is_machine_failure(problem):
@@ -68,7 +76,7 @@ def _merged_copy(name: str, layer: nn.Module) -> nn.Module:
 
 
 def _without_hooks(layer: nn.Module) -> dict[int, Any]:
-    """A memo for `deepcopy` by which hooks are not copied: they may hold anything, the whole model among it."""
+    """Return a memo with which `deepcopy` skips hooks: they may reference anything, even the whole model."""
     tables = (
         table
         for module in layer.modules()
@@ -78,28 +86,29 @@ def _without_hooks(layer: nn.Module) -> dict[int, Any]:
     return {id(table): OrderedDict() for table in tables}
 
 
-def _not_mergeable(name: str, layer: nn.Module, why: str) -> NotMergeable:
-    return NotMergeable(
+def _not_mergeable(name: str, layer: nn.Module, reason: str) -> UnmergeableAdapterError:
+    return UnmergeableAdapterError(
         f"the adapters of {name} ({type(layer).__module__.removeprefix('peft.tuners.')}.{type(layer).__name__}) cannot "
-        f"be merged into one linear map with the layer ({why}), on which its scores depend: disable the adapters, or "
-        "choose attn-lrp, deeplift or another method that does not depend on it"
+        f"be merged into one linear map with the layer ({reason}), which this method requires: disable the adapters, "
+        "or choose attn-lrp, deeplift or another method that does not require it"
     )
 
 
 def _replace_output(layer: nn.Module, merged: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
+    """Register hooks that replace a layer's output by that of its merged copy."""
     thread = threading.get_ident()
-    waiting: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    saved_inputs: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def detach_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if threading.get_ident() != thread or not any(map(active, flat((args, kwargs)))):
+        if threading.get_ident() != thread or not any(map(depends_on_input, flatten_args((args, kwargs)))):
             return None
-        waiting.append((args, kwargs))
-        return tuple(map(_detached, args)), {name: _detached(part) for name, part in kwargs.items()}
+        saved_inputs.append((args, kwargs))
+        return tuple(map(_detached, args)), {name: _detached(arg) for name, arg in kwargs.items()}
 
     def run_copy(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        if threading.get_ident() != thread or not waiting:
+        if threading.get_ident() != thread or not saved_inputs:
             return None
-        args, kwargs = waiting.pop()
+        args, kwargs = saved_inputs.pop()
         return merged(*args, **kwargs)
 
     return [
@@ -108,5 +117,5 @@ def _replace_output(layer: nn.Module, merged: nn.Module) -> list[torch.utils.hoo
     ]
 
 
-def _detached(part: Any) -> Any:
-    return part.detach() if active(part) else part
+def _detached(arg: Any) -> Any:
+    return arg.detach() if depends_on_input(arg) else arg

@@ -1,6 +1,7 @@
-"""The benchmark: which explanation is true?
+"""Benchmarks of explanations: protocols, data sets, and runs that measure methods on them.
 
-A protocol measures, `explaining` explains, `statistics` says how sure we are, `tables` sets side by side.
+`runner` runs a job, `protocols` measure explanations, `data` loads examples, `run_results`, `tables`, `export` and
+`report_page` present the results of a finished run.
 """
 
 from clearhead.bench import ray_engine  # noqa: F401  (importing a protocol or engine registers it)
@@ -16,6 +17,12 @@ from clearhead.bench.protocols import (  # noqa: F401  (importing a protocol or 
     segmentation,
     sensitivity,
 )
-from clearhead.bench.protocols.base import PROTOCOLS, Measurement, Protocol, protocol, register
+from clearhead.bench.protocols.base import (
+    PROTOCOL_REGISTRY,
+    BenchmarkProtocol,
+    Measurement,
+    make_protocol,
+    register_protocol,
+)
 
-__all__ = ["PROTOCOLS", "Measurement", "Protocol", "protocol", "register"]
+__all__ = ["PROTOCOL_REGISTRY", "BenchmarkProtocol", "Measurement", "make_protocol", "register_protocol"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clearhead.bench.data.base import Example
-from clearhead.bench.protocols.base import Protocol
-from clearhead.errors import ClearheadError, InputError, Refusal
+from clearhead.bench.protocols.base import BenchmarkProtocol
+from clearhead.errors import ClearheadError, InputError, UnsupportedError
 from clearhead.explanation.multi_stream import AnyExplanation
 from clearhead.methods.base import Method
 
@@ -17,36 +17,40 @@ if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
 #: In every table: what any method must beat.
-CONTROLS = ("random", "position")
+CONTROL_METHODS = ("random", "position")
 
 
 @dataclass
-class Explained:
+class ChunkExplanations:
     """By method the explanations, in the order of the examples; and why a method has none.
 
     some: those of a method that failed on other examples, by place
     """
 
     by_method: dict[str, list[AnyExplanation]] = field(default_factory=dict)
-    some: dict[str, dict[int, AnyExplanation]] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
+    partial_by_method: dict[str, dict[int, AnyExplanation]] = field(default_factory=dict)
+    failure_reasons: dict[str, str] = field(default_factory=dict)
 
-    def places(self, method: str) -> dict[int, AnyExplanation]:
+    def get_by_index(self, method: str) -> dict[int, AnyExplanation]:
         """What there is of a method."""
-        return dict(enumerate(self.by_method[method])) if method in self.by_method else self.some.get(method, {})
+        return (
+            dict(enumerate(self.by_method[method]))
+            if method in self.by_method
+            else self.partial_by_method.get(method, {})
+        )
 
 
-def with_controls(methods: Sequence[str | Method]) -> list[Method]:
+def add_controls(methods: Sequence[str | Method]) -> list[Method]:
     """The methods, and the controls behind them; none twice."""
     made = [one if isinstance(one, Method) else Method(one) for one in methods]
-    made += [Method(name) for name in CONTROLS if name not in [str(one) for one in made]]
+    made += [Method(name) for name in CONTROL_METHODS if name not in [str(one) for one in made]]
     names = [str(one) for one in made]
     if len(set(names)) < len(names):
         raise InputError(f"two of the methods are the same: {', '.join(names)}")
     return made
 
 
-def method_of(text: str) -> Method:
+def parse_method(text: str) -> Method:
     """A method as it is written in a table: `grad-sam(received=True)`."""
     name, _, inside = text.partition("(")
     if not inside:
@@ -56,51 +60,51 @@ def method_of(text: str) -> Method:
     return Method(name, **{word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg})
 
 
-def applicable(ex: "Explainer", methods: Sequence[Method]) -> tuple[list[Method], dict[str, str]]:
+def split_applicable(explainer: "Explainer", methods: Sequence[Method]) -> tuple[list[Method], dict[str, str]]:
     """Those methods that can speak for this model, and why the others cannot."""
-    why = {line.name: line.why_not for line in ex.methods()}
+    why = {line.name: line.why_not for line in explainer.methods()}
     for method in methods:
         method.declaration  # noqa: B018 – an unknown name is told now, with the nearest known one
     refused = {str(method): why[method.name] for method in methods if why.get(method.name)}
     return [method for method in methods if str(method) not in refused], refused
 
 
-def explained(
-    ex: "Explainer",
+def explain_examples(
+    explainer: "Explainer",
     examples: Sequence[Example],
     methods: Sequence[Method],
-    protocol: Protocol,
+    protocol: BenchmarkProtocol,
     batch_size: int = 8,
     seed: int = 0,
-) -> Explained:
+) -> ChunkExplanations:
     """Every method on every example, together; where one fails, by itself, and then example by example.
 
     So a method fails alone, and only on the examples that are too much for it.
     """
-    made, _ = _tried(ex, examples, methods, protocol, batch_size, seed)
+    made, _ = _try_explain(explainer, examples, methods, protocol, batch_size, seed)
     if made is not None:
-        return Explained(made)
-    result = Explained()
+        return ChunkExplanations(made)
+    result = ChunkExplanations()
     for method in methods:
-        made, why = _tried(ex, examples, [method], protocol, batch_size, seed)
+        made, why = _try_explain(explainer, examples, [method], protocol, batch_size, seed)
         if made is not None:
             result.by_method |= made
             continue
-        some, failed = _singly(ex, examples, method, protocol, seed)
+        some, failed = _explain_individually(explainer, examples, method, protocol, seed)
         if some:
-            result.some[str(method)] = some
+            result.partial_by_method[str(method)] = some
         if failed or not some:  # a batch may be too much, and no example of it
-            result.refused[str(method)] = on_examples(failed) if some else why
+            result.failure_reasons[str(method)] = format_failures(failed) if some else why
     return result
 
 
-def _singly(
-    ex: "Explainer", examples: Sequence[Example], method: Method, protocol: Protocol, seed: int
+def _explain_individually(
+    ex: "Explainer", examples: Sequence[Example], method: Method, protocol: BenchmarkProtocol, seed: int
 ) -> tuple[dict[int, AnyExplanation], dict[str, str]]:
     """The explanations of those examples on which a method does not fail, and why it does on the others."""
     found, failed = {}, {}
     for place, example in enumerate(examples if len(examples) > 1 else ()):
-        made, why = _tried(ex, [example], [method], protocol, 1, seed)
+        made, why = _try_explain(ex, [example], [method], protocol, 1, seed)
         if made is None:
             failed[example.id] = why
         else:
@@ -108,9 +112,9 @@ def _singly(
     return found, failed
 
 
-def on_examples(reasons: Mapping[str, str]) -> str:
+def format_failures(reasons: Mapping[str, str]) -> str:
     """
-    >>> on_examples({"t1": "it is empty", "t2": "it is long", "t3": "it is empty"})
+    >>> format_failures({"t1": "it is empty", "t2": "it is long", "t3": "it is empty"})
     "on 't1', 't3': it is empty; on 't2': it is long"
     """
     ids: dict[str, list[str]] = {}
@@ -119,21 +123,21 @@ def on_examples(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"on {', '.join(own)}: {why}" for why, own in ids.items())
 
 
-def _tried(
+def _try_explain(
     ex: "Explainer",
     examples: Sequence[Example],
     methods: Sequence[Method],
-    protocol: Protocol,
+    protocol: BenchmarkProtocol,
     batch_size: int,
     seed: int,
 ) -> tuple[dict[str, list[AnyExplanation]] | None, str]:
     """The explanations, or why there are none; what is the fault of no method is raised."""
     how: dict[str, Any] = {"method": list(methods), "batch_size": batch_size, "seed": seed}
     try:
-        how["target"] = [protocol.target(example) for example in examples]
-        found: dict[str, list[AnyExplanation]] = ex.explain(**given(examples), **how)
+        how["target"] = [protocol.select_target(example) for example in examples]
+        found: dict[str, list[AnyExplanation]] = ex.explain(**build_explain_kwargs(examples), **how)
         for e in (e for own in found.values() for e in own):
-            _check_numbers(e)
+            _check_no_nan(e)
         return found, ""
     except ClearheadError as problem:
         return None, str(problem)
@@ -143,26 +147,26 @@ def _tried(
         return None, f"{type(problem).__name__}: {problem}"
 
 
-def seed_of(explanations: Mapping[str, Sequence[AnyExplanation]]) -> int:
+def get_explanation_seed(explanations: Mapping[str, Sequence[AnyExplanation]]) -> int:
     """What these were drawn with: others that are compared with them are drawn with the same."""
     first = next(iter(explanations.values()))[0]
-    return int(next(iter(first.parts.values())).certificate.get("seed", 0))
+    return int(next(iter(first.by_stream.values())).certificate.get("seed", 0))
 
 
-def _check_numbers(e: AnyExplanation) -> None:
+def _check_no_nan(e: AnyExplanation) -> None:
     """NaN would be ranked somewhere and averaged without a word: it is a failure of the method, told like any other."""
-    strange = [stream for stream, part in e.parts.items() if np.isnan(part.scores).any()]
+    strange = [stream for stream, part in e.by_stream.items() if np.isnan(part.scores).any()]
     if strange:
-        raise Refusal(f"its scores are no numbers (NaN; {', '.join(strange)})")
+        raise UnsupportedError(f"its scores are no numbers (NaN; {', '.join(strange)})")
 
 
-def given(examples: Sequence[Example]) -> dict[str, Any]:
+def build_explain_kwargs(examples: Sequence[Example]) -> dict[str, Any]:
     """Their inputs as `Explainer.explain` takes them: a list, or a list for each of several streams; and answers."""
     first = examples[0].input
     if isinstance(first, Mapping) and set(first) <= {"text", "image", "audio", "regions"}:
         made: dict[str, Any] = {name: [example.input[name] for example in examples] for name in first}
     else:
         made = {"inputs": [example.input for example in examples]}
-    if any(example.answer is not None for example in examples):
-        made["answer"] = [example.answer for example in examples]
+    if any(example.continuation is not None for example in examples):
+        made["answer"] = [example.continuation for example in examples]
     return made

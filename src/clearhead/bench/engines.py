@@ -6,62 +6,68 @@ An engine is a function (worker, tasks, workers, address) → shards, registered
 import os
 from collections.abc import Callable, Iterator, Sequence
 
-from clearhead.bench.job import Task
+from clearhead.bench.job import ChunkTask
 from clearhead.bench.store import Shard
-from clearhead.bench.worker import Worker, start_here, work_here
-from clearhead.errors import ClearheadError, InputError, unknown
+from clearhead.bench.worker import ChunkWorker, init_process_worker, run_process_task
+from clearhead.errors import ClearheadError, InputError, unknown_value_error
 
-Engine = Callable[[Worker, Sequence[Task], int, str | None], Iterator[Shard]]
-ENGINES: dict[str, Engine] = {}
+Engine = Callable[[ChunkWorker, Sequence[ChunkTask], int, str | None], Iterator[Shard]]
+ENGINE_REGISTRY: dict[str, Engine] = {}
 #: Those that know no machine but this one.
-HERE = ("local", "processes")
+LOCAL_ENGINES = ("local", "processes")
 
 
-def register(name: str) -> Callable[[Engine], Engine]:
+def register_engine(name: str) -> Callable[[Engine], Engine]:
     def add(engine: Engine) -> Engine:
-        ENGINES[name] = engine
+        ENGINE_REGISTRY[name] = engine
         return engine
 
     return add
 
 
-def engine(name: str, address: str | None = None) -> Engine:
+def get_engine(name: str, address: str | None = None) -> Engine:
     """An engine by its name; with an address, one that goes elsewhere."""
-    if name not in ENGINES:
-        raise unknown("engine", name, sorted(ENGINES))
-    if address is not None and name in HERE:
+    if name not in ENGINE_REGISTRY:
+        raise unknown_value_error("engine", name, sorted(ENGINE_REGISTRY))
+    if address is not None and name in LOCAL_ENGINES:
         raise InputError(f"engine={name!r} computes on this machine: an address is for engine='ray'")
-    return ENGINES[name]
+    return ENGINE_REGISTRY[name]
 
 
-def opened_anew(name: str, worker: Worker) -> None:
+def check_opened_by_name(engine_name: str, worker: ChunkWorker) -> None:
     """Refuse objects where each process opens model and data by their names."""
-    for what, given in (("model", worker.given), ("data", worker.data_given)):
+    for what, given in (("model", worker.preloaded_explainer), ("data", worker.preloaded_dataset)):
         if given is not None:
-            raise InputError(f"engine={name!r} opens the {what} anew in each process: give its name, not the object")
+            raise InputError(
+                f"engine={engine_name!r} opens the {what} anew in each process: give its name, not the object"
+            )
 
 
-@register("local")
-def local(worker: Worker, tasks: Sequence[Task], workers: int = 1, address: str | None = None) -> Iterator[Shard]:
+@register_engine("local")
+def run_locally(
+    worker: ChunkWorker, tasks: Sequence[ChunkTask], num_workers: int = 1, address: str | None = None
+) -> Iterator[Shard]:
     """One after the other, in this process."""
     for task in tasks:
         yield worker(task)
 
 
-@register("processes")
-def processes(worker: Worker, tasks: Sequence[Task], workers: int = 2, address: str | None = None) -> Iterator[Shard]:
+@register_engine("processes")
+def run_in_processes(
+    worker: ChunkWorker, tasks: Sequence[ChunkTask], num_workers: int = 2, address: str | None = None
+) -> Iterator[Shard]:
     """Several processes on this machine, each with the model of its own. Each computes on one thread."""
     from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
 
-    opened_anew("processes", worker)
+    check_opened_by_name("processes", worker)
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     pool = ProcessPoolExecutor(
-        max(1, workers), mp_context=get_context("spawn"), initializer=start_here, initargs=(worker.job,)
+        max(1, num_workers), mp_context=get_context("spawn"), initializer=init_process_worker, initargs=(worker.job,)
     )
     try:
-        for done in as_completed([pool.submit(work_here, task) for task in tasks]):
+        for done in as_completed([pool.submit(run_process_task, task) for task in tasks]):
             yield done.result()
     except BrokenExecutor:
         raise ClearheadError(

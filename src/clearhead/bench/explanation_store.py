@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 
 from clearhead.bench.data.base import Example
-from clearhead.bench.data.evidence import evidence_units
-from clearhead.data.atomic_file import whole
+from clearhead.bench.data.evidence import find_evidence_units
+from clearhead.data.atomic_file import atomic_write
 from clearhead.errors import InputError
 from clearhead.explanation.explanation import from_dict
-from clearhead.explanation.multi_stream import AnyExplanation, JointExplanation
+from clearhead.explanation.multi_stream import AnyExplanation, MultiStreamExplanation
 
-FOLDER = "explanations"
+EXPLANATION_FOLDER = "explanations"
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredExplanation:
     """One explanation (or, without a method, a picture or what people marked) as it is written."""
 
     example: str
@@ -38,69 +38,73 @@ class Kept:
     form: Mapping[str, Any]
 
 
-def kept(
-    examples: Sequence[Example], explained: str | int, by_method: Mapping[str, Mapping[int, AnyExplanation]]
-) -> Iterator[Kept]:
+def build_stored_explanations(
+    examples: Sequence[Example], explained_class: str | int, by_method: Mapping[str, Mapping[int, AnyExplanation]]
+) -> Iterator[StoredExplanation]:
     """The explanations of a chunk, as they are written; by method and place."""
     for place, example in enumerate(examples):
         first = next((own[place] for own in by_method.values() if place in own), None)
         if first is None:
             continue
-        if first.picture is not None:
-            yield Kept(example.id, str(explained), "", {"png": _png(first.picture)})
-        text = next((part for part in first.parts.values() if part.units.offsets is not None), None)
+        if first.image is not None:
+            yield StoredExplanation(example.id, str(explained_class), "", {"png": _encode_png(first.image)})
+        text = next((part for part in first.by_stream.values() if part.units.offsets is not None), None)
         if example.evidence is not None and text is not None:
-            marked = np.flatnonzero(evidence_units(example, text.units))
-            yield Kept(example.id, str(explained), "", {"marked": marked.tolist()})
+            marked = np.flatnonzero(find_evidence_units(example, text.units))
+            yield StoredExplanation(example.id, str(explained_class), "", {"marked": marked.tolist()})
         for method, own in by_method.items():
             if place not in own:
                 continue
-            yield Kept(example.id, str(explained), method, own[place].to_dict(short=True))
+            yield StoredExplanation(example.id, str(explained_class), method, own[place].to_dict(short=True))
 
 
-def write(folder: Path, shard: str, every: Iterable[Kept]) -> None:
+def write_stored_explanations(folder: Path, shard_name: str, explanations: Iterable[StoredExplanation]) -> None:
     """Those of one shard, whole or not at all."""
-    path = folder / FOLDER / f"{shard}.jsonl.gz"
+    path = folder / EXPLANATION_FOLDER / f"{shard_name}.jsonl.gz"
     path.parent.mkdir(exist_ok=True)
-    lines = [json.dumps(vars(one), ensure_ascii=False, allow_nan=False) for one in every]
-    with whole(path) as partial:
+    lines = [json.dumps(vars(one), ensure_ascii=False, allow_nan=False) for one in explanations]
+    with atomic_write(path) as partial:
         partial.write_bytes(gzip.compress("\n".join(dict.fromkeys(lines)).encode(), mtime=0))
 
 
-def keeps(folder: Path, shard: str) -> bool:
-    return (folder / FOLDER / f"{shard}.jsonl.gz").exists()
+def has_stored_explanations(folder: Path, shard_name: str) -> bool:
+    return (folder / EXPLANATION_FOLDER / f"{shard_name}.jsonl.gz").exists()
 
 
-def take(folder: Path, other: Path) -> None:
+def merge_stored_explanations(folder: Path, source_folder: Path) -> None:
     """Those of another run that are not here yet."""
-    new = [path for path in sorted((other / FOLDER).glob("*.jsonl.gz")) if not (folder / FOLDER / path.name).exists()]
+    new = [
+        path
+        for path in sorted((source_folder / EXPLANATION_FOLDER).glob("*.jsonl.gz"))
+        if not (folder / EXPLANATION_FOLDER / path.name).exists()
+    ]
     for path in new:
-        (folder / FOLDER).mkdir(exist_ok=True)
-        with whole(folder / FOLDER / path.name) as partial:
+        (folder / EXPLANATION_FOLDER).mkdir(exist_ok=True)
+        with atomic_write(folder / EXPLANATION_FOLDER / path.name) as partial:
             shutil.copyfile(path, partial)
 
 
-def read(folder: Path, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], AnyExplanation]:
+def load_stored_explanations(folder: Path, keys: set[tuple[str, str]]) -> dict[tuple[str, str], AnyExplanation]:
     """Those of these examples and methods, with their pictures; of several classes that were explained, the first."""
     forms: dict[tuple[str, str], Mapping[str, Any]] = {}
     pictures: dict[str, Any] = {}
-    names = {example for example, _ in wanted}
-    for one in _lines(folder):
+    names = {example for example, _ in keys}
+    for one in _iter_lines(folder):
         if one["example"] in names and "png" in one["form"]:
-            pictures[one["example"]] = _opened(one["form"]["png"])
-        elif (one["example"], one["method"]) in wanted:
+            pictures[one["example"]] = _decode_png(one["form"]["png"])
+        elif (one["example"], one["method"]) in keys:
             forms.setdefault((one["example"], one["method"]), one["form"])
-    return {(example, m): _pictured(from_dict(form), pictures.get(example)) for (example, m), form in forms.items()}
+    return {(example, m): _attach_image(from_dict(form), pictures.get(example)) for (example, m), form in forms.items()}
 
 
-def marked(folder: Path, examples: Collection[str]) -> dict[str, list[int]]:
+def load_stored_annotations(folder: Path, examples: Collection[str]) -> dict[str, list[int]]:
     """By example, the places of the units of its text that people marked, where the data said so."""
-    found = ((one["example"], one["form"].get("marked")) for one in _lines(folder) if one["example"] in examples)
+    found = ((one["example"], one["form"].get("marked")) for one in _iter_lines(folder) if one["example"] in examples)
     return {example: places for example, places in found if places is not None}
 
 
-def _lines(folder: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted((folder / FOLDER).glob("*.jsonl.gz")):
+def _iter_lines(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted((folder / EXPLANATION_FOLDER).glob("*.jsonl.gz")):
         try:
             with gzip.open(path, "rt", encoding="utf-8") as file:
                 yield from map(json.loads, file)
@@ -111,17 +115,17 @@ def _lines(folder: Path) -> Iterator[dict[str, Any]]:
             ) from None
 
 
-def _pictured(explanation: AnyExplanation, picture: Any) -> AnyExplanation:
+def _attach_image(explanation: AnyExplanation, picture: Any) -> AnyExplanation:
     if picture is None:
         return explanation
     parts = {
-        stream: replace(part, picture=picture) if part.units.boxes is not None else part
-        for stream, part in explanation.parts.items()
+        stream: replace(part, image=picture) if part.units.boxes is not None else part
+        for stream, part in explanation.by_stream.items()
     }
-    return next(iter(parts.values())) if len(parts) == 1 else JointExplanation(parts)
+    return next(iter(parts.values())) if len(parts) == 1 else MultiStreamExplanation(parts)
 
 
-def _png(picture: np.ndarray) -> str:
+def _encode_png(picture: np.ndarray) -> str:
     from PIL import Image
 
     file = io.BytesIO()
@@ -129,7 +133,7 @@ def _png(picture: np.ndarray) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _opened(png: str) -> np.ndarray:
+def _decode_png(png: str) -> np.ndarray:
     from PIL import Image
 
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB"))

@@ -1,97 +1,141 @@
-"""A run's tables for papers and for other programs: LaTeX and CSV."""
+"""Export the tables of a run for papers and other programs: LaTeX and CSV."""
 
 import csv
 import io
 import math
 from collections.abc import Iterator, Mapping
 
-from clearhead.bench.run_results import Finished, Section, Table
-from clearhead.bench.tables import largest_first, ordered
-from clearhead.stats import ranks
+from clearhead.bench.run_results import MetricTable, ProtocolResults, RunResults
+from clearhead.bench.tables import sort_methods_by_mean, sort_methods_descending
+from clearhead.stats import ConfidenceInterval, compute_rank_ranges
 
-COLUMNS = ("protocol", "settings", "part", "figure", "better", "method", "mean", "low", "high", "examples", "rank")
-_SPECIAL = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
-_SPECIAL |= {"^": r"\textasciicircum{}", "–": "--", "−": "$-$", "×": r"$\times$", "→": r"$\to$", "<": "$<$", ">": "$>$"}
+CSV_COLUMNS = ("protocol", "settings", "part", "figure", "better", "method", "mean", "low", "high", "examples", "rank")
+_LATEX_ESCAPES = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "–": "--",
+    "−": "$-$",
+    "×": r"$\times$",
+    "→": r"$\to$",
+    "<": "$<$",
+    ">": "$>$",
+}
 
 
-def csv_text(run: Finished) -> str:
-    """Every figure of every method, with its interval and its rank; over all examples at once: no interval, no rank."""
+def render_csv_table(results: RunResults) -> str:
+    """Render every metric of every method as CSV, with its interval and its rank.
+
+    Metrics over all examples at once (mIoU, COCO AP) have neither.
+
+    Args:
+        results: Results of a finished run.
+
+    Returns:
+        The table, with a header line.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for section in run.sections:
-        writer.writerows(_lines(section))
+    writer.writerow(CSV_COLUMNS)
+    for section in results.protocol_results:
+        writer.writerows(_iter_csv_rows(section))
     return out.getvalue()
 
 
-def _lines(section: Section) -> Iterator[list[object]]:
-    for figure in section.figures:
-        for table in section.tables(figure):
+def _iter_csv_rows(section: ProtocolResults) -> Iterator[list[object]]:
+    for metric in section.metrics:
+        for table in section.iter_tables(metric):
             for column in table.columns:
-                places = ranks(column.values, table.smaller_is_better)
-                for method, found in sorted(column.intervals().items()):
-                    ends = (repr(found.low), repr(found.high)) if found.known else ("", "")
+                ranks = compute_rank_ranges(column.values_by_method, table.smaller_is_better)
+                for method, interval in sorted(column.compute_intervals().items()):
+                    bounds = (repr(interval.low), repr(interval.high)) if interval.has_bounds else ("", "")
                     yield [
-                        *(section.name, section.hash, column.name, figure, table.better, method),
-                        *(repr(found.mean), *ends, found.count, places[method]),
+                        *(section.name, section.hash, column.name, metric, table.better_direction, method),
+                        *(repr(interval.mean), *bounds, interval.count, ranks[method]),
                     ]
-    for part, by_method in section.overall().items():
-        for method, figures in by_method.items():
-            for figure, value in figures.items():
-                name = f"{figure} (over all examples)"
-                yield [section.name, section.hash, part, name, "larger", method, repr(value), "", "", "", ""]
+    for part_name, metrics_by_method in section.compute_dataset_metrics().items():
+        for method, metrics in metrics_by_method.items():
+            for metric, value in metrics.items():
+                name = f"{metric} (over all examples)"
+                yield [section.name, section.hash, part_name, name, "larger", method, repr(value), "", "", "", ""]
 
 
-def latex_text(run: Finished) -> str:
-    """A tabular for each headline figure, for the package booktabs, ranks behind the bar; then what is no mean."""
-    made = []
-    for section in run.sections:
-        made += [_tabular(section, table) for figure in section.headline for table in section.tables(figure)]
-        made += [_overall(section, part, by_method) for part, by_method in section.overall().items()]
-    return "% needs \\usepackage{booktabs}\n" + "\n".join(made)
+def render_latex_tables(results: RunResults) -> str:
+    """Render the headline metrics and the metrics over all examples as LaTeX tables (package booktabs).
+
+    Args:
+        results: Results of a finished run.
+
+    Returns:
+        One tabular for each table; ranks follow the bar.
+    """
+    tabulars = []
+    for section in results.protocol_results:
+        tabulars += [
+            _render_tabular(section, table)
+            for metric in section.headline_metrics
+            for table in section.iter_tables(metric)
+        ]
+        tabulars += [
+            _render_dataset_metrics(section, part_name, metrics_by_method)
+            for part_name, metrics_by_method in section.compute_dataset_metrics().items()
+        ]
+    return "% needs \\usepackage{booktabs}\n" + "\n".join(tabulars)
 
 
-def _tabular(section: Section, table: Table) -> str:
-    head = " & ".join(["method", *(escaped(column.name) for column in table.columns)])
-    intervals = [column.intervals() for column in table.columns]
-    places = [ranks(column.values, table.smaller_is_better) for column in table.columns]
-    methods = list(dict.fromkeys(method for column in table.columns for method in column.values))
+def _render_tabular(section: ProtocolResults, table: MetricTable) -> str:
+    head = " & ".join(["method", *(escape_latex_cell(column.name) for column in table.columns)])
+    intervals_by_column = [column.compute_intervals() for column in table.columns]
+    ranks_by_column = [
+        compute_rank_ranges(column.values_by_method, table.smaller_is_better) for column in table.columns
+    ]
+    methods = list(dict.fromkeys(method for column in table.columns for method in column.values_by_method))
     lines = [
-        f"% {section.name}: {table.figure} ({table.better} is better); mean [95% interval] | rank",
+        f"% {section.name}: {table.metric} ({table.better_direction} is better); mean [95% interval] | rank",
         rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
         r"\toprule",
         rf"{head} \\",
         r"\midrule",
     ]
-    for method in ordered(methods, intervals, table.smaller_is_better):
+    for method in sort_methods_by_mean(methods, intervals_by_column, table.smaller_is_better):
         cells = [
-            f"{str(own[method]).replace('-', '$-$')} $|$ {escaped(place[method])}" if method in own else "--"
-            for own, place in zip(intervals, places, strict=True)
+            _render_cell(intervals.get(method), ranks.get(method))
+            for intervals, ranks in zip(intervals_by_column, ranks_by_column, strict=True)
         ]
-        lines.append(rf"{' & '.join([escaped(method), *cells])} \\")
+        lines.append(rf"{' & '.join([escape_latex_cell(method), *cells])} \\")
     counts = " & ".join(["examples", *(str(len(column.examples)) for column in table.columns)])
     return "\n".join([*lines, r"\midrule", rf"{counts} \\", r"\bottomrule", r"\end{tabular}", ""])
 
 
-def _overall(section: Section, part: str, by_method: Mapping[str, Mapping[str, float]]) -> str:
-    """Figures over all examples at once, as mIoU and COCO's AP: they have no interval."""
-    figures = list(next(iter(by_method.values())))
+def _render_cell(interval: ConfidenceInterval | None, rank: str | None) -> str:
+    if interval is None or rank is None:
+        return "--"
+    return f"{str(interval).replace('-', '$-$')} $|$ {escape_latex_cell(rank)}"
+
+
+def _render_dataset_metrics(
+    section: ProtocolResults, part_name: str, metrics_by_method: Mapping[str, Mapping[str, float]]
+) -> str:
+    """Render metrics over all examples at once, such as mIoU and COCO AP, which have no interval."""
+    metrics = list(next(iter(metrics_by_method.values())))
     lines = [
-        f"% {section.name}: {part}, over all examples at once",
-        rf"\begin{{tabular}}{{l{'r' * len(figures)}}}",
+        f"% {section.name}: {part_name}, over all examples at once",
+        rf"\begin{{tabular}}{{l{'r' * len(metrics)}}}",
         r"\toprule",
-        rf"{' & '.join(['method', *map(escaped, figures)])} \\",
+        rf"{' & '.join(['method', *map(escape_latex_cell, metrics)])} \\",
         r"\midrule",
     ]
-    for method, own in largest_first(by_method):
-        cells = ["--" if math.isnan(own[figure]) else f"{own[figure]:.3f}" for figure in figures]
-        lines.append(rf"{' & '.join([escaped(method), *cells])} \\")
+    for method, values in sort_methods_descending(metrics_by_method):
+        cells = ["--" if math.isnan(values[metric]) else f"{values[metric]:.3f}" for metric in metrics]
+        lines.append(rf"{' & '.join([escape_latex_cell(method), *cells])} \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
-def escaped(text: str) -> str:
-    """
-    >>> escaped("attention_x & 10 %")
+def escape_latex_cell(text: str) -> str:
+    """Escape LaTeX's special characters in a table cell.
+
+    >>> escape_latex_cell("attention_x & 10 %")
     'attention\\\\_x \\\\& 10 \\\\%'
     """
-    return "".join(_SPECIAL.get(sign, sign) for sign in text)
+    return "".join(_LATEX_ESCAPES.get(character, character) for character in text)

@@ -16,57 +16,62 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from clearhead.bench.engines import opened_anew, register
-from clearhead.bench.job import Job, Task
+from clearhead.bench.engines import check_opened_by_name, register_engine
+from clearhead.bench.job import BenchmarkJob, ChunkTask
 from clearhead.bench.store import Shard
-from clearhead.bench.worker import Worker
+from clearhead.bench.worker import ChunkWorker
 from clearhead.errors import ClearheadError, InputError
 
 #: A chunk whose actor dies so many times more is given up: it is the chunk that kills.
-RETRIES = 3
+MAX_CHUNK_RETRIES = 3
 #: Shards are small; nothing else goes through Ray's object store.
-OBJECT_STORE = 128 * 2**20
+OBJECT_STORE_BYTES = 128 * 2**20
 
 #: A cluster of our own calls nobody, does not stand back behind other programs, and keeps its log to itself.
-OWN_CLUSTER = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+LOCAL_CLUSTER_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+}
 
 
-class Tries:
+class AttemptCounter:
     """How often each chunk was begun: Ray Data itself would begin one anew for ever."""
 
     def __init__(self) -> None:
-        self.begun: Counter[str] = Counter()
+        self.attempts: Counter[str] = Counter()
 
-    def begin(self, key: str) -> int:
-        self.begun[key] += 1
-        return self.begun[key]
+    def start_attempt(self, chunk_key: str) -> int:
+        self.attempts[chunk_key] += 1
+        return self.attempts[chunk_key]
 
 
-class Keeper:
+class ChunkActor:
     """What an actor holds: a worker, and with it the model, opened at the first chunk.
 
     What goes wrong comes back in place of a shard: Ray would wrap it, and say it in its own words.
     """
 
-    def __init__(self, job: Job, begin: Callable[[str], int]) -> None:
-        self.worker, self.begin = Worker(job), begin
+    def __init__(self, job: BenchmarkJob, start_attempt: Callable[[str], int]) -> None:
+        self.worker, self.start_attempt = ChunkWorker(job), start_attempt
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        task: Task = pickle.loads(row["task"])
+        task: ChunkTask = pickle.loads(row["task"])
         try:
-            died = self.begin(task.key) - 1
-            if died > RETRIES:
+            died = self.start_attempt(task.chunk_key) - 1
+            if died > MAX_CHUNK_RETRIES:
                 raise ClearheadError(
-                    f"the worker died {died} times over chunk {task.key} ({len(task.places)} examples, the first at "
-                    f"{task.places[0]})"
+                    f"the worker died {died} times over chunk {task.chunk_key} ({len(task.example_indices)} "
+                    "examples, the first at "
+                    f"{task.example_indices[0]})"
                 )
             made = self.worker(task)
             return {"made": pickle.dumps(made)}
         except Exception as problem:
-            return {"made": pickle.dumps(ClearheadError(str(problem)) if _foreign(problem) else problem)}
+            return {"made": pickle.dumps(ClearheadError(str(problem)) if _is_unpicklable(problem) else problem)}
 
 
-def _foreign(problem: Exception) -> bool:
+def _is_unpicklable(problem: Exception) -> bool:
     """Whether it cannot be sent, or not be understood elsewhere."""
     try:
         return type(pickle.loads(pickle.dumps(problem))) is not type(problem)
@@ -74,18 +79,20 @@ def _foreign(problem: Exception) -> bool:
         return True
 
 
-@register("ray")
-def on_ray(worker: Worker, tasks: Sequence[Task], workers: int = 2, address: str | None = None) -> Iterator[Shard]:
+@register_engine("ray")
+def run_on_ray(
+    worker: ChunkWorker, tasks: Sequence[ChunkTask], num_workers: int = 2, address: str | None = None
+) -> Iterator[Shard]:
     """As many actors as workers, each with a GPU of its own where the cluster has any and the job asks for no CPU."""
-    opened_anew("ray", worker)
+    check_opened_by_name("ray", worker)
     if not tasks:
         return
-    ray = _ray()
-    with cluster(ray, workers, address), _quiet(ray):
-        yield from _shards(ray, _measured(ray, worker.job, tasks, min(workers, len(tasks))))
+    ray = _import_ray()
+    with ray_cluster(ray, num_workers, address), _silenced_ray_data(ray):
+        yield from _iter_shards(ray, _build_shard_dataset(ray, worker.job, tasks, min(num_workers, len(tasks))))
 
 
-def _ray() -> Any:
+def _import_ray() -> Any:
     try:
         import ray.data
     except ImportError:
@@ -94,7 +101,7 @@ def _ray() -> Any:
 
 
 @contextmanager
-def cluster(ray: Any, workers: int, address: str | None) -> Iterator[None]:
+def ray_cluster(ray: Any, num_workers: int, address: str | None) -> Iterator[None]:
     """The cluster at this address, or one of our own; one that the program joined before is left as it is."""
     if ray.is_initialized():
         yield
@@ -102,9 +109,9 @@ def cluster(ray: Any, workers: int, address: str | None) -> Iterator[None]:
     quiet = {"log_to_driver": False, "logging_level": "error"}
     try:
         if address is None:
-            for name, value in OWN_CLUSTER.items():
+            for name, value in LOCAL_CLUSTER_ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
-            ray.init(num_cpus=workers, include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
+            ray.init(num_cpus=num_workers, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet)
         else:
             ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as problem:
@@ -116,7 +123,7 @@ def cluster(ray: Any, workers: int, address: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet(ray: Any) -> Iterator[None]:
+def _silenced_ray_data(ray: Any) -> Iterator[None]:
     """Ray Data says nothing of its own: no plan, no bars beside ours."""
     context, log = ray.data.DataContext.get_current(), logging.getLogger("ray.data")
     bars, level = context.enable_progress_bars, log.level
@@ -129,25 +136,25 @@ def _quiet(ray: Any) -> Iterator[None]:
         log.setLevel(level)
 
 
-def _measured(ray: Any, job: Job, tasks: Sequence[Task], workers: int) -> Any:
+def _build_shard_dataset(ray: Any, job: BenchmarkJob, tasks: Sequence[ChunkTask], workers: int) -> Any:
     """The dataset of what comes of each chunk; nothing is computed before it is read."""
     gpus = ray.cluster_resources().get("GPU", 0)
-    wants_gpu = gpus >= 1 and (job.device is None or job.device.startswith("cuda"))
+    wants_gpu = gpus >= 1 and (job.device in (None, "auto") or str(job.device).startswith("cuda"))
     if wants_gpu:
         # Ray shows an actor its own GPU alone: to each it is the first
         job, workers = replace(job, device="cuda"), min(workers, int(gpus))
-    tries = ray.remote(Tries).options(num_cpus=0).remote()
+    tries = ray.remote(AttemptCounter).options(num_cpus=0).remote()
     rows = ray.data.from_items([{"task": pickle.dumps(task)} for task in tasks], override_num_blocks=len(tasks))
     return rows.map(  # Ray Data starts actors anew, and chunks with them
-        Keeper,
-        fn_constructor_args=(job, lambda key: ray.get(tries.begin.remote(key))),
+        ChunkActor,
+        fn_constructor_args=(job, lambda key: ray.get(tries.start_attempt.remote(key))),
         compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
         num_cpus=1,  # and so Ray lets them compute on one thread, as the engine `processes` does
         num_gpus=int(wants_gpu),
     )
 
 
-def _shards(ray: Any, measured: Any) -> Iterator[Shard]:
+def _iter_shards(ray: Any, measured: Any) -> Iterator[Shard]:
     try:
         for row in measured.iter_rows():
             made: Shard | Exception = pickle.loads(row["made"])

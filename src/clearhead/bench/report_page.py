@@ -1,4 +1,4 @@
-"""`clearhead report`: one self-contained HTML page about a run, drawn by the renderer of all pages."""
+"""`clearhead report`: a self-contained HTML page with the results of a run."""
 
 import json
 import math
@@ -7,196 +7,263 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.bench.chunk_explanations import CONTROLS, method_of
-from clearhead.bench.run_results import Finished, Section, Table
-from clearhead.bench.tables import Column, agreement_of_parts, largest_first, ordered
+from clearhead.bench.chunk_explanations import CONTROL_METHODS, parse_method
+from clearhead.bench.run_results import MetricTable, ProtocolResults, RunResults
+from clearhead.bench.tables import MetricColumn, compute_column_agreement, sort_methods_by_mean, sort_methods_descending
 from clearhead.errors import ClearheadError
-from clearhead.explanation.explanation import plain
-from clearhead.methods import REGISTRY
-from clearhead.render.charts import curves, line
-from clearhead.render.html import alone
-from clearhead.render.text_layout import name
-from clearhead.render.view_model import Document, one_input, view, whole_page
-from clearhead.stats import Interval, band, differences, ranks
+from clearhead.explanation.explanation import to_json_value
+from clearhead.methods import METHOD_REGISTRY
+from clearhead.render.charts import make_curve, make_line_chart
+from clearhead.render.html import render_standalone_page
+from clearhead.render.text_layout import escape_invisible
+from clearhead.render.view_model import ViewModel, build_input_view_model, build_page_view_model, make_view_model
+from clearhead.stats import ConfidenceInterval, bootstrap_band, compare_all_pairs, compute_rank_ranges
 
-FOOT = (
+FOOTER_TEXT = (
     "Means over examples with 95 % bootstrap intervals. Ranks by Wilcoxon’s signed-rank test between every two "
-    "methods, corrected by Holm: methods that the examples cannot tell apart share a range of ranks."
+    "methods, corrected by Holm: methods that the examples do not distinguish share a range of ranks."
 )
 
 
-def page(run: Finished) -> str:
-    """The whole page."""
-    job = run.about["job"]
-    about = [f"{job['model']} (weights {run.about['model']})", f"{job['data']}", run.about["versions"]]
-    parts = [*(_section(run, section) for section in run.sections), *_cost(run), *_refused(run)]
-    parts[0]["note"] = ". ".join(part for part in (name(", ".join(about)), parts[0].get("note")) if part)
-    eyebrow = " · ".join(["clearhead", name(str(job["model"])), name(str(job["data"]))])
-    return alone(whole_page(parts, "Which explanation is true?", eyebrow, FOOT))
+def render_run_report(results: RunResults) -> str:
+    """Render the report of a run as one HTML page.
 
+    Args:
+        results: Results of a finished run.
 
-def _section(run: Finished, section: Section) -> Document:
-    shown = [table for figure in section.headline for table in section.tables(figure)]
-    on_correct = [table for figure in section.headline for table in section.tables(figure, section.correct)]
-    parts = [
-        *(_ranking(f"{table.figure}, {table.better} is better", table) for table in shown),
-        *(_ranking(f"{table.figure}, only examples predicted correctly", table) for table in on_correct),
-        *_agreement(shown),
-        *_overall(section),
-        *_curves(section),
-        *_disputes(section),
+    Returns:
+        The page.
+    """
+    manifest = results.manifest
+    job = manifest["job"]
+    sections = [
+        *(_build_section(results, section) for section in results.protocol_results),
+        *_build_method_costs(results),
+        *_build_failures(results),
     ]
-    more = [*_kept(run, section), *_folded(section, shown)]
-    return view("section", heading=name(section.name), note=section.protocol.about, parts=parts, more=more)
+    origin = f"{job['model']} (weights {manifest['model']}), {job['data']}, {manifest['versions']}"
+    notes = [escape_invisible(origin), sections[0].get("note")]
+    sections[0]["note"] = ". ".join(note for note in notes if note)
+    eyebrow = " · ".join(["clearhead", escape_invisible(str(job["model"])), escape_invisible(str(job["data"]))])
+    return render_standalone_page(build_page_view_model(sections, "Which explanation is true?", eyebrow, FOOTER_TEXT))
 
 
-def _ranking(title: str, table: Table) -> Document:
-    """Methods by rank, with the mean and the interval of each column."""
-    intervals = [column.intervals() for column in table.columns]
-    places = [ranks(column.values, table.smaller_is_better) for column in table.columns]
-    methods = list(dict.fromkeys(method for column in table.columns for method in column.values))
+def _build_section(results: RunResults, section: ProtocolResults) -> ViewModel:
+    tables = [table for metric in section.headline_metrics for table in section.iter_tables(metric)]
+    tables_on_correct = [
+        table
+        for metric in section.headline_metrics
+        for table in section.iter_tables(metric, section.correct_measurements)
+    ]
+    views = [
+        *(_build_ranking(f"{table.metric}, {table.better_direction} is better", table) for table in tables),
+        *(_build_ranking(f"{table.metric}, only examples predicted correctly", table) for table in tables_on_correct),
+        *_build_column_agreement(tables),
+        *_build_dataset_metrics(section),
+        *_build_curves(section),
+        *_build_disagreements(section),
+    ]
+    details = [*_build_stored_explanations(results, section), *_build_details(section, tables)]
+    return make_view_model(
+        "section",
+        heading=escape_invisible(section.name),
+        note=section.protocol.description,
+        parts=views,
+        more=details,
+    )
+
+
+def _build_ranking(title: str, table: MetricTable) -> ViewModel:
+    """Build the methods by rank, with the mean and the interval of each column."""
+    intervals_by_column = [column.compute_intervals() for column in table.columns]
+    ranks_by_column = [
+        compute_rank_ranges(column.values_by_method, table.smaller_is_better) for column in table.columns
+    ]
+    methods = list(dict.fromkeys(method for column in table.columns for method in column.values_by_method))
     rows = [
         {
-            "name": name(method),
-            "control": method in CONTROLS,
-            "cells": [_cell(own.get(method), place.get(method)) for own, place in zip(intervals, places, strict=True)],
+            "name": escape_invisible(method),
+            "control": method in CONTROL_METHODS,
+            "cells": [
+                _build_cell(intervals.get(method), ranks.get(method))
+                for intervals, ranks in zip(intervals_by_column, ranks_by_column, strict=True)
+            ],
         }
-        for method in ordered(methods, intervals, table.smaller_is_better)
+        for method in sort_methods_by_mean(methods, intervals_by_column, table.smaller_is_better)
     ]
-    columns = [f"{name(column.name)} ({_counted(column)})" for column in table.columns]
-    ends = [_ends(own.values()) for own in intervals]
-    return view("ranking", title=name(title), columns=columns, ends=plain(ends), rows=rows)
+    columns = [f"{escape_invisible(column.name)} ({_format_example_count(column)})" for column in table.columns]
+    axis_limits = [_compute_axis_limits(intervals.values()) for intervals in intervals_by_column]
+    return make_view_model(
+        "ranking", title=escape_invisible(title), columns=columns, ends=to_json_value(axis_limits), rows=rows
+    )
 
 
-def _agreement(shown: Sequence[Table]) -> Iterator[Document]:
-    """Whether the verdict depends on the part: on what stood where units were removed, or on the stream."""
+def _build_column_agreement(tables: Sequence[MetricTable]) -> Iterator[ViewModel]:
+    """Build a table of whether the ranking depends on the part: the fill of removed units, or the stream."""
     rows = [
-        [f"{table.figure}, {table.better} is better", one, other, _number(tau)]
-        for table in shown
-        for (one, other), tau in agreement_of_parts(table.columns).items()
+        [f"{table.metric}, {table.better_direction} is better", first, second, _format_metric(tau)]
+        for table in tables
+        for (first, second), tau in compute_column_agreement(table.columns).items()
     ]
     if rows:
-        heads = ["figure", "part", "another", "Kendall’s tau-b of the means"]
-        yield _table("Do the parts put methods in the same order?", heads, rows)
+        heads = ["metric", "part", "compared with", "Kendall’s tau-b of the means"]
+        yield _build_table("Do the parts rank the methods in the same order?", heads, rows)
 
 
-def _cell(found: Interval | None, rank: Any) -> Document | None:
-    if found is None or not found.count:
+def _build_cell(interval: ConfidenceInterval | None, rank: Any) -> ViewModel | None:
+    if interval is None or not interval.count:
         return None
-    said = [_number(value) for value in (found.mean, *((found.low, found.high) if found.known else ()))]
-    figures: Document = plain({"mean": found.mean, "low": found.low, "high": found.high})
-    return {**figures, "said": said, "rank": str(rank)}
+    values = [interval.mean]
+    if interval.has_bounds:
+        values += [interval.low, interval.high]
+    numbers: ViewModel = to_json_value({"mean": interval.mean, "low": interval.low, "high": interval.high})
+    return {**numbers, "said": [_format_metric(value) for value in values], "rank": str(rank)}
 
 
-def _counted(column: Column) -> str:
+def _format_example_count(column: MetricColumn) -> str:
     return "1 example" if len(column.examples) == 1 else f"{len(column.examples)} examples"
 
 
-def _ends(intervals: Iterable[Interval]) -> tuple[float, float]:
-    found = [value for one in intervals for value in (one.mean, one.low, one.high) if not math.isnan(value)]
-    return (min(found), max(found)) if found else (0.0, 1.0)
+def _compute_axis_limits(intervals: Iterable[ConfidenceInterval]) -> tuple[float, float]:
+    values = [value for interval in intervals for value in (interval.mean, interval.low, interval.high)]
+    finite_values = [value for value in values if not math.isnan(value)]
+    return (min(finite_values), max(finite_values)) if finite_values else (0.0, 1.0)
 
 
-def _number(value: float) -> str:
-    """Nothing to measure, as the AP of large objects where there is none, is no number."""
+def _format_metric(value: float) -> str:
+    """Format a metric; NaN (such as the AP of large objects where there are none) is shown as –."""
     return "–" if math.isnan(value) else f"{value:.3f}".replace("-", "−")
 
 
-def _overall(section: Section) -> Iterator[Document]:
-    for part, by_method in section.overall().items():
-        figures = list(next(iter(by_method.values())))
-        rows = [[method, *(_number(own[figure]) for figure in figures)] for method, own in largest_first(by_method)]
-        yield _table(f"{part}: over all examples at once", ["method", *figures], rows)
+def _build_dataset_metrics(section: ProtocolResults) -> Iterator[ViewModel]:
+    for part_name, metrics_by_method in section.compute_dataset_metrics().items():
+        metrics = list(next(iter(metrics_by_method.values())))
+        rows = [
+            [method, *(_format_metric(values[metric]) for metric in metrics)]
+            for method, values in sort_methods_descending(metrics_by_method)
+        ]
+        yield _build_table(f"{part_name}: over all examples at once", ["method", *metrics], rows)
 
 
-def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Document:
-    shown = [[name(words) for words in row] for row in rows]
-    return view("table", title=name(title), heads=[name(words) for words in heads], rows=shown)
+def _build_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> ViewModel:
+    return make_view_model(
+        "table",
+        title=escape_invisible(title),
+        heads=[escape_invisible(head) for head in heads],
+        rows=[[escape_invisible(cell) for cell in row] for row in rows],
+    )
 
 
-def _curves(section: Section) -> Iterator[Document]:
-    """Means over examples with their intervals."""
-    drawn = []
-    for one in section.curves():
-        lines = []
-        for method, values in one.values.items():
-            low, high = band(values)
-            ends: dict[str, Any] = {"low": low, "high": high} if len(values) > 1 else {}
-            lines.append(line(method, one.at[method], values.mean(0), **ends, grey=method in CONTROLS))
-        drawn.append(curves(f"{one.part}: {one.up} by {one.across}", lines, one.across, one.up))
-    if drawn:
-        yield view("panel", title="Curves, means over examples with 95 % intervals", parts=drawn)
+def _build_curves(section: ProtocolResults) -> Iterator[ViewModel]:
+    """Build the charts of mean curves with their intervals."""
+    charts = []
+    for curve_set in section.build_curve_sets():
+        curves = []
+        for method, values in curve_set.y_by_method.items():
+            low, high = bootstrap_band(values)
+            band: dict[str, Any] = {"low": low, "high": high} if len(values) > 1 else {}
+            x = curve_set.x_by_method[method]
+            curves.append(make_curve(method, x, values.mean(0), **band, grey=method in CONTROL_METHODS))
+        title = f"{curve_set.part}: {curve_set.y_name} by {curve_set.x_name}"
+        charts.append(make_line_chart(title, curves, curve_set.x_name, curve_set.y_name))
+    if charts:
+        yield make_view_model("panel", title="Curves, means over examples with 95 % intervals", parts=charts)
 
 
-def _disputes(section: Section) -> Iterator[Document]:
-    for figure in section.headline[:1]:
-        found = section.disputes(figure)
-        if found:
+def _build_disagreements(section: ProtocolResults) -> Iterator[ViewModel]:
+    for metric in section.headline_metrics[:1]:
+        disagreements = section.find_disagreements(metric)
+        if disagreements:
             rows = [
-                [one.example, one.part, *(f"{method} {_number(value)}" for method, value in (one.best, one.worst))]
-                for one in found
+                [
+                    disagreement.example,
+                    disagreement.part,
+                    *(f"{method} {_format_metric(value)}" for method, value in (disagreement.best, disagreement.worst)),
+                ]
+                for disagreement in disagreements
             ]
-            heads = ["example", "part", f"best by {figure}", "worst"]
-            yield _table("Where methods disagree most", heads, rows)
+            heads = ["example", "part", f"best by {metric}", "worst"]
+            yield _build_table("Where methods disagree most", heads, rows)
 
 
-def _kept(run: Finished, section: Section) -> Iterator[Document]:
-    """The two explanations of each example in dispute, where the run kept them."""
-    disputes = [one for figure in section.headline[:1] for one in section.disputes(figure)]
-    pairs = dict.fromkeys((one.example, one.best[0], one.worst[0]) for one in disputes)
-    kept = run.kept({(example, method) for example, *both in pairs for method in both})
-    marked = run.marked({example for example, *_ in pairs})
-    for example, *both in pairs:
-        group = [kept[example, method] for method in both if (example, method) in kept]
-        if group:
-            made = one_input(group, marked.get(example))
-            yield {**made, "title": name(f"{example}, as {' and '.join(both)} explain it")}
+def _build_stored_explanations(results: RunResults, section: ProtocolResults) -> Iterator[ViewModel]:
+    """Build the best and the worst explanation of each example on which methods disagree, if the run stored them."""
+    disagreements = [
+        disagreement for metric in section.headline_metrics[:1] for disagreement in section.find_disagreements(metric)
+    ]
+    pairs = dict.fromkeys((item.example, (item.best[0], item.worst[0])) for item in disagreements)
+    stored = results.load_explanations({(example, method) for example, methods in pairs for method in methods})
+    annotations = results.load_annotations({example for example, _ in pairs})
+    for example, methods in pairs:
+        explanations = [stored[example, method] for method in methods if (example, method) in stored]
+        if explanations:
+            view_model = build_input_view_model(explanations, annotations.get(example))
+            yield {**view_model, "title": escape_invisible(f"{example}, explained by {' and '.join(methods)}")}
 
 
-def _folded(section: Section, shown: Sequence[Table]) -> Iterator[Document]:
-    for table in shown:
+def _build_details(section: ProtocolResults, tables: Sequence[MetricTable]) -> Iterator[ViewModel]:
+    for table in tables:
         for column in table.columns:
-            if len(column.values) > 1:
-                yield _pairs(f"Every two methods: {table.figure}, {column.name}", column)
-    facts = [[key, json.dumps(value, ensure_ascii=False)] for key, value in section.settings.items()]
-    yield _table(f"Settings ({section.hash})", ["setting", "value"], facts)
+            if len(column.values_by_method) > 1:
+                yield _build_pairwise_tests(f"Every two methods: {table.metric}, {column.name}", column)
+    rows = [[key, json.dumps(value, ensure_ascii=False)] for key, value in section.settings.items()]
+    yield _build_table(f"Settings ({section.hash})", ["setting", "value"], rows)
 
 
-def _pairs(title: str, column: Column) -> Document:
-    """Differences with their tests; how many more examples would decide what these do not."""
+def _build_pairwise_tests(title: str, column: MetricColumn) -> ViewModel:
+    """Build the differences with their tests, and how many more examples would decide the undecided ones."""
+    pairs = sorted(
+        compare_all_pairs(column.values_by_method),
+        key=lambda pair: (pair.holm_p_value, -abs(pair.effect_size), pair.first, pair.second),
+    )
     rows = []
-    for one in sorted(differences(column.values), key=lambda one: (one.holm, -abs(one.effect), one.first, one.second)):
-        more = "decided" if one.significant else "no difference" if one.more is None else f"{one.more:,} more"
-        found = one.difference
-        said = str(found).replace("-", "−")
-        effect = "∞" if math.isinf(one.effect) else f"{one.effect:.2f}".replace("-", "−")
-        rows.append([f"{one.first} − {one.second}", said, f"{one.holm:.2g}", effect, more])
-    return _table(title, ["pair", "difference", "p (Holm)", "effect size", "examples"], rows)
+    for pair in pairs:
+        if pair.is_significant:
+            verdict = "decided"
+        elif pair.extra_examples_needed is None:
+            verdict = "no difference"
+        else:
+            verdict = f"{pair.extra_examples_needed:,} more"
+        effect_size = "∞" if math.isinf(pair.effect_size) else f"{pair.effect_size:.2f}".replace("-", "−")
+        difference = str(pair.difference).replace("-", "−")
+        rows.append([f"{pair.first} − {pair.second}", difference, f"{pair.holm_p_value:.2g}", effect_size, verdict])
+    return _build_table(title, ["pair", "difference", "p (Holm)", "effect size", "examples"], rows)
 
 
-def _cost(run: Finished) -> Iterator[Document]:
-    """What a method declares, and the seconds of one explanation alone where they were taken."""
-    methods = sorted({one.method for section in run.sections for one in section.measurements})
-    costs = run.costs
-    cheapest = min((value for value in costs.values() if value > 0), default=math.nan)
+def _build_method_costs(results: RunResults) -> Iterator[ViewModel]:
+    """Build a table of each method's declared cost, and the seconds of a single explanation if they were measured."""
+    methods = sorted(
+        {measurement.method for section in results.protocol_results for measurement in section.measurements}
+    )
+    seconds_by_method = results.seconds_by_method
+    cheapest = min((seconds for seconds in seconds_by_method.values() if seconds > 0), default=math.nan)
     rows = []
     for method in methods:
-        taken = costs.get(method, math.nan)
-        said = ["–", "–"] if np.isnan(taken) else [f"{taken:.3f} s", f"{taken / cheapest:.1f} ×"]
-        rows.append([method, _declared(method), *said])
-    heads = ["method", "what it needs", "one explanation alone", "of the cheapest"]
-    note = f"Chunks took {run.seconds:,.1f} s in all; methods share their passes there." if run.seconds else None
-    yield view("section", heading="Cost per method", parts=[_table("", heads, rows)], note=note, more=[])
+        seconds = seconds_by_method.get(method, math.nan)
+        cells = ["–", "–"] if np.isnan(seconds) else [f"{seconds:.3f} s", f"{seconds / cheapest:.1f} ×"]
+        rows.append([method, _format_declared_cost(method), *cells])
+    heads = ["method", "requirements", "single explanation", "relative to the cheapest"]
+    note = None
+    if results.total_seconds:
+        note = f"Chunks took {results.total_seconds:,.1f} s in all; methods share their passes there."
+    yield make_view_model(
+        "section", heading="Cost per method", parts=[_build_table("", heads, rows)], note=note, more=[]
+    )
 
 
-def _declared(method: str) -> str:
+def _format_declared_cost(method: str) -> str:
     try:
-        return REGISTRY[method_of(method).name].declaration.cost
+        return METHOD_REGISTRY[parse_method(method).name].declaration.cost
     except (KeyError, ClearheadError):
         return "–"
 
 
-def _refused(run: Finished) -> Iterator[Document]:
-    if run.refused:
-        rows = [[what, why] for what, why in sorted(run.refused.items())]
-        yield view("section", heading="Not measured", parts=[_table("", ["what", "why"], rows)], more=[])
+def _build_failures(results: RunResults) -> Iterator[ViewModel]:
+    if results.failure_reasons:
+        rows = [[name, reason] for name, reason in sorted(results.failure_reasons.items())]
+        yield make_view_model(
+            "section",
+            heading="Not measured",
+            parts=[_build_table("", ["protocol: method", "reason"], rows)],
+            more=[],
+        )

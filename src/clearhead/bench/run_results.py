@@ -1,4 +1,4 @@
-"""A finished run, read back for a report: no model, no data and no GPU, only the folder."""
+"""Results of a finished run, read from its folder for a report; needs no model, no data and no GPU."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,31 +11,32 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead.bench import explanation_store
-from clearhead.bench.chunk_explanations import CONTROLS
-from clearhead.bench.job import named
-from clearhead.bench.protocols.base import Measurement, Protocol
-from clearhead.bench.store import Store
-from clearhead.bench.tables import Column, columns
+from clearhead.bench.chunk_explanations import CONTROL_METHODS
+from clearhead.bench.job import get_protocol
+from clearhead.bench.protocols.base import BenchmarkProtocol, Measurement
+from clearhead.bench.store import ResultStore
+from clearhead.bench.tables import MetricColumn, build_columns
 from clearhead.errors import ClearheadError, InputError
 from clearhead.explanation.multi_stream import AnyExplanation
 
 
 @dataclass(frozen=True)
-class Table:
-    """One figure, a column for each part in which it is better the same way."""
+class MetricTable:
+    """One metric, with a column for each part in which it has the same direction."""
 
-    figure: str
+    metric: str
     smaller_is_better: bool
-    columns: list[Column]
+    columns: list[MetricColumn]
 
     @property
-    def better(self) -> str:
+    def better_direction(self) -> str:
+        """Direction of the metric: "smaller" or "larger"."""
         return "smaller" if self.smaller_is_better else "larger"
 
 
 @dataclass(frozen=True)
-class Dispute:
-    """An example that methods are judged by most differently, and who is best and worst on it."""
+class Disagreement:
+    """An example on which a metric differs strongly between methods, with the best and the worst method."""
 
     example: str
     part: str
@@ -44,176 +45,244 @@ class Dispute:
 
     @property
     def spread(self) -> float:
+        """Difference between the best and the worst value."""
         return abs(self.best[1] - self.worst[1])
 
 
 @dataclass(frozen=True)
-class Section:
-    """One protocol with its settings, and all that was measured by it."""
+class ProtocolResults:
+    """All measurements of one protocol with one set of settings.
+
+    Attributes:
+        name: Name of the protocol.
+        hash: Hash of its settings.
+        settings: The settings, without the name.
+        protocol: The protocol.
+        measurements: The measurements.
+    """
 
     name: str
     hash: str
     settings: Mapping[str, Any]
-    protocol: Protocol
+    protocol: BenchmarkProtocol
     measurements: Sequence[Measurement]
 
     @property
-    def figures(self) -> list[str]:
-        """Every figure that was measured, the headline's first."""
-        found = dict.fromkeys(name for one in self.measurements for name in one.figures)
-        return [*(name for name in self.protocol.headline if name in found), *(sorted(set(found) - set(self.headline)))]
+    def metrics(self) -> list[str]:
+        """Names of all measured metrics, headline metrics first."""
+        measured = {name for measurement in self.measurements for name in measurement.figures}
+        return [
+            *(name for name in self.protocol.headline_metrics if name in measured),
+            *(sorted(measured - set(self.headline_metrics))),
+        ]
 
     @property
-    def headline(self) -> list[str]:
-        there = {name for one in self.measurements for name in one.figures}
-        return [name for name in self.protocol.headline if name in there] or sorted(there)[:1]
+    def headline_metrics(self) -> list[str]:
+        """Names of the measured headline metrics, or of the alphabetically first metric if there are none."""
+        measured = {name for measurement in self.measurements for name in measurement.figures}
+        return [name for name in self.protocol.headline_metrics if name in measured] or sorted(measured)[:1]
 
-    def tables(self, figure: str, measurements: Sequence[Measurement] | None = None) -> Iterator[Table]:
-        """One figure: a table of the parts where more is better, and one of those where less is."""
-        given = self.measurements if measurements is None else measurements
-        for smaller in (False, True):
-            own = [one for one in given if self.protocol.smaller(figure, one.part) == smaller]
-            parts = sorted({one.part for one in own})
-            made = [
-                column for part in parts for column in columns(part, [one for one in own if one.part == part], figure)
+    def iter_tables(self, metric: str, measurements: Sequence[Measurement] | None = None) -> Iterator[MetricTable]:
+        """Yield a table of the parts where a larger value is better, and one of those where a smaller value is.
+
+        Args:
+            metric: Name of the metric.
+            measurements: Measurements to use instead of all.
+
+        Yields:
+            The tables that have columns.
+        """
+        if measurements is None:
+            measurements = self.measurements
+        for smaller_is_better in (False, True):
+            measurements_by_part: dict[str, list[Measurement]] = {}
+            for measurement in measurements:
+                if self.protocol.is_smaller_better(metric, measurement.part) == smaller_is_better:
+                    measurements_by_part.setdefault(measurement.part, []).append(measurement)
+            columns = [
+                column
+                for part_name, part_measurements in sorted(measurements_by_part.items())
+                for column in build_columns(part_name, part_measurements, metric)
             ]
-            if made:
-                yield Table(figure, smaller, made)
+            if columns:
+                yield MetricTable(metric, smaller_is_better, columns)
 
     @cached_property
-    def correct(self) -> list[Measurement]:
-        """Those of examples that were predicted correctly, where some were and some were not."""
-        kept = [one for one in self.measurements if one.figures.get("correct") == 1]
-        return kept if len(kept) < len(self.measurements) else []
+    def correct_measurements(self) -> list[Measurement]:
+        """Measurements of correctly predicted examples; empty if all examples are correct."""
+        correct = [measurement for measurement in self.measurements if measurement.figures.get("correct") == 1]
+        return correct if len(correct) < len(self.measurements) else []
 
-    def overall(self) -> dict[str, dict[str, dict[str, float]]]:
-        """By part and method, what is no mean over examples."""
+    def compute_dataset_metrics(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Compute the metrics that are not means over examples.
+
+        Returns:
+            Part → method → metrics.
+        """
         groups: dict[tuple[str, str], list[Measurement]] = {}
-        for one in self.measurements:
-            groups.setdefault((one.part, one.method), []).append(one)
-        made: dict[str, dict[str, dict[str, float]]] = {}
-        for (part, method), own in sorted(groups.items()):
-            found = self.protocol.overall(own)
-            if found:
-                made.setdefault(part, {})[method] = found
-        return made
+        for measurement in self.measurements:
+            groups.setdefault((measurement.part, measurement.method), []).append(measurement)
+        metrics_by_part: dict[str, dict[str, dict[str, float]]] = {}
+        for (part_name, method), measurements in sorted(groups.items()):
+            metrics = self.protocol.compute_dataset_metrics(measurements)
+            if metrics:
+                metrics_by_part.setdefault(part_name, {})[method] = metrics
+        return metrics_by_part
 
-    def disputes(self, figure: str, count: int = 5) -> list[Dispute]:
-        """The examples on which a figure differs most between methods, controls aside."""
-        made = []
-        for table in self.tables(figure):
+    def find_disagreements(self, metric: str, count: int = 5) -> list[Disagreement]:
+        """Find the examples on which a metric differs most between methods, controls excluded.
+
+        Args:
+            metric: Name of the metric.
+            count: Number of examples.
+
+        Returns:
+            The examples, the largest difference first.
+        """
+        disagreements = []
+        for table in self.iter_tables(metric):
             for column in table.columns:
-                rivals = {method: own for method, own in column.values.items() if method not in CONTROLS}
-                for place, example in enumerate(column.examples):
-                    found = [(m, float(own[place])) for m, own in rivals.items() if not np.isnan(own[place])]
-                    found.sort(key=lambda one: (one[1] if table.smaller_is_better else -one[1], one[0]))
-                    if len(found) > 1 and found[0][1] != found[-1][1]:
-                        made.append(Dispute(example, column.name, found[0], found[-1]))
-        return sorted(made, key=lambda one: (-one.spread, one.part, one.example))[:count]
+                values_by_method = {
+                    method: values
+                    for method, values in column.values_by_method.items()
+                    if method not in CONTROL_METHODS
+                }
+                for index, example in enumerate(column.examples):
+                    values = {method: float(scores[index]) for method, scores in values_by_method.items()}
+                    ranked = _rank_methods(values, table.smaller_is_better)
+                    if len(ranked) > 1 and ranked[0][1] != ranked[-1][1]:
+                        disagreements.append(Disagreement(example, column.name, ranked[0], ranked[-1]))
+        disagreements.sort(key=lambda disagreement: (-disagreement.spread, disagreement.part, disagreement.example))
+        return disagreements[:count]
 
-    def curves(self) -> list["Curve"]:
-        """By part and figure: each method's values at every place, example by example."""
-        groups: dict[tuple[str, str, str], dict[str, list[tuple[Sequence[float], Sequence[float]]]]] = {}
-        for one in self.measurements:
-            for across, ups in (("fraction", ("probability", "accuracy")), ("recall", ("precision",))):
-                for up in ups if across in one.curves else ():
-                    part = groups.setdefault((one.part, up, across), {})
-                    part.setdefault(one.method, []).append((one.curves[across], one.curves[up]))
-        made = []
-        for which, by_method in sorted(groups.items()):
-            shared = {method: _at_shared_places(own) for method, own in sorted(by_method.items())}
-            at = {method: list(places) for method, (places, _) in shared.items()}
-            made.append(Curve(*which, at=at, values={method: values for method, (_, values) in shared.items()}))
-        return made
+    def build_curve_sets(self) -> list["CurveSet"]:
+        """Collect the curves by part and metric, interpolated to shared points.
+
+        Returns:
+            One set for each part and metric, sorted.
+        """
+        curves_by_group: dict[tuple[str, str, str], dict[str, list[tuple[Sequence[float], Sequence[float]]]]] = {}
+        for measurement in self.measurements:
+            curves = measurement.curves
+            for x_name, y_name in (("fraction", "probability"), ("fraction", "accuracy"), ("recall", "precision")):
+                if x_name in curves:
+                    curves_by_method = curves_by_group.setdefault((measurement.part, y_name, x_name), {})
+                    curves_by_method.setdefault(measurement.method, []).append((curves[x_name], curves[y_name]))
+        curve_sets = []
+        for (part_name, y_name, x_name), curves_by_method in sorted(curves_by_group.items()):
+            x_by_method: dict[str, list[float]] = {}
+            y_by_method: dict[str, Float[np.ndarray, "example place"]] = {}
+            for method, method_curves in sorted(curves_by_method.items()):
+                x, y_by_method[method] = _interpolate_to_shared_points(method_curves)
+                x_by_method[method] = list(x)
+            curve_sets.append(CurveSet(part_name, y_name, x_name, x_by_method, y_by_method))
+        return curve_sets
 
 
-def _at_shared_places(
+def _rank_methods(values: Mapping[str, float], smaller_is_better: bool) -> list[tuple[str, float]]:
+    """Sort methods from best to worst, then by name; NaN is left out."""
+    sign = 1 if smaller_is_better else -1
+    measured = [(method, value) for method, value in values.items() if not np.isnan(value)]
+    return sorted(measured, key=lambda item: (sign * item[1], item[0]))
+
+
+def _interpolate_to_shared_points(
     curves: Sequence[tuple[Sequence[float], Sequence[float]]],
 ) -> "tuple[Sequence[float], Float[np.ndarray, 'example place']]":
-    """Curves at the places of the finest: where tokens go one by one, each example has points of its own."""
-    places = max((x for x, _ in curves), key=len)
-    return places, np.array([np.interp(places, x, y) for x, y in curves])
+    """Interpolate to the points of the finest curve: with one unit per step, examples have different points."""
+    points = max((x for x, _ in curves), key=len)
+    return points, np.array([np.interp(points, x, y) for x, y in curves])
 
 
 @dataclass(frozen=True)
-class Curve:
-    """What a figure of one part is at every place, by method and example."""
+class CurveSet:
+    """Curves of one metric and part: the points of each method, and its values for every example."""
 
     part: str
-    up: str
-    across: str
-    at: dict[str, list[float]]
-    values: "dict[str, Float[np.ndarray, 'example place']]"
+    y_name: str
+    x_name: str
+    x_by_method: dict[str, list[float]]
+    y_by_method: "dict[str, Float[np.ndarray, 'example place']]"
 
 
-class Finished:
-    """A run's folder, opened to be told about."""
+class RunResults:
+    """Results of a finished run, read from its folder."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.store = Store(folder)
-        self.about = {**self.store.about(), **self.store.about_table()}
+        """Open the folder of a run.
+
+        Args:
+            folder: The folder (`clearhead bench --out`).
+
+        Raises:
+            InputError: If the folder is not a run, or its table is not finished.
+        """
+        self.store = ResultStore(folder)
+        self.manifest = {**self.store.read_manifest(), **self.store.read_table_metadata()}
 
     @cached_property
-    def sections(self) -> list[Section]:
-        found: dict[str, list[Any]] = {}
-        for row in self.store.table():
-            found.setdefault(row.settings, []).append(row)
-        if not found:
-            raise InputError(f"the table of {str(self.store.folder)!r} is empty: {self._why_empty()}")
+    def protocol_results(self) -> list[ProtocolResults]:
+        """Results by protocol and settings, sorted by the protocol's name."""
+        rows_by_settings: dict[str, list[Any]] = {}
+        for row in self.store.iter_table_rows():
+            rows_by_settings.setdefault(row.settings, []).append(row)
+        if not rows_by_settings:
+            raise InputError(f"the table of {str(self.store.folder)!r} is empty: {self._explain_empty_table()}")
         return [
-            self._section(settings, rows)
-            for settings, rows in sorted(found.items(), key=lambda own: own[1][0].protocol)
+            self._build_protocol_results(settings_hash, rows)
+            for settings_hash, rows in sorted(rows_by_settings.items(), key=lambda item: item[1][0].protocol)
         ]
 
-    def _section(self, settings: str, rows: Sequence[Any]) -> Section:
-        known = dict(self.about["settings"].get(settings, {}))
-        name = known.pop("protocol", rows[0].protocol)
-        tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in known.items()}
+    def _build_protocol_results(self, settings_hash: str, rows: Sequence[Any]) -> ProtocolResults:
+        settings = dict(self.manifest["settings"].get(settings_hash, {}))
+        name = settings.pop("protocol", rows[0].protocol)
+        arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
         try:
-            protocol = named(name, **tuples)
-        except ClearheadError:  # one of somebody's own, that is not registered here: larger is taken for better
-            protocol = Protocol()
-        return Section(name, settings, known, protocol, [row.measurement for row in rows])
+            protocol = get_protocol(name, **arguments)
+        except ClearheadError:  # a custom protocol that is not registered here: assume that larger is better
+            protocol = BenchmarkProtocol()
+        return ProtocolResults(name, settings_hash, settings, protocol, [row.measurement for row in rows])
 
     @cached_property
-    def refused(self) -> dict[str, str]:
-        lacks: dict[str, str] = self.about.get("refused", {})
-        return lacks
+    def failure_reasons(self) -> dict[str, str]:
+        """Reasons why methods were not measured, by "PROTOCOL: METHOD"."""
+        reasons: dict[str, str] = self.manifest.get("refused", {})
+        return reasons
 
-    def _why_empty(self) -> str:
-        return "; ".join(f"{what}: {why}" for what, why in sorted(self.refused.items())) or "it had no examples"
+    def _explain_empty_table(self) -> str:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in sorted(self.failure_reasons.items()))
+        return reasons or "it had no examples"
 
-    def kept(self, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], AnyExplanation]:
-        """The explanations of these examples and methods, as far as the run kept them."""
-        return explanation_store.read(self.store.folder, wanted)
+    def load_explanations(self, keys: set[tuple[str, str]]) -> dict[tuple[str, str], AnyExplanation]:
+        """Load stored explanations by (example, method); those that the run did not keep are missing."""
+        return explanation_store.load_stored_explanations(self.store.folder, keys)
 
-    def marked(self, examples: Collection[str]) -> dict[str, list[int]]:
-        """By example, the places of the units that people marked, as far as the run kept them."""
-        return explanation_store.marked(self.store.folder, examples)
+    def load_annotations(self, examples: Collection[str]) -> dict[str, list[int]]:
+        """Load the indices of annotated units by example; those that the run did not keep are missing."""
+        return explanation_store.load_stored_annotations(self.store.folder, examples)
 
     @property
-    def costs(self) -> dict[str, float]:
-        """By method, the seconds of one explanation alone, where they were taken before the run began."""
+    def seconds_by_method(self) -> dict[str, float]:
+        """Method → seconds of a single explanation, if they were measured before the run."""
         try:
-            read: dict[str, float] = json.loads((self.store.folder / "costs.json").read_text(encoding="utf-8"))[
-                "methods"
-            ]
+            text = (self.store.folder / "costs.json").read_text(encoding="utf-8")
+            seconds: dict[str, float] = json.loads(text)["methods"]
         except (OSError, ValueError, KeyError):
             return {}
-        return read
+        return seconds
 
     @property
-    def seconds(self) -> float:
-        """What the chunks took, one after the other."""
+    def total_seconds(self) -> float:
+        """Sum of the chunks' durations."""
         try:
             lines = (self.store.folder / "timings.jsonl").read_text(encoding="utf-8").splitlines()
         except OSError:
             return 0.0
-        return float(sum(map(_seconds, lines)))
+        return float(sum(map(_parse_seconds, lines)))
 
 
-def _seconds(line: str) -> float:
-    """Of a line that a killed run left half written, none."""
+def _parse_seconds(line: str) -> float:
+    """Parse the duration of a chunk; 0 for a line that a killed run left incomplete."""
     try:
         return float(json.loads(line)["seconds"])
     except (ValueError, KeyError, TypeError):

@@ -1,8 +1,8 @@
 """A run: plan → what is missing → engine → store → table. Stopped at any moment, it goes on where it was.
 
->>> from clearhead.bench.job import Job
->>> run = Run(Job("zoo:logic", "known:logic", ("generic",), ("truth",), limit=4), "RUN")
->>> run.cost().chunks
+>>> from clearhead.bench.job import BenchmarkJob
+>>> run = BenchmarkRun(BenchmarkJob("zoo:logic", "known:logic", ("generic",), ("truth",), limit=4), "RUN")
+>>> run.estimate_cost().num_chunks
 1
 """
 
@@ -15,47 +15,53 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.bench import explanation_store
-from clearhead.bench.chunk_explanations import method_of, with_controls
-from clearhead.bench.data import DataSet
-from clearhead.bench.engines import engine
-from clearhead.bench.job import Job, Task, base_key, chunks
-from clearhead.bench.protocols.base import Measurement, Protocol
-from clearhead.bench.store import Store, Wanted
-from clearhead.bench.worker import Worker, versions
+from clearhead.bench.chunk_explanations import add_controls, parse_method
+from clearhead.bench.data import BenchmarkDataset
+from clearhead.bench.engines import get_engine
+from clearhead.bench.job import BenchmarkJob, ChunkTask, compute_chunk_key, iter_chunks
+from clearhead.bench.protocols.base import BenchmarkProtocol, Measurement
+from clearhead.bench.store import RequestedMethods, ResultStore
+from clearhead.bench.worker import ChunkWorker, format_versions
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
 
 @dataclass(frozen=True)
-class Cost:
+class RunCost:
     """What a run would still compute. `altered` inputs at most: equal ones go through the model once.
 
     by_size: protocols whose altered inputs are not among them, as many as an example is long or large
     outdated: rows among them that were measured before, with other versions of the software
     """
 
-    examples: int
-    chunks: int
-    chunks_left: int
-    methods: int
-    altered: int
-    by_size: tuple[str, ...] = ()
-    outdated: int = 0
+    num_examples: int
+    num_chunks: int
+    num_missing_chunks: int
+    num_methods: int
+    max_perturbed_inputs: int
+    size_dependent_protocols: tuple[str, ...] = ()
+    num_stale_rows: int = 0
 
     def __str__(self) -> str:
-        if not self.chunks_left:
-            return f"{self.examples} examples × {self.methods} methods, 0 of {self.chunks} chunks to do: all is there"
-        left = f"{self.chunks_left} of {self.chunks} chunks to do"
-        more = f" (those of {' and '.join(self.by_size)} not counted: larger examples have more)" * bool(self.by_size)
+        if not self.num_missing_chunks:
+            return (
+                f"{self.num_examples} examples × {self.num_methods} methods, 0 of {self.num_chunks} chunks to do: "
+                "all is there"
+            )
+        left = f"{self.num_missing_chunks} of {self.num_chunks} chunks to do"
+        more = (
+            f" (those of {' and '.join(self.size_dependent_protocols)} not counted: larger examples have more)"
+            * bool(self.size_dependent_protocols)
+        )
         return (
-            f"{self.examples} examples × {self.methods} methods, {left}: one explanation of each, and at most "
-            f"{self.altered:,} altered inputs through the model{more}"
+            f"{self.num_examples} examples × {self.num_methods} methods, {left}: one explanation of each, and at most "
+            f"{self.max_perturbed_inputs:,} altered inputs through the model{more}"
         )
 
 
 @dataclass
-class Report:
+class BenchmarkRunReport:
     """What a run did; counts are of chunks."""
 
     out: str
@@ -67,75 +73,86 @@ class Report:
         return {"schema": "clearhead/bench-run", "version": 1, **asdict(self)}
 
 
-class Run:
+class BenchmarkRun:
     """One job and the folder of its results. `ex` and `data` may be given as objects instead of names."""
 
-    def __init__(self, job: Job, out: str | Path, ex: "Explainer | None" = None, data: DataSet | None = None) -> None:
-        self.job, self.store = job, Store(out)
-        self.store.check()  # before the model is opened and an example timed
-        self.methods = [str(method) for method in with_controls([method_of(name) for name in job.methods])]
-        self.worker = Worker(job, ex, data)
+    def __init__(
+        self,
+        job: BenchmarkJob,
+        out_dir: str | Path,
+        explainer: "Explainer | None" = None,
+        dataset: BenchmarkDataset | None = None,
+    ) -> None:
+        self.job, self.store = job, ResultStore(out_dir)
+        self.store.check_folder()  # before the model is opened and an example timed
+        self.methods = [str(method) for method in add_controls([parse_method(name) for name in job.methods])]
+        self.worker = ChunkWorker(job, explainer, dataset)
 
     @cached_property
-    def plan(self) -> list[tuple[str, tuple[int, ...]]]:
+    def chunk_plan(self) -> list[tuple[str, tuple[int, ...]]]:
         """Every chunk: its key and the places of its examples."""
-        said = versions()
+        said = format_versions()
         return [
-            (base_key(self.worker.model, content, said, self.job), places)
-            for places, content in chunks(self.worker.data, self.job.chunk)
+            (compute_chunk_key(self.worker.model_digest, content, said, self.job), places)
+            for places, content in iter_chunks(self.worker.dataset, self.job.chunk)
         ]
 
     @property
-    def wanted(self) -> dict[str, Protocol]:
-        return {settings: made for settings, (_, made) in self.worker.protocols.items()}
+    def protocols(self) -> dict[str, BenchmarkProtocol]:
+        return {settings: made for settings, (_, made) in self.worker.protocols_by_settings.items()}
 
     @property
-    def asked(self) -> dict[str, Wanted]:
+    def requested_methods(self) -> dict[str, RequestedMethods]:
         """The same, as the store takes it."""
         methods = frozenset(self.methods)
         return {
-            settings: Wanted(name, methods, made.together) for settings, (name, made) in self.worker.protocols.items()
+            settings: RequestedMethods(name, methods, made.depends_on_other_methods)
+            for settings, (name, made) in self.worker.protocols_by_settings.items()
         }
 
-    def tasks(self) -> list[Task]:
+    def find_missing_tasks(self) -> list[ChunkTask]:
         """The chunks in which something is missing."""
-        found, wanted = [], self.asked
-        for key, places in self.plan:
-            shards = self.store.of(key)
+        found, wanted = [], self.requested_methods
+        for key, places in self.chunk_plan:
+            shards = self.store.find_shards(key)
             if self.job.keep:
-                shards = [path for path in shards if explanation_store.keeps(self.store.folder, path.stem)]
-            there = self.store.has(shards, wanted)
+                shards = [
+                    path for path in shards if explanation_store.has_stored_explanations(self.store.folder, path.stem)
+                ]
+            there = self.store.find_available_methods(shards, wanted)
             missing = []
             for settings in wanted:
                 lacking = [method for method in self.methods if method not in there.get(settings, ())]
                 if lacking:
                     missing.append((settings, tuple(lacking)))
             if missing:
-                found.append(Task(key, places, tuple(missing)))
+                found.append(ChunkTask(key, places, tuple(missing)))
         return found
 
-    def cost(self) -> Cost:
-        tasks, altered = self.tasks(), 0
+    def estimate_cost(self) -> RunCost:
+        tasks, altered = self.find_missing_tasks(), 0
         by_size: dict[str, None] = {}
         for task in tasks:
-            for settings, methods in task.missing:
-                name, protocol = self.worker.protocols[settings]
-                most = protocol.altered(len(methods))
+            for settings, methods in task.missing_methods_by_settings:
+                name, protocol = self.worker.protocols_by_settings[settings]
+                most = protocol.count_perturbed_inputs(len(methods))
                 if most is None:
                     by_size[name] = None
                 else:
-                    altered += len(task.places) * most
-        sizes = (len(self.worker.data), len(self.plan), len(tasks), len(self.methods))
-        return Cost(*sizes, altered, tuple(by_size), self._outdated(tasks))
+                    altered += len(task.example_indices) * most
+        sizes = (len(self.worker.dataset), len(self.chunk_plan), len(tasks), len(self.methods))
+        return RunCost(*sizes, altered, tuple(by_size), self._count_stale_rows(tasks))
 
-    def _outdated(self, tasks: Sequence[Task]) -> int:
+    def _count_stale_rows(self, tasks: Sequence[ChunkTask]) -> int:
         """How many rows of what is missing are there, measured with other versions."""
-        data, model = self.worker.data, self.worker.model
-        others = [] if not tasks else list(self.store.measured_by_others(versions()))
+        data, model = self.worker.dataset, self.worker.model_digest
+        others = [] if not tasks else list(self.store.iter_rows_of_other_versions(format_versions()))
         others = [row for row in others if (row["model"], row["data"]) == (model, data.name)]
         if not others:
             return 0
-        missing = {data[place].id: dict(task.missing) for task in tasks for place in task.places}
+        missing = {
+            data[place].id: dict(task.missing_methods_by_settings) for task in tasks for place in task.example_indices
+        }
         found = {
             (row["example"], row["method"], row["settings"], row["part"])
             for row in others
@@ -146,57 +163,60 @@ class Run:
     def __call__(
         self,
         engine_name: str = "local",
-        workers: int = 1,
+        num_workers: int = 1,
         advance: Callable[[int], None] = lambda examples: None,
         address: str | None = None,
-    ) -> Report:
+    ) -> BenchmarkRunReport:
         """Compute what is missing, then write the table; `advance` hears how many examples are through."""
-        run_engine = engine(engine_name, address)
-        self.store.open(self._about())
-        tasks = self.tasks()
-        report = Report(str(self.store.folder), len(self.plan), there_before=len(self.plan) - len(tasks))
-        sizes = {task.key: len(task.places) for task in tasks}
-        advance(len(self.worker.data) - sum(sizes.values()))
+        run_engine = get_engine(engine_name, address)
+        self.store.initialise_folder(self._build_manifest())
+        tasks = self.find_missing_tasks()
+        report = BenchmarkRunReport(
+            str(self.store.folder), len(self.chunk_plan), there_before=len(self.chunk_plan) - len(tasks)
+        )
+        sizes = {task.chunk_key: len(task.example_indices) for task in tasks}
+        advance(len(self.worker.dataset) - sum(sizes.values()))
         began = time.perf_counter()
-        for shard in run_engine(self.worker, tasks, workers, address):
+        for shard in run_engine(self.worker, tasks, num_workers, address):
             if self.job.keep:
-                explanation_store.write(self.store.folder, shard.name, shard.kept)
-            self.store.write(shard)
+                explanation_store.write_stored_explanations(self.store.folder, shard.name, shard.explanations)
+            self.store.write_shard(shard)
             now = time.perf_counter()
-            self._note(shard.key, sizes[shard.key], now - began)
+            self._append_timing(shard.chunk_key, sizes[shard.chunk_key], now - began)
             began = now
             report.computed += 1
-            advance(sizes[shard.key])
-        self.store.write_table([key for key, _ in self.plan], self.asked)
+            advance(sizes[shard.chunk_key])
+        self.store.write_table([key for key, _ in self.chunk_plan], self.requested_methods)
         return report
 
-    def take(self, other: str | Path) -> int:
+    def merge_from(self, other: str | Path) -> int:
         """Take over what another run has measured, whatever its methods and protocols; how many shards were new."""
-        theirs = Store(other)
-        theirs.about()  # refuses what is no run
-        self.store.open(self._about())
+        theirs = ResultStore(other)
+        theirs.read_manifest()  # refuses what is no run
+        self.store.initialise_folder(self._build_manifest())
         return self.store.merge(theirs)
 
-    def measurements(self, settings: str) -> list[Measurement]:
+    def load_measurements(self, settings_hash: str) -> list[Measurement]:
         """The finished rows of one protocol, by its hash."""
-        return [row.measurement for row in self.store.table() if row.settings == settings]
+        return [row.measurement for row in self.store.iter_table_rows() if row.settings == settings_hash]
 
-    def refused(self) -> dict[str, str]:
-        return self.store.refused((key for key, _ in self.plan), self.asked)
+    def collect_failure_reasons(self) -> dict[str, str]:
+        return self.store.collect_failure_reasons((key for key, _ in self.chunk_plan), self.requested_methods)
 
-    def _about(self) -> dict[str, Any]:
+    def _build_manifest(self) -> dict[str, Any]:
         named = {
-            settings: {"protocol": name, **made.settings} for settings, (name, made) in self.worker.protocols.items()
+            settings: {"protocol": name, **made.settings}
+            for settings, (name, made) in self.worker.protocols_by_settings.items()
         }
         return {
             "schema": "clearhead/bench",
             "version": 1,
             "job": asdict(self.job),
-            "model": self.worker.model,
+            "model": self.worker.model_digest,
             "settings": named,
-            "versions": versions(),
+            "versions": format_versions(),
         }
 
-    def _note(self, key: str, examples: int, seconds: float) -> None:
+    def _append_timing(self, key: str, examples: int, seconds: float) -> None:
         with (self.store.folder / "timings.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"chunk": key, "examples": examples, "seconds": round(seconds, 4)}) + "\n")

@@ -18,20 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.bench import explanation_store
-from clearhead.bench.protocols.base import Measurement, Protocol
-from clearhead.data.atomic_file import PARTIAL, whole
+from clearhead.bench.protocols.base import BenchmarkProtocol, Measurement
+from clearhead.data.atomic_file import PARTIAL_SUFFIX, atomic_write
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from clearhead.bench.explanation_store import Kept
+    from clearhead.bench.explanation_store import StoredExplanation
 
-COLUMNS = ("model", "data", "example", "method", "protocol", "settings", "versions", "part", "figures", "curves")
+ROW_COLUMNS = ("model", "data", "example", "method", "protocol", "settings", "versions", "part", "figures", "curves")
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasurementRow:
     """One measurement with everything that it depends on."""
 
     model: str
@@ -55,32 +55,32 @@ class Row:
 class Shard:
     """The rows of one chunk, for which protocols (by hash) and methods they are, and what could not be measured."""
 
-    key: str
-    made_for: tuple[tuple[str, tuple[str, ...]], ...]
-    rows: tuple[Row, ...]
-    refused: Mapping[str, str] = field(default_factory=dict)
-    kept: "tuple[Kept, ...]" = ()
+    chunk_key: str
+    methods_by_settings: tuple[tuple[str, tuple[str, ...]], ...]
+    rows: tuple[MeasurementRow, ...]
+    failure_reasons: Mapping[str, str] = field(default_factory=dict)
+    explanations: "tuple[StoredExplanation, ...]" = ()
 
     @property
     def name(self) -> str:
-        said = json.dumps(sorted((settings, sorted(methods)) for settings, methods in self.made_for))
-        return f"{self.key}-{hashlib.sha256(said.encode()).hexdigest()[:12]}"
+        said = json.dumps(sorted((settings, sorted(methods)) for settings, methods in self.methods_by_settings))
+        return f"{self.chunk_key}-{hashlib.sha256(said.encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequestedMethods:
     """What a job asks of one protocol: under which name, and for which methods."""
 
-    name: str
+    protocol_name: str
     methods: frozenset[str]
-    together: bool = False
+    depends_on_other_methods: bool = False
 
-    def served_by(self, methods: Iterable[str]) -> bool:
+    def is_satisfied_by(self, methods: Iterable[str]) -> bool:
         """Whether a shard made for these methods counts: where pairs are measured, one of other methods lacks some."""
-        return not self.together or self.methods == set(methods)
+        return not self.depends_on_other_methods or self.methods == set(methods)
 
 
-def _arrow() -> Any:
+def _import_pyarrow() -> Any:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -89,69 +89,72 @@ def _arrow() -> Any:
     return pyarrow
 
 
-def _schema() -> "pa.Schema":
-    pa = _arrow()
-    words = [(name, pa.string()) for name in COLUMNS[:-2]]
+def _build_schema() -> "pa.Schema":
+    pa = _import_pyarrow()
+    words = [(name, pa.string()) for name in ROW_COLUMNS[:-2]]
     figures, curves = pa.map_(pa.string(), pa.float64()), pa.map_(pa.string(), pa.list_(pa.float64()))
     return pa.schema([*words, ("figures", figures), ("curves", curves)])
 
 
-def _table(rows: Iterable[Row]) -> "pa.Table":
+def _rows_to_table(rows: Iterable[MeasurementRow]) -> "pa.Table":
     plain = [
         {**asdict(row), "figures": sorted(row.figures.items()), "curves": sorted(row.curves.items())} for row in rows
     ]
-    return _arrow().Table.from_pylist(plain, schema=_schema())
+    return _import_pyarrow().Table.from_pylist(plain, schema=_build_schema())
 
 
-def _rows(table: "pa.Table") -> list[Row]:
-    return [Row(**{**one, "figures": dict(one["figures"]), "curves": dict(one["curves"])}) for one in table.to_pylist()]
+def _table_to_rows(table: "pa.Table") -> list[MeasurementRow]:
+    return [
+        MeasurementRow(**{**one, "figures": dict(one["figures"]), "curves": dict(one["curves"])})
+        for one in table.to_pylist()
+    ]
 
 
-def _read(path: Path, reader: Callable[[Path], Any], remedy: str) -> Any:
+def _read_file(path: Path, reader: Callable[[Path], Any], remedy: str) -> Any:
     try:
         return reader(path)
-    except (OSError, _arrow().ArrowInvalid) as problem:
+    except (OSError, _import_pyarrow().ArrowInvalid) as problem:
         raise InputError(f"{str(path)!r} cannot be read ({problem}): {remedy}") from None
 
 
 #: What to do about a shard that is damaged. It is not removed unasked: it may be the disk that is at fault.
-REMOVE = "remove it, and the same command computes that chunk again"
+DAMAGED_SHARD_REMEDY = "remove it, and the same command computes that chunk again"
 
 
-class Store:
+class ResultStore:
     """One folder. Reading and writing need no model and no GPU."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.shards = self.folder / "shards"
+        self.shard_folder = self.folder / "shards"
 
-    def check(self) -> None:
+    def check_folder(self) -> None:
         """Refuse a folder that holds something else."""
         path = self.folder / "run.json"
-        if self.folder.exists() and (not self.folder.is_dir() or (self._strangers() and not path.exists())):
+        if self.folder.exists() and (not self.folder.is_dir() or (self._has_foreign_files() and not path.exists())):
             raise InputError(
                 f"{str(self.folder)!r} is there already and is no benchmark run: give an empty or new --out"
             )
 
-    def open(self, about: Mapping[str, Any]) -> None:
+    def initialise_folder(self, manifest: Mapping[str, Any]) -> None:
         """Make the folder a run's, or make sure that it is one."""
-        self.check()
+        self.check_folder()
         path = self.folder / "run.json"
         self.folder.mkdir(parents=True, exist_ok=True)
-        for folder in (self.folder, self.shards, self.folder / explanation_store.FOLDER):
-            for leftover in folder.glob(f".*{PARTIAL}"):
+        for folder in (self.folder, self.shard_folder, self.folder / explanation_store.EXPLANATION_FOLDER):
+            for leftover in folder.glob(f".*{PARTIAL_SUFFIX}"):
                 leftover.unlink()
-        settings = {**(self.about().get("settings", {}) if path.exists() else {}), **about["settings"]}
-        with whole(path) as partial:
-            said = json.dumps({**about, "settings": settings}, indent=2, ensure_ascii=False, sort_keys=True)
+        settings = {**(self.read_manifest().get("settings", {}) if path.exists() else {}), **manifest["settings"]}
+        with atomic_write(path) as partial:
+            said = json.dumps({**manifest, "settings": settings}, indent=2, ensure_ascii=False, sort_keys=True)
             partial.write_text(said + "\n", encoding="utf-8")
-        self.shards.mkdir(exist_ok=True)
+        self.shard_folder.mkdir(exist_ok=True)
 
-    def _strangers(self) -> bool:
+    def _has_foreign_files(self) -> bool:
         """Whether something is here that no run left behind that was killed at its very beginning."""
-        return any(not path.name.endswith(PARTIAL) for path in self.folder.iterdir())
+        return any(not path.name.endswith(PARTIAL_SUFFIX) for path in self.folder.iterdir())
 
-    def about(self) -> dict[str, Any]:
+    def read_manifest(self) -> dict[str, Any]:
         path = self.folder / "run.json"
         try:
             made: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -159,131 +162,161 @@ class Store:
             raise InputError(f"{str(self.folder)!r} holds no benchmark run") from None
         return made
 
-    def write(self, shard: Shard) -> Path:
-        pa = _arrow()
-        about = {"made_for": shard.made_for, "refused": dict(sorted(shard.refused.items()))}
-        table = _table(shard.rows).replace_schema_metadata({"clearhead": json.dumps(about, ensure_ascii=False)})
-        path = self.shards / f"{shard.name}.parquet"
-        with whole(path) as partial:
+    def write_shard(self, shard: Shard) -> Path:
+        pa = _import_pyarrow()
+        about = {"made_for": shard.methods_by_settings, "refused": dict(sorted(shard.failure_reasons.items()))}
+        table = _rows_to_table(shard.rows).replace_schema_metadata({"clearhead": json.dumps(about, ensure_ascii=False)})
+        path = self.shard_folder / f"{shard.name}.parquet"
+        with atomic_write(path) as partial:
             pa.parquet.write_table(table, partial, compression="zstd")
         return path
 
-    def made_for(self, path: Path) -> tuple[list[tuple[str, tuple[str, ...]]], dict[str, str]]:
+    def read_shard_metadata(self, path: Path) -> tuple[list[tuple[str, tuple[str, ...]]], dict[str, str]]:
         """What a shard was made for, and what was refused in it."""
-        metadata = _read(path, _arrow().parquet.read_schema, REMOVE).metadata or {}
+        metadata = _read_file(path, _import_pyarrow().parquet.read_schema, DAMAGED_SHARD_REMEDY).metadata or {}
         about = json.loads(metadata.get(b"clearhead", b"{}"))
         return [(settings, tuple(methods)) for settings, methods in about.get("made_for", [])], about.get("refused", {})
 
-    def of(self, key: str) -> list[Path]:
+    def find_shards(self, chunk_key: str) -> list[Path]:
         """The shards of one chunk."""
-        return sorted(self.shards.glob(f"{key}-*.parquet"))
+        return sorted(self.shard_folder.glob(f"{chunk_key}-*.parquet"))
 
-    def has(self, shards: Iterable[Path], wanted: Mapping[str, Wanted]) -> dict[str, set[str]]:
+    def find_available_methods(
+        self, shards: Iterable[Path], requested: Mapping[str, RequestedMethods]
+    ) -> dict[str, set[str]]:
         """By settings hash, the methods that some of a chunk's shards already hold."""
         found: dict[str, set[str]] = {}
         for path in shards:
-            for settings, methods in self.made_for(path)[0]:
-                if settings in wanted and wanted[settings].served_by(methods):
+            for settings, methods in self.read_shard_metadata(path)[0]:
+                if settings in requested and requested[settings].is_satisfied_by(methods):
                     found.setdefault(settings, set()).update(methods)
         return found
 
-    def rows(self, key: str, wanted: Mapping[str, Wanted]) -> list[Row]:
+    def read_chunk_rows(self, chunk_key: str, requested: Mapping[str, RequestedMethods]) -> list[MeasurementRow]:
         """The rows of one chunk; what two shards both hold is taken once."""
-        found: dict[tuple[str, ...], Row] = {}
-        for path in self.of(key):
-            serving = self.has([path], wanted)
-            for row in _rows(_read(path, _arrow().parquet.read_table, REMOVE)):
-                if row.settings in serving and row.method in wanted[row.settings].methods:
+        found: dict[tuple[str, ...], MeasurementRow] = {}
+        for path in self.find_shards(chunk_key):
+            serving = self.find_available_methods([path], requested)
+            for row in _table_to_rows(_read_file(path, _import_pyarrow().parquet.read_table, DAMAGED_SHARD_REMEDY)):
+                if row.settings in serving and row.method in requested[row.settings].methods:
                     found.setdefault((row.settings, row.part, row.method, row.example), row)
         return [found[where] for where in sorted(found)]
 
-    def measured_by_others(self, versions: str) -> Iterator[dict[str, str]]:
+    def iter_rows_of_other_versions(self, versions: str) -> Iterator[dict[str, str]]:
         """What rows measured with other versions are about: the words of `COLUMNS`, without their figures."""
 
         def words(path: Path) -> Any:
-            return _arrow().parquet.read_table(path, columns=list(COLUMNS[:-2]))
+            return _import_pyarrow().parquet.read_table(path, columns=list(ROW_COLUMNS[:-2]))
 
-        for path in sorted(self.shards.glob("*.parquet")):
+        for path in sorted(self.shard_folder.glob("*.parquet")):
             try:
-                rows = _read(path, words, REMOVE).to_pylist()
+                rows = _read_file(path, words, DAMAGED_SHARD_REMEDY).to_pylist()
             except InputError:  # it may be of another job: whoever needs it will tell
                 continue
             yield from (row for row in rows if row["versions"] != versions)
 
-    def write_table(self, keys: Sequence[str], wanted: Mapping[str, Wanted]) -> Path:
+    def write_table(self, chunk_keys: Sequence[str], requested: Mapping[str, RequestedMethods]) -> Path:
         """One table of all chunks, a row group each, so that memory does not grow with their number."""
-        pa, path = _arrow(), self.folder / "table.parquet"
-        run = self.about()
+        pa, path = _import_pyarrow(), self.folder / "table.parquet"
+        run = self.read_manifest()
         named = {
             "job": {name: run.get("job", {}).get(name) for name in ("model", "data")},
             "versions": run.get("versions"),
         }
-        about = {"refused": dict(sorted(self.refused(keys, wanted).items())), **named, "model": run.get("model")}
-        schema = _schema().with_metadata({"clearhead": json.dumps(about, ensure_ascii=False)})
-        with whole(path) as partial, pa.parquet.ParquetWriter(partial, schema, compression="zstd") as writer:
-            for key in keys:
-                writer.write_table(_table(self.rows(key, wanted)))
+        about = {
+            "refused": dict(sorted(self.collect_failure_reasons(chunk_keys, requested).items())),
+            **named,
+            "model": run.get("model"),
+        }
+        schema = _build_schema().with_metadata({"clearhead": json.dumps(about, ensure_ascii=False)})
+        with atomic_write(path) as partial, pa.parquet.ParquetWriter(partial, schema, compression="zstd") as writer:
+            for key in chunk_keys:
+                writer.write_table(_rows_to_table(self.read_chunk_rows(key, requested)))
         return path
 
-    def _finished(self) -> "pa.parquet.ParquetFile":
+    def _open_table(self) -> "pa.parquet.ParquetFile":
         path = self.folder / "table.parquet"
         if not path.exists():
             raise InputError(f"{str(self.folder)!r} has no finished table: run clearhead bench with the same --out")
-        return _read(path, _arrow().parquet.ParquetFile, "the same clearhead bench command writes it anew")
+        return _read_file(
+            path, _import_pyarrow().parquet.ParquetFile, "the same clearhead bench command writes it anew"
+        )
 
-    def table(self) -> Iterator[Row]:
+    def iter_table_rows(self) -> Iterator[MeasurementRow]:
         """The rows of the finished table, a row group at a time."""
-        file = self._finished()
+        file = self._open_table()
         for group in range(file.num_row_groups):
-            yield from _rows(file.read_row_group(group))
+            yield from _table_to_rows(file.read_row_group(group))
 
-    def about_table(self) -> dict[str, Any]:
+    def read_table_metadata(self) -> dict[str, Any]:
         """Of which model, data and versions the finished table is, and why some rows that were asked for are not in it.
 
         What `about` says may be of a later job, that was stopped before its table was written.
         """
-        metadata = self._finished().schema_arrow.metadata or {}
+        metadata = self._open_table().schema_arrow.metadata or {}
         about: dict[str, Any] = json.loads(metadata.get(b"clearhead", b"{}"))
         return about
 
-    def refused(self, keys: Iterable[str], wanted: Mapping[str, Wanted]) -> dict[str, str]:
+    def collect_failure_reasons(
+        self, chunk_keys: Iterable[str], requested: Mapping[str, RequestedMethods]
+    ) -> dict[str, str]:
         """By protocol and method, why what is wanted was not measured."""
         found: dict[str, dict[str, None]] = {}
-        for path in (path for key in keys for path in self.of(key)):
-            made_for, why = self.made_for(path)
+        for path in (path for key in chunk_keys for path in self.find_shards(key)):
+            made_for, why = self.read_shard_metadata(path)
             for settings, methods in made_for:
-                if settings in wanted and wanted[settings].served_by(methods):
-                    asked = {f"{wanted[settings].name}: {method}" for method in wanted[settings].methods}
+                if settings in requested and requested[settings].is_satisfied_by(methods):
+                    asked = {f"{requested[settings].protocol_name}: {method}" for method in requested[settings].methods}
                     for what in sorted(asked & why.keys()):
                         found.setdefault(what, {})[why[what]] = None
-        return {what: _in_short(list(reasons)) for what, reasons in found.items()}
+        return {what: _join_reasons(list(reasons)) for what, reasons in found.items()}
 
-    def merge(self, other: "Store") -> int:
+    def merge(self, other: "ResultStore") -> int:
         """Take over the shards of another run that are not here yet, and what it kept; how many shards there were."""
-        explanation_store.take(self.folder, other.folder)
-        new = [path for path in sorted(other.shards.glob("*.parquet")) if not (self.shards / path.name).exists()]
+        explanation_store.merge_stored_explanations(self.folder, other.folder)
+        new = [
+            path
+            for path in sorted(other.shard_folder.glob("*.parquet"))
+            if not (self.shard_folder / path.name).exists()
+        ]
         for path in new:
-            other.made_for(path)  # a damaged one is told now, and not taken
-            with whole(self.shards / path.name) as partial:
+            other.read_shard_metadata(path)  # a damaged one is told now, and not taken
+            with atomic_write(self.shard_folder / path.name) as partial:
                 shutil.copyfile(path, partial)
         return len(new)
 
 
-def _in_short(reasons: list[str], most: int = 3) -> str:
+def _join_reasons(reasons: list[str], most: int = 3) -> str:
     """
-    >>> _in_short(["a", "b"]), _in_short(list("abcde"))
+    >>> _join_reasons(["a", "b"]), _join_reasons(list("abcde"))
     ('a; b', 'a; b; c; and 2 more reasons')
     """
     left = len(reasons) - most
     return "; ".join(reasons[:most]) + (f"; and {left} more reason{'s' * (left > 1)}" if left > 0 else "")
 
 
-def rows_of(
-    measurements: Iterable[Measurement], protocol: Protocol, name: str, model: str, data: str, versions: str
-) -> list[Row]:
+def build_measurement_rows(
+    measurements: Iterable[Measurement],
+    protocol: BenchmarkProtocol,
+    protocol_name: str,
+    model_digest: str,
+    dataset_name: str,
+    versions: str,
+) -> list[MeasurementRow]:
     """Measurements with what they depend on, in an order of their own."""
     made = [
-        Row(model, data, m.example, m.method, name, protocol.hash, versions, m.part, m.figures, m.curves)
+        MeasurementRow(
+            model_digest,
+            dataset_name,
+            m.example,
+            m.method,
+            protocol_name,
+            protocol.hash,
+            versions,
+            m.part,
+            m.figures,
+            m.curves,
+        )
         for m in measurements
     ]
     return sorted(made, key=lambda row: (row.settings, row.part, row.method, row.example))

@@ -7,14 +7,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import clearhead
-from clearhead.bench.chunk_explanations import Explained, applicable, explained, method_of, on_examples
-from clearhead.bench.data import DataSet, Example
-from clearhead.bench.explanation_store import Kept, kept
-from clearhead.bench.job import Job, Task, aligned
-from clearhead.bench.output_cache import Looks, Scores
-from clearhead.bench.protocols.base import Measurement, Protocol
-from clearhead.bench.store import Shard, rows_of
-from clearhead.bench.zero_shot import Captions, captions_of
+from clearhead.bench.chunk_explanations import (
+    ChunkExplanations,
+    explain_examples,
+    format_failures,
+    parse_method,
+    split_applicable,
+)
+from clearhead.bench.data import BenchmarkDataset, Example
+from clearhead.bench.explanation_store import StoredExplanation, build_stored_explanations
+from clearhead.bench.job import BenchmarkJob, ChunkTask, align_label
+from clearhead.bench.output_cache import OutputCache, ScoresByKey
+from clearhead.bench.protocols.base import BenchmarkProtocol, Measurement
+from clearhead.bench.store import Shard, build_measurement_rows
+from clearhead.bench.zero_shot import ZeroShotClasses, make_zero_shot_classes
 from clearhead.errors import ClearheadError
 from clearhead.explanation.multi_stream import AnyExplanation
 
@@ -22,10 +28,10 @@ if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
 #: The explanations of one method, by the place of their example in the chunk.
-Places = Mapping[int, AnyExplanation]
+ExplanationsByIndex = Mapping[int, AnyExplanation]
 
 
-def versions() -> str:
+def format_versions() -> str:
     """What figures may depend on beside settings, in one line."""
     import numpy
     import torch
@@ -41,147 +47,166 @@ def versions() -> str:
     return ", ".join(f"{name} {version}" for name, version in parts.items())
 
 
-class Worker:
+class ChunkWorker:
     """`ex` is given where the model is an object; otherwise the job names it, and it is opened at its first use."""
 
-    def __init__(self, job: Job, ex: "Explainer | None" = None, data: DataSet | None = None) -> None:
+    def __init__(
+        self, job: BenchmarkJob, explainer: "Explainer | None" = None, dataset: BenchmarkDataset | None = None
+    ) -> None:
         self.job = job
-        self.given, self.data_given = ex, data
-        self.bare: Scores = {}
-        self.protocols: dict[str, tuple[str, Protocol]] = {
-            made.hash: (name, made) for name, made in job.made_protocols().items()
+        self.preloaded_explainer, self.preloaded_dataset = explainer, dataset
+        self.empty_input_scores: ScoresByKey = {}
+        self.protocols_by_settings: dict[str, tuple[str, BenchmarkProtocol]] = {
+            made.hash: (name, made) for name, made in job.build_protocols().items()
         }
 
     @cached_property
-    def ex(self) -> "Explainer":
-        if self.given is not None:
-            return self.given
-        return clearhead.load(self.job.model, device=self.job.device, dtype=self.job.dtype)
+    def explainer(self) -> "Explainer":
+        if self.preloaded_explainer is not None:
+            return self.preloaded_explainer
+        job = self.job
+        return clearhead.load(job.model, device=job.device, dtype=job.dtype, revision=job.revision)
 
     @cached_property
-    def data(self) -> DataSet:
-        return self.job.opened() if self.data_given is None else self.data_given
+    def dataset(self) -> BenchmarkDataset:
+        return self.job.open_dataset() if self.preloaded_dataset is None else self.preloaded_dataset
 
     @cached_property
-    def model(self) -> str:
-        from clearhead.data.dataset_run import weights_digest
+    def model_digest(self) -> str:
+        from clearhead.data.dataset_run import compute_weights_digest
 
-        return weights_digest(self.ex.subject.model)[:16]
+        return compute_weights_digest(self.explainer.adapter.model)[:16]
 
-    def __call__(self, task: Task) -> Shard:
+    def __call__(self, task: ChunkTask) -> Shard:
         """Every protocol on one chunk. Explanations of one target are made once, for all methods that need them."""
-        chunk, rows = _Chunk(task, Looks(self.ex, self.bare)), []
+        chunk, rows = _ChunkState(task, OutputCache(self.explainer, self.empty_input_scores)), []
         refused: dict[str, str] = {}
-        for settings, methods in task.missing:
-            name, protocol = self.protocols[settings]
-            measured, reasons = self._asked(protocol, methods, chunk)
+        for settings, methods in task.missing_methods_by_settings:
+            name, protocol = self.protocols_by_settings[settings]
+            measured, reasons = self._run_protocol(protocol, methods, chunk)
             refused |= {f"{name}: {method}": "; ".join(own) for method, own in reasons.items() if own}
-            rows += rows_of(measured, protocol, name, self.model, self.data.name, versions())
-        return Shard(task.key, task.missing, tuple(rows), refused, tuple(chunk.kept))
+            rows += build_measurement_rows(
+                measured, protocol, name, self.model_digest, self.dataset.name, format_versions()
+            )
+        return Shard(
+            task.chunk_key, task.missing_methods_by_settings, tuple(rows), refused, tuple(chunk.stored_explanations)
+        )
 
-    def _asked(
-        self, protocol: Protocol, methods: Sequence[str], chunk: "_Chunk"
+    def _run_protocol(
+        self, protocol: BenchmarkProtocol, methods: Sequence[str], chunk: "_ChunkState"
     ) -> tuple[list[Measurement], dict[str, list[str]]]:
         """What one protocol says of a chunk; and by method why it does not speak of all examples."""
         try:
-            examples, strange = self.examples(chunk.task, protocol)
-            own = self._explained(examples, protocol, chunk)
+            examples, strange = self.prepare_examples(chunk.task, protocol)
+            own = self._get_explanations(examples, protocol, chunk)
         except ClearheadError as problem:  # the fault of no single method
             return [], {method: [str(problem)] for method in methods}
-        reasons = {method: [own.refused[method]] if method in own.refused else [] for method in methods}
-        measured, groups = [], _alike(own, methods, protocol.together)
+        reasons = {method: [own.failure_reasons[method]] if method in own.failure_reasons else [] for method in methods}
+        measured, groups = [], _group_by_coverage(own, methods, protocol.depends_on_other_methods)
         for method in methods:
-            if own.places(method) and not any(method in part for part in groups):
+            if own.get_by_index(method) and not any(method in part for part in groups):
                 reasons[method].append("it is measured together with others, and no example has them all")
         for part in groups:
-            found, failed, why = self._tried(protocol, examples, part, chunk.looks)
+            found, failed, why = self._try_group(protocol, examples, part, chunk.output_cache)
             measured += found
             for method in part:
-                reasons[method] += [*why, *([on_examples(strange | failed)] if strange or failed else [])]
-        return _judged(measured, examples, own), reasons
+                reasons[method] += [*why, *([format_failures(strange | failed)] if strange or failed else [])]
+        return _add_correctness(measured, examples, own), reasons
 
-    def _tried(
-        self, protocol: Protocol, examples: Sequence[Example], found: Mapping[str, Places], looks: Looks
+    def _try_group(
+        self,
+        protocol: BenchmarkProtocol,
+        examples: Sequence[Example],
+        found: Mapping[str, ExplanationsByIndex],
+        looks: OutputCache,
     ) -> tuple[list[Measurement], dict[str, str], list[str]]:
         """The same as `_measured`, and why there is nothing: of these methods alone, others explain other examples."""
         try:
-            return *self._measured(protocol, examples, found, looks), []
+            return *self._measure_group(protocol, examples, found, looks), []
         except ClearheadError as problem:
             return [], {}, [str(problem)]
 
-    def _measured(
-        self, protocol: Protocol, examples: Sequence[Example], found: Mapping[str, Places], looks: Looks
+    def _measure_group(
+        self,
+        protocol: BenchmarkProtocol,
+        examples: Sequence[Example],
+        found: Mapping[str, ExplanationsByIndex],
+        looks: OutputCache,
     ) -> tuple[list[Measurement], dict[str, str]]:
         """What a protocol says of these methods, which all explain the same examples; and on which it fails."""
         places = list(next(iter(found.values())))
 
         def measure(some: Sequence[int]) -> Sequence[Measurement]:
             mine = {method: [own[place] for place in some] for method, own in found.items()}
-            return protocol.measure(self.ex, [examples[place] for place in some], mine, looks)
+            return protocol.measure(self.explainer, [examples[place] for place in some], mine, looks)
 
         try:
             return list(measure(places)), {}
         except ClearheadError:
-            made, failed = _one_by_one(measure, places)
+            made, failed = _measure_individually(measure, places)
             if len(failed) == len(places):
                 raise
             return made, {examples[place].id: why for place, why in failed.items()}
 
     @cached_property
-    def captions(self) -> Captions | None:
-        return captions_of(self.ex, self.data, self.job.template)
+    def zero_shot_classes(self) -> ZeroShotClasses | None:
+        return make_zero_shot_classes(self.explainer, self.dataset, self.job.template)
 
-    def examples(self, task: Task, protocol: Protocol) -> tuple[list[Example], dict[str, str]]:
+    def prepare_examples(self, task: ChunkTask, protocol: BenchmarkProtocol) -> tuple[list[Example], dict[str, str]]:
         """A chunk's examples as this model takes them; and of which there is nothing to explain."""
         found: list[Example] = []
         strange: dict[str, str] = {}
-        for place in task.places:
-            example = self.data[place]
+        for place in task.example_indices:
+            example = self.dataset[place]
             try:
-                posed = self._posed(example, protocol)
-                protocol.target(posed)
+                posed = self._prepare_example(example, protocol)
+                protocol.select_target(posed)
                 found.append(posed)
             except ClearheadError as problem:
-                if len(strange) + 1 == len(task.places):
+                if len(strange) + 1 == len(task.example_indices):
                     raise
                 strange[example.id] = str(problem)
         return found, strange
 
-    def _posed(self, example: Example, protocol: Protocol) -> Example:
+    def _prepare_example(self, example: Example, protocol: BenchmarkProtocol) -> Example:
         """With its label as the model numbers it, or with a caption for it."""
-        if self.captions is not None:
-            return self.captions.posed(example, protocol)
-        return aligned(example, self.data, self.ex)
+        if self.zero_shot_classes is not None:
+            return self.zero_shot_classes.add_caption(example, protocol)
+        return align_label(example, self.dataset, self.explainer)
 
-    def _methods(self, task: Task) -> list[str]:
+    def _list_methods(self, task: ChunkTask) -> list[str]:
         """All methods of the chunk, whichever protocol asks: what a chunk gives must not depend on what was there."""
-        return list(dict.fromkeys(method for _, methods in task.missing for method in methods))
+        return list(dict.fromkeys(method for _, methods in task.missing_methods_by_settings for method in methods))
 
-    def _explained(self, examples: Sequence[Example], protocol: Protocol, chunk: "_Chunk") -> Explained:
-        targets = repr([protocol.target(example) for example in examples])
-        targets += "" if self.captions is None else repr(protocol.explained)
-        if targets not in chunk.explained:
-            names = self._methods(chunk.task)
-            methods, refused = applicable(self.ex, [method_of(name) for name in names])
-            found = explained(self.ex, examples, methods, protocol, self.job.batch_size, self.job.seed)
-            found.refused |= refused
-            chunk.explained[targets] = found
+    def _get_explanations(
+        self, examples: Sequence[Example], protocol: BenchmarkProtocol, chunk: "_ChunkState"
+    ) -> ChunkExplanations:
+        targets = repr([protocol.select_target(example) for example in examples])
+        targets += "" if self.zero_shot_classes is None else repr(protocol.explained)
+        if targets not in chunk.explanations_by_target:
+            names = self._list_methods(chunk.task)
+            methods, refused = split_applicable(self.explainer, [parse_method(name) for name in names])
+            found = explain_examples(self.explainer, examples, methods, protocol, self.job.batch_size, self.job.seed)
+            found.failure_reasons |= refused
+            chunk.explanations_by_target[targets] = found
             if self.job.keep:
-                chunk.kept += kept(examples, protocol.explained, {one: found.places(one) for one in names})
-        return chunk.explained[targets]
+                chunk.stored_explanations += build_stored_explanations(
+                    examples, protocol.explained, {one: found.get_by_index(one) for one in names}
+                )
+        return chunk.explanations_by_target[targets]
 
 
 @dataclass
-class _Chunk:
+class _ChunkState:
     """What the protocols of one chunk share: what the model said, explanations by target, and those to be stored."""
 
-    task: Task
-    looks: Looks
-    explained: dict[str, Explained] = field(default_factory=dict)
-    kept: list[Kept] = field(default_factory=list)
+    task: ChunkTask
+    output_cache: OutputCache
+    explanations_by_target: dict[str, ChunkExplanations] = field(default_factory=dict)
+    stored_explanations: list[StoredExplanation] = field(default_factory=list)
 
 
-def _one_by_one(
+def _measure_individually(
     measure: Callable[[Sequence[int]], Sequence[Measurement]], places: Sequence[int]
 ) -> tuple[list[Measurement], dict[int, str]]:
     """Each example by itself: what is said of those that can be measured, and why the others cannot, by place."""
@@ -195,51 +220,55 @@ def _one_by_one(
     return made, failed
 
 
-def _judged(measured: Sequence[Measurement], examples: Sequence[Example], own: Explained) -> list[Measurement]:
+def _add_correctness(
+    measured: Sequence[Measurement], examples: Sequence[Example], own: ChunkExplanations
+) -> list[Measurement]:
     """The same, each with whether its example is predicted correctly, as far as it does not say so itself."""
     found = {
-        examples[place].id: correct(examples[place], one)
-        for method in [*own.by_method, *own.some]
-        for place, one in own.places(method).items()
+        examples[place].id: is_prediction_correct(examples[place], one)
+        for method in [*own.by_method, *own.partial_by_method]
+        for place, one in own.get_by_index(method).items()
     }
     known = {example: {"correct": float(one)} for example, one in found.items() if one is not None}
     return [replace(one, figures={**known.get(one.example, {}), **one.figures}) for one in measured]
 
 
-def correct(example: Example, explanation: AnyExplanation) -> bool | None:
+def is_prediction_correct(example: Example, explanation: AnyExplanation) -> bool | None:
     """Whether the model's own class is the true one; None where nobody says what is true, or there are no classes."""
-    part = next(iter(explanation.parts.values()))
+    part = next(iter(explanation.by_stream.values()))
     predicted = part.prediction.get("index")
-    if predicted is None or "value" in part.prediction or example.among is not None:
+    if predicted is None or "value" in part.prediction or example.zero_shot_classes is not None:
         return None
     if isinstance(example.label, Mapping):
         return example.label.get(part.prediction["label"], 0.0) > 0
     # what an example says is to be explained is its true class
-    told = example.target is not None or example.answer is not None
+    told = example.target is not None or example.continuation is not None
     true = part.target.get("index") if told else example.label
     return bool(predicted == true) if isinstance(true, int) else None
 
 
-def _alike(own: Explained, methods: Sequence[str], together: bool) -> list[dict[str, Places]]:
+def _group_by_coverage(
+    own: ChunkExplanations, methods: Sequence[str], together: bool
+) -> list[dict[str, ExplanationsByIndex]]:
     """Methods with what they explain, those of the same examples together; all of them where pairs are measured."""
-    found = {method: own.places(method) for method in methods if own.places(method)}
+    found = {method: own.get_by_index(method) for method in methods if own.get_by_index(method)}
     if together and found:
         shared = set.intersection(*(set(one) for one in found.values()))
         found = {method: {place: one[place] for place in sorted(shared)} for method, one in found.items() if shared}
-    groups: dict[tuple[int, ...], dict[str, Places]] = {}
+    groups: dict[tuple[int, ...], dict[str, ExplanationsByIndex]] = {}
     for method, one in found.items():
         groups.setdefault(tuple(one), {})[method] = one
     return list(groups.values())
 
 
-_HERE: list[Any] = []
+_PROCESS_WORKER: list[Any] = []
 
 
-def start_here(job: Job) -> None:
+def init_process_worker(job: BenchmarkJob) -> None:
     """One worker for the whole life of a process: the model stays open."""
-    _HERE[:] = [Worker(job)]
+    _PROCESS_WORKER[:] = [ChunkWorker(job)]
 
 
-def work_here(task: Task) -> Shard:
-    made: Shard = _HERE[0](task)
+def run_process_task(task: ChunkTask) -> Shard:
+    made: Shard = _PROCESS_WORKER[0](task)
     return made

@@ -1,8 +1,8 @@
-"""Zero-shot classes: a dual encoder chooses among captions, one for each class of the data.
+"""Zero-shot classification for benchmarks: a dual encoder (CLIP) chooses among captions, one for each class.
 
-A picture alone is no input of such a model. It is posed with the caption of the class that is explained (that which the
-model finds most alike, the true one, or one by its number), and judged by its logits with the captions of all classes,
-whose vectors are computed once.
+Such a model needs a caption as well as an image. An example is therefore an image with the caption of the explained
+class (the predicted one, the true one, or a class index), and it is judged by the logits of the image with the captions
+of all classes, whose embeddings are computed once.
 """
 
 from collections.abc import Sequence
@@ -14,101 +14,116 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import Given, How
-from clearhead.adapters.dual_encoder import ImageTextDual
-from clearhead.bench.data.base import DataSet, Example
-from clearhead.bench.protocols.base import Protocol
-from clearhead.capture.session import at_rest
+from clearhead.adapters.base import InputOptions, NamedInputs
+from clearhead.adapters.dual_encoder import ImageTextDualEncoderAdapter
+from clearhead.bench.data.base import BenchmarkDataset, Example
+from clearhead.bench.protocols.base import BenchmarkProtocol
+from clearhead.capture.session import frozen_eval_mode
 from clearhead.errors import InputError
 from clearhead.targets import Label, Target
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-#: Beyond Intuition's words; {one} is the class with its article, {name} without.
-TEMPLATE = "a photo of {one}"
+#: Beyond Intuition's caption; {one} is the class name with its article, {name} without.
+DEFAULT_CAPTION_TEMPLATE = "a photo of {one}"
 
 
 @dataclass(frozen=True, eq=False)
-class Captions:
-    """The captions among which a dual encoder chooses; they stand where the labels of a classifier would."""
+class ZeroShotClasses:
+    """The captions among which a dual encoder chooses, with the interface of a classifier's labels."""
 
-    ex: "Explainer"
-    texts: tuple[str, ...]
+    explainer: "Explainer"
+    captions: tuple[str, ...]
 
     multi_label = False
     masked = False
 
     @property
-    def subject(self) -> ImageTextDual:
-        return cast(ImageTextDual, self.ex.subject)
+    def adapter(self) -> ImageTextDualEncoderAdapter:
+        """The adapter of the dual encoder."""
+        return cast(ImageTextDualEncoderAdapter, self.explainer.adapter)
 
     @cached_property
     def labels(self) -> dict[int, str]:
-        return dict(enumerate(self.texts))
+        """Class index → caption."""
+        return dict(enumerate(self.captions))
 
     @cached_property
-    def vectors(self) -> Float[Tensor, "caption width"]:
-        with torch.no_grad(), at_rest(self.subject.model):
-            return self.subject.foils(self.texts)
+    def caption_embeddings(self) -> Float[Tensor, "caption width"]:
+        """Text embeddings of all captions."""
+        with torch.no_grad(), frozen_eval_mode(self.adapter.model):
+            return self.adapter.embed_contrast_texts(self.captions)
 
-    def scores(self, output: Any) -> Float[Tensor, "batch caption"]:
-        return self.subject.scaled(self.subject.two(output)[1] @ self.vectors.mT)
+    def compute_scores(self, output: Any) -> Float[Tensor, "batch caption"]:
+        """Compute the logits of all captions from the model's output for a batch of images."""
+        return self.adapter.to_logit(self.adapter.get_embeddings(output)[1] @ self.caption_embeddings.mT)
 
-    def choices(self, scores: Float[Tensor, "caption"]) -> Float[Tensor, "caption"]:
+    def select_prediction_scores(self, scores: Float[Tensor, "caption"]) -> Float[Tensor, "caption"]:
+        """Return the scores unchanged: every caption is a class."""
         return scores
 
     def label_index(self, label: str | int) -> int:
-        return self.texts.index(label) if isinstance(label, str) else label
+        """Return the class index of a caption."""
+        return self.captions.index(label) if isinstance(label, str) else label
 
     def label_name(self, index: int) -> str:
-        return self.texts[index]
+        """Return the caption of a class."""
+        return self.captions[index]
 
-    def predicted(self, picture: Any) -> int:
-        """The caption that the model finds most alike."""
-        subject = self.ex.subject
-        with self.ex.recorder.lock, torch.no_grad(), at_rest(subject.model):
-            batch = subject.collate(subject.samples(Given(text=self.texts[0], image=picture), How()))
-            return int(self.scores(subject.model(**batch))[0].argmax())
+    def predict_class(self, image: Any) -> int:
+        """Return the class whose caption has the highest logit."""
+        adapter = self.explainer.adapter
+        with self.explainer.recorder.lock, torch.no_grad(), frozen_eval_mode(adapter.model):
+            inputs = NamedInputs(text=self.captions[0], image=image)
+            batch = adapter.collate(adapter.make_samples(inputs, InputOptions()))
+            return int(self.compute_scores(adapter.model(**batch))[0].argmax())
 
-    def posed(self, example: Example, protocol: Protocol) -> Example:
-        """The picture with the caption of the class that the protocol wants explained."""
-        chosen: Any = protocol.explained
-        if chosen == "predicted":
-            chosen = self.predicted(example.input)
-        elif chosen == "gold":
-            chosen = example.label
-        if not isinstance(chosen, int) or not 0 <= chosen < len(self.texts):
+    def add_caption(self, example: Example, protocol: BenchmarkProtocol) -> Example:
+        """Return the example with the caption of the class that the protocol explains."""
+        label: Any = protocol.explained
+        if label == "predicted":
+            label = self.predict_class(example.input)
+        elif label == "gold":
+            label = example.label
+        if not isinstance(label, int) or not 0 <= label < len(self.captions):
             raise InputError(f"explained={protocol.explained!r}, but {example.id!r} has no caption of that class")
-        return replace(example, input={"text": self.texts[chosen], "image": example.input}, among=self)
+        return replace(example, input={"text": self.captions[label], "image": example.input}, zero_shot_classes=self)
 
-    def target(self, text: str) -> "Captioned":
-        return Captioned(Label(self.texts.index(text)), captions=self)
+    def make_target(self, caption: str) -> "ZeroShotTarget":
+        """Return the target for the class of a caption."""
+        return ZeroShotTarget(Label(self.captions.index(caption)), zero_shot_classes=self)
 
 
 @dataclass(frozen=True)
-class Captioned(Target):
+class ZeroShotTarget(Target):
     """The class of one caption among others."""
 
-    captions: Captions | None = None
+    zero_shot_classes: ZeroShotClasses | None = None
 
 
-def captions_of(ex: "Explainer", data: DataSet, template: str) -> Captions | None:
-    """Captions of the data's classes, where the model needs some and the data has only pictures."""
-    pictures = len(data) > 0 and not isinstance(data[0].input, dict)
-    if not isinstance(ex.subject, ImageTextDual) or not pictures or len(data.labels) < 2:
+def make_zero_shot_classes(explainer: "Explainer", dataset: BenchmarkDataset, template: str) -> ZeroShotClasses | None:
+    """Return captions of the data's classes; None unless the model is a dual encoder and the inputs are images only."""
+    has_images_only = len(dataset) > 0 and not isinstance(dataset[0].input, dict)
+    is_dual_encoder = isinstance(explainer.adapter, ImageTextDualEncoderAdapter)
+    if not is_dual_encoder or not has_images_only or len(dataset.labels) < 2:
         return None
-    return Captions(ex, tuple(captioned(template, data.labels)))
+    return ZeroShotClasses(explainer, tuple(format_captions(template, dataset.labels)))
 
 
-def captioned(template: str, names: Sequence[str]) -> list[str]:
-    """
-    >>> captioned("a photo of {one}", ["pug", "english setter"])
+def format_captions(template: str, class_names: Sequence[str]) -> list[str]:
+    """Fill a caption template with class names.
+
+    >>> format_captions("a photo of {one}", ["pug", "english setter"])
     ['a photo of a pug', 'a photo of an english setter']
     """
     try:
-        return [
-            template.format(one=f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}", name=name) for name in names
-        ]
+        return [template.format(one=f"{_choose_article(name)} {name}", name=name) for name in class_names]
     except (KeyError, IndexError):
-        raise InputError(f"template={template!r} is none: write {{one}} or {{name}} where the class stands") from None
+        raise InputError(
+            f"template={template!r} is not a caption template: write {{one}} or {{name}} where the class name belongs"
+        ) from None
+
+
+def _choose_article(name: str) -> str:
+    return "an" if name[0].lower() in "aeiou" else "a"

@@ -1,4 +1,4 @@
-"""Activation checkpointing: each layer is computed again on the way back, so that memory is one layer's."""
+"""Activation checkpointing: recompute each layer in the backward pass, so that memory holds one layer's activations."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -12,40 +12,52 @@ from transformers.cache_utils import Cache
 
 
 @contextmanager
-def layers_again(layers: Iterable[nn.Module], again: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Inside the `with`, this thread's passes keep what goes into each layer, and nothing of what is made inside.
+def checkpointed_layers(
+    layers: Iterable[nn.Module], make_recompute_context: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Inside the `with`, passes of this thread keep only the inputs of each layer and recompute the activations.
 
-    `again` is what must hold while a layer is computed again, in the backward pass.
+    Args:
+        layers: The layers to checkpoint. Layers nested in another of them are recomputed with it.
+        make_recompute_context: Makes the context in which a layer is recomputed during the backward pass.
     """
-    thread, own = threading.get_ident(), outermost(layers)
-    before = [layer.__dict__.get("forward") for layer in own]
+    thread_id = threading.get_ident()
+    outermost_layers = find_outermost_modules(layers)
+    instance_forwards = [layer.__dict__.get("forward") for layer in outermost_layers]
 
-    def run(forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        if threading.get_ident() != thread:
-            return forward(*args, **named)  # somebody else's pass through the same model
-        # a cache would be filled twice
-        args = tuple(None if isinstance(part, Cache) else part for part in args)
-        named = {name: None if isinstance(part, Cache) else part for name, part in named.items()}
-        how: dict[str, Any] = {
+    def run_checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread_id:
+            return forward(*args, **kwargs)  # another thread uses the same model
+        # the second run of the layer would fill a cache twice
+        args = tuple(_drop_cache(argument) for argument in args)
+        kwargs = {name: _drop_cache(argument) for name, argument in kwargs.items()}
+        options: dict[str, Any] = {
             "use_reentrant": False,
             "preserve_rng_state": False,
-            "context_fn": lambda: (nullcontext(), again()),
+            "context_fn": lambda: (nullcontext(), make_recompute_context()),
         }
-        return checkpoint(forward, *args, **how, **named)
+        return checkpoint(forward, *args, **options, **kwargs)
 
     try:
-        for layer in own:
-            layer.__dict__["forward"] = partial(run, layer.forward)
+        for layer in outermost_layers:
+            layer.__dict__["forward"] = partial(run_checkpointed, layer.forward)
         yield
     finally:
-        for layer, forward in zip(own, before, strict=True):
+        for layer, instance_forward in zip(outermost_layers, instance_forwards, strict=True):
             del layer.__dict__["forward"]
-            if forward is not None:
-                layer.__dict__["forward"] = forward
+            if instance_forward is not None:
+                layer.__dict__["forward"] = instance_forward
 
 
-def outermost(layers: Iterable[nn.Module]) -> list[nn.Module]:
-    """Those that lie in no other: experts are items of a list, too, and belong to their layer."""
+def _drop_cache(argument: Any) -> Any:
+    return None if isinstance(argument, Cache) else argument
+
+
+def find_outermost_modules(layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return the modules that lie in no other one of the list.
+
+    Mixture-of-experts layers hold a list of their own: experts belong to their layer.
+    """
     distinct = {id(layer): layer for layer in layers}
-    inner = {id(part) for layer in distinct.values() for part in layer.modules() if part is not layer}
-    return [layer for key, layer in distinct.items() if key not in inner]
+    nested_ids = {id(module) for layer in distinct.values() for module in layer.modules() if module is not layer}
+    return [layer for key, layer in distinct.items() if key not in nested_ids]

@@ -1,4 +1,7 @@
-"""Calls handed over in the order in which methods fold them, whatever the order in which their gradients arrive."""
+"""Dispatches captured attention calls to methods from the last call to the first.
+
+Gradients arrive in the order of autograd, which differs from the order of the calls where streams run in parallel.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,189 +11,262 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.capture.attention.deferred import Aside
-from clearhead.capture.attention.tiled import Gradients, Streamed, repeated
-from clearhead.capture.attention.tiling import TORCH, Tiles
-from clearhead.capture.checks.self_test import Place
-from clearhead.capture.sources.attention_interface import Captured
-from clearhead.capture.tape import DIFFERENTIABLE, Asks, Call
-from clearhead.errors import Refusal
+from clearhead.capture.attention.deferred import DeferredCall
+from clearhead.capture.attention.tiled import QKVGradients, TiledAttention, repeat_for_targets
+from clearhead.capture.attention.tiling import TORCH_TILES_NAME, TilingConfig
+from clearhead.capture.checks.self_test import CallSite
+from clearhead.capture.sources.attention_interface import CapturedCall
+from clearhead.capture.tape import DIFFERENTIABLE_TENSORS, AttentionCall, Requirements
+from clearhead.errors import UnsupportedError
 
-Visit = Callable[[Call], None]
+CallCallback = Callable[[AttentionCall], None]
 
 
-class Visits:
-    """Hands calls over from the last to the first, each once everything asked about it has arrived."""
+class CallDispatcher:
+    """Passes each call to `on_call`, from the last to the first, once all its requested gradients have arrived.
+
+    Args:
+        calls: All calls of the forward pass, in order.
+        call_sites: Layer and streams of each call.
+        call_indices: The calls to dispatch, as ascending indices into `calls`.
+        requires: The tensors that `on_call` needs.
+        on_call: Receives each complete call.
+        tiling: Settings and callbacks of a tiled pass; the defaults where maps are materialised.
+        keep_maps: Whether `on_call` keeps attention maps. If not, their memory is reused.
+    """
 
     def __init__(
         self,
-        calls: list[Captured],
-        places: Sequence[Place],
-        chosen: Sequence[int],
-        asks: Asks,
-        visit: Visit,
-        tiles: Tiles,
-        kept: bool = True,
+        calls: list[CapturedCall],
+        call_sites: Sequence[CallSite],
+        call_indices: Sequence[int],
+        requires: Requirements,
+        on_call: CallCallback,
+        tiling: TilingConfig,
+        keep_maps: bool = True,
     ) -> None:
-        self.calls, self.places, self.asks, self.visit, self.tiles = calls, places, asks, visit, tiles
-        self.kept = kept
-        self.wanted = [f"{name}_gradient" for name in DIFFERENTIABLE if f"{name}_gradient" in asks]
-        self.arrived: dict[int, dict[str, Tensor]] = {place: {} for place in chosen}
-        self.left = list(chosen)
-        self.targets = 1
-        self.swept: set[int] = set()
-        self.passed: set[int] = set()  # the streamed calls that the backward pass has come through
-        for place, call in enumerate(calls):
-            if call.memory is not None:
-                call.memory.seen = place not in self.arrived or "attention_gradient" not in self.wanted
-        for place in chosen:
-            if (streamed := calls[place].streamed) is not None:
-                streamed.arrives = partial(self._reaches, place, streamed)
+        self.calls = calls
+        self.call_sites = call_sites
+        self.requires = requires
+        self.on_call = on_call
+        self.tiling = tiling
+        self.keep_maps = keep_maps
+        self.requested_gradients = [
+            f"{name}_gradient" for name in DIFFERENTIABLE_TENSORS if f"{name}_gradient" in requires
+        ]
+        self.received_gradients: dict[int, dict[str, Tensor]] = {index: {} for index in call_indices}
+        self.pending = list(call_indices)
+        self.num_targets = 1
+        self.reduced_calls: set[int] = set()
+        self.backpropagated_calls: set[int] = set()  # tiled calls that the backward pass has reached
+        for index, call in enumerate(calls):
+            if call.gradient_buffer is not None:
+                call.gradient_buffer.can_overwrite = (
+                    index not in self.received_gradients or "attention_gradient" not in self.requested_gradients
+                )
+        for index in call_indices:
+            tiled_call = calls[index].tiled
+            if tiled_call is not None:
+                tiled_call.on_backward = partial(self._on_backward, index, tiled_call)
 
-    def sources(self) -> list[tuple[int, str, Any]]:
-        """The tensors (or edges of the graph) whose gradients are waited for."""
-        found: list[tuple[int, str, Any]] = []
-        for place in self.left:
-            for ask in self.wanted:
-                call = self.calls[place]
-                node = getattr(call, ask.removesuffix("_gradient"))
-                if call.streamed is not None and ask == "attention_gradient":
-                    node = call.streamed.edge  # a gradient that is to reach it passes the attention
+    def find_gradient_sources(self) -> list[tuple[int, str, Any]]:
+        """Return (call index, requirement, tensor or graph edge) for every gradient that a pending call waits for.
+
+        Raises:
+            UnsupportedError: A tensor does not take part in the computation from the input to the target.
+        """
+        sources: list[tuple[int, str, Any]] = []
+        for index in self.pending:
+            call = self.calls[index]
+            for requirement in self.requested_gradients:
+                node = getattr(call, requirement.removesuffix("_gradient"))
+                if call.tiled is not None and requirement == "attention_gradient":
+                    node = call.tiled.query_gradient_edge  # a gradient that reaches it has passed the attention
                 if node is None or (isinstance(node, Tensor) and not node.requires_grad):
-                    raise Refusal(
-                        f"{ask.replace('_', ' ')} of {call.module} cannot be recorded: "
+                    raise UnsupportedError(
+                        f"{requirement.replace('_', ' ')} of {call.module} cannot be recorded: "
                         "it is not part of the computation that leads from the input to the target"
                     )
-                found.append((place, ask, node))
-        return found
+                sources.append((index, requirement, node))
+        return sources
 
-    def hear(self, place: int, ask: str, gradient: Tensor) -> None:
-        """A gradient comes to a tensor: those of several targets at once, where they are batched."""
+    def on_gradient_hook(self, call_index: int, requirement: str, gradient: Tensor) -> None:
+        """Tensor hook: receives a gradient, of several targets at once if the backward pass is batched."""
         if torch._C._are_functorch_transforms_active():
-            _Heard.apply(gradient, partial(self.arrive, place, ask))
+            _BatchedGradientTap.apply(gradient, partial(self.receive_gradient, call_index, requirement))
         else:
-            self.arrive(place, ask, gradient)
+            self.receive_gradient(call_index, requirement, gradient)
 
-    def comes_by_itself(self, place: int, ask: str) -> bool:
-        """Whether a gradient is brought by the attention itself, so that nothing need wait for it."""
-        return ask == "attention_gradient" and self.calls[place].streamed is not None
+    def delivers_own_gradient(self, call_index: int, requirement: str) -> bool:
+        """Whether the tiled attention itself delivers this gradient, so that no hook is needed."""
+        return requirement == "attention_gradient" and self.calls[call_index].tiled is not None
 
-    def arrive(self, place: int, ask: str, gradient: Tensor) -> None:
-        self.arrived[place][ask] = gradient
-        while self.left and len(self.arrived[self.left[-1]]) == len(self.wanted):
-            self._hand_over(self.left.pop())
+    def receive_gradient(self, call_index: int, requirement: str, gradient: Tensor) -> None:
+        """Store a gradient, then dispatch every call at the end of the queue that is complete."""
+        self.received_gradients[call_index][requirement] = gradient
+        while self.pending and len(self.received_gradients[self.pending[-1]]) == len(self.requested_gradients):
+            self._dispatch(self.pending.pop())
 
-    def finish(self) -> None:
-        """Calls that the target does not depend on get no gradient: theirs is zero."""
-        while self.left:
-            self._hand_over(self.left.pop())
+    def dispatch_remaining(self) -> None:
+        """Dispatch the calls that received no gradient: the target does not depend on them, so theirs is zero."""
+        while self.pending:
+            self._dispatch(self.pending.pop())
 
-    def _record(self, place: int) -> Call:
-        call, where = self.calls[place], self.places[place]
-        kind = call.kind if where.query_stream == where.key_stream else "cross"
-        return Call(where.layer, call.module, kind, where.query_stream, where.key_stream)
+    def _make_call(self, call_index: int) -> AttentionCall:
+        """An `AttentionCall` with the metadata of a captured call and no tensors."""
+        captured = self.calls[call_index]
+        site = self.call_sites[call_index]
+        call = AttentionCall(site.layer, captured.module, captured.kind, site.query_stream, site.key_stream)
+        if site.query_stream != site.key_stream:
+            call.kind = "cross"
+        return call
 
-    def _reaches(self, place: int, streamed: Streamed, gradient: Tensor) -> Gradients:
-        """The backward pass comes to a streamed call: its tiles are made once for all, if its turn has come.
+    def _on_backward(self, call_index: int, tiled_call: TiledAttention, output_gradient: Tensor) -> QKVGradients:
+        """Handle the backward pass at a tiled call; returns the gradients of query, key and value.
 
-        Calls are folded from the last to the first. One that is reached before those after it (streams that run side by
-        side) hands its gradients on, and is swept again when they are through.
+        If it is this call's turn, one sweep over the tiles serves the methods and the gradients. A call that is reached
+        before the calls after it (parallel streams) only computes its gradients and is swept again later.
         """
-        wanted = "attention_gradient" in self.wanted
-        found = self._sweep(place, gradient, backward=True) if wanted and self.left[-1:] == [place] else None
-        found = found or streamed.gradients(gradient)
-        self.passed.add(place)
-        if wanted:
-            self.arrive(place, "attention_gradient", gradient)
-        elif place not in self.left:
-            streamed.release()
-        return found
+        is_requested = "attention_gradient" in self.requested_gradients
+        qkv_gradients = None
+        if is_requested and self.pending[-1:] == [call_index]:
+            qkv_gradients = self._process_maps(call_index, output_gradient, backward=True)
+        qkv_gradients = qkv_gradients or tiled_call.compute_gradients(output_gradient)
+        self.backpropagated_calls.add(call_index)
+        if is_requested:
+            self.receive_gradient(call_index, "attention_gradient", output_gradient)
+        elif call_index not in self.pending:
+            tiled_call.release()
+        return qkv_gradients
 
-    def _sweep(self, place: int, gradient: Tensor | None, backward: bool = False) -> Gradients | None:
-        """Everything that methods fold from one call, and `backward` its gradients, too."""
-        streamed, record = self.calls[place].streamed, self._record(place)
-        assert streamed is not None
-        self.swept.add(place)
-        made = streamed.sums(gradient, self.tiles.reductions(record), self.targets, backward)
-        if made is not None:
-            assert streamed.kernel is not None
-            self.tiles.ran.maps |= {streamed.kernel.name} if made[1] else set()
-            self.tiles.reduced(record, made[1])
-            return made[0]
-        self.tiles.ran.maps |= {TORCH} if self.tiles.sweeps else set()
-        found = None
-        for number in range(self.tiles.sweeps):
-            fold = partial(self._fold, place, number)
-            first = streamed.sweep(gradient, fold, backward and not number and not streamed.apart, self.targets)
-            found = found or first
-        return found
+    def _process_maps(
+        self, call_index: int, output_gradient: Tensor | None, backward: bool = False
+    ) -> QKVGradients | None:
+        """Compute everything that methods need of one call's maps and, with `backward`, the gradients, too."""
+        tiled_call = self.calls[call_index].tiled
+        call = self._make_call(call_index)
+        assert tiled_call is not None
+        self.reduced_calls.add(call_index)
+        kernel_result = tiled_call.reduce_with_kernel(
+            output_gradient, self.tiling.request_reductions(call), self.num_targets, backward
+        )
+        if kernel_result is not None:
+            qkv_gradients, reductions = kernel_result
+            assert tiled_call.kernel is not None
+            if reductions:
+                self.tiling.kernel_log.map_kernels.add(tiled_call.kernel.name)
+            self.tiling.on_reduced(call, reductions)
+            return qkv_gradients
+        if self.tiling.tile_passes:
+            self.tiling.kernel_log.map_kernels.add(TORCH_TILES_NAME)
+        qkv_gradients = None
+        for sweep in range(self.tiling.tile_passes):
+            sweep_gradients = tiled_call.for_each_tile(
+                output_gradient,
+                partial(self._handle_tile, call_index, sweep),
+                backward and sweep == 0 and not tiled_call.needs_separate_gradients,
+                self.num_targets,
+            )
+            qkv_gradients = qkv_gradients or sweep_gradients
+        return qkv_gradients
 
-    def _fold(self, place: int, number: int, rows: slice, attention: Tensor, gradient: Tensor | None) -> None:
-        record = self._record(place)
-        record.attention = repeated(plain(attention), self.targets)
-        if "attention_gradient" in self.asks:
-            record.attention_gradient = torch.zeros_like(record.attention) if gradient is None else plain(gradient)
-        self.tiles.fold(record, rows, number)
+    def _handle_tile(
+        self, call_index: int, sweep: int, query_slice: slice, attention: Tensor, gradient: Tensor | None
+    ) -> None:
+        call = self._make_call(call_index)
+        call.attention = repeat_for_targets(detach_and_upcast(attention), self.num_targets)
+        if "attention_gradient" in self.requires:
+            call.attention_gradient = detach_or_zeros(gradient, call.attention)
+        self.tiling.on_tile(call, query_slice, sweep)
 
-    def _aside(self, streamed: Streamed, gradient: Tensor | None) -> Aside:
-        aside = streamed.aside()
-        if gradient is None and "attention_gradient" in self.asks:
-            batch, heads, queries, _ = aside.outline.shape
-            gradient = aside.value.new_zeros(self.targets * batch, queries, heads, aside.value.shape[3])
-        return Aside(aside, gradient, self.targets)
+    def _make_deferred_call(self, tiled_call: TiledAttention, output_gradient: Tensor | None) -> DeferredCall:
+        detached_call = tiled_call.copy_detached()
+        if output_gradient is None and "attention_gradient" in self.requires:
+            batch, heads, queries, _ = detached_call.meta_attention.shape
+            output_gradient = detached_call.value.new_zeros(
+                self.num_targets * batch, queries, heads, detached_call.value.shape[3]
+            )
+        return DeferredCall(detached_call, output_gradient, self.num_targets)
 
-    def _hand_over(self, place: int) -> None:
-        call, arrived, record = self.calls[place], self.arrived.pop(place), self._record(place)
-        if call.streamed is not None:
-            if place not in self.swept:
-                self._sweep(place, arrived.get("attention_gradient"))
-            if self.tiles.sets_aside:
-                record.aside = self._aside(call.streamed, arrived.get("attention_gradient"))
-            if place in self.passed:  # otherwise what was unpacked is wanted once more
-                call.streamed.release()
-        for name in DIFFERENTIABLE:
-            node = getattr(call, name) if name != "attention" or call.streamed is None else None
-            if node is not None and name in self.asks:
-                shown = plain(node) if name != "attention" or call.seeing is None else plain(node) * call.seeing
-                own = repeated(shown, self.targets)
-                setattr(record, name, own)
-                if f"{name}_gradient" in self.wanted:
-                    gradient = arrived.get(f"{name}_gradient")
-                    setattr(record, f"{name}_gradient", torch.zeros_like(own) if gradient is None else plain(gradient))
-        if "values" in self.asks:
-            record.values = repeated(plain(call.values_per_head()), self.targets)
-        if "output_projection" in self.asks:
-            record.output_projection = plain(call.output_projection)
-        self.calls[place] = Captured(call.module, call.attention.new_empty(0))  # the maps are free from here on
-        self.visit(record)
-        if call.memory is not None and not self.kept:
-            call.memory.seen = True
+    def _dispatch(self, call_index: int) -> None:
+        """Complete one call and pass it to `on_call`; its maps are released first."""
+        captured = self.calls[call_index]
+        gradients = self.received_gradients.pop(call_index)
+        call = self._make_call(call_index)
+        if captured.tiled is not None:
+            output_gradient = gradients.get("attention_gradient")
+            if call_index not in self.reduced_calls:
+                self._process_maps(call_index, output_gradient)
+            if self.tiling.defers_reductions:
+                call.deferred = self._make_deferred_call(captured.tiled, output_gradient)
+            if call_index in self.backpropagated_calls:  # otherwise the backward pass still needs the saved tensors
+                captured.tiled.release()
+        self._attach_differentiable_tensors(call, captured, gradients)
+        if "values" in self.requires:
+            call.values = repeat_for_targets(detach_and_upcast(captured.repeat_values_per_head()), self.num_targets)
+        if "output_projection" in self.requires:
+            call.output_projection = detach_and_upcast(captured.output_projection)
+        self.calls[call_index] = CapturedCall(
+            captured.module, captured.attention.new_empty(0, 0, 0, 0)
+        )  # releases the maps
+        self.on_call(call)
+        if captured.gradient_buffer is not None and not self.keep_maps:
+            captured.gradient_buffer.can_overwrite = True
+
+    def _attach_differentiable_tensors(
+        self, call: AttentionCall, captured: CapturedCall, gradients: dict[str, Tensor]
+    ) -> None:
+        """Set attention, block input and hidden state, with their gradients, as far as they are required."""
+        for name in DIFFERENTIABLE_TENSORS:
+            if name not in self.requires or (name == "attention" and captured.tiled is not None):
+                continue
+            node = getattr(captured, name)
+            if node is None:
+                continue
+            tensor = detach_and_upcast(node)
+            if name == "attention" and captured.has_visible_key is not None:
+                tensor = tensor * captured.has_visible_key
+            tensor = repeat_for_targets(tensor, self.num_targets)
+            setattr(call, name, tensor)
+            if f"{name}_gradient" in self.requested_gradients:
+                setattr(call, f"{name}_gradient", detach_or_zeros(gradients.get(f"{name}_gradient"), tensor))
 
 
 @contextmanager
-def released(calls: Sequence[Captured]) -> Iterator[None]:
-    """After the `with` these calls hold nothing, also if a pass breaks off: the graph holds them, and they would hold
-    the graph, in a circle that Python's collector does not see."""
-    streamed = [call.streamed for call in calls if call.streamed is not None]
+def release_calls_on_exit(calls: Sequence[CapturedCall]) -> Iterator[None]:
+    """Release the tensors of tiled calls when the `with` ends, also after an exception.
+
+    The graph references the calls and the calls reference the graph, a cycle that Python's collector cannot see.
+    """
+    tiled_calls = [call.tiled for call in calls if call.tiled is not None]
     try:
         yield
     finally:
-        for one in streamed:
-            one.release()
+        for tiled_call in tiled_calls:
+            tiled_call.release()
 
 
-def plain(tensor: Tensor | None) -> Any:
-    """Out of the graph, and wide enough to add up in."""
+def detach_and_upcast(tensor: Tensor | None) -> Any:
+    """Detach a tensor from the graph; half precision becomes float32, so that sums are accurate. None stays None."""
     if tensor is None:
         return None
-    return tensor.detach().float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.detach()
+    detached = tensor.detach()
+    return detached.float() if tensor.dtype in (torch.float16, torch.bfloat16) else detached
 
 
-class _Heard(torch.autograd.Function):
-    """The gradients of several targets at one tensor, as target × sample."""
+def detach_or_zeros(gradient: Tensor | None, reference: Tensor) -> Tensor:
+    """Return the detached gradient of a tensor, in float32 at least; zeros if the target does not depend on it."""
+    if gradient is None:
+        gradient = torch.zeros_like(reference)
+    detached: Tensor = detach_and_upcast(gradient)
+    return detached
+
+
+class _BatchedGradientTap(torch.autograd.Function):
+    """Passes the gradients of several targets at one tensor to a callback, with target × sample as the batch."""
 
     @staticmethod
-    def forward(gradient: Tensor, arrive: Callable[[Tensor], None]) -> Tensor:
+    def forward(gradient: Tensor, callback: Callable[[Tensor], None]) -> Tensor:
         return gradient
 
     @staticmethod
@@ -198,7 +274,10 @@ class _Heard(torch.autograd.Function):
         pass
 
     @staticmethod
-    def vmap(info: Any, dims: Any, gradient: Tensor, arrive: Callable[[Tensor], None]) -> tuple[Tensor, int]:
-        every = gradient.expand(info.batch_size, *gradient.shape) if dims[0] is None else gradient.movedim(dims[0], 0)
-        arrive(every.flatten(0, 1))
-        return every, 0
+    def vmap(info: Any, dims: Any, gradient: Tensor, callback: Callable[[Tensor], None]) -> tuple[Tensor, int]:
+        if dims[0] is None:
+            per_target = gradient.expand(info.batch_size, *gradient.shape)
+        else:
+            per_target = gradient.movedim(dims[0], 0)
+        callback(per_target.flatten(0, 1))
+        return per_target, 0

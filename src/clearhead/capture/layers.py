@@ -1,4 +1,4 @@
-"""Which layer a module sits in, and what goes into and comes out of each layer in one pass."""
+"""Maps modules to layers, and records the input and output of each layer during a pass with forward hooks."""
 
 import threading
 from collections.abc import Iterable
@@ -10,50 +10,63 @@ from torch import Tensor, nn
 
 
 @dataclass
-class Run:
-    """One run of a layer (a shared layer runs several times in a pass)."""
+class LayerIO:
+    """Input and output of one run of a layer (a shared layer runs several times in a pass)."""
 
-    input: Float[Tensor, "batch unit model"]
-    output: Float[Tensor, "batch unit model"] | None = None
+    input: Float[Tensor, "batch *unit model"]
+    output: Float[Tensor, "batch *unit model"] | None = None
 
 
-class Watch:
-    """Remembers the latest run of each layer, in this thread alone: hooks fire for everybody who uses the model."""
+class LayerRecorder:
+    """Forward hooks that keep the latest input and output of each layer.
+
+    Hooks fire in every thread that uses the model; only runs in the thread that made the recorder are kept.
+    """
 
     def __init__(self, layers: Iterable[nn.Module]) -> None:
-        self.thread = threading.get_ident()
-        self.latest: dict[int, Run] = {}
+        self.thread_id = threading.get_ident()
+        self.latest_io: dict[int, LayerIO] = {}
         self.handles: list[Any] = []
         for layer in {id(layer): layer for layer in layers}.values():
-            self.handles.append(layer.register_forward_pre_hook(self._begins, with_kwargs=True))
-            self.handles.append(layer.register_forward_hook(self._ends))
+            self.handles.append(layer.register_forward_pre_hook(self._pre_forward_hook, with_kwargs=True))
+            self.handles.append(layer.register_forward_hook(self._forward_hook))
 
-    def of(self, layer: nn.Module | None) -> Run | None:
-        return self.latest.get(id(layer))
+    def get_latest(self, layer: nn.Module | None) -> LayerIO | None:
+        """Input and output of the layer's latest run; None if it has not run."""
+        return self.latest_io.get(id(layer))
 
-    def _begins(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() == self.thread:
-            named: Any = kwargs["hidden_states"] if "hidden_states" in kwargs else next(iter(kwargs.values()), None)
-            self.latest[id(layer)] = Run(args[0] if args else named)
+    def _pre_forward_hook(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if threading.get_ident() == self.thread_id:
+            self.latest_io[id(layer)] = LayerIO(_get_layer_input(args, kwargs))
 
-    def _ends(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if threading.get_ident() == self.thread:
-            self.latest[id(layer)].output = output[0] if isinstance(output, tuple) else output
+    def _forward_hook(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if threading.get_ident() == self.thread_id:
+            self.latest_io[id(layer)].output = output[0] if isinstance(output, tuple) else output
 
 
-def blocks_of(model: nn.Module) -> dict[int, nn.Module]:
-    """For each module, the layer it sits in: its innermost ancestor that is an item of a ModuleList.
+def _get_layer_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args:
+        return args[0]
+    if "hidden_states" in kwargs:
+        return kwargs["hidden_states"]
+    return next(iter(kwargs.values()), None)
 
-    Where it sits in none, an item of a Sequential counts, as in timm's models.
+
+def map_modules_to_layers(model: nn.Module) -> dict[int, nn.Module]:
+    """Map the id of each module to its layer: the innermost ancestor that is an item of a ModuleList.
+
+    A module outside every ModuleList belongs to the item of a Sequential, as in timm's models.
     """
-    blocks: dict[int, nn.Module] = {}
+    layers: dict[int, nn.Module] = {}
 
-    def walk(module: nn.Module, block: nn.Module | None, listed: bool) -> None:
-        if block is not None:
-            blocks[id(module)] = block
+    def walk(module: nn.Module, layer: nn.Module | None, in_module_list: bool) -> None:
+        if layer is not None:
+            layers[id(module)] = layer
+        is_module_list = isinstance(module, nn.ModuleList)
+        starts_layers = is_module_list or (isinstance(module, nn.Sequential) and not in_module_list)
         for child in module.children():
-            begins = isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and not listed)
-            walk(child, child if begins else block, listed or isinstance(module, nn.ModuleList))
+            child_layer = child if starts_layers else layer
+            walk(child, child_layer, in_module_list or is_module_list)
 
     walk(model, None, False)
-    return blocks
+    return layers

@@ -1,6 +1,6 @@
-"""Layers of peft that wrap a layer of the model and add adapters to it (LoRA and others).
+"""Recognises peft layers, which wrap a layer of the model and add adapters to it (LoRA and others).
 
-They are recognised by their attributes: peft need not be installed.
+They are recognised by their attributes, so peft need not be installed.
 """
 
 from typing import Any
@@ -11,20 +11,23 @@ _ATTRIBUTES = ("base_layer", "active_adapters", "disable_adapters", "merged", "m
 
 
 def is_peft_layer(module: nn.Module) -> bool:
+    """Whether a module is a peft layer that wraps another one."""
     return all(hasattr(module, name) for name in _ATTRIBUTES)
 
 
-def runs_adapters(layer: Any) -> bool:
-    """Whether a layer of peft computes more than the layer that it wraps: adapters may be merged, or disabled."""
+def has_active_adapters(layer: Any) -> bool:
+    """Whether a peft layer adds something to the layer it wraps: its adapters are neither merged nor disabled."""
     return bool(layer.active_adapters) and not layer.merged and not layer.disable_adapters
 
 
-def wrapped_layer(module: nn.Module) -> nn.Module:
-    """The layer of the model inside of a layer of peft, or the layer itself."""
-    return wrapped_layer(module.base_layer) if is_peft_layer(module) else module  # type: ignore[arg-type]
+def get_wrapped_layer(module: nn.Module) -> nn.Module:
+    """Return the layer inside all peft wrappers; a layer without a wrapper is returned as it is."""
+    while is_peft_layer(module):
+        module = module.base_layer  # type: ignore[assignment]
+    return module
 
 
-def wrapping_layer(module: nn.Module, model: nn.Module) -> nn.Module:
-    """The outermost layer of peft around a layer of a model, or the layer itself."""
-    around = (layer for layer in model.modules() if is_peft_layer(layer) and wrapped_layer(layer) is module)
-    return next(around, module)
+def find_wrapping_layer(module: nn.Module, model: nn.Module) -> nn.Module:
+    """Return the outermost peft layer around a layer of a model, or the layer itself."""
+    wrappers = (layer for layer in model.modules() if is_peft_layer(layer) and get_wrapped_layer(layer) is module)
+    return next(wrappers, module)

@@ -1,4 +1,4 @@
-"""One forward and one backward pass: what was asked for, handed over call by call, the last call first."""
+"""Runs one forward and one backward pass of a model, and hands over its attention calls one by one, last call first."""
 
 import threading
 from collections import Counter
@@ -12,388 +12,566 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.capture.attention.tiled import repeated
-from clearhead.capture.attention.tiling import Kernel, Tiles
-from clearhead.capture.checks.detached_gradients import Whole
-from clearhead.capture.checks.self_test import Place, SelfTest, expected_calls, self_test, streaming_test
-from clearhead.capture.dispatch import Visit, Visits, plain, released
-from clearhead.capture.peft_layers import wrapping_layer
-from clearhead.capture.session import at_rest, hooks, lock_of, ordered_gradients, starting
-from clearhead.capture.sources.attention_interface import NAME, Captured, capture
-from clearhead.capture.tape import GRADIENTS, Asks, Call, Tape, check_asks
-from clearhead.errors import InputError, Refusal
+from clearhead.capture.attention.tiled import repeat_for_targets
+from clearhead.capture.attention.tiling import AttentionKernel, TilingConfig
+from clearhead.capture.checks.detached_gradients import IgnoreDetachMode
+from clearhead.capture.checks.self_test import (
+    CallSite,
+    SelfTest,
+    count_calls_from_config,
+    run_self_test,
+    run_tiling_test,
+)
+from clearhead.capture.dispatch import (
+    CallCallback,
+    CallDispatcher,
+    detach_and_upcast,
+    detach_or_zeros,
+    release_calls_on_exit,
+)
+from clearhead.capture.peft_layers import find_wrapping_layer
+from clearhead.capture.session import (
+    frozen_eval_mode,
+    get_model_lock,
+    parameters_requiring_grad,
+    register_contiguous_batchnorm_hooks,
+    remove_hooks_on_exit,
+)
+from clearhead.capture.sources.attention_interface import IMPLEMENTATION_NAME, CapturedCall, capture_attention_calls
+from clearhead.capture.tape import GRADIENT_SOURCES, AttentionCall, Requirements, Tape, resolve_requirements
+from clearhead.errors import InputError, UnsupportedError
 
-#: The model's output → one number per sample, or several (target × sample).
-Value = Callable[[Any], Float[Tensor, "*target batch"]]
-#: The name of an attention module, and which of its calls → the streams of its queries and of its keys; None for a
-#: call that is left out, because nothing that is explained goes through it.
-Streams = Callable[[str, int], tuple[str, str] | None]
+#: Maps the model's output to one value per sample, or to several (target × sample).
+TargetFunction = Callable[[Any], Float[Tensor, "*target batch"]]
+#: Maps the name of an attention module and the number of its call to the streams of its queries and of its keys; None
+#: for a call that is ignored, because nothing that is explained passes through it.
+StreamFunction = Callable[[str, int], tuple[str, str] | None]
 
 
-class Unbatched(Exception):
+class BatchedBackwardError(Exception):
     """An operation of the model cannot be differentiated for several targets at once."""
 
 
 @dataclass
-class Rows:
-    """The module that makes an answer of each row by itself, and the row that each number comes from."""
+class HeadRows:
+    """The rows of the head's input that the targets are computed from, for heads that treat each row by itself.
 
-    head: nn.Module
-    of: "Int[Tensor, 'target batch']"
-    heard: Tensor | None = None
+    Attributes:
+        head_module: Module that computes the logits of each row independently of other rows.
+        row_indices: The row that the value of each target and sample comes from.
+        head_input: Input of the head in the current pass.
+    """
 
-    def listen(self) -> torch.utils.hooks.RemovableHandle:
-        thread = threading.get_ident()
+    head_module: nn.Module
+    row_indices: "Int[Tensor, 'target batch']"
+    head_input: Tensor | None = None
 
-        def hear(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if threading.get_ident() == thread and args:
-                self.heard = args[0]
+    def register_hook(self) -> torch.utils.hooks.RemovableHandle:
+        """Register the hook that keeps the head's input; the caller removes it."""
+        thread_id = threading.get_ident()
 
-        return self.head.register_forward_pre_hook(hear)
+        def keep_input(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if threading.get_ident() == thread_id and args:
+                self.head_input = args[0]
 
-    def each(self, number: "Float[Tensor, 'target batch']") -> "Float[Tensor, 'target batch row model'] | None":
-        """∂number/∂row for every number, from one plain backward pass; None where a number has other rows, too."""
-        heard, (targets, size) = self.heard, self.of.shape
-        if heard is None or not heard.requires_grad or heard.dim() != 3 or len(heard) != size:
+        return self.head_module.register_forward_pre_hook(keep_input)
+
+    def compute_target_gradients(
+        self, target_values: "Float[Tensor, 'target batch']"
+    ) -> "Float[Tensor, 'target batch row model'] | None":
+        """Compute ∂value/∂row for all targets with one ordinary backward pass through the head.
+
+        Returns:
+            The gradient of the head's input for each target; None where a value depends on other rows, too.
+        """
+        head_input = self.head_input
+        targets, samples = self.row_indices.shape
+        if head_input is None or not head_input.requires_grad or head_input.dim() != 3 or len(head_input) != samples:
             return None
-        (whole,) = torch.autograd.grad(number.sum(), heard, retain_graph=True)
-        which, who = torch.arange(targets)[:, None], torch.arange(size)[None]
-        found = whole.new_zeros(targets, *whole.shape)
-        found[which, who, self.of] = whole[who, self.of]
-        # a target that comes several times is in the sum as often
-        times = (self.of[None] == self.of[:, None]).sum(0).to(whole)
-        found = found / times[:, :, None, None]
-        return found if torch.allclose(found.sum(0), whole) else None
+        (summed_gradient,) = torch.autograd.grad(target_values.sum(), head_input, retain_graph=True)
+        target_indices = torch.arange(targets)[:, None]
+        sample_indices = torch.arange(samples)[None]
+        gradients = summed_gradient.new_zeros(targets, *summed_gradient.shape)
+        gradients[target_indices, sample_indices, self.row_indices] = summed_gradient[sample_indices, self.row_indices]
+        # a row that several targets share has their gradients added up in the sum
+        counts = (self.row_indices[None] == self.row_indices[:, None]).sum(0).to(summed_gradient)
+        gradients = gradients / counts[:, :, None, None]
+        if not torch.allclose(gradients.sum(0), summed_gradient):
+            return None
+        return gradients
 
 
 class Recorder:
-    """Records passes of one model. The first pass tests the recorder itself, and refuses loudly if it is not exact.
+    """Captures attention, gradients and inputs of one model's passes.
 
-    `streams` says whose queries look at whose keys; `embeddings` are the modules that look words up, where the model
-    itself does not say; `learned` are parameters that attention starts from beside the input; `scope` is what must hold
-    while the model runs; `expected` says how many calls there should be, where the configuration does not.
+    The first pass runs the self-test, which raises an error if the capture is not exact for this model.
+
+    Args:
+        model: The model; it is in its original state after each pass.
+        find_call_streams: Maps an attention call to the streams of its queries and of its keys.
+        embedding_modules: The modules that look up token embeddings, if `get_input_embeddings` does not return them.
+        grad_parameters: Learned parameters that the graph starts from in addition to the input.
+        scope: Makes the context in which the model's forward pass runs.
+        count_expected_calls: Returns how many attention calls a pass has, if the configuration does not tell.
+
+    Attributes:
+        self_test: Result of the self-test; None before the first pass.
+        tiling_errors: Error of the logits in the tiling test, by kernel.
+        tiling_output_kernels: What computed the attention outputs in the tiling test, by kernel.
+        tile_rows: Number of queries per tile; None for one that suits the length and the hardware.
+        kernel: Kernel for calls that need no tiles; None for one that suits the hardware.
+        leaf_dtype: Dtype of the tensors that the graph starts from; None for the model's own.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        streams: Streams = lambda module, nth: ("text", "text"),
-        embeddings: Sequence[nn.Module] | None = None,
-        learned: Sequence[nn.Parameter] = (),
+        find_call_streams: StreamFunction = lambda module, nth: ("text", "text"),
+        embedding_modules: Sequence[nn.Module] | None = None,
+        grad_parameters: Sequence[nn.Parameter] = (),
         scope: Callable[[], AbstractContextManager[None]] = nullcontext,
-        expected: Callable[[], int | None] | None = None,
+        count_expected_calls: Callable[[], int | None] | None = None,
     ) -> None:
-        self.model, self.streams, self.embeddings, self.learned = model, streams, embeddings, learned
+        self.model = model
+        self.find_call_streams = find_call_streams
+        self.embedding_modules = embedding_modules
+        self.grad_parameters = grad_parameters
         self.scope = scope
-        self.expected = expected or partial(expected_calls, getattr(model, "config", None))
-        self.lock = lock_of(model)
-        self.tested: SelfTest | None = None
-        self.streaming_errors: dict[str, float] = {}
-        #: What made the outputs of attention when streaming was tested with each kernel.
-        self.streaming_outputs: dict[str, set[str]] = {}
-        #: How many queries a tile of a streaming pass has, and what makes calls without tiles: None for what suits the
-        #: length and the hardware.
+        self.count_expected_calls = count_expected_calls or partial(
+            count_calls_from_config, getattr(model, "config", None)
+        )
+        self.lock = get_model_lock(model)
+        self.self_test: SelfTest | None = None
+        self.tiling_errors: dict[str, float] = {}
+        self.tiling_output_kernels: dict[str, set[str]] = {}
         self.tile_rows: int | None = None
-        self.kernel: Kernel | None = None
-        #: The format of what the graph starts from: None for the model's own.
-        self.starts_in: torch.dtype | None = None
+        self.kernel: AttentionKernel | None = None
+        self.leaf_dtype: torch.dtype | None = None
 
     def run(
         self,
         inputs: Mapping[str, Any],
-        value: Value,
-        asks: Iterable[str],
-        visit: Visit = lambda call: None,
+        compute_target: TargetFunction,
+        requires: Iterable[str],
+        on_call: CallCallback = lambda call: None,
         leaves: Sequence[str] = ("input_ids",),
-        places: Collection[int] | None = None,
-        rows: Rows | None = None,
+        call_indices: Collection[int] | None = None,
+        head_rows: HeadRows | None = None,
         vectors: Mapping[str, Tensor] | None = None,
-        tiles: Tiles | None = None,
-        kept: bool = True,
+        tiling: TilingConfig | None = None,
+        keep_maps: bool = True,
     ) -> Tape:
-        """One pass. `visit` gets the asked-for calls from the last to the first, each once it is complete.
+        """Run one forward pass and, if gradients are required, one backward pass.
 
-        `value` maps the model's output to one number per sample. Where it gives several (target × sample), one backward
-        pass is made for all of them together, and calls come with target × sample as their batch.
-        `leaves` name the inputs whose vectors get input gradients; `places` limits which calls are handed over, counted
-        in the order of the forward pass (and so how far the backward pass goes). `rows` says which row of the model's
-        head each of several numbers comes from, where each comes from one alone. `vectors` are what the graph starts
-        from, by leaf, in place of the words that were looked up or the numbers that were given. With `tiles` maps are
-        never whole (`tiled.py`): `tiles` is handed those of each call, and `visit` the call without them. `kept` is
-        false where `visit` keeps nothing of the maps: their memory is used again then.
+        Args:
+            inputs: Keyword arguments of the model.
+            compute_target: Maps the model's output to one value per sample, or to several (target × sample): then one
+                backward pass serves all of them, and calls have target × sample as their batch.
+            requires: Names of the required tensors, see `Requirement`.
+            on_call: Receives the calls from the last to the first, each once it is complete.
+            leaves: The inputs whose vectors get input gradients.
+            call_indices: The calls that are handed over, counted in the order of the forward pass; this also limits how
+                far the backward pass goes. All by default.
+            head_rows: The row of the head's input that each of several values comes from, if it is one row each.
+            vectors: Vectors that the graph starts from, by leaf, in place of the embeddings or the numeric inputs.
+            tiling: Settings of a tiled pass, which never holds a full attention map (`tiled.py`): its `on_tile`
+                receives the tiles, and `on_call` the calls without maps.
+            keep_maps: Whether `on_call` keeps attention maps. If not, their memory is reused.
+
+        Returns:
+            The tape without calls, and without logits.
+
+        Raises:
+            UnsupportedError: The self-test failed, or a required tensor cannot be recorded for this model.
+            InputError: The target is not differentiable.
         """
-        wanted = check_asks(asks)
+        requirements = resolve_requirements(requires)
         with self.lock:
-            self.test(inputs, leaves)
+            self.run_self_test(inputs, leaves)
             with (
-                at_rest(self.model),
+                frozen_eval_mode(self.model),
                 torch.inference_mode(False),
-                torch.set_grad_enabled(bool(wanted & GRADIENTS.keys())),
-                starting(self.learned),
+                torch.set_grad_enabled(bool(requirements & GRADIENT_SOURCES.keys())),
+                parameters_requiring_grad(self.grad_parameters),
             ):
-                with hooks([] if rows is None else [rows.listen()]):
-                    output, calls, starts = self.forward(inputs, wanted, leaves, vectors=vectors, tiles=tiles)
-                with released(calls):
-                    starts |= {f"learned {i}": parameter for i, parameter in enumerate(self.learned)}
-                    number = value(output)
-                    chosen = sorted(range(len(calls)) if places is None else places)
-                    visits = Visits(calls, placed(calls, self.streams), chosen, wanted, visit, tiles or Tiles(), kept)
-                    started = {leaf: starts[leaf] for leaf in leaves if leaf in starts}
-                    roots = started if "input_gradient" in wanted else {}
-                    if number.dim() == 1:
-                        gradients = _backward(number, visits, roots, starts)
-                    elif tiles is not None:
-                        gradients = _backward_at_once(number, visits, roots, starts, rows)
+                head_hooks = [head_rows.register_hook()] if head_rows is not None else []
+                with remove_hooks_on_exit(head_hooks):
+                    output, calls, graph_leaves = self.forward(
+                        inputs, requirements, leaves, vectors=vectors, tiling=tiling
+                    )
+                with release_calls_on_exit(calls):
+                    graph_leaves |= {f"learned {i}": parameter for i, parameter in enumerate(self.grad_parameters)}
+                    target_values = compute_target(output)
+                    dispatcher = CallDispatcher(
+                        calls,
+                        locate_calls(calls, self.find_call_streams),
+                        sorted(range(len(calls)) if call_indices is None else call_indices),
+                        requirements,
+                        on_call,
+                        tiling or TilingConfig(),
+                        keep_maps,
+                    )
+                    input_leaves = {leaf: graph_leaves[leaf] for leaf in leaves if leaf in graph_leaves}
+                    grad_inputs = input_leaves if "input_gradient" in requirements else {}
+                    if target_values.dim() == 1:
+                        gradients = _backward(target_values, dispatcher, grad_inputs, graph_leaves)
+                    elif tiling is not None:
+                        gradients = _backward_tiled_targets(
+                            target_values, dispatcher, grad_inputs, graph_leaves, head_rows
+                        )
                     else:
-                        gradients = _backward_together(number, visits, roots, rows)
-                    visits.finish()
-        started = {leaf: repeated(plain(start), visits.targets) for leaf, start in started.items()}
-        return Tape(
-            inputs=started if "inputs" in wanted else None,
-            input_gradient=gradients if "input_gradient" in wanted else None,
-            value=plain(number),
-        )
-
-    def record(self, inputs: Mapping[str, Any], value: Value, asks: Iterable[str], **how: Any) -> Tape:
-        """The same pass with every call kept."""
-        kept: list[Call] = []
-        tape = self.run(inputs, value, asks, kept.append, **how)
-        tape.calls = kept[::-1]
+                        gradients = _backward_batched_targets(target_values, dispatcher, grad_inputs, head_rows)
+                    dispatcher.dispatch_remaining()
+        tape = Tape(value=detach_and_upcast(target_values))
+        if "inputs" in requirements:
+            tape.inputs = {
+                leaf: repeat_for_targets(detach_and_upcast(tensor), dispatcher.num_targets)
+                for leaf, tensor in input_leaves.items()
+            }
+        if "input_gradient" in requirements:
+            tape.input_gradient = gradients
         return tape
 
-    def test(
+    def record(
+        self, inputs: Mapping[str, Any], compute_target: TargetFunction, requires: Iterable[str], **run_kwargs: Any
+    ) -> Tape:
+        """Run one pass as `run` does, and return a tape with all calls, in the order of the forward pass."""
+        calls: list[AttentionCall] = []
+        tape = self.run(inputs, compute_target, requires, calls.append, **run_kwargs)
+        tape.calls = calls[::-1]
+        return tape
+
+    def run_self_test(
         self,
         inputs: Mapping[str, Any],
         leaves: Sequence[str] = ("input_ids",),
-        padded: Mapping[str, Any] | None = None,
+        padded_inputs: Mapping[str, Any] | None = None,
     ) -> SelfTest:
-        """The self-test, once: count calls against layers, rebuild each output, compare logits with the real ones."""
-        with self.lock:
-            if self.tested is None:
-                forward = partial(self.forward, asks=frozenset({"attention"}), leaves=leaves)
-                placing = partial(placed, streams=self.streams)
-                self.tested = self_test(self.model, forward, inputs, placing, self.expected(), padded)
-        return self.tested
+        """Run the self-test on the first call, and return its result.
 
-    def test_streaming(
-        self, inputs: Mapping[str, Any], leaves: Sequence[str] = ("input_ids",), kernel: Kernel | None = None
-    ) -> float:
-        """The same of streaming passes, once for each kernel: in small tiles, logits must be the real ones."""
-        name = "" if kernel is None else kernel.name
+        It compares the number of calls with the number of layers, each attention output with A·V, and the logits with
+        those of the unmodified model.
+
+        Args:
+            inputs: Keyword arguments of the model.
+            leaves: The inputs that the graph starts from.
+            padded_inputs: The same inputs with padding, to test that padding changes nothing.
+
+        Raises:
+            UnsupportedError: The attention of this model cannot be captured exactly.
+        """
         with self.lock:
-            tested = self.test(inputs, leaves)
-            if name not in self.streaming_errors:
-                tiles = Tiles(rows=3, kernel=kernel)
-                forward = partial(self.forward, asks=frozenset({"attention"}), leaves=leaves, tiles=tiles)
-                self.streaming_errors[name] = streaming_test(self.model, forward, inputs, tested)
-                self.streaming_outputs[name] = tiles.ran.outputs
-        return self.streaming_errors[name]
+            if self.self_test is None:
+                forward = partial(self.forward, requires=frozenset({"attention"}), leaves=leaves)
+                locate = partial(locate_calls, find_call_streams=self.find_call_streams)
+                self.self_test = run_self_test(
+                    self.model, forward, inputs, locate, self.count_expected_calls(), padded_inputs
+                )
+        return self.self_test
+
+    def run_tiling_test(
+        self, inputs: Mapping[str, Any], leaves: Sequence[str] = ("input_ids",), kernel: AttentionKernel | None = None
+    ) -> float:
+        """Test tiled passes, once for each kernel: with small tiles, the logits must equal those of the model.
+
+        Args:
+            inputs: Keyword arguments of the model.
+            leaves: The inputs that the graph starts from.
+            kernel: The kernel under test; None for the loop over tiles.
+
+        Returns:
+            The largest relative error of the logits.
+
+        Raises:
+            UnsupportedError: The logits differ.
+        """
+        kernel_name = "" if kernel is None else kernel.name
+        with self.lock:
+            self_test = self.run_self_test(inputs, leaves)
+            if kernel_name not in self.tiling_errors:
+                tiling = TilingConfig(tile_rows=3, kernel=kernel)
+                forward = partial(self.forward, requires=frozenset({"attention"}), leaves=leaves, tiling=tiling)
+                self.tiling_errors[kernel_name] = run_tiling_test(self.model, forward, inputs, self_test)
+                self.tiling_output_kernels[kernel_name] = tiling.kernel_log.output_kernels
+        return self.tiling_errors[kernel_name]
 
     def forward(
         self,
         inputs: Mapping[str, Any],
-        asks: Asks,
+        requires: Requirements,
         leaves: Sequence[str],
         implementation: str | None = None,
-        silent: bool = False,
+        zero_attention: bool = False,
         vectors: Mapping[str, Tensor] | None = None,
-        tiles: Tiles | None = None,
-    ) -> tuple[Any, list[Captured], dict[str, Tensor]]:
-        """The model's output, its attention calls, and the tensors that the graph starts from, by leaf.
+        tiling: TilingConfig | None = None,
+    ) -> tuple[Any, list[CapturedCall], dict[str, Tensor]]:
+        """Run a captured forward pass, and leave the graph to the caller.
 
-        A word looked up that is no leaf (a decoder's, where only the source is asked about) is a start all the same.
+        Args:
+            inputs: Keyword arguments of the model.
+            requires: The required tensors, as `resolve_requirements` returns them.
+            leaves: The inputs that the graph starts from.
+            implementation: Attention implementation to switch to; by default the one that passed the self-test.
+            zero_attention: Whether the outputs of all attention calls are set to zero.
+            vectors: Vectors that the graph starts from, by leaf, in place of the inputs' own.
+            tiling: Settings of a tiled pass.
+
+        Returns:
+            The model's output, its attention calls, and the tensors that the graph starts from, by leaf. Embeddings of
+            an input that is not in `leaves` (a decoder's, where only the source is explained) are among them.
+
+        Raises:
+            UnsupportedError: A required tensor cannot be recorded for this model.
         """
-        implementation = implementation or (self.tested.implementation if self.tested else NAME)
-        starts: dict[str, Tensor] = {}
-        given, others = dict(inputs), vectors or {}
-        looked_up = [leaf for leaf in leaves if leaf in given and not given[leaf].is_floating_point()]
+        if implementation is None:
+            implementation = IMPLEMENTATION_NAME if self.self_test is None else self.self_test.implementation
+        graph_leaves: dict[str, Tensor] = {}
+        model_kwargs = dict(inputs)
+        vectors = vectors or {}
+        token_leaves = [leaf for leaf in leaves if leaf in inputs and not inputs[leaf].is_floating_point()]
         with ExitStack() as stack:
-            stack.enter_context(hooks(ordered_gradients(self.model)))
-            if looked_up:
-                words = {leaf: given[leaf].numel() for leaf in looked_up}
-                stack.enter_context(hooks(_start_at_embeddings(self.lookups(), words, starts, others, self.starts_in)))
+            stack.enter_context(remove_hooks_on_exit(register_contiguous_batchnorm_hooks(self.model)))
+            if token_leaves:
+                token_counts = {leaf: inputs[leaf].numel() for leaf in token_leaves}
+                hooks = _register_embedding_leaf_hooks(
+                    self.get_embedding_modules(), token_counts, graph_leaves, vectors, self.leaf_dtype
+                )
+                stack.enter_context(remove_hooks_on_exit(hooks))
             for leaf in leaves:
-                if leaf in given and leaf not in looked_up:
-                    vector = others.get(leaf, given[leaf]).to(given[leaf])
-                    given[leaf] = starts[leaf] = _as_leaf(vector, self.starts_in)
-            layers, projections = bool(asks & {"block_input", "hidden_state"}), "output_projection" in asks
-            values = tiles is None or bool(asks & {"values", "output_projection"})
-            how = (layers, projections, implementation, silent, tiles, values)
-            calls = stack.enter_context(capture(self.model, *how, as_streamed=True))
+                if leaf in inputs and leaf not in token_leaves:
+                    vector = vectors.get(leaf, inputs[leaf]).to(inputs[leaf])
+                    model_kwargs[leaf] = graph_leaves[leaf] = _make_leaf(vector, self.leaf_dtype)
+            calls = stack.enter_context(
+                capture_attention_calls(
+                    self.model,
+                    keep_layer_io=bool(requires & {"block_input", "hidden_state"}),
+                    find_projections="output_projection" in requires,
+                    implementation=implementation,
+                    zero_attention=zero_attention,
+                    tiling=tiling,
+                    keep_values=tiling is None or bool(requires & {"values", "output_projection"}),
+                    use_tiled_gradients=True,
+                )
+            )
             stack.enter_context(self.scope())
-            if self.tested is not None and self.tested.cuts and torch.is_grad_enabled():
-                stack.enter_context(Whole())
-            output = self.model(**given)
-        calls = [call for call in calls if self.streams(call.module, call.nth) is not None]
-        if asks & {"values", "output_projection"} and any(call.values is None for call in calls):
-            raise Refusal(
+            if self.self_test is not None and self.self_test.detaches_gradients and torch.is_grad_enabled():
+                stack.enter_context(IgnoreDetachMode())
+            output = self.model(**model_kwargs)
+        calls = [call for call in calls if self.find_call_streams(call.module, call.occurrence) is not None]
+        if requires & {"values", "output_projection"} and any(call.values is None for call in calls):
+            raise UnsupportedError(
                 f"{type(self.model).__name__} ignores transformers' attention interface: its attention can be "
                 "recorded, but not its values and output projection"
             )
-        return output, calls, starts
+        return output, calls, graph_leaves
 
-    def lookups(self) -> Sequence[nn.Module]:
-        if self.embeddings is not None:
-            return self.embeddings
+    def get_embedding_modules(self) -> Sequence[nn.Module]:
+        """Return the modules that look up token embeddings, in the order in which the model calls them.
+
+        Raises:
+            UnsupportedError: The model has no input embeddings.
+        """
+        if self.embedding_modules is not None:
+            return self.embedding_modules
         embeddings: Any = getattr(self.model, "get_input_embeddings", lambda: None)()
         if embeddings is None:
-            raise Refusal(f"{type(self.model).__name__} has no input embeddings to start from")
-        # An encoder–decoder looks words up through modules that share one weight: the first look-up is the source.
-        same = [m for m in self.model.modules() if isinstance(m, nn.Embedding) and m.weight is embeddings.weight]
-        # Adapters change the vectors of words: the graph starts after them, as it does in the merged model.
-        return [wrapping_layer(module, self.model) for module in same] or [embeddings]
+            raise UnsupportedError(f"{type(self.model).__name__} has no input embeddings to start from")
+        # An encoder–decoder looks up tokens through modules that share one weight: the first look-up is the source.
+        tied = [m for m in self.model.modules() if isinstance(m, nn.Embedding) and m.weight is embeddings.weight]
+        # Adapters change the embeddings: the graph starts after them, as it does in the merged model.
+        return [find_wrapping_layer(module, self.model) for module in tied] or [embeddings]
 
 
-def placed(calls: Sequence[Captured], streams: Streams) -> list[Place]:
-    """Whose queries look at whose keys in each call, and in which of the layers that these two share."""
-    counts: Counter[tuple[str, str]] = Counter()
-    places = []
+def locate_calls(calls: Sequence[CapturedCall], find_call_streams: StreamFunction) -> list[CallSite]:
+    """Return the call site of each call: its two streams, and its layer among the calls between these streams."""
+    layer_counts: Counter[tuple[str, str]] = Counter()
+    call_sites = []
     for call in calls:
-        pair = streams(call.module, call.nth)
-        assert pair is not None
+        streams = find_call_streams(call.module, call.occurrence)
+        assert streams is not None
         batch, heads, queries, keys = call.attention.shape
-        places.append(Place(call.module, *pair, counts[pair], (batch, queries, keys), heads))
-        counts[pair] += 1
-    return places
+        call_sites.append(CallSite(call.module, *streams, layer_counts[streams], (batch, queries, keys), heads))
+        layer_counts[streams] += 1
+    return call_sites
 
 
 def _backward(
-    number: Float[Tensor, "batch"], visits: Visits, roots: Mapping[str, Tensor], starts: Mapping[str, Tensor]
+    target_values: Float[Tensor, "batch"],
+    dispatcher: CallDispatcher,
+    grad_inputs: Mapping[str, Tensor],
+    graph_leaves: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Gradients with respect to what was asked for, and nothing else: never a weight's."""
-    ends = _ends(number, visits, roots, starts)
-    if not ends:
+    """Backpropagate one target per sample, to the required tensors alone: never to weights."""
+    nodes = _select_backward_nodes(target_values, dispatcher, grad_inputs, graph_leaves)
+    if not nodes:
         return {}
-    with hooks(_heard(visits)):
-        gradients = torch.autograd.grad(number.sum(), ends, allow_unused=True)
-    pairs = zip(roots.items(), gradients, strict=False)
-    return {name: plain(torch.zeros_like(r) if g is None else g) for (name, r), g in pairs}
-
-
-def _ends(number: Tensor, visits: Visits, roots: Mapping[str, Tensor], starts: Mapping[str, Tensor]) -> list[Any]:
-    """What gradients are asked for, so that they reach all that is waited for; nothing where nothing is."""
-    sources = visits.sources()
-    if not roots and not sources:
-        return []
-    _require_gradient(number)
-    # A gradient that reaches the first call has passed all the others, so only it (or the input) need be asked for.
-    # With several starts it has not: a decoder's first self-attention lies on no way from the encoder.
-    lowest = [node for place, _, node in sources if place == min(visits.left)]
-    alone = len(starts) == 1
-    return [*roots.values(), *([] if roots and alone else lowest if alone else starts.values())]
-
-
-def _heard(visits: Visits) -> list[torch.utils.hooks.RemovableHandle]:
-    """Hooks by which gradients arrive that nothing else brings."""
-    waited = [source for source in visits.sources() if not visits.comes_by_itself(*source[:2])]
-    return [node.register_hook(partial(visits.hear, place, ask)) for place, ask, node in waited]
-
-
-def _backward_at_once(
-    number: Float[Tensor, "target batch"],
-    visits: Visits,
-    roots: Mapping[str, Tensor],
-    starts: Mapping[str, Tensor],
-    rows: Rows | None,
-) -> dict[str, Tensor]:
-    """All targets in one backward pass of a streaming pass, whose tiles are made once for all of them."""
-    visits.targets = len(number)
-    ends = _ends(number, visits, roots, starts)
-    if not ends:
-        return {}
-    each = None if rows is None else rows.each(number)
-    of = number.sum(1) if each is None or rows is None else rows.heard
-    assert of is not None
-    each = torch.eye(len(number), dtype=number.dtype, device=number.device) if each is None else each
-
-    def gradients(one: Tensor) -> dict[str, Tensor]:
-        found = torch.autograd.grad(of, ends, one, allow_unused=True)
-        return {name: gradient for name, gradient in zip(roots, found, strict=False) if gradient is not None}
-
-    with hooks(_heard(visits)):
-        try:
-            found = torch.vmap(gradients)(each)
-        except (RuntimeError, NotImplementedError) as problem:
-            raise Unbatched from problem
-    zeros = {name: torch.zeros_like(root).expand(len(number), *root.shape) for name, root in roots.items()}
-    return {name: plain(found.get(name, zeros[name]).flatten(0, 1)) for name in roots}
-
-
-def _backward_together(
-    number: Float[Tensor, "target batch"], visits: Visits, roots: Mapping[str, Tensor], rows: Rows | None
-) -> dict[str, Tensor]:
-    """All targets in one backward pass, with the target as an axis of its own."""
-    visits.targets = len(number)
-    sources = visits.sources()
-    if not roots and not sources:
-        return {}
-    _require_gradient(number)
-    nodes = [*roots.values(), *(node for _, _, node in sources)]
-    each = None if rows is None else rows.each(number)
-    if each is not None and rows is not None and rows.heard is not None:
-        found = _gradients_together(rows.heard, nodes, each)  # the head's part is done: its rows have a word each
-    else:
-        each = torch.eye(len(number), dtype=number.dtype, device=number.device)
-        found = _gradients_together(number.sum(1), nodes, each)
-    for (place, ask, _), gradient in zip(sources, found[len(roots) :], strict=True):
-        if gradient is not None:
-            visits.arrived[place][ask] = gradient.flatten(0, 1)
-    pairs = zip(roots.items(), found, strict=False)
+    with remove_hooks_on_exit(_register_gradient_hooks(dispatcher)):
+        gradients = torch.autograd.grad(target_values.sum(), nodes, allow_unused=True)
     return {
-        name: plain(repeated(torch.zeros_like(r), len(number)) if g is None else g.flatten(0, 1))
-        for (name, r), g in pairs
+        name: detach_or_zeros(gradient, tensor)
+        for (name, tensor), gradient in zip(grad_inputs.items(), gradients, strict=False)
     }
 
 
-def _gradients_together(of: Tensor, nodes: Sequence[Tensor], each: Tensor) -> Sequence[Tensor | None]:
-    """One batched backward pass, or one for each where an operation of the model cannot be batched."""
+def _select_backward_nodes(
+    target_values: Tensor,
+    dispatcher: CallDispatcher,
+    grad_inputs: Mapping[str, Tensor],
+    graph_leaves: Mapping[str, Tensor],
+) -> list[Any]:
+    """The nodes to differentiate by, so that the backward pass reaches every gradient that is waited for.
 
-    def gradients(one: Tensor) -> dict[int, Tensor]:
-        found = torch.autograd.grad(of, nodes, one, retain_graph=True, allow_unused=True)
-        return {i: gradient for i, gradient in enumerate(found) if gradient is not None}
+    `grad_inputs` come first. The list is empty if no gradient is required.
+    """
+    sources = dispatcher.find_gradient_sources()
+    if not grad_inputs and not sources:
+        return []
+    _check_requires_grad(target_values)
+    # With one leaf, a gradient that reaches the first call or the input has passed all other calls. With several it has
+    # not: a decoder's first self-attention lies on no path from the encoder's leaf.
+    if len(graph_leaves) != 1:
+        return [*grad_inputs.values(), *graph_leaves.values()]
+    if grad_inputs:
+        return list(grad_inputs.values())
+    return [node for call_index, _, node in sources if call_index == min(dispatcher.pending)]
+
+
+def _register_gradient_hooks(dispatcher: CallDispatcher) -> list[torch.utils.hooks.RemovableHandle]:
+    """Register hooks on the tensors whose gradients the tiled attention does not deliver itself."""
+    return [
+        node.register_hook(partial(dispatcher.on_gradient_hook, call_index, requirement))
+        for call_index, requirement, node in dispatcher.find_gradient_sources()
+        if not dispatcher.delivers_own_gradient(call_index, requirement)
+    ]
+
+
+def _backward_tiled_targets(
+    target_values: Float[Tensor, "target batch"],
+    dispatcher: CallDispatcher,
+    grad_inputs: Mapping[str, Tensor],
+    graph_leaves: Mapping[str, Tensor],
+    head_rows: HeadRows | None,
+) -> dict[str, Tensor]:
+    """Backpropagate all targets in one backward pass of a tiled pass, whose tiles are computed once for all."""
+    dispatcher.num_targets = len(target_values)
+    nodes = _select_backward_nodes(target_values, dispatcher, grad_inputs, graph_leaves)
+    if not nodes:
+        return {}
+    differentiated, output_gradients = _split_at_head(target_values, head_rows)
+
+    def compute_input_gradients(output_gradient: Tensor) -> dict[str, Tensor]:
+        gradients = torch.autograd.grad(differentiated, nodes, output_gradient, allow_unused=True)
+        return {name: gradient for name, gradient in zip(grad_inputs, gradients, strict=False) if gradient is not None}
+
+    with remove_hooks_on_exit(_register_gradient_hooks(dispatcher)):
+        try:
+            gradients = torch.vmap(compute_input_gradients)(output_gradients)
+        except (RuntimeError, NotImplementedError) as error:
+            raise BatchedBackwardError from error
+    zeros = {name: torch.zeros_like(leaf).expand(len(target_values), *leaf.shape) for name, leaf in grad_inputs.items()}
+    return {name: detach_and_upcast(gradients.get(name, zeros[name]).flatten(0, 1)) for name in grad_inputs}
+
+
+def _backward_batched_targets(
+    target_values: Float[Tensor, "target batch"],
+    dispatcher: CallDispatcher,
+    grad_inputs: Mapping[str, Tensor],
+    head_rows: HeadRows | None,
+) -> dict[str, Tensor]:
+    """Backpropagate all targets in one backward pass, with the target as an additional axis."""
+    dispatcher.num_targets = len(target_values)
+    sources = dispatcher.find_gradient_sources()
+    if not grad_inputs and not sources:
+        return {}
+    _check_requires_grad(target_values)
+    nodes = [*grad_inputs.values(), *(node for _, _, node in sources)]
+    differentiated, output_gradients = _split_at_head(target_values, head_rows)
+    gradients = _compute_batched_gradients(differentiated, nodes, output_gradients)
+    for (call_index, requirement, _), gradient in zip(sources, gradients[len(grad_inputs) :], strict=True):
+        if gradient is not None:
+            dispatcher.received_gradients[call_index][requirement] = gradient.flatten(0, 1)
+    input_gradients = {}
+    for (name, leaf), gradient in zip(grad_inputs.items(), gradients, strict=False):
+        if gradient is None:
+            gradient = torch.zeros_like(leaf).expand(len(target_values), *leaf.shape)
+        input_gradients[name] = detach_and_upcast(gradient.flatten(0, 1))
+    return input_gradients
+
+
+def _split_at_head(
+    target_values: Float[Tensor, "target batch"], head_rows: HeadRows | None
+) -> tuple[Tensor, Float[Tensor, "target ..."]]:
+    """The tensor to differentiate, and its gradient for each target.
+
+    Where each value comes from one row of the head's input, the backward pass through the head is already done for all
+    targets, and starts from the head's input. Otherwise it starts from the values.
+    """
+    row_gradients = None if head_rows is None else head_rows.compute_target_gradients(target_values)
+    if row_gradients is not None and head_rows is not None and head_rows.head_input is not None:
+        return head_rows.head_input, row_gradients
+    identity = torch.eye(len(target_values), dtype=target_values.dtype, device=target_values.device)
+    return target_values.sum(1), identity
+
+
+def _compute_batched_gradients(
+    differentiated: Tensor, nodes: Sequence[Tensor], output_gradients: Tensor
+) -> Sequence[Tensor | None]:
+    """One batched backward pass; one pass per target where an operation of the model cannot be batched."""
+
+    def compute_gradients(output_gradient: Tensor) -> dict[int, Tensor]:
+        gradients = torch.autograd.grad(differentiated, nodes, output_gradient, retain_graph=True, allow_unused=True)
+        return {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}
 
     try:
-        # torch.vmap and not is_grads_batched, whose tensors no rule of a function of our own can be given for
-        together = torch.vmap(gradients)(each)
+        # torch.vmap and not is_grads_batched: the tensors of the latter support no vmap rule of our own functions
+        stacked = torch.vmap(compute_gradients)(output_gradients)
     except (RuntimeError, NotImplementedError):
-        single = [gradients(one) for one in each]
-        together = {i: torch.stack([found[i] for found in single]) for i in single[0]}
-    return [together.get(i) for i in range(len(nodes))]
+        per_target = [compute_gradients(output_gradient) for output_gradient in output_gradients]
+        stacked = {i: torch.stack([gradients[i] for gradients in per_target]) for i in per_target[0]}
+    return [stacked.get(i) for i in range(len(nodes))]
 
 
-def _require_gradient(number: Tensor) -> None:
-    if not number.requires_grad:
+def _check_requires_grad(target_values: Tensor) -> None:
+    if not target_values.requires_grad:
         raise InputError(
             "the target does not depend on the input through differentiable operations, so it has no gradient: "
             "compute it from the model's output, without detach() or item()"
         )
 
 
-def _start_at_embeddings(
-    lookups: Sequence[nn.Module],
-    words: Mapping[str, int],
-    starts: dict[str, Tensor],
-    others: Mapping[str, Tensor],
+def _register_embedding_leaf_hooks(
+    embedding_modules: Sequence[nn.Module],
+    token_counts: Mapping[str, int],
+    graph_leaves: dict[str, Tensor],
+    vectors: Mapping[str, Tensor],
     dtype: torch.dtype | None,
 ) -> list[torch.utils.hooks.RemovableHandle]:
-    """Make the word embeddings the start of the graph; positions and types are added after them.
+    """Make the token embeddings the start of the graph; positions and token types are added after them.
 
-    `words` says how many there are of each leaf, in the order in which the model looks them up.
+    Args:
+        embedding_modules: The modules that look up tokens.
+        token_counts: Number of tokens of each leaf, in the order in which the model looks them up.
+        graph_leaves: Receives the new leaf tensors.
+        vectors: Vectors that replace the embeddings, by leaf.
+        dtype: Dtype of the leaf tensors.
     """
-    thread, waiting = threading.get_ident(), list(words)
+    thread_id = threading.get_ident()
+    pending_leaves = list(token_counts)
 
-    def start(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        if threading.get_ident() != thread:
-            return output  # somebody else's pass through the same model
-        leaf = waiting.pop(0) if waiting else f"look-up {len(starts)}"
-        found = output.shape[:-1].numel()
-        if found != words.get(leaf, found):
-            raise Refusal(f"{words[leaf]} words are given as {leaf}, but {found} are looked up where these should be")
-        starts[leaf] = _as_leaf(others.get(leaf, output).to(output), dtype)
-        return starts[leaf].clone()  # some models add positions to it in place (BLIP)
+    def replace_by_leaf(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        if threading.get_ident() != thread_id:
+            return output  # another thread uses the same model
+        leaf = pending_leaves.pop(0) if pending_leaves else f"look-up {len(graph_leaves)}"
+        count = output.shape[:-1].numel()
+        if count != token_counts.get(leaf, count):
+            raise UnsupportedError(
+                f"{leaf} has {token_counts[leaf]} tokens, but the model looked up {count} embeddings in their place"
+            )
+        graph_leaves[leaf] = _make_leaf(vectors.get(leaf, output).to(output), dtype)
+        return graph_leaves[leaf].clone()  # some models add positions to it in place (BLIP)
 
-    return [module.register_forward_hook(start) for module in lookups]
+    return [module.register_forward_hook(replace_by_leaf) for module in embedding_modules]
 
 
-def _as_leaf(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _make_leaf(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.detach().to(dtype, copy=True).requires_grad_(torch.is_grad_enabled())

@@ -1,4 +1,4 @@
-"""Whatever touches a user's model while it is recorded, as context managers that put everything back."""
+"""Context managers that change the state of a user's model during a pass, and restore it afterwards."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,161 +9,173 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
-from clearhead.errors import Refusal
+from clearhead.errors import UnsupportedError
 
-_locks: WeakValueDictionary[int, Any] = WeakValueDictionary()
-_locks_guard = threading.Lock()
+_model_locks: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_model_locks_guard = threading.Lock()
 
 
-def lock_of(model: nn.Module) -> Any:
-    """One lock per configuration object: the attention implementation is a flag on it, and models may share it.
+def get_model_lock(model: nn.Module) -> Any:
+    """Return the reentrant lock of a model, one per configuration object.
 
-    The caller keeps the lock (and so the model) alive; two recorders of one model get the same lock.
+    The attention implementation is a flag on the configuration, and models may share one. The caller must keep the lock
+    alive; two recorders of one model get the same lock.
     """
-    owner = id(getattr(model, "config", model))
-    with _locks_guard:
-        lock = _locks.get(owner)
+    config_id = id(getattr(model, "config", model))
+    with _model_locks_guard:
+        lock = _model_locks.get(config_id)
         if lock is None:
-            lock = _locks[owner] = threading.RLock()
+            lock = _model_locks[config_id] = threading.RLock()
     return lock
 
 
-def configs_of(model: nn.Module) -> list[Any]:
-    """Every distinct configuration object in the model, sub-configurations included."""
-    found: dict[int, Any] = {}
-    waiting: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
-    while waiting:
-        config = waiting.pop()
-        if id(config) in found or not hasattr(config, "_attn_implementation"):
+def find_configs(model: nn.Module) -> list[Any]:
+    """Return every distinct configuration object in the model, sub-configurations included."""
+    configs: dict[int, Any] = {}
+    queue: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
+    while queue:
+        config = queue.pop()
+        if id(config) in configs or not hasattr(config, "_attn_implementation"):
             continue
-        found[id(config)] = config
-        waiting += [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
-    return list(found.values())
+        configs[id(config)] = config
+        queue += [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    return list(configs.values())
 
 
-_switched: dict[int, str] = {}
+_original_implementations: dict[int, str] = {}
 
 
-def implementation_of(config: Any) -> str:
-    """The attention implementation that the user chose, also while it is switched."""
-    return _switched.get(id(config)) or config._attn_implementation or "eager"
+def get_attention_implementation(config: Any) -> str:
+    """Return the attention implementation that the user chose, also while another one is switched in."""
+    return _original_implementations.get(id(config)) or config._attn_implementation or "eager"
 
 
 @contextmanager
-def attention_implementation(model: nn.Module, name: str) -> Iterator[None]:
-    """Switch every configuration of the model to `name`, without the library's checks, and back."""
-    now = [(config, config._attn_implementation_internal) for config in configs_of(model)]
-    before = [(config, old) for config, old in now if old != name]
+def switched_attention_implementation(model: nn.Module, implementation: str) -> Iterator[None]:
+    """Inside the `with`, all configurations of the model name `implementation`; transformers' checks are bypassed."""
+    current = [(config, config._attn_implementation_internal) for config in find_configs(model)]
+    switched = [(config, original) for config, original in current if original != implementation]
     try:
-        for config, old in before:
-            _switched[id(config)] = old or "eager"
-            config._attn_implementation_internal = name
+        for config, original in switched:
+            _original_implementations[id(config)] = original or "eager"
+            config._attn_implementation_internal = implementation
         yield
     finally:
-        for config, old in before:
-            config._attn_implementation_internal = old
-            _switched.pop(id(config), None)
+        for config, original in switched:
+            config._attn_implementation_internal = original
+            _original_implementations.pop(id(config), None)
 
 
 @contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no autocast, no parameter asking for a gradient: so no weight gradient is ever built.
+def frozen_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Inside the `with`, the model is in evaluation mode, without autocast, and no parameter requires a gradient.
 
-    The user's backward hooks wait, too: this backward pass is not theirs, and torch gives a module that has one copies
-    of its outputs, which lie on no way to the target.
+    So no weight gradient is ever built. The user's backward hooks are removed meanwhile: torch gives a module with such
+    a hook copies of its outputs, from which no graph edge leads to the target.
+
+    Raises:
+        UnsupportedError: The model was created under `torch.inference_mode()`.
     """
-    modules, parameters = list(model.modules()), list(model.parameters())
+    modules = list(model.modules())
+    parameters = list(model.parameters())
     if any(parameter.is_inference() for parameter in parameters):
-        raise Refusal(
-            f"{type(model).__name__} was made under torch.inference_mode() and can have no gradients: load it outside"
+        raise UnsupportedError(
+            f"{type(model).__name__} was created under torch.inference_mode() and cannot have gradients: "
+            "load it outside of that context"
         )
-    training = [module for module in modules if module.training]
-    learning = [parameter for parameter in parameters if parameter.requires_grad]
-    tables = [table for module in modules for table in (module._backward_hooks, module._backward_pre_hooks)]
-    waiting = [(table, dict(table)) for table in tables if table]
+    training_modules = [module for module in modules if module.training]
+    trainable_parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    hook_tables = [table for module in modules for table in (module._backward_hooks, module._backward_pre_hooks)]
+    saved_hooks = [(table, dict(table)) for table in hook_tables if table]
     try:
-        for module in training:
+        for module in training_modules:
             module.training = False
-        for parameter in learning:
+        for parameter in trainable_parameters:
             parameter.requires_grad_(False)
-        for table, _ in waiting:
+        for table, _ in saved_hooks:
             table.clear()
-        # Weights that are offloaded are nowhere ("meta") between passes; where the others are, the numbers are, too.
-        kinds = (parameter.device.type for parameter in parameters)
+        # Offloaded weights are on "meta" between passes; the others tell the device that computes.
+        device_types = (parameter.device.type for parameter in parameters)
         with (
-            torch.autocast(next((kind for kind in kinds if kind != "meta"), "cpu"), enabled=False),
-            torch.random.fork_rng(devices=[]),  # ViLT draws random numbers at every pass: they are not the user's
-            hooks(_forgetful_positions(modules)),
+            torch.autocast(next((type_ for type_ in device_types if type_ != "meta"), "cpu"), enabled=False),
+            torch.random.fork_rng(devices=[]),  # ViLT draws random numbers at every pass: keep the user's state
+            remove_hooks_on_exit(_register_rope_restore_hooks(modules)),
         ):
             yield
     finally:
-        for table, before in waiting:
-            table.update(before)
-        for module in training:
+        for table, hooks in saved_hooks:
+            table.update(hooks)
+        for module in training_modules:
             module.training = True
-        for parameter in learning:
+        for parameter in trainable_parameters:
             parameter.requires_grad_(True)
 
 
-def _forgetful_positions(modules: Iterable[nn.Module]) -> list[torch.utils.hooks.RemovableHandle]:
-    """Hooks that put rotary positions back after each call, where their frequencies depend on the length.
+def _register_rope_restore_hooks(modules: Iterable[nn.Module]) -> list[torch.utils.hooks.RemovableHandle]:
+    """Register hooks that restore rotary embeddings after each call, where their frequencies depend on the length.
 
-    transformers keeps a dynamic RoPE's frequencies of the longest input so far. So a pass of ours would change what the
-    user's model answers from then on, and an explanation would depend on what was explained before it.
+    transformers keeps a dynamic RoPE's frequencies for the longest input so far. Without the hooks, a captured pass
+    would change later outputs of the user's model, and explanations would depend on earlier explanations.
     """
-    counting = [module for module in modules if _counts_by_length(vars(module).get("rope_type"))]
-    return [module.register_forward_hook(_put_back(module), always_call=True) for module in counting]
+    stateful = [module for module in modules if _is_length_dependent_rope(vars(module).get("rope_type"))]
+    return [module.register_forward_hook(_make_restore_hook(module), always_call=True) for module in stateful]
 
 
-def _put_back(module: nn.Module) -> Callable[..., None]:
-    """A hook that gives the module the attributes and buffers that it has now."""
+def _make_restore_hook(module: nn.Module) -> Callable[..., None]:
+    """Make a hook that resets the module to the attributes and buffers that it has at present."""
     tables = (vars(module), module._buffers)
-    known = [(table, {name: part for name, part in table.items() if not name.startswith("_")}) for table in tables]
+    snapshots = [
+        (table, {name: value for name, value in table.items() if not name.startswith("_")}) for table in tables
+    ]
 
     def hook(*_: Any) -> None:
-        for table, before in known:
-            for name in [name for name in table if name not in before and not name.startswith("_")]:
+        for table, snapshot in snapshots:
+            for name in [name for name in table if name not in snapshot and not name.startswith("_")]:
                 del table[name]
-            table.update(before)
+            table.update(snapshot)
 
     return hook
 
 
-def _counts_by_length(rope_type: Any) -> bool:
-    kinds = rope_type.values() if isinstance(rope_type, Mapping) else [rope_type]  # kinds of layers may have their own
-    return any(kind in ("dynamic", "longrope") for kind in kinds)
+def _is_length_dependent_rope(rope_type: Any) -> bool:
+    # a mapping has one RoPE type per layer type
+    rope_types = rope_type.values() if isinstance(rope_type, Mapping) else [rope_type]
+    return any(type_ in ("dynamic", "longrope") for type_ in rope_types)
 
 
 @contextmanager
-def starting(learned: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Let the graph start from these parameters, too, in a model at rest: what only they lead to has gradients then."""
+def parameters_requiring_grad(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Inside the `with`, these parameters of a frozen model require gradients, so that the graph starts from them, too.
+
+    Tensors that depend on learned parameters only, and not on the input, get gradients this way.
+    """
     try:
-        for parameter in learned:
+        for parameter in parameters:
             parameter.requires_grad_(True)
         yield
     finally:
-        for parameter in learned:
+        for parameter in parameters:
             parameter.requires_grad_(False)
 
 
-def ordered_gradients(model: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
-    """Hooks that hand batch norms their gradients in plain order.
+def register_contiguous_batchnorm_hooks(model: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
+    """Register hooks that make the gradients entering batch norms contiguous.
 
-    In evaluation mode, on a CPU, torch (2.13) returns a wrong gradient for a batch of one if the gradient that comes in
-    lies in memory channels last, as that of `x.flatten(2).transpose(1, 2)` does.
+    In evaluation mode on a CPU, torch (2.13) returns a wrong gradient for a batch of one if the incoming gradient is
+    in channels-last memory format, as that of `x.flatten(2).transpose(1, 2)` is.
     """
 
-    def order(module: nn.Module, args: Any, output: Any) -> None:
+    def make_contiguous(module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and output.requires_grad:
             output.register_hook(torch.Tensor.contiguous)
 
     norms = (module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
-    return [module.register_forward_hook(order) for module in norms]
+    return [module.register_forward_hook(make_contiguous) for module in norms]
 
 
 @contextmanager
-def hooks(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
-    """Remove these hooks at the end, whatever happens."""
+def remove_hooks_on_exit(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
+    """Remove the hooks when the `with` ends, also after an exception."""
     try:
         yield
     finally:

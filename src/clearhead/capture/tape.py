@@ -1,4 +1,4 @@
-"""What one recorded pass leaves behind: a `Tape` of attention `Call`s. Pure data."""
+"""The record of one captured pass: a `Tape` of `AttentionCall`s, which can be saved and loaded."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,12 +13,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from clearhead.errors import InputError, unknown
+from clearhead.errors import InputError, unknown_value_error
 
 if TYPE_CHECKING:
-    from clearhead.capture.attention.deferred import Aside
+    from clearhead.capture.attention.deferred import DeferredCall
 
-Ask = Literal[
+Requirement = Literal[
     "attention",
     "attention_gradient",
     "values",
@@ -30,24 +30,42 @@ Ask = Literal[
     "inputs",
     "input_gradient",
 ]
-Asks = frozenset[Ask]
+Requirements = frozenset[Requirement]
 
-#: Each gradient and what it is the gradient of.
-GRADIENTS: dict[Ask, Ask] = {
+#: The tensor that each gradient belongs to.
+GRADIENT_SOURCES: dict[Requirement, Requirement] = {
     "attention_gradient": "attention",
     "block_input_gradient": "block_input",
     "hidden_state_gradient": "hidden_state",
     "input_gradient": "inputs",
 }
 #: The tensors of a call that can have a gradient.
-DIFFERENTIABLE = ("attention", "block_input", "hidden_state")
+DIFFERENTIABLE_TENSORS = ("attention", "block_input", "hidden_state")
 
 
 @dataclass
-class Call:
-    """One attention computation (not one module: a shared module is called several times).
+class AttentionCall:
+    """One attention computation of a pass, with the tensors that were required (not one module: a shared module is
+    called several times).
 
-    `block_input` is what goes into its layer, `hidden_state` what comes out of it.
+    Attributes:
+        layer: Number of the layer among those that share the two streams, from 0.
+        module: Name of the attention module.
+        kind: Whether queries and keys belong to the same stream ("self") or not ("cross").
+        query_stream: Stream of the queries, such as "text", "image" or "decoder".
+        key_stream: Stream of the keys.
+        attention: Attention weights A.
+        attention_gradient: ∂y/∂A.
+        relevance: Relevance of A under modified backward rules (`backward_rules/`), in place of ∂y/∂A.
+        moved: How far each unit's state moves in this layer when another unit's values are set to zero (a cosine
+            distance).
+        values: Values, repeated so that each head has its own.
+        output_projection: Weight of the linear map after the attention.
+        block_input: Input of the layer.
+        block_input_gradient: ∂y/∂block_input.
+        hidden_state: Output of the layer.
+        hidden_state_gradient: ∂y/∂hidden_state.
+        deferred: In tiled passes, recomputes reductions of the maps after the pass.
     """
 
     layer: int
@@ -57,9 +75,7 @@ class Call:
     key_stream: str = "text"
     attention: Float[Tensor, "batch head query key"] | None = None
     attention_gradient: Float[Tensor, "batch head query key"] | None = None
-    #: What arrives at the attention under rules other than calculus has (`rules/`).
     relevance: Float[Tensor, "batch head query key"] | None = None
-    #: How far each unit's state moves in this layer when another's values are zero (a cosine distance).
     moved: Float[Tensor, "batch query key"] | None = None
     values: Float[Tensor, "batch head key width"] | None = None
     output_projection: Float[Tensor, "model heads"] | None = None
@@ -67,122 +83,151 @@ class Call:
     block_input_gradient: Float[Tensor, "batch unit model"] | None = None
     hidden_state: Float[Tensor, "batch unit model"] | None = None
     hidden_state_gradient: Float[Tensor, "batch unit model"] | None = None
-    #: Where maps are never whole: makes sums of them after the pass, as often as they are asked for.
-    aside: "Aside | None" = field(default=None, repr=False)
+    deferred: "DeferredCall | None" = field(default=None, repr=False)
 
     @cached_property
-    def positive(self) -> Float[Tensor, "batch head query key"]:
-        """(A ⊙ ∂y/∂A)⁺, shared by every method that is handed this call."""
+    def positive_product(self) -> Float[Tensor, "batch head query key"]:
+        """(A ⊙ ∂y/∂A)⁺, computed once for all methods that receive this call."""
         assert self.attention is not None and self.attention_gradient is not None
         return (self.attention * self.attention_gradient).clamp_(min=0)
 
     @cached_property
     def mean_attention(self) -> Float[Tensor, "batch query key"]:
-        """E_h A."""
+        """E_h A, the attention averaged over heads."""
         assert self.attention is not None
         return self.attention.mean(1)
 
-    def with_heads(self, heads: Sequence[int]) -> "Call":
-        """The same call with only these heads."""
-        chosen = list(heads)
-        parts = {name: getattr(self, name) for name in ("attention", "attention_gradient", "relevance", "values")}
-        return replace(self, **{name: part[:, chosen] for name, part in parts.items() if part is not None})
-
-    def of_queries(self, queries: slice) -> "Call":
-        """The same call with the maps of some queries alone."""
+    def select_heads(self, heads: Sequence[int]) -> "AttentionCall":
+        """Return a copy of the call with only these heads."""
+        head_indices = list(heads)
+        tensors = {name: getattr(self, name) for name in ("attention", "attention_gradient", "relevance", "values")}
         return replace(
-            self,
-            attention=None if self.attention is None else self.attention[:, :, queries],
-            attention_gradient=None if self.attention_gradient is None else self.attention_gradient[:, :, queries],
+            self, **{name: tensor[:, head_indices] for name, tensor in tensors.items() if tensor is not None}
         )
 
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "Call":
-        tensors = {name: part.to(device, dtype) for name, part in self.tensors()}
+    def select_queries(self, query_slice: slice) -> "AttentionCall":
+        """Return a copy of the call whose maps have only these queries."""
+        maps = {name: getattr(self, name) for name in ("attention", "attention_gradient")}
+        return replace(self, **{name: map_[:, :, query_slice] for name, map_ in maps.items() if map_ is not None})
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "AttentionCall":
+        """Return a copy of the call with all tensors on a device and, if given, in a dtype."""
+        tensors = {name: tensor.to(device, dtype) for name, tensor in self.iter_tensors()}
         return replace(self, **tensors)  # type: ignore[arg-type]
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for name in _TENSORS:
-            part = getattr(self, name)
-            if part is not None:
-                yield name, part
+    def iter_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Iterate over (name, tensor) of the tensors that the call has."""
+        for name in _CALL_TENSOR_FIELDS:
+            tensor = getattr(self, name)
+            if tensor is not None:
+                yield name, tensor
 
 
 @dataclass
 class Tape:
-    """The calls of one pass in order, with the input vectors of the units, by stream, if they were asked for."""
+    """The attention calls of one pass in order, with the input vectors of the units if they were required.
 
-    calls: list[Call] = field(default_factory=list)
+    Attributes:
+        calls: The calls, in the order of the forward pass.
+        inputs: Input vectors (embeddings, pixels) by stream.
+        input_gradient: ∂y/∂inputs by stream.
+        logits: Output of the model.
+        value: The differentiated value y of each sample.
+        truncated_tokens: How many tokens of each sample were cut off.
+    """
+
+    calls: list[AttentionCall] = field(default_factory=list)
     inputs: "dict[str, Float[Tensor, 'batch unit feature']] | None" = None
     input_gradient: "dict[str, Float[Tensor, 'batch unit feature']] | None" = None
     logits: Float[Tensor, "batch label"] | None = None
-    value: Float[Tensor, "batch"] | None = None
+    value: Float[Tensor, "*target batch"] | None = None
     truncated_tokens: tuple[int, ...] = ()
 
-    WHOLE = ("logits", "value")
-    BY_STREAM = ("inputs", "input_gradient")
+    TENSOR_FIELDS = ("logits", "value")
+    STREAM_FIELDS = ("inputs", "input_gradient")
 
     def to(self, device: torch.device | str) -> "Tape":
-        whole = {name: getattr(self, name) for name in self.WHOLE}
-        moved: dict[str, Any] = {name: part.to(device) for name, part in whole.items() if part is not None}
-        for name in self.BY_STREAM:
-            if (parts := getattr(self, name)) is not None:
-                moved[name] = {stream: part.to(device) for stream, part in parts.items()}
-        return replace(self, calls=[call.to(device) for call in self.calls], **moved)
+        """Return a copy of the tape with all tensors on a device."""
+        moved_fields: dict[str, Any] = {}
+        for name in self.TENSOR_FIELDS:
+            if (tensor := getattr(self, name)) is not None:
+                moved_fields[name] = tensor.to(device)
+        for name in self.STREAM_FIELDS:
+            if (by_stream := getattr(self, name)) is not None:
+                moved_fields[name] = {stream: tensor.to(device) for stream, tensor in by_stream.items()}
+        return replace(self, calls=[call.to(device) for call in self.calls], **moved_fields)
 
     def save(self, path: str | Path) -> Path:
-        """Write every tensor to one safetensors file."""
-        tensors = {name: part for name in self.WHOLE if (part := getattr(self, name)) is not None}
-        for name in self.BY_STREAM:
-            tensors |= {f"{name}.{stream}": part for stream, part in (getattr(self, name) or {}).items()}
-        for place, call in enumerate(self.calls):
-            tensors |= {f"calls.{place}.{name}": part for name, part in call.tensors()}
-        about = [{name: getattr(call, name) for name in _PLAIN} for call in self.calls]
-        cut = {"truncated_tokens": self.truncated_tokens}
+        """Write the tape to one safetensors file and return its path."""
+        tensors = {name: tensor for name in self.TENSOR_FIELDS if (tensor := getattr(self, name)) is not None}
+        for name in self.STREAM_FIELDS:
+            tensors |= {f"{name}.{stream}": tensor for stream, tensor in (getattr(self, name) or {}).items()}
+        for index, call in enumerate(self.calls):
+            tensors |= {f"calls.{index}.{name}": tensor for name, tensor in call.iter_tensors()}
+        metadata = {
+            "schema": "clearhead/tape",
+            "version": 1,
+            "calls": [{name: getattr(call, name) for name in _METADATA_FIELDS} for call in self.calls],
+            "truncated_tokens": self.truncated_tokens,
+        }
         save_file(
-            {name: part.detach().cpu().contiguous().clone() for name, part in tensors.items()},
+            {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
             str(path),
-            metadata={"clearhead": json.dumps({"schema": "clearhead/tape", "version": 1, "calls": about, **cut})},
+            metadata={"clearhead": json.dumps(metadata)},
         )
         return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> "Tape":
+        """Read a tape that `save` wrote.
+
+        Raises:
+            InputError: The file cannot be read, or is not a tape.
+        """
         try:
             with safe_open(str(path), framework="pt") as file:
-                about = json.loads((file.metadata() or {}).get("clearhead", "{}"))
+                metadata = json.loads((file.metadata() or {}).get("clearhead", "{}"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
-        except (OSError, SafetensorError, ValueError) as problem:
-            raise InputError(f"{str(path)!r} cannot be opened as a tape ({problem})") from None
-        if about.get("schema") != "clearhead/tape":
-            raise InputError(f"{str(path)!r} is no tape that clearhead saved")
-        calls = [Call(**plain) for plain in about["calls"]]
-        for name, part in tensors.items():
+        except (OSError, SafetensorError, ValueError) as error:
+            raise InputError(f"{str(path)!r} cannot be opened as a tape ({error})") from None
+        if metadata.get("schema") != "clearhead/tape":
+            raise InputError(f"{str(path)!r} is not a tape saved by clearhead")
+        calls = [AttentionCall(**call_metadata) for call_metadata in metadata["calls"]]
+        for name, tensor in tensors.items():
             if name.startswith("calls."):
-                _, place, which = name.split(".")
-                setattr(calls[int(place)], which, part)
-        whole: dict[str, Any] = {name: part for name, part in tensors.items() if name in cls.WHOLE}
-        for name in cls.BY_STREAM:
-            found = {key.removeprefix(f"{name}."): part for key, part in tensors.items() if key.startswith(f"{name}.")}
-            whole[name] = found or None
-        return cls(calls, **whole, truncated_tokens=tuple(about["truncated_tokens"]))
+                _, index, field_name = name.split(".")
+                setattr(calls[int(index)], field_name, tensor)
+        tape_fields: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name in cls.TENSOR_FIELDS}
+        for name in cls.STREAM_FIELDS:
+            prefix = f"{name}."
+            by_stream = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+            tape_fields[name] = by_stream or None
+        return cls(calls, **tape_fields, truncated_tokens=tuple(metadata["truncated_tokens"]))
 
 
-_PLAIN = ("layer", "module", "kind", "query_stream", "key_stream")
-_TENSORS = tuple(f.name for f in fields(Call) if f.name not in (*_PLAIN, "aside"))
+_METADATA_FIELDS = ("layer", "module", "kind", "query_stream", "key_stream")
+_CALL_TENSOR_FIELDS = tuple(f.name for f in fields(AttentionCall) if f.name not in (*_METADATA_FIELDS, "deferred"))
 
 
-def check_asks(asks: str | Iterable[str]) -> Asks:
-    """Every ask spelled right; a gradient brings along what it is the gradient of.
+def resolve_requirements(requirements: str | Iterable[str]) -> Requirements:
+    """Check the names of required tensors, and add the tensor that each required gradient belongs to.
 
-    >>> sorted(check_asks("attention_gradient"))
-    ['attention', 'attention_gradient']
+    Args:
+        requirements: One name or several, see `Requirement`.
+
+    Raises:
+        InputError: A name is unknown.
+
+    Example:
+        >>> sorted(resolve_requirements("attention_gradient"))
+        ['attention', 'attention_gradient']
     """
-    given = {asks} if isinstance(asks, str) else set(asks)
-    for ask in sorted(given - set(get_args(Ask))):
-        raise unknown("ask", ask, get_args(Ask))
-    wanted: set[Any] = given | {GRADIENTS[ask] for ask in given if ask in GRADIENTS}
-    return frozenset(wanted)
+    names = {requirements} if isinstance(requirements, str) else set(requirements)
+    for name in sorted(names - set(get_args(Requirement))):
+        raise unknown_value_error("requirement", name, get_args(Requirement))
+    resolved: set[Any] = names | {GRADIENT_SOURCES[name] for name in names if name in GRADIENT_SOURCES}
+    return frozenset(resolved)
 
 
-#: Asks whose tensors lie along the units, so that they must have the units' length.
-ALONG_UNITS: Asks = check_asks(f"{name}_gradient" for name in DIFFERENTIABLE)
+#: Requirements whose tensors have one row per unit, so that their length must be the number of units.
+UNIT_ALIGNED_REQUIREMENTS: Requirements = resolve_requirements(f"{name}_gradient" for name in DIFFERENTIABLE_TENSORS)

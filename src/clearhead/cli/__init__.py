@@ -1,4 +1,4 @@
-"""The command line: one verb a line of the README, the words of the API, nothing but the public API behind it."""
+"""The command line: every command, on top of the public Python API."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,20 +10,26 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import clearhead
-from clearhead.cli import attention as attending
-from clearhead.cli import bench as benchmark
-from clearhead.cli import bias_gender as biasing
-from clearhead.cli import concept as conceiving
-from clearhead.cli import convert as converting
-from clearhead.cli import lecture as lecturing
+from clearhead.cli import attention as attention_command
+from clearhead.cli import bench as bench_command
+from clearhead.cli import bias_gender as bias_command
+from clearhead.cli import concept as concept_command
+from clearhead.cli import convert as convert_command
+from clearhead.cli import lecture as lecture_command
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
-from clearhead.cli import probe as probing
-from clearhead.cli import runtime as process
-from clearhead.cli import serve as serving
-from clearhead.cli import verify as verifying
-from clearhead.cli.inputs import check_data, data_among, load, opened
-from clearhead.data.sources import Dataset, recognise
+from clearhead.cli import probe as probe_command
+from clearhead.cli import runtime
+from clearhead.cli import serve as serve_command
+from clearhead.cli import verify as verify_command
+from clearhead.cli.inputs import (
+    check_dataset_streams,
+    find_dataset,
+    load_explainer,
+    load_model_and_inputs,
+    parse_sources,
+)
+from clearhead.data.sources import InputDataset
 from clearhead.errors import InputError
 
 app = typer.Typer(
@@ -33,42 +39,47 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Which parts of the input made a Transformer say that, and how sure are we?",
-    epilog='Begin with: `clearhead explain "You look extremely confused"`',
+    help="Explain the predictions of Hugging Face Transformers: which parts of the input do they depend on, and how "
+    "reliable is the explanation?",
+    epilog='Start with: `clearhead explain "You look extremely confused"`',
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """The entry point: runs one command and ends the process."""
-    process.run(app, arguments)
+    """Run one command and exit the process: the entry point of `clearhead`."""
+    runtime.run_cli(app, arguments)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"clearhead {clearhead.__version__}")
         raise typer.Exit()
 
 
 @app.callback()
-def _every_verb(
+def _set_global_options(
     version: Annotated[
-        bool, typer.Option("--version", metavar="", help="Show the version.", is_eager=True, callback=_print_version)
+        bool,
+        typer.Option(
+            "--version", metavar="", help="Print the version and exit.", is_eager=True, callback=_print_version
+        ),
     ] = False,
     show_traceback: Annotated[
-        bool, typer.Option("--traceback", metavar="", help="Show where an error came from, not only what it says.")
+        bool, typer.Option("--traceback", metavar="", help="Print the Python traceback of an error.")
     ] = False,
 ) -> None:
-    process.STATE.shows_traceback = show_traceback
+    runtime.CLI_STATE.show_traceback = show_traceback
 
 
-def examples(*commands: str) -> str:
+def format_examples(*commands: str) -> str:
+    """Format example commands for the end of a help text."""
     return "Examples:\n\n" + "\n\n".join(f"    {command}" for command in commands)
 
 
 @app.command(
-    epilog=examples(
+    epilog=format_examples(
         'clearhead explain "You look extremely confused"',
-        'clearhead explain "I like the movie" --method generic,grad-sam --target NEGATIVE --html why.html',
+        'clearhead explain "I like the movie" --methods generic,grad-sam --target NEGATIVE --html why.html',
         "clearhead explain chelsea --model zoo:pets --against Bengal",
         'clearhead explain --model zoo:pets-clip --text "a photo of a beagle" --image dog.jpg --html why.html',
         "clearhead explain phone --model zoo:spell",
@@ -76,111 +87,133 @@ def examples(*commands: str) -> str:
         "clearhead explain reviews.csv --column text --out results",
     ),
 )
-@opt.in_groups
+@opt.flatten_option_groups
 def explain(
-    read: opt.Read,
-    asked: opt.Asked,
-    loading: opt.Loading,
-    inputs: opt.Inputs = None,
-    method: opt.Methods = None,
-    rows: opt.Rows = None,
-    per: opt.Per = None,
-    batch_size: opt.BatchSize = 8,
-    memory: opt.Memory = None,
-    kernel: opt.Kernel = None,
-    words: opt.Words = False,
-    sentences: opt.Sentences = False,
-    html: opt.Html = None,
-    save: opt.Save = None,
-    as_json: opt.Json = False,
-    column: opt.Column = None,
-    pair_column: opt.PairColumn = None,
-    image_column: opt.ImageColumn = None,
-    out: opt.Out = None,
+    input_options: opt.CliInputOptions,
+    explain_options: opt.CliExplainOptions,
+    model_options: opt.CliExplainModelOptions,
+    inputs: opt.InputsArgument = None,
+    methods: opt.MethodsOption = None,
+    rows: opt.RowsOption = None,
+    per: opt.PerOption = None,
+    batch_size: opt.BatchSizeOption = 8,
+    memory: opt.MemoryOption = None,
+    kernel: opt.KernelOption = None,
+    words: opt.WordsOption = False,
+    sentences: opt.SentencesOption = False,
+    html: opt.HtmlOption = None,
+    save: opt.SaveOption = None,
+    as_json: opt.JsonOption = False,
+    column: opt.ColumnOption = None,
+    pair_column: opt.PairColumnOption = None,
+    image_column: opt.ImageColumnOption = None,
+    out: opt.OutOption = None,
 ) -> None:
-    """Say which parts of the input made the model answer as it did.
+    """Explain a prediction: score every word, patch or frame of the input by its contribution to the target.
 
-    Each word or patch gets a score for the target (by default the predicted label): the higher, the more it spoke for
-    it. Scores of signed methods below zero speak against it.
+    The target is the predicted label, unless --target names another. High scores support the target; negative scores
+    of signed methods count against it.
     """
-    given = [recognise(one) for one in inputs or ()]
-    arguments = {**asked.arguments(), "rows": rows, "per": per, "memory": memory, "kernel": kernel}
-    chosen = opt.methods(method, ["generic"])
-    data = data_among(given, out, column, pair_column, image_column)
-    if data is not None:
-        single = {
-            **{"--html": html, "--save": save, "--pair": read.pair, "--words": words, "--sentences": sentences},
-            **{"--example": read.example, **{f"--{stream}": True for stream in read.named}},
-        }
-        for name, value in single.items():
-            if value not in (None, False):
-                raise InputError(
-                    f"{name} is for single inputs: the results of data go to --out as the method gave them, pairs to "
-                    "--pair-column, pictures to --image-column"
-                )
-        about = {**asdict(loading), **asdict(asked), "rows": rows, "per": per}
-        about |= {name: value for name, value in {"memory": memory, "kernel": kernel}.items() if value is not None}
-        _explain_data(data, Path(str(out)), loading, arguments, chosen, batch_size, about, as_json)
+    sources = parse_sources(*(inputs or ()))
+    chosen_methods = opt.parse_method_options(methods, ["generic"])
+    explain_kwargs = explain_options.build_explain_kwargs()
+    explain_kwargs |= {"rows": rows, "per": per, "memory": memory, "kernel": kernel}
+    dataset = find_dataset(sources, out, column, pair_column, image_column)
+    if dataset is not None:
+        single_input_options: dict[str, Any] = {"--html": html, "--save": save, "--pair": input_options.pair}
+        single_input_options |= {"--words": words, "--sentences": sentences, "--example": input_options.example}
+        single_input_options |= {f"--{stream}": True for stream in input_options.values_by_stream}
+        _reject_single_input_options(single_input_options)
+        settings = {**asdict(model_options), **asdict(explain_options), "rows": rows, "per": per}
+        settings |= {name: value for name, value in {"memory": memory, "kernel": kernel}.items() if value is not None}
+        _explain_dataset(
+            dataset,
+            Path(str(out)),
+            model_options,
+            explain_kwargs,
+            chosen_methods,
+            batch_size,
+            settings,
+            as_json,
+        )
         return
-    count = max([len(given), *(len(values) for values in read.named.values()), 1])
-    put.check_places(html, save, count * len(chosen))
-    ex, raws = opened(loading, given, read)
-    by_method = ex.explain(
-        **raws, method=chosen, batch_size=batch_size, progress=put.talks() and count > batch_size, **arguments
+    num_inputs = max([len(sources), *(len(values) for values in input_options.values_by_stream.values()), 1])
+    put.check_output_paths(html, save, num_inputs * len(chosen_methods))
+    explainer, raw_inputs = load_model_and_inputs(model_options, sources, input_options)
+    by_method = explainer.explain(
+        **raw_inputs,
+        method=chosen_methods,
+        batch_size=batch_size,
+        progress=put.is_interactive() and num_inputs > batch_size,
+        **explain_kwargs,
     )
-    explanations = [of_input for row in zip(*by_method.values(), strict=True) for of_input in row]
-    put.save(explanations, save)
-    put.show([put.merged(e, words, sentences) for e in explanations], html, as_json)
+    explanations = [explanation for of_input in zip(*by_method.values(), strict=True) for explanation in of_input]
+    put.save_explanations(explanations, save)
+    merged = [put.merge_units(explanation, words, sentences) for explanation in explanations]
+    put.print_explanations(merged, html, as_json)
+
+
+def _reject_single_input_options(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if value not in (None, False):
+            raise InputError(
+                f"{name} is for single inputs: with data, unmerged results are written to --out, and second texts and "
+                "images are read from --pair-column and --image-column"
+            )
 
 
 @app.command(
-    epilog=examples(
-        'clearhead compare "You look extremely confused" --method generic,grad-sam,attention',
-        "clearhead compare chelsea --method generic,rollout --json",
-        'clearhead compare --text "a photo of a cat" --image chelsea --method generic,rollout',
+    epilog=format_examples(
+        'clearhead compare "You look extremely confused" --methods generic,grad-sam,attention',
+        "clearhead compare chelsea --methods generic,rollout --json",
+        'clearhead compare --text "a photo of a cat" --image chelsea --methods generic,rollout',
     ),
 )
-@opt.in_groups
+@opt.flatten_option_groups
 def compare(
-    read: opt.Read,
-    asked: opt.Asked,
-    loading: opt.Loading,
-    given: opt.Input = None,
-    method: opt.Methods = None,
-    memory: opt.Memory = None,
-    words: opt.Words = False,
-    sentences: opt.Sentences = False,
-    html: opt.Html = None,
-    as_json: opt.Json = False,
+    input_options: opt.CliInputOptions,
+    explain_options: opt.CliExplainOptions,
+    model_options: opt.CliExplainModelOptions,
+    typed_input: opt.InputArgument = None,
+    methods: opt.MethodsOption = None,
+    memory: opt.MemoryOption = None,
+    words: opt.WordsOption = False,
+    sentences: opt.SentencesOption = False,
+    html: opt.HtmlOption = None,
+    as_json: opt.JsonOption = False,
 ) -> None:
-    """Explain one input by several methods and say how far they agree.
+    """Explain one input with several methods and measure their agreement.
 
-    Agreement is Kendall's tau-b between the scores, special tokens left out: 1 is the same order, 0 none in common, −1
-    the reverse. Without --method: generic, grad-sam and attcat, or others where these do not apply.
+    Agreement is Kendall's tau-b between the scores without special tokens: 1 means the same order, 0 no association,
+    −1 the reverse order. Default methods: generic, grad-sam and attcat, or others where these do not apply.
     """
-    one = [recognise(words) for words in ([] if given is None else [given])]
-    if any(part.kind == "data" for part in one):
-        raise InputError(f"compare takes one input, but {given!r} holds many: use clearhead explain {given} --out DIR")
-    put.check_places(html)
-    chosen = None if method is None else opt.methods(method, [])
-    arguments = asked.arguments()
-    ex, raws = opened(loading, one, read)
-    if any(len(values) > 1 for values in raws.values() if isinstance(values, list)):
+    sources = parse_sources(typed_input)
+    if any(source.source_type == "data" for source in sources):
+        raise InputError(
+            f"compare takes one input, but {typed_input!r} holds many: use clearhead explain {typed_input} --out DIR"
+        )
+    put.check_output_paths(html)
+    chosen_methods = None if methods is None else opt.parse_method_options(methods, [])
+    explain_kwargs = explain_options.build_explain_kwargs()
+    explainer, raw_inputs = load_model_and_inputs(model_options, sources, input_options)
+    if any(len(values) > 1 for values in raw_inputs.values() if isinstance(values, list)):
         raise InputError("compare takes one input: give each of --text, --image and --audio once")
-    alone = {stream: values[0] if isinstance(values, list) else values for stream, values in raws.items()}
-    comparison = clearhead.compare(ex, methods=chosen, **alone, **arguments, memory=memory)
-    merged = {name: put.merged(e, words, sentences) for name, e in comparison.explanations.items()}
+    single_input = {stream: values[0] if isinstance(values, list) else values for stream, values in raw_inputs.items()}
+    comparison = clearhead.compare(explainer, methods=chosen_methods, **single_input, **explain_kwargs, memory=memory)
+    merged = {
+        name: put.merge_units(explanation, words, sentences) for name, explanation in comparison.explanations.items()
+    }
     comparison = clearhead.Comparison(merged)
     if html is not None:
-        put.write_page(list(merged.values()), html)
+        put.write_explanations_page(list(merged.values()), html)
     if as_json:
         put.print_json(comparison.to_dict())
     else:
-        put.console().print(comparison)
+        put.make_console().print(comparison)
 
 
 @app.command(
-    epilog=examples(
+    epilog=format_examples(
         'clearhead explain "I like the movie" --save why.safetensors',
         "clearhead show why.safetensors --words --html why.html",
         "clearhead show results --by word",
@@ -188,167 +221,199 @@ def compare(
 )
 def show(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A saved explanation, or a folder of them.", show_default=False)
+        Path, typer.Argument(metavar="FILE", help="Saved explanation, or a folder of them.", show_default=False)
     ],
-    words: opt.Words = False,
-    sentences: opt.Sentences = False,
-    html: opt.Html = None,
+    words: opt.WordsOption = False,
+    sentences: opt.SentencesOption = False,
+    html: opt.HtmlOption = None,
     by: Annotated[
-        str, typer.Option(metavar="word|label|position", help="For a folder: what scores are put together by.")
+        str, typer.Option(metavar="word|label|position", help="For a folder: what scores are grouped by.")
     ] = "word",
-    how: Annotated[str, typer.Option(metavar="sum|mean", help="For a folder: how they are put together.")] = "sum",
-    as_json: opt.Json = False,
+    reduction: Annotated[
+        str, typer.Option(metavar="sum|mean", help="For a folder: how the scores of a group are reduced.")
+    ] = "sum",
+    as_json: opt.JsonOption = False,
 ) -> None:
-    """Open a saved explanation again, or say what matters most in a folder of them. No model is needed."""
-    put.check_places(html)
+    """Show a saved explanation again, or aggregate a folder of them. No model is needed."""
+    put.check_output_paths(html)
     if file.is_dir():
         if html is not None or words or sentences:
             raise InputError(f"{str(file)!r} is a folder: --html, --words and --sentences are for one explanation")
-        if put.show_folder(file, by, how, as_json):
-            raise typer.Exit(process.ROWS_FAILED)
+        if put.print_folder_summary(file, by, reduction, as_json):
+            raise typer.Exit(runtime.EXIT_ROWS_FAILED)
         return
-    put.show([put.merged(clearhead.open_explanation(file), words, sentences)], html, as_json)
+    put.print_explanations([put.merge_units(clearhead.load_explanation(file), words, sentences)], html, as_json)
 
 
 @app.command(
-    epilog=examples(
+    epilog=format_examples(
         "clearhead methods",
         "clearhead methods --model zoo:sentiment",
     ),
 )
-def methods(model: opt.Model = None, as_json: opt.Json = False) -> None:
-    """List the methods: what each costs, asks for and promises.
+@opt.flatten_option_groups
+def methods(model_options: opt.CliModelOptions, as_json: opt.JsonOption = False) -> None:
+    """List all attribution methods: their cost, requirements and declared properties.
 
-    What a method asks for is recorded in the pass. Signed scores can speak against the target.
+    With --model, also whether each method applies to this model. Requirements are the tensors a method records in the
+    pass. Signed methods can score units against the target.
     """
-    from clearhead.methods import REGISTRY
-    from clearhead.render.methods_table import render
+    from clearhead.methods import METHOD_REGISTRY
+    from clearhead.render.methods_table import render_methods_table
 
-    applies = {} if model is None else {line.name: line for line in load(opt.Loading(model)).methods()}
+    model = model_options.model
+    if model is None and model_options != opt.CliModelOptions():
+        raise InputError("--device, --dtype and --revision are options of a model, and none was given: add --model")
+    applicability: dict[str, Any] = {}
+    if model is not None:
+        applicability = {line.name: line for line in load_explainer(model_options).methods()}
     table: list[dict[str, Any]] = []
-    for name in sorted(REGISTRY):
-        told = REGISTRY[name].declaration
+    for name in sorted(METHOD_REGISTRY):
+        declaration = METHOD_REGISTRY[name].declaration
         line = {
             "method": name,
-            "family": told.family,
-            "signed": told.signed,
-            "cost": told.cost,
-            "asks": sorted(told.asks),
-            "has": sorted(told.has),
+            "family": declaration.family,
+            "signed": declaration.signed,
+            "cost": declaration.cost,
+            "asks": sorted(declaration.requires),
+            "has": sorted(declaration.supports),
             "options": clearhead.Method.option_names(name),
-            "depends_on_target": told.target == "any",
-            "taxonomy": told.taxonomy,
-            "axioms": list(told.axioms),
-            "citation": told.citation,
-            "note": told.note,
+            "depends_on_target": declaration.target == "any",
+            "taxonomy": declaration.taxonomy,
+            "axioms": list(declaration.axioms),
+            "citation": declaration.citation,
+            "note": declaration.note,
         }
-        if applies:
-            line |= {"applies": applies[name].applies, "why_not": applies[name].why_not}
+        if applicability:
+            line |= {"applies": applicability[name].applies, "why_not": applicability[name].why_not}
         table.append(line)
     if as_json:
         put.print_json({"schema": "clearhead/methods", "version": 1, "model": model, "methods": table})
         return
-    columns = ["method", "family", "signed", "cost", "asks", "taxonomy", *(["applies"] if applies else [])]
-    put.console().print(render(columns, [{**line, "applies": line.get("why_not") or "yes"} for line in table]))
+    columns = ["method", "family", "signed", "cost", "asks", "taxonomy"]
+    if applicability:
+        columns.append("applies")
+    put.make_console().print(
+        render_methods_table(columns, [{**line, "applies": line.get("why_not") or "yes"} for line in table])
+    )
 
 
 @app.command(
-    epilog=examples(
+    epilog=format_examples(
         "clearhead models --json",
     ),
 )
-def models(as_json: opt.Json = False) -> None:
-    """List the small trained models that come with clearhead-zoo: size, task, measured accuracy."""
-    cards = clearhead.models()
+def models(as_json: opt.JsonOption = False) -> None:
+    """List the small pretrained models of clearhead-zoo: task, size and measured accuracy."""
+    cards = clearhead.zoo_models()
     if as_json:
         put.print_json({"schema": "clearhead/models", "version": 1, "models": cards})
     elif not cards:
-        from clearhead.zoo import has_zoo
+        from clearhead.zoo import is_zoo_installed
 
-        empty = "clearhead-zoo is installed, but holds no models"
-        why = empty if has_zoo() else "pip install clearhead-zoo brings some"
-        print(f"No zoo models here: {why}. Folders and hub names work without it.")
+        reason = "install them with pip install clearhead-zoo"
+        if is_zoo_installed():
+            reason = "clearhead-zoo is installed, but holds no models"
+        print(f"No zoo models: {reason}. Folders and hub names work without it.")
     else:
-        put.print_table(["model", "task", "size", "figures", "summary"], [put.of_card(*item) for item in cards.items()])
+        put.print_table(
+            ["model", "task", "size", "figures", "summary"],
+            [put.build_model_row(name, card) for name, card in cards.items()],
+        )
 
 
-app.command(epilog=examples(*benchmark.EXAMPLES))(benchmark.bench)
-app.command(epilog=examples(*benchmark.REPORTS))(benchmark.report)
-app.command(epilog=examples(*converting.EXAMPLES))(converting.convert)
-app.command(epilog=examples(*lecturing.EXAMPLES))(lecturing.lecture)
-app.command(epilog=examples(*attending.EXAMPLES))(attending.attention)
-app.command(epilog=examples(*probing.EXAMPLES))(probing.probe)
-app.command(epilog=examples(*verifying.EXAMPLES))(verifying.verify)
-app.command(epilog=examples(*serving.EXAMPLES))(serving.serve)
+app.command(epilog=format_examples(*bench_command.BENCH_EXAMPLES))(bench_command.bench)
+app.command(epilog=format_examples(*bench_command.REPORT_EXAMPLES))(bench_command.report)
+app.command(epilog=format_examples(*convert_command.CONVERT_EXAMPLES))(convert_command.convert)
+app.command(epilog=format_examples(*lecture_command.LECTURE_EXAMPLES))(lecture_command.lecture)
+app.command(epilog=format_examples(*attention_command.ATTENTION_EXAMPLES))(attention_command.attention)
+app.command(epilog=format_examples(*probe_command.PROBE_EXAMPLES))(probe_command.probe)
+app.command(epilog=format_examples(*verify_command.VERIFY_EXAMPLES))(verify_command.verify)
+app.command(epilog=format_examples(*serve_command.SERVE_EXAMPLES))(serve_command.serve)
 
 
-def _group(name: str, words: str, verbs: Mapping[str, tuple[Callable[..., None], Sequence[str]]]) -> None:
-    """Verbs of one noun: clearhead NAME VERB."""
-    group = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help=words)
-    for verb, (command, commands) in verbs.items():
-        group.command(verb, epilog=examples(*commands))(command)
+def _add_command_group(
+    name: str, help_text: str, subcommands: Mapping[str, tuple[Callable[..., None], Sequence[str]]]
+) -> None:
+    """Add `clearhead NAME SUBCOMMAND` for each subcommand, given with its examples."""
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help=help_text)
+    for subcommand, (command, examples) in subcommands.items():
+        group.command(subcommand, epilog=format_examples(*examples))(command)
     app.add_typer(group, name=name)
 
 
-_group("concept", conceiving.HELP, conceiving.VERBS)
-_group("bias", biasing.HELP, biasing.VERBS)
+_add_command_group("concept", concept_command.CONCEPT_HELP, concept_command.CONCEPT_SUBCOMMANDS)
+_add_command_group("bias", bias_command.BIAS_HELP, bias_command.BIAS_SUBCOMMANDS)
 
 
-@app.command(epilog=examples("clearhead version --json"))
-def version(as_json: opt.Json = False) -> None:
-    """Show the versions that a report of a fault should name."""
-    found = {"clearhead": clearhead.__version__, "python": sys.version.split()[0]}
+@app.command(epilog=format_examples("clearhead version --json"))
+def version(as_json: opt.JsonOption = False) -> None:
+    """Print the versions of clearhead and its main dependencies, for bug reports."""
+    versions = {"clearhead": clearhead.__version__, "python": sys.version.split()[0]}
     for name in ("torch", "transformers", "clearhead-zoo"):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
+            versions[name] = "not installed"
     if as_json:
-        put.print_json(found)
+        put.print_json(versions)
     else:
-        print("\n".join(f"{name} {number}" for name, number in found.items()))
+        print("\n".join(f"{name} {number}" for name, number in versions.items()))
 
 
-def _explain_data(
-    data: Dataset,
+def _explain_dataset(
+    dataset: InputDataset,
     out: Path,
-    loading: opt.Loading,
-    arguments: Mapping[str, Any],
-    chosen: Sequence[Any],
+    model_options: opt.CliModelOptions,
+    explain_kwargs: Mapping[str, Any],
+    chosen_methods: Sequence[Any],
     batch_size: int,
-    about: Mapping[str, Any],
+    settings: Mapping[str, Any],
     as_json: bool,
 ) -> None:
-    streams = {"text", "image"} if data.with_pictures else {data.stream}
-    ex = load(loading, streams)
-    check_data(data, ex)
-    from clearhead.data.dataset_run import Run
+    """Explain every row of a data set into a folder; a run that was interrupted is resumed."""
+    streams = {dataset.stream}
+    if dataset.has_image_column:
+        streams = {"text", "image"}
+    explainer = load_explainer(model_options, streams)
+    check_dataset_streams(dataset, explainer)
+    from clearhead.data.dataset_run import DatasetRun
 
-    effective = {"model": loading.model or ex.subject.name, "scale": about["scale"] or ex.subject.scales[0]}
-    run = Run(ex, data, out, chosen, arguments, batch_size, {**about, **effective})
+    adapter = explainer.adapter
+    effective_settings = {
+        "model": model_options.model or adapter.name,
+        "scale": settings["scale"] or adapter.target_scales[0],
+        "device": str(adapter.device),
+        "dtype": str(adapter.dtype).removeprefix("torch."),
+    }
+    run = DatasetRun(
+        explainer, dataset, out, chosen_methods, explain_kwargs, batch_size, {**settings, **effective_settings}
+    )
     try:
-        with put.progress(data.count) as advance:
+        with put.explaining_progress_bar(dataset.num_rows) as advance:
 
             def advance_or_stop(rows: int) -> None:
                 advance(rows)
-                if process.STATE.interrupted:
+                if runtime.CLI_STATE.is_interrupted:
                     raise KeyboardInterrupt
 
             report = run(advance_or_stop)
     except KeyboardInterrupt:
         report = run.report
-        done = report.written + report.there_before
-        raise process.Stopped(
-            f"interrupted: {done} of {report.rows} rows are in {out}; the same command goes on from there"
+        num_stored = report.written + report.there_before
+        raise runtime.RunInterruptedError(
+            f"interrupted: {num_stored} of {report.rows} rows are stored in {out}; run the same command to resume"
         ) from None
     if as_json:
         put.print_json(report.to_dict())
     else:
-        before = f", {report.there_before} were there before" if report.there_before else ""
-        print(f"{report.written} of {report.rows} rows explained{before}: {out / 'index.csv'}")
+        summary = f"{report.written} of {report.rows} rows explained"
+        if report.there_before:
+            summary += f", {report.there_before} were stored before"
+        print(f"{summary}: {out / 'index.csv'}")
     if report.failed:
-        rows = "1 row" if report.failed == 1 else f"{report.failed} rows"
-        process.say(
-            f"{rows} of {report.rows} could not be explained: {out / 'errors.csv'} says why", process.ROWS_FAILED
+        failed_rows = put.format_count(report.failed, "row")
+        runtime.print_error(
+            f"{failed_rows} of {report.rows} could not be explained: see {out / 'errors.csv'}", runtime.EXIT_ROWS_FAILED
         )
-        raise typer.Exit(process.ROWS_FAILED)
+        raise typer.Exit(runtime.EXIT_ROWS_FAILED)

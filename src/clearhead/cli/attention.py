@@ -1,8 +1,7 @@
-"""`clearhead attention`: every head of one input at a glance, and single maps to look at, stream by stream."""
+"""`clearhead attention`: the attention maps of one input, all heads at a glance and single heads, stream by stream."""
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,156 +9,185 @@ import typer
 
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
-from clearhead.cli.inputs import opened
-from clearhead.cli.probe import probed_inputs
-from clearhead.data.sources import recognise
-from clearhead.errors import InputError, Refusal
+from clearhead.cli.inputs import load_model_and_inputs, parse_sources
+from clearhead.cli.probe import load_probe_inputs
+from clearhead.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
-    from clearhead.probes import AttentionView, StreamsView
+    from clearhead.probes import AttentionView, MultiStreamAttentionView
 
-EXAMPLES = (
+ATTENTION_EXAMPLES = (
     'clearhead attention "You look extremely confused"',
     'clearhead attention "She hates the book" --head 1.3 --head 4.0 --out maps',
-    'clearhead attention "So boring" --beside reviews.csv --limit 100 --out maps',
+    'clearhead attention "So boring" --average-over reviews.csv --limit 100 --out maps',
     'clearhead attention "She asked the doctor about [MASK] back" -m zoo:masked --candidates his,her --out maps',
     'clearhead attention phone -m zoo:spell --stream "prefix -> source" --head 1.0 --out maps',
     "clearhead attention -m zoo:shapes-vqa --example 3 --out maps",
 )
 
 
-@opt.in_groups
+@opt.flatten_option_groups
 def attention(
-    read: opt.Read,
-    given: opt.Input = None,
-    model: opt.Model = None,
+    input_options: opt.CliInputOptions,
+    model_options: opt.CliModelOptions,
+    typed_input: opt.InputArgument = None,
     stream: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Of a model with several streams, one map alone: text, or from one to another, as prefix -> source. "
-            "Default: all of them.",
+            help="For models with several streams: one attention map only, within a stream (text) or from one to "
+            "another (prefix -> source). Default: all maps.",
         ),
     ] = None,
     head: Annotated[
         list[str] | None,
-        typer.Option("--head", metavar="LAYER.HEAD", help="A map to draw, such as 1.3; may be given several times."),
+        typer.Option(
+            "--head", metavar="LAYER.HEAD", help="Head to draw, such as 1.3, both counted from 0; may be repeated."
+        ),
     ] = None,
-    beside: Annotated[
+    average_over: Annotated[
         str | None,
-        typer.Option(metavar="DATA", help="A table or a folder: say what heads look at on average over it, too."),
+        typer.Option(
+            metavar="DATA", help="Table or folder: also show the attention pattern of each head, averaged over it."
+        ),
     ] = None,
     candidates: Annotated[
         str | None,
-        typer.Option(metavar="A,B,…", help="Tell the probabilities of these labels or masked words: his,her."),
+        typer.Option(metavar="A,B,…", help="Print the probabilities of these labels or masked tokens: his,her."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Of --beside: the first N rows alone.")] = None,
-    column: opt.Column = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Only the first N rows of --average-over.")
+    ] = None,
+    column: opt.ColumnOption = None,
     out: Annotated[
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Write overview.png (every head), depth.png (the row that is read, by raw attention, rollout and "
-            "flow), graph.png, maps.png (those of --head), attention.html (all of it, to point at) and "
-            "attention.json; of several streams, the pictures of each in a folder of its name.",
+            help="Folder for the result files: overview.png (every head), depth.png (the read-out token, by raw "
+            "attention, rollout and flow), graph.png, maps.png (the heads of --head), attention.html (everything, "
+            "interactive) and attention.json; with several streams, the images of each in a folder of its name.",
         ),
     ] = None,
-    as_json: opt.Json = False,
+    as_json: opt.JsonOption = False,
 ) -> None:
-    """Look at the attention of one input: what each head looks at, and what the row that is read sees.
+    """Show the attention of one input: per head, and for the read-out token across layers.
 
-    Models with several streams (text and picture, source and prefix) have maps of each, and from one to another.
+    Models with several streams (text and image, source and prefix) have attention maps within each stream and between
+    streams.
     """
-    if given is None and not read.named and read.example is None:
-        raise InputError("nothing to look at: give a text or a picture. See clearhead attention --help")
-    if beside is None and (limit is not None or column is not None):
-        raise InputError("--limit and --column are for --beside, and none was given")
+    if typed_input is None and not input_options.values_by_stream and input_options.example is None:
+        raise InputError("no input: give a text or an image. See clearhead attention --help")
+    if average_over is None and (limit is not None or column is not None):
+        raise InputError("--limit and --column are for --average-over, and none was given")
     if head and out is None:
-        raise InputError("--head draws maps: say where they go with --out DIR")
-    chosen = [_numbers(words) for words in head or ()]
-    put.check_folder(out)
-    ex, raw = _one_input(given, model, read)
-    others = None if beside is None else probed_inputs(model, [beside], limit, column)[1]
-    asked = [] if candidates is None else [word.strip() for word in candidates.split(",")]
-    with put.waiting("looking"):
-        found = _looked(ex, raw, stream, others, asked)
-    maps = _maps(found)
-    if chosen and len(maps) > 1:
-        raise InputError(f"--head is of one map: say which with --stream: {', '.join(maps)}")
-    for layer, number in chosen:
-        for own in maps.values():
-            own.map(layer, number)
+        raise InputError("--head draws attention maps: name the folder for them with --out DIR")
+    chosen_heads = [_parse_layer_and_head(text) for text in head or ()]
+    put.check_output_folder(out)
+    explainer, raw_input = _load_single_input(typed_input, model_options, input_options)
+    reference_inputs = None
+    if average_over is not None:
+        reference_inputs = load_probe_inputs(model_options, [average_over], limit, column)[1]
+    candidate_names = opt.split_names(candidates) or []
+    with put.status_spinner("recording attention"):
+        view = _compute_requested_view(explainer, raw_input, stream, reference_inputs, candidate_names)
+    views = _get_views_by_name(view)
+    if chosen_heads and len(views) > 1:
+        raise InputError(f"--head selects a head of one map: choose the map with --stream: {', '.join(views)}")
+    for layer_index, head_index in chosen_heads:
+        for map_view in views.values():
+            map_view.get_map(layer_index, head_index)
     if out is not None:
-        _write(Path(out), found, chosen)
+        _write_attention_files(Path(out), view, chosen_heads)
     if as_json:
-        put.print_json(found.to_dict())
+        put.print_json(view.to_dict())
     else:
-        put.console().print(found)
+        put.make_console().print(view)
 
 
-def _one_input(given: str | None, model: str | None, read: opt.Read) -> "tuple[Explainer, dict[str, Any]]":
-    """The model, and what it is given by stream."""
-    typed = [] if given is None else [recognise(given)]
-    if typed and typed[0].kind == "data":
-        raise InputError(f"attention is shown for one input, but {given!r} holds many: give them as --beside")
-    ex, raws = opened(opt.Loading(model), typed, read)
-    if "inputs" in raws:
-        raws = {ex.subject.takes[0]: raws["inputs"]}
-    if any(len(values) != 1 for values in raws.values()):
+def _load_single_input(
+    typed_input: str | None, model_options: opt.CliModelOptions, input_options: opt.CliInputOptions
+) -> "tuple[Explainer, dict[str, Any]]":
+    """Load the model and its one input, by stream."""
+    sources = parse_sources(typed_input)
+    if sources and sources[0].source_type == "data":
+        raise InputError(
+            f"attention is shown for one input, but {typed_input!r} holds many: average over them with --average-over"
+        )
+    explainer, raw_inputs = load_model_and_inputs(model_options, sources, input_options)
+    if "inputs" in raw_inputs:
+        raw_inputs = {explainer.adapter.input_names[0]: raw_inputs["inputs"]}
+    if any(len(values) != 1 for values in raw_inputs.values()):
         raise InputError("attention is shown for one input: give each stream once")
-    return ex, {name: values[0] for name, values in raws.items()}
+    return explainer, {name: values[0] for name, values in raw_inputs.items()}
 
 
-def _looked(
-    ex: "Explainer", raw: dict[str, Any], stream: str | None, others: list[Any] | None, asked: list[str]
-) -> "AttentionView | StreamsView":
-    from clearhead.probes import by_stream, look, view
+def _compute_requested_view(
+    explainer: "Explainer",
+    raw_input: dict[str, Any],
+    stream: str | None,
+    reference_inputs: list[Any] | None,
+    candidates: list[str],
+) -> "AttentionView | MultiStreamAttentionView":
+    from clearhead.probes import compute_attention_view, compute_multi_stream_view, view_attention
 
     if stream is not None:
-        if others or asked:
-            raise InputError("--beside and --candidates go with the row that is read: leave out --stream")
-        return by_stream(ex, **raw)[" → ".join(re.split(r"\s*(?:→|->)\s*", stream.strip()))]
-    if not (others or asked):
-        return look(ex, raw)
+        if reference_inputs or candidates:
+            raise InputError("--average-over and --candidates need the read-out token of a model: leave out --stream")
+        map_name = " → ".join(re.split(r"\s*(?:→|->)\s*", stream.strip()))
+        return compute_multi_stream_view(explainer, **raw_input)[map_name]
+    if not (reference_inputs or candidates):
+        return view_attention(explainer, raw_input)
+    single_input: Any = raw_input
+    if len(raw_input) == 1:
+        (single_input,) = raw_input.values()
     try:
-        return view(ex, next(iter(raw.values())) if len(raw) == 1 else raw, others, candidates=asked)
-    except Refusal as problem:
-        raise InputError(f"--beside and --candidates are for models of which one row is read: {problem}") from None
+        return compute_attention_view(explainer, single_input, reference_inputs, candidates=candidates)
+    except UnsupportedError as problem:
+        raise InputError(f"--average-over and --candidates are for models with one read-out token: {problem}") from None
 
 
-def _maps(found: "AttentionView | StreamsView") -> "dict[str, AttentionView]":
-    """By name; what has one map alone needs none."""
-    from clearhead.probes import StreamsView
+def _get_views_by_name(view: "AttentionView | MultiStreamAttentionView") -> "dict[str, AttentionView]":
+    """Return the attention maps by name; the only map of a model has an empty name."""
+    from clearhead.probes import MultiStreamAttentionView
 
-    return found.maps if isinstance(found, StreamsView) else {"": found}
-
-
-def _write(folder: Path, found: "AttentionView | StreamsView", chosen: list[tuple[int, int]]) -> None:
-    from clearhead.render.html import page_of
-
-    for name, own in _maps(found).items():
-        place = folder / re.sub(r"\W+", "-", name.replace("→", "to"))
-        place.mkdir(exist_ok=True, parents=True)
-        for title, figure in _figures(own, chosen).items():
-            figure.savefig(place / f"{title}.png", dpi=144)
-    (folder / "attention.html").write_text(page_of(found), encoding="utf-8")
-    (folder / "attention.json").write_text(json.dumps(found.to_dict(), ensure_ascii=False), encoding="utf-8")
-    print(f"wrote {folder}", file=sys.stderr)
+    if isinstance(view, MultiStreamAttentionView):
+        return view.views
+    return {"": view}
 
 
-def _figures(own: "AttentionView", chosen: list[tuple[int, int]]) -> dict[str, Any]:
-    from clearhead.render.mpl import attention as attending
+def _write_attention_files(
+    folder: Path, view: "AttentionView | MultiStreamAttentionView", chosen_heads: list[tuple[int, int]]
+) -> None:
+    from clearhead.render.html import render_result_page
 
-    made = {"overview": attending.overview(own), "depth": attending.by_depth(own)}
-    if own.keys is None:  # a layered graph is of units that look at one another
-        made["graph"] = attending.graph(own)
-    return made | ({"maps": attending.maps(own, chosen)} if chosen else {})
+    for name, map_view in _get_views_by_name(view).items():
+        map_folder = folder / re.sub(r"\W+", "-", name.replace("→", "to"))
+        map_folder.mkdir(exist_ok=True, parents=True)
+        for title, figure in _plot_figures(map_view, chosen_heads).items():
+            figure.savefig(map_folder / f"{title}.png", dpi=144)
+    (folder / "attention.html").write_text(render_result_page(view), encoding="utf-8")
+    (folder / "attention.json").write_text(json.dumps(view.to_dict(), ensure_ascii=False), encoding="utf-8")
+    put.report_written(folder)
 
 
-def _numbers(words: str) -> tuple[int, int]:
+def _plot_figures(view: "AttentionView", chosen_heads: list[tuple[int, int]]) -> dict[str, Any]:
+    from clearhead.render.mpl import attention as attention_plots
+
+    figures = {
+        "overview": attention_plots.plot_attention_overview(view),
+        "depth": attention_plots.plot_attention_by_layer(view),
+    }
+    if view.key_names is None:  # a layered graph needs the same units as queries and keys
+        figures["graph"] = attention_plots.plot_attention_graph(view)
+    if chosen_heads:
+        figures["maps"] = attention_plots.plot_attention_maps(view, chosen_heads)
+    return figures
+
+
+def _parse_layer_and_head(text: str) -> tuple[int, int]:
     try:
-        layer, head = (int(word) for word in words.split("."))
+        layer, head = (int(number) for number in text.split("."))
     except ValueError:
-        raise InputError(f"--head {words!r} must be a layer and a head with a dot between them, such as 1.3") from None
+        raise InputError(f"--head {text!r} must be a layer and a head with a dot between them, such as 1.3") from None
     return layer, head

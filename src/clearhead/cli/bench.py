@@ -1,4 +1,4 @@
-"""`clearhead bench`: methods × protocols on a data set, resumable, into a folder of Parquet files."""
+"""`clearhead bench`: methods × protocols on a data set, resumable, stored in a folder of Parquet files."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,13 +8,13 @@ import typer
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
 from clearhead.cli import runtime
-from clearhead.cli.inputs import without_bars
+from clearhead.cli.inputs import disable_bars_for_local_model, report_device_and_dtype
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
-    from clearhead.bench.runner import Run
+    from clearhead.bench.runner import BenchmarkRun
 
-EXAMPLES = (
+BENCH_EXAMPLES = (
     "clearhead bench --model zoo:logic --data known:logic --methods generic,grad-sam --protocols truth --out runs/a",
     "clearhead bench --model zoo:pets --data pets --root data --protocols perturb-images,segmentation --limit 100 "
     "--set perturb-images.fills=black,blur --out runs/pets",
@@ -26,216 +26,257 @@ EXAMPLES = (
     "--address auto --out runs/pets",
 )
 
-REPORTS = ("clearhead report runs/pets", "clearhead report runs/pets --out paper")
+REPORT_EXAMPLES = ("clearhead report runs/pets", "clearhead report runs/pets --out paper")
 
 
+@opt.flatten_option_groups
 def bench(
-    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME", help="zoo:NAME, a folder, or a hub name.")],
+    device_options: opt.CliDeviceOptions,
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="NAME", help="Model: zoo:NAME, a folder, or a hub name.")
+    ],
     data: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="A data set by name (pets, eraser-movies, hub:OWNER/NAME …), known:TASK for a task of the zoo with "
-            "known answers, mosaic:NAME for pictures of two classes side by side, or the path of a table or a folder "
-            "of pictures.",
+            help="Data set by name (pets, eraser-movies, hub:OWNER/NAME …), known:TASK for a zoo task with known true "
+            "evidence, mosaic:NAME for mosaics of two classes of images, or the path of a table or of a folder of "
+            "images.",
         ),
     ],
     protocols: Annotated[
-        str, typer.Option(metavar="NAME,…", help="What is measured; published settings go by their names, too.")
+        str,
+        typer.Option(metavar="NAME,…", help="Evaluation protocols or published presets of them, separated by commas."),
     ],
     out: Annotated[
-        Path, typer.Option(metavar="RUN", help="The folder of the run. The same command goes on where it stopped.")
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of the run, for the result files. Running the same command again resumes an interrupted run.",
+        ),
     ],
     methods: Annotated[
-        str, typer.Option(metavar="NAME,…", help="The methods; random and position are always among them.")
-    ] = "generic",
+        list[str] | None,
+        typer.Option(
+            "--methods",
+            metavar="NAME,…",
+            help="Attribution methods, separated by commas; may be repeated. The controls random and position are "
+            "always added. Default: generic.",
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="PROTOCOL.NAME=VALUE", help="A setting of a protocol; may be given again."),
+        typer.Option("--set", metavar="PROTOCOL.NAME=VALUE", help="Setting of a protocol; may be repeated."),
     ] = None,
-    split: Annotated[str | None, typer.Option(metavar="NAME", help="Which part of the data.")] = None,
-    root: Annotated[str | None, typer.Option(metavar="DIR", help="The folder that holds data sets.")] = None,
+    split: Annotated[str | None, typer.Option(metavar="NAME", help="Split of the data set.")] = None,
+    root: Annotated[str | None, typer.Option(metavar="DIR", help="Folder that contains the data sets.")] = None,
     options: Annotated[
         list[str] | None,
         typer.Option(
             "--option",
             metavar="NAME=VALUE",
-            help="How the data are read, as label_column=stars for a table of your own; may be given again.",
+            help="Option of the data set's reader, such as label_column=stars for a table; may be repeated.",
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N examples.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Use only the first N examples.")] = None,
     indices: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Only the examples with these numbers (from 0), one a line.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Use only the examples with these indices (from 0), one per line."),
     ] = None,
     merge: Annotated[
         list[Path] | None,
-        typer.Option(metavar="RUN", help="Take over what another run has measured first; may be given again."),
+        typer.Option(metavar="RUN", help="First copy the results of another run; may be repeated."),
     ] = None,
     engine: Annotated[
-        str, typer.Option(metavar="NAME", help="local, processes on this machine, or ray, here or on a cluster.")
+        str, typer.Option(metavar="NAME", help="local (processes on this machine) or ray (here or on a cluster).")
     ] = "local",
-    workers: Annotated[int, typer.Option(metavar="N", min=1, help="How many processes, or actors of Ray.")] = 2,
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Number of worker processes, or of Ray actors.")] = 2,
     address: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="The Ray cluster (or auto); without it, one is started here."),
+        typer.Option(
+            metavar="HOST:PORT", help="Address of the Ray cluster, or auto. Default: start a cluster on this machine."
+        ),
     ] = None,
-    chunk: Annotated[int, typer.Option(metavar="N", min=1, help="Examples that are computed and stored at once.")] = 16,
+    chunk: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of examples that are computed and stored together.")
+    ] = 16,
     template: Annotated[
         str,
-        typer.Option(metavar="TEXT", help="The caption of a class, for CLIP and its kin: {one} is a pug, {name} pug."),
+        typer.Option(
+            metavar="TEXT",
+            help="Zero-shot prompt for dual encoders such as CLIP: {name} is the class name, {one} the name with its "
+            "article (a pug).",
+        ),
     ] = "a photo of {one}",
     keep: Annotated[
-        bool, typer.Option("--keep-explanations", help="Store explanations, too, compressed; the report shows some.")
+        bool,
+        typer.Option(
+            "--keep-explanations", help="Also store the explanations, compressed; the report shows some of them."
+        ),
     ] = False,
-    batch_size: opt.BatchSize = 8,
-    seed: opt.Seed = 0,
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
-    as_json: opt.Json = False,
+    batch_size: opt.BatchSizeOption = 8,
+    seed: opt.SeedOption = 0,
+    as_json: opt.JsonOption = False,
 ) -> None:
-    """Measure how true and how faithful explanations are.
+    """Benchmark attribution methods: agreement with known evidence, faithfulness, and further protocols.
 
-    Results are Parquet files, one row for each example, method, protocol and setting. A run that was stopped, or asked
-    for more, computes the chunks of examples that are missing, and no other. A method's rank is shown only as far as
-    the examples decide it.
+    Results are Parquet files with one row per example, method, protocol and setting. A run that is resumed or extended
+    computes only the missing chunks of examples. Methods are ranked only as far as the examples separate them.
     """
     from clearhead.bench import time_estimate
-    from clearhead.bench.engines import engine as engine_named
-    from clearhead.bench.job import Job, setting
-    from clearhead.bench.runner import Run
-    from clearhead.bench.worker import versions
+    from clearhead.bench.engines import get_engine
+    from clearhead.bench.job import BenchmarkJob, parse_setting
+    from clearhead.bench.runner import BenchmarkRun
+    from clearhead.bench.worker import format_versions
 
-    engine_named(engine, address)  # an unknown one is told before the model is opened
-    without_bars(model)
-    chosen: dict[str, dict[str, object]] = {}
+    get_engine(engine, address)  # reports an unknown engine before the model is loaded
+    disable_bars_for_local_model(model)
+    settings_by_protocol: dict[str, dict[str, object]] = {}
     for text in settings or []:
-        name, what, value = setting(text)
-        chosen.setdefault(name, {})[what] = value
-    job = Job(
+        protocol_name, setting_name, value = parse_setting(text)
+        settings_by_protocol.setdefault(protocol_name, {})[setting_name] = value
+    job = BenchmarkJob(
         model=model,
         data=data,
-        methods=tuple(str(method) for method in opt.methods([methods], [])),
+        methods=tuple(str(method) for method in opt.parse_method_options(methods, ["generic"])),
         protocols=tuple(name.strip() for name in protocols.split(",") if name.strip()),
-        settings=chosen,
+        settings=settings_by_protocol,
         split=split,
         root=root,
-        options=dict(map(_option, options or [])),
+        options=dict(map(_parse_data_option, options or [])),
         limit=limit,
-        indices=None if indices is None else _numbers(indices),
+        indices=None if indices is None else _read_indices(indices),
         chunk=chunk,
         batch_size=batch_size,
         seed=seed,
-        device=device,
-        dtype=dtype,
+        device=device_options.device,
+        dtype=device_options.dtype,
+        revision=device_options.revision,
         template=template,
         keep=keep,
     )
-    run = Run(job, out)
-    for other in merge or []:
-        run.take(other)
-    with put.waiting("planning"):
-        cost = run.cost()
-        expected = time_estimate.predicted(run, 1 if engine == "local" else workers)
+    run = BenchmarkRun(job, out)
+    for other_run in merge or []:
+        run.merge_from(other_run)
+    with put.status_spinner("planning"):
+        cost = run.estimate_cost()
+        expected_time = time_estimate.estimate_time(run, 1 if engine == "local" else workers)
+    report_device_and_dtype(run.worker.explainer, model, device_options)
     if not as_json:
-        print(cost if expected is None else f"{cost}; {expected}")
-    if cost.outdated:
-        said = f"{cost.outdated:,} rows in {out} were measured with other versions, and are computed anew"
-        runtime.say(f"{said} (now: {versions()})", 0)
+        print(*[figure for figure in (cost, expected_time) if figure is not None], sep="; ")
+    if cost.num_stale_rows:
+        runtime.print_error(
+            f"{cost.num_stale_rows:,} rows in {out} were measured with other versions and are computed again "
+            f"(now: {format_versions()})",
+            0,
+        )
     try:
-        with put.progress(cost.examples) as advance:
+        with put.explaining_progress_bar(cost.num_examples) as advance:
 
             def advance_or_stop(examples: int) -> None:
                 advance(examples)
-                if runtime.STATE.interrupted:
+                if runtime.CLI_STATE.is_interrupted:
                     raise KeyboardInterrupt
 
             report = run(engine, workers, advance_or_stop, address)
-        if expected is not None:
-            time_estimate.keep(run, expected)
+        if expected_time is not None:
+            time_estimate.save_method_seconds(run, expected_time)
     except KeyboardInterrupt:
-        raise runtime.Stopped(f"interrupted: the same command goes on with what is in {out}") from None
+        raise runtime.RunInterruptedError(
+            f"interrupted: run the same command to resume from the results in {out}"
+        ) from None
     if as_json:
-        put.print_json({**report.to_dict(), "refused": run.refused()})
+        put.print_json({**report.to_dict(), "refused": run.collect_failure_reasons()})
     else:
-        _show(run)
-        print(f"chunks: {report.computed} computed, {report.there_before} there before; {out / 'table.parquet'}")
-    if next(run.store.table(), None) is None:
-        runtime.say("nothing could be measured; why is said above, and with --json under refused", runtime.ROWS_FAILED)
-        raise typer.Exit(runtime.ROWS_FAILED)
+        _print_run(run)
+        print(f"chunks: {report.computed} computed, {report.there_before} stored before; {out / 'table.parquet'}")
+    if next(run.store.iter_table_rows(), None) is None:
+        runtime.print_error(
+            "no measurements produced; the reasons are above, and with --json under refused", runtime.EXIT_ROWS_FAILED
+        )
+        raise typer.Exit(runtime.EXIT_ROWS_FAILED)
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a benchmark run.", show_default=False)],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the three files go. Default: into the run's folder.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for the result files. Default: the folder of the run."),
     ] = None,
-    as_json: opt.Json = False,
+    as_json: opt.JsonOption = False,
 ) -> None:
-    """Write a finished run as one HTML page (report.html), a LaTeX table (tables.tex) and a CSV table (tables.csv).
+    """Write the report of a benchmark run: an HTML page (report.html), LaTeX tables (tables.tex) and CSV (tables.csv).
 
-    No model, no data and no GPU is needed: everything is in the run's folder.
+    Needs no model, data or GPU: the folder of the run holds everything.
     """
-    from clearhead.bench.export import csv_text, latex_text
-    from clearhead.bench.report_page import page
-    from clearhead.bench.run_results import Finished
-    from clearhead.data.atomic_file import whole
+    from clearhead.bench.export import render_csv_table, render_latex_tables
+    from clearhead.bench.report_page import render_run_report
+    from clearhead.bench.run_results import RunResults
+    from clearhead.data.atomic_file import atomic_write
 
-    found = Finished(run)
-    texts = {"report.html": page(found), "tables.tex": latex_text(found), "tables.csv": csv_text(found)}
+    results = RunResults(run)
+    texts = {
+        "report.html": render_run_report(results),
+        "tables.tex": render_latex_tables(results),
+        "tables.csv": render_csv_table(results),
+    }
     folder = out or run
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        with whole(folder / name) as partial:
+        with atomic_write(folder / name) as partial:
             partial.write_text(text, encoding="utf-8")
     if as_json:
-        put.print_json({"schema": "clearhead/bench-report", "version": 1, "files": [str(folder / n) for n in texts]})
+        files = [str(folder / name) for name in texts]
+        put.print_json({"schema": "clearhead/bench-report", "version": 1, "files": files})
     else:
         print("\n".join(f"wrote {folder / name}" for name in texts))
 
 
-def _option(text: str) -> tuple[str, str | list[str]]:
-    """
-    >>> _option("label_column=stars"), _option("columns=premise,hypothesis")
+def _parse_data_option(text: str) -> tuple[str, str | list[str]]:
+    """Parse NAME=VALUE of --option.
+
+    >>> _parse_data_option("label_column=stars"), _parse_data_option("columns=premise,hypothesis")
     (('label_column', 'stars'), ('columns', ['premise', 'hypothesis']))
     """
     name, equals, value = text.partition("=")
     if not equals or not name or not value:
-        raise InputError(f"{text!r} is no option of data: write NAME=VALUE, as label_column=stars")
-    # those that name several are taken as lists, also where one is named
-    return name, [part.strip() for part in value.split(",")] if name in ("columns", "remove") else value
+        raise InputError(f"{text!r} is not an option of a data set: write NAME=VALUE, as in label_column=stars")
+    if name in ("columns", "remove"):  # these options are lists, even of one name
+        return name, [item.strip() for item in value.split(",")]
+    return name, value
 
 
-def _numbers(path: Path) -> tuple[int, ...]:
+def _read_indices(path: Path) -> tuple[int, ...]:
     try:
-        found = tuple(int(line) for line in path.read_text(encoding="utf-8").split())
+        indices = tuple(int(line) for line in path.read_text(encoding="utf-8").split())
     except (OSError, ValueError) as problem:
-        raise InputError(f"{str(path)!r} does not list numbers, one a line ({problem})") from None
-    if not found:
-        raise InputError(f"{str(path)!r} is empty: list the numbers of examples (from 0), one a line")
-    return found
+        raise InputError(f"{str(path)!r} is not a list of indices, one per line ({problem})") from None
+    if not indices:
+        raise InputError(f"{str(path)!r} is empty: list the indices of examples (from 0), one per line")
+    return indices
 
 
-def _show(run: "Run") -> None:
-    """The headline of each protocol, and how far its parts agree; what is no mean over examples; what is missing."""
-    from clearhead.bench.run_results import Section
-    from clearhead.bench.tables import agreement_of_parts, markdown, plain
+def _print_run(run: "BenchmarkRun") -> None:
+    """Print the headline metrics of each protocol, the agreement between columns, and what was not measured."""
+    from clearhead.bench.run_results import ProtocolResults
+    from clearhead.bench.tables import compute_column_agreement, render_markdown_table, render_metrics_markdown
 
-    refused = run.refused()
-    for settings, (name, protocol) in run.worker.protocols.items():
-        section = Section(name, settings, protocol.settings, protocol, run.measurements(settings))
-        if not section.measurements and not any(what.startswith(f"{name}: ") for what in refused):
-            print(f"\nnot measured: {name}: none of the examples has what its settings ask for")
-        for table in (table for figure in section.headline for table in section.tables(figure)):
-            shown = markdown(table.columns, table.smaller_is_better)
-            print(f"\n{name}: {table.figure} ({table.better} is better)\n\n{shown}")
-            for (one, other), tau in agreement_of_parts(table.columns).items():
-                print(f"\n{one} and {other} put methods in one order: Kendall's tau-b {tau:.2f}")
-        for part, by_method in section.overall().items():
-            print(f"\n{name}: {part}, over all examples at once\n\n{plain(by_method)}")
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for what, why in sorted(refused.items()):
-        name, _, method = what.partition(": ")
-        reasons.setdefault((name, why), []).append(method)
-    for (name, why), methods in reasons.items():
-        print(f"\nnot measured: {name}: {', '.join(methods)}: {why}")
+    failures = run.collect_failure_reasons()
+    for settings, (name, protocol) in run.worker.protocols_by_settings.items():
+        section = ProtocolResults(name, settings, protocol.settings, protocol, run.load_measurements(settings))
+        if not section.measurements and not any(failure.startswith(f"{name}: ") for failure in failures):
+            print(f"\nnot measured: {name}: no example meets its requirements")
+        for table in (table for metric in section.headline_metrics for table in section.iter_tables(metric)):
+            markdown = render_markdown_table(table.columns, table.smaller_is_better)
+            print(f"\n{name}: {table.metric} ({table.better_direction} is better)\n\n{markdown}")
+            for (first_column, second_column), tau in compute_column_agreement(table.columns).items():
+                print(f"\nagreement of the ranking by {first_column} and by {second_column}: Kendall's tau-b {tau:.2f}")
+        for metric, by_method in section.compute_dataset_metrics().items():
+            print(f"\n{name}: {metric}, computed over all examples\n\n{render_metrics_markdown(by_method)}")
+    methods_by_reason: dict[tuple[str, str], list[str]] = {}
+    for failure, reason in sorted(failures.items()):
+        name, _, method = failure.partition(": ")
+        methods_by_reason.setdefault((name, reason), []).append(method)
+    for (name, reason), methods in methods_by_reason.items():
+        print(f"\nnot measured: {name}: {', '.join(methods)}: {reason}")
     print()

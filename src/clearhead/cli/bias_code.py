@@ -1,4 +1,4 @@
-"""`clearhead bias code`: what a code model looks at, by syntax class, and whether that tells when it is wrong."""
+"""`clearhead bias code`: attention and attribution of a code model by syntax class, related to its errors."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,205 +9,264 @@ import typer
 
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
-from clearhead.cli.inputs import load
-from clearhead.data.sources import cells_of, columns_of, open_dataset, read_text, whole
-from clearhead.errors import InputError, unknown
+from clearhead.cli.input_sets import select_evenly
+from clearhead.cli.inputs import load_explainer
+from clearhead.data.sources import collect_raw_inputs, open_dataset, read_column, read_column_names, read_text
+from clearhead.errors import InputError, unknown_value_error
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
     from clearhead.studies.code.study import CodeStudy
-    from clearhead.studies.code.tasks import Question
+    from clearhead.studies.code.tasks import CodeQuestion
 
-CODE = (
+CODE_EXAMPLES = (
     "clearhead bias code src/ --count 300 --html code.html",
-    "clearhead bias code functions.txt --language java --method saliency,integrated-gradients",
-    "clearhead bias code pairs.tsv --task pairs --language java,csharp --model zoo:code-clone --against zoo:code",
+    "clearhead bias code functions.txt --language java --methods saliency,integrated-gradients",
+    "clearhead bias code pairs.tsv --task pairs --language java,csharp -m zoo:code-clone --compare-model zoo:code",
     "clearhead bias code java.txt --task translate --answers cs.txt --language java --model zoo:code-translate",
 )
-#: Task → the model that it is asked of where none is named.
-TASKS = {"cloze": "zoo:code", "pairs": "zoo:code-clone", "translate": "zoo:code-translate"}
-#: Files that hold one function a line.
-LINES = (".txt",)
-#: Two functions, and whether they are clones.
-COLUMNS = ("first", "second", "label")
+#: The default model of each task.
+DEFAULT_MODELS_BY_TASK = {"cloze": "zoo:code", "pairs": "zoo:code-clone", "translate": "zoo:code-translate"}
+#: Files with one function per line.
+LINE_FILE_SUFFIXES = (".txt",)
+#: The columns of a table of pairs: two functions, and whether they are clones.
+PAIR_COLUMNS = ("first", "second", "label")
 
 
+@opt.flatten_option_groups
 def code(
+    model_options: opt.CliModelOptions,
     sources: Annotated[
         list[Path],
         typer.Argument(
             metavar="SOURCE",
-            help="Source files or folders of them, .txt files with one function a line; for --task pairs a table "
+            help="Source files or folders of them; .txt files with one function per line; for --task pairs, a table "
             "(.tsv, .csv, .jsonl) with the columns first, second and label.",
             show_default=False,
         ),
     ],
-    model: opt.Model = None,
     task: Annotated[
         str,
-        typer.Option(metavar="cloze|pairs|translate", help="Guess a masked token, tell clones, or translate."),
+        typer.Option(
+            metavar="cloze|pairs|translate", help="Predict a masked token, detect clones, or translate functions."
+        ),
     ] = "cloze",
     language: Annotated[
         str | None,
         typer.Option(
             metavar="NAME[,NAME]",
-            help="python, java, csharp, go, javascript, php or ruby; two for pairs of two languages. Default: as the "
-            "files' names end.",
+            help="python, java, csharp, go, javascript, php or ruby; two names for pairs across languages. Default: "
+            "inferred from the file suffixes.",
         ),
     ] = None,
     answers: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="translate: the right answers, one a line.")
+        Path | None, typer.Option(metavar="FILE", help="For --task translate: reference translations, one per line.")
     ] = None,
-    method: Annotated[
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--methods",
+            metavar="NAME,…",
+            help="Attribution methods to analyse by syntax class in addition to attention, separated by commas; may be "
+            "repeated. clearhead methods lists them.",
+        ),
+    ] = None,
+    compare_model: Annotated[
         str | None,
-        typer.Option(metavar="NAME,…", help="Attribution by class, too: any method that `clearhead methods` lists."),
+        typer.Option(
+            metavar="NAME",
+            help="Second model with the same number of heads (pretrained, fine-tuned) to compare with.",
+        ),
     ] = None,
-    against: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Another model with as many heads (pretrained, fine-tuned) to compare with."),
-    ] = None,
-    count: Annotated[int, typer.Option(metavar="N", min=4, help="So many questions, drawn evenly.")] = 200,
+    count: Annotated[int, typer.Option(metavar="N", min=4, help="Number of questions, sampled evenly.")] = 200,
     special: Annotated[
-        bool, typer.Option("--special/--no-special", help="Whether special tokens look and are looked at.")
+        bool, typer.Option("--special/--no-special", help="Include special tokens as queries and keys of attention.")
     ] = True,
-    permutations: Annotated[int, typer.Option(metavar="N", min=99, help="Shuffles of each test.")] = 2000,
-    seed: Annotated[int, typer.Option(metavar="N", help="For what is drawn at random.")] = 0,
-    html: Annotated[str, typer.Option(metavar="FILE", help="The page that it ends in.")] = "code.html",
-    as_json: opt.Json = False,
+    permutations: Annotated[
+        int, typer.Option(metavar="N", min=99, help="Number of permutations per significance test.")
+    ] = 2000,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
+    html: Annotated[str, typer.Option(metavar="FILE", help="HTML report path.")] = "code.html",
+    as_json: opt.JsonOption = False,
 ) -> None:
-    """Put attention and attribution of a code model beside the syntax of its input.
+    """Analyse attention and attribution of a code model by the syntax of its input.
 
-    tree-sitter says what each token is (identifier, keyword, operator …) and which part of the tree it stands in
-    (declaration, condition, loop, call …). Classes are measured in multiples of what chance gives; wrong answers are
-    tested against right ones, head by head; and a detector of wrong answers is judged against plain confidence.
+    tree-sitter assigns every token a class (identifier, keyword, operator …) and a syntactic context (declaration,
+    condition, loop, call …). The weight of each class is given relative to chance. Wrong predictions are tested
+    against right ones, head by head, and a detector of wrong predictions is compared with plain confidence.
     """
-    if task not in TASKS:
-        raise unknown("task", task, TASKS)
+    if task not in DEFAULT_MODELS_BY_TASK:
+        raise unknown_value_error("task", task, DEFAULT_MODELS_BY_TASK)
     if (answers is not None) != (task == "translate"):
-        raise InputError("--answers FILE goes with --task translate: the right answers, one a line")
-    put.check_places(html)
-    from clearhead.render.reports.code import code_page
-    from clearhead.studies.code.study import study
+        raise InputError("--answers FILE and --task translate need each other: the file has one translation per line")
+    put.check_output_paths(html)
+    from clearhead.render.reports.code import write_code_report
+    from clearhead.studies.code.study import run_code_study
 
-    chosen = [] if method is None else opt.methods([method], [])
-    languages = _languages(language)
-    ex = load(opt.Loading(model or TASKS[task]))
-    questions = _questions(ex, task, sources, answers, languages, count, seed)
-    other = None if against is None else load(opt.Loading(against))
-    told = {"task": task, "language": ", ".join(dict.fromkeys(one.language for q in questions for one in q.sources))}
-    found = study(ex, questions, chosen, other, special, permutations, seed, put.talks(), **told)
-    put.wrote(str(code_page(found, html)))
+    chosen_methods = opt.parse_method_options(methods, [])
+    languages = _parse_languages(language)
+    explainer = load_explainer(model_options.with_model(model_options.model or DEFAULT_MODELS_BY_TASK[task]))
+    questions = _load_questions(explainer, task, sources, answers, languages, count, seed)
+    compared_explainer = None
+    if compare_model is not None:
+        compared_explainer = load_explainer(replace(model_options, model=compare_model, revision=None))
+    used_languages = dict.fromkeys(source.language for question in questions for source in question.parsed_sources)
+    study = run_code_study(
+        explainer,
+        questions,
+        chosen_methods,
+        compared_explainer,
+        special,
+        permutations,
+        seed,
+        put.is_interactive(),
+        task=task,
+        language=", ".join(used_languages),
+    )
+    put.report_written(str(write_code_report(study, html)))
     if as_json:
-        put.print_json(found.to_dict())
+        put.print_json(study.to_dict())
     else:
-        _show(found)
+        _print_study(study)
 
 
-def _show(found: "CodeStudy") -> None:
-    lines = [{name: _said(value) for name, value in line.items()} for line in found.table(found.by_class)]
-    put.print_table(list(lines[0]), lines)
-    print(f"right: {found.accuracy} of {len(found.by_class)} questions")
-    if found.attention is not None:
-        print(f"wrong against right: {len(found.discoveries())} of {found.attention.tested} heads × classes differ")
-    if found.detection is not None:
-        parts = [f"{name} {own}" for name, own in found.detection.auroc.items()]
-        print(f"telling that it is wrong (AUROC): {', '.join(parts)}")
-    if found.change is not None:
-        print(f"against {found.other}: {int(found.change.found.sum())} of {found.change.tested} heads × classes differ")
-    for words in found.left_out:
-        print(f"not done: {words}")
+def _print_study(study: "CodeStudy") -> None:
+    rows = [
+        {name: _format_cell(value) for name, value in row.items()} for row in study.build_class_table(study.by_class)
+    ]
+    put.print_table(list(rows[0]), rows)
+    print(f"right: {study.accuracy} of {len(study.by_class)} questions")
+    if study.attention_differences is not None:
+        num_tested = study.attention_differences.num_tested
+        print(f"wrong vs. right: {len(study.list_discoveries())} of {num_tested} heads × classes differ")
+    if study.detection is not None:
+        scores = ", ".join(f"{name} {auroc}" for name, auroc in study.detection.auroc.items())
+        print(f"detection of wrong predictions (AUROC): {scores}")
+    if study.change is not None:
+        num_significant = int(study.change.is_significant.sum())
+        print(f"vs. {study.compared_model}: {num_significant} of {study.change.num_tested} heads × classes differ")
+    for reason in study.skipped_reasons:
+        print(f"not done: {reason}")
 
 
-def _said(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def _languages(words: str | None) -> list[str]:
-    from clearhead.studies.code.syntax import language_named
+def _parse_languages(text: str | None) -> list[str]:
+    from clearhead.studies.code.syntax import resolve_language
 
-    return [language_named(one.strip()) for one in words.split(",")] if words else []
+    return [resolve_language(name.strip()) for name in text.split(",")] if text else []
 
 
-def _questions(
-    ex: "Explainer",
+def _load_questions(
+    explainer: "Explainer",
     task: str,
     sources: Sequence[Path],
     answers: Path | None,
     languages: list[str],
     count: int,
     seed: int,
-) -> "list[Question]":
-    from clearhead.adapters.generation import Answering
-    from clearhead.adapters.masked_lm import MaskedLanguageModel
-    from clearhead.studies.code import tasks as asking
+) -> "list[CodeQuestion]":
+    from clearhead.adapters.generation import GenerativeAdapter
+    from clearhead.adapters.masked_lm import MaskedLMAdapter
+    from clearhead.studies.code import tasks
 
-    writes = isinstance(ex.subject, Answering)
-    if task == "pairs" and (writes or isinstance(ex.subject, MaskedLanguageModel)):
-        raise InputError(f"{ex.subject.name} is no classifier: --task pairs needs one, such as zoo:code-clone")
-    if task == "translate" and not writes:
-        raise InputError(f"{ex.subject.name} writes no text: --task translate needs a model such as zoo:code-translate")
+    is_generative = isinstance(explainer.adapter, GenerativeAdapter)
+    model_name = explainer.adapter.name
     if task == "pairs":
+        if is_generative or isinstance(explainer.adapter, MaskedLMAdapter):
+            raise InputError(f"{model_name} is not a classifier: --task pairs needs one, such as zoo:code-clone")
         if not languages:
-            raise InputError("pairs need --language, such as --language java,csharp")
-        rows = _evenly([row for path in sources for row in _rows(path)], count)
-        return asking.pairs([row[:2] for row in rows], [row[2] for row in rows], (languages[0], languages[-1]))
+            raise InputError("--task pairs needs --language, such as --language java,csharp")
+        rows = select_evenly([row for path in sources for row in _read_pair_rows(path)], count)
+        return tasks.make_clone_questions(
+            [row[:2] for row in rows], [row[2] for row in rows], (languages[0], languages[-1])
+        )
     if task == "translate":
+        if not is_generative:
+            raise InputError(
+                f"{model_name} does not generate text: --task translate needs a model such as zoo:code-translate"
+            )
         assert answers is not None
         if not languages:
-            raise InputError("translation needs --language: that of the functions that are translated")
-        lines = [line for path in sources for line in read_text(path).splitlines()]
-        given = read_text(answers).splitlines()
-        if len(lines) != len(given):
-            raise InputError(f"{len(lines)} functions have {len(given)} answers: one a line is needed in both files")
-        both = _evenly(list(zip(lines, given, strict=True)), count)
-        return asking.translations([one for one, _ in both], [other for _, other in both], languages[0])
-    found = []
+            raise InputError("--task translate needs --language: that of the functions to translate")
+        functions = [line for path in sources for line in read_text(path).splitlines()]
+        translations = read_text(answers).splitlines()
+        if len(functions) != len(translations):
+            raise InputError(
+                f"there are {len(functions)} functions and {len(translations)} translations: both files need one per "
+                "line"
+            )
+        pairs = select_evenly(list(zip(functions, translations, strict=True)), count)
+        return tasks.make_translation_questions(
+            [function for function, _ in pairs], [translation for _, translation in pairs], languages[0]
+        )
+    return _make_cloze_questions(explainer, sources, languages, count, seed)
+
+
+def _make_cloze_questions(
+    explainer: "Explainer", sources: Sequence[Path], languages: list[str], count: int, seed: int
+) -> "list[CodeQuestion]":
+    """Mask tokens of functions, the same number for each language."""
+    from clearhead.studies.code import tasks
+
     by_language: dict[str, list[str]] = {}
     for path in sources:
-        for name, texts in _functions(path, languages).items():
+        for name, texts in _read_functions(path, languages).items():
             by_language.setdefault(name, []).extend(texts)
-    share, known = -(-count // len(by_language)), 0
+    num_per_language = -(-count // len(by_language))
+    num_functions = 0
+    questions: list[CodeQuestion] = []
     for name, texts in by_language.items():
-        each = -(-share // len(texts))
-        own = asking.cloze(ex, _evenly(texts, 2 * share), name, each, seed)
-        # every language counts its functions from zero
-        found += [replace(one, function=(one.function or 0) + known) for one in own]
-        known += len(texts)
-    return _evenly(found, count)
+        num_per_function = -(-num_per_language // len(texts))
+        language_questions = tasks.make_cloze_questions(
+            explainer, select_evenly(texts, 2 * num_per_language), name, num_per_function, seed
+        )
+        # function ids start from zero in every language
+        questions += [
+            replace(question, function_id=(question.function_id or 0) + num_functions)
+            for question in language_questions
+        ]
+        num_functions += len(texts)
+    return select_evenly(questions, count)
 
 
-def _functions(path: Path, languages: list[str]) -> dict[str, list[str]]:
-    """Functions by language: of source files, or the lines of a .txt file."""
-    from clearhead.studies.code.syntax import ENDINGS, functions
+def _read_functions(path: Path, languages: list[str]) -> dict[str, list[str]]:
+    """Read functions by language from source files, or from .txt files with one function per line."""
+    from clearhead.studies.code.syntax import LANGUAGE_BY_SUFFIX, extract_functions
 
     if not path.exists():
         raise InputError(f"there is no file or folder {str(path)!r}")
-    files = sorted(one for one in path.rglob("*") if one.suffix in ENDINGS) if path.is_dir() else [path]
-    found: dict[str, list[str]] = {}
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix in LANGUAGE_BY_SUFFIX)
+    by_language: dict[str, list[str]] = {}
     for file in files:
-        name = languages[0] if languages else ENDINGS.get(file.suffix, "")
+        name = languages[0] if languages else LANGUAGE_BY_SUFFIX.get(file.suffix, "")
         if not name:
-            raise InputError(f"the language of {str(file)!r} is not known by its name: say it with --language")
+            raise InputError(f"cannot infer the language of {str(file)!r}: name it with --language")
         text = read_text(file)
-        own = [line for line in text.splitlines() if line.strip()] if file.suffix in LINES else functions(text, name)
-        found.setdefault(name, []).extend(own)
-    if not any(found.values()):
-        raise InputError(f"there are no functions in {str(path)!r}: give source files ({', '.join(ENDINGS)}) or lines")
-    return {name: texts for name, texts in found.items() if texts}
+        if file.suffix in LINE_FILE_SUFFIXES:
+            functions = [line for line in text.splitlines() if line.strip()]
+        else:
+            functions = extract_functions(text, name)
+        by_language.setdefault(name, []).extend(functions)
+    if not any(by_language.values()):
+        raise InputError(
+            f"there are no functions in {str(path)!r}: give source files ({', '.join(LANGUAGE_BY_SUFFIX)}) or a .txt "
+            "file with one function per line"
+        )
+    return {name: functions for name, functions in by_language.items() if functions}
 
 
-def _rows(path: Path) -> list[tuple[str, str, str]]:
-    there = columns_of(path)
-    if not set(COLUMNS) <= set(there):
-        held = ", ".join(there) or "nothing"
-        raise InputError(f"{str(path)!r} must have the columns {', '.join(COLUMNS)}, but has {held}")
-    *texts, label = COLUMNS
-    pairs = whole(path, open_dataset(path, *texts).rows("text"))
-    return [(*pair, str(own)) for pair, own in zip(pairs, cells_of(path, label), strict=True)]
-
-
-def _evenly(some: list[Any], count: int) -> list[Any]:
-    """So many of them, evenly from first to last."""
-    if len(some) <= count:
-        return some
-    return [some[place * len(some) // count] for place in range(count)]
+def _read_pair_rows(path: Path) -> list[tuple[str, str, str]]:
+    column_names = read_column_names(path)
+    if not set(PAIR_COLUMNS) <= set(column_names):
+        raise InputError(
+            f"{str(path)!r} must have the columns {', '.join(PAIR_COLUMNS)}, but has "
+            f"{', '.join(column_names) or 'none'}"
+        )
+    *text_columns, label_column = PAIR_COLUMNS
+    pairs = collect_raw_inputs(path, open_dataset(path, *text_columns).iter_rows("text"))
+    return [(*pair, str(label)) for pair, label in zip(pairs, read_column(path, label_column), strict=True)]

@@ -1,157 +1,181 @@
-"""`clearhead bias gender`: an axis of word pairs through the layers of a masked language model, as a page."""
+"""`clearhead bias gender`: trace an axis of word pairs through the layers of a masked language model."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
-from clearhead.cli.bias_code import CODE, code
-from clearhead.cli.input_sets import first_of_each, read_texts, two_names
-from clearhead.cli.inputs import load
-from clearhead.errors import InputError, unknown
+from clearhead.cli.bias_code import CODE_EXAMPLES, code
+from clearhead.cli.concept import DEFAULT_MASKED_MODEL, FewOption, PlainOption
+from clearhead.cli.input_sets import parse_name_pair, read_text_lines, select_evenly
+from clearhead.cli.inputs import load_explainer
+from clearhead.errors import InputError, unknown_value_error
 
 if TYPE_CHECKING:
-    from clearhead.studies.gender.templates import Template
+    from clearhead.studies.gender.study import SentenceSetResult
+    from clearhead.studies.gender.templates import BiasTemplate
 
-HELP = "What information flows where: an axis such as gender, and syntax in models of code."
-GENDER = (
+BIAS_HELP = "Studies of what models encode: a semantic axis such as gender, and the syntax of code."
+GENDER_EXAMPLES = (
     "clearhead bias gender brown.txt --html gender.html",
-    "clearhead bias gender brown.txt abc.txt --set occupations=professions.json --set crows-pairs=crows_pairs.csv",
-    'clearhead bias gender brown.txt --pairs ages.tsv --names young,old --words boy,man --sentence "The [MASK] ran."',
+    "clearhead bias gender brown.txt abc.txt --sentence-set occupations=professions.json "
+    "--sentence-set crows-pairs=crows_pairs.csv",
+    "clearhead bias gender brown.txt --pairs ages.tsv --names young,old --compared-words boy,man "
+    '--text "The [MASK] ran."',
 )
-BUILT_IN = ("adjectives", "free", "people")
+BUILT_IN_SETS = ("adjectives", "free", "people")
+#: Sets of sentences that are read from a file.
+FILE_SETS = ("occupations", "crows-pairs", "winobias", "winogender")
 
 
+@opt.flatten_option_groups
 def gender(
+    model_options: opt.CliModelOptions,
     texts: Annotated[
         list[Path], typer.Argument(metavar="TEXT", help="Files of running text (.txt), or folders of them.")
     ],
-    model: Annotated[
-        str,
-        typer.Option("--model", "-m", metavar="NAME", help="A masked language model: zoo:NAME, a folder, a hub name."),
-    ] = "zoo:masked",
     pairs: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="The axis: one file with two words a line (.tsv, .csv, .json, .txt), or two files, line by line a "
-            "pair. Default: masculine and feminine words.",
+            help="Word pairs of the axis: one file with two words per line (.tsv, .csv, .json, .txt), or two files "
+            "that are paired line by line. Default: masculine and feminine words.",
         ),
     ] = None,
-    names: Annotated[str, typer.Option(metavar="A,B", help="What the two sides are called.")] = "male,female",
-    words: Annotated[str, typer.Option(metavar="A,B", help="The two words compared at masks.")] = "he,she",
-    sets: Annotated[
+    names: Annotated[str, typer.Option(metavar="A,B", help="Names of the two sides.")] = "male,female",
+    compared_words: Annotated[
+        str, typer.Option(metavar="A,B", help="The two words whose probabilities at masks are compared.")
+    ] = "he,she",
+    sentence_set: Annotated[
         list[str] | None,
         typer.Option(
-            "--set",
             metavar="NAME[=FILE]",
-            help="Sentences to look at; may be given several times: adjectives, free and people are built in; "
-            "occupations, crows-pairs, winobias (a pro_stereotyped file) and winogender come from their files. "
-            "Default: all that are built in.",
+            help="Set of sentences to analyse; may be repeated: adjectives, free and people are built in; occupations, "
+            "crows-pairs, winobias (a pro_stereotyped file) and winogender are read from their files. Default: all "
+            "built-in sets.",
         ),
     ] = None,
-    sentence: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="A sentence of your own, with the model's mask or without.")
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Additional sentence, with or without the model's mask token; repeatable."),
     ] = None,
-    count: Annotated[int, typer.Option(metavar="N", min=10, help="Sentences that the axis is found with.")] = 1000,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Of each set: N sentences, evenly.")] = None,
-    plain: Annotated[
-        bool, typer.Option("--plain", metavar="", help="DensRay of plain differences: faster, the difference of means.")
-    ] = False,
-    few: Annotated[
-        bool, typer.Option("--few", metavar="", help="Allow fewer vectors than dimensions: look at what is held out.")
-    ] = False,
-    seed: Annotated[int, typer.Option(metavar="N", help="For what is held out.")] = 0,
+    count: Annotated[
+        int, typer.Option(metavar="N", min=10, help="Number of sentences from which the axis is computed.")
+    ] = 1000,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Maximum number of sentences per set, sampled evenly.")
+    ] = None,
+    plain: PlainOption = False,
+    few: FewOption = False,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed of the held-out split.")] = 0,
     save: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Keep the directions (.safetensors), for clearhead concept.")
+        str | None, typer.Option(metavar="FILE", help="Save the directions (.safetensors), for clearhead concept.")
     ] = None,
-    html: Annotated[str, typer.Option(metavar="FILE", help="The page that it ends in.")] = "gender.html",
-    as_json: opt.Json = False,
+    html: Annotated[str, typer.Option(metavar="FILE", help="HTML report path.")] = "gender.html",
+    as_json: opt.JsonOption = False,
 ) -> None:
-    """Follow an axis such as gender through the layers of a masked language model.
+    """Trace an axis such as gender through the layers of a masked language model (default: zoo:masked).
 
-    Sentences with listed words and their counterfactuals give a direction in every layer (DensRay), tested on words it
-    was not found with. Then, for sets of sentences: DR, CAT, AttCAT and AttDR by layer and token; how alike AttCAT and
-    DR are beside chance; whether AttDR ranks listed words first; pronouns at the mask with and without the axis; and
-    what removing it costs. Any axis will do: the word pairs are an input.
+    Sentences with listed words and their counterfactuals yield a direction in every layer (DensRay), tested on
+    held-out words. For each set of sentences, the report shows DR, CAT, AttCAT and AttDR by layer and token; the
+    similarity of AttCAT and DR compared with chance; whether AttDR ranks listed words first; pronoun probabilities at
+    the mask with and without the axis; and the cost of removing it. The word pairs can define any axis.
     """
-    put.check_places(html, save)
+    put.check_output_paths(html, save)
     from clearhead.concepts.directions import Directions
-    from clearhead.concepts.word_pairs import GENDER as PAIRS
-    from clearhead.concepts.word_pairs import known_pairs, read_pairs
-    from clearhead.render.reports.concepts import axis_page
-    from clearhead.studies.gender.study import study
-    from clearhead.studies.gender.templates import people
+    from clearhead.concepts.word_pairs import GENDER_PAIRS, read_word_pairs, select_single_token_pairs
+    from clearhead.render.reports.concepts import write_axis_report
+    from clearhead.studies.gender.study import run_axis_study
+    from clearhead.studies.gender.templates import make_people_sentences
 
     if pairs is not None and len(pairs) > 2:
         raise InputError(f"--pairs takes one file or two, but {len(pairs)} were given")
-    sides, compared = two_names(names, "--names"), two_names(words, "--words")
-    listed = list(PAIRS) if pairs is None else read_pairs(*pairs)
-    lines = read_texts(texts)
-    asked = [one.partition("=")[::2] for one in sets or BUILT_IN]
-    for name, _ in asked:
-        if name not in (*BUILT_IN, "occupations", "crows-pairs", "winobias", "winogender"):
-            raise unknown("set of sentences", name, (*BUILT_IN, "occupations", "crows-pairs", "winobias", "winogender"))
-    ex = load(opt.Loading(model))
-    mask = str(getattr(ex.subject.processor, "mask_token", None) or "[MASK]")
-    chosen = {name: own for wanted in asked for name, own in _templates(*wanted, mask).items()}
-    found = study(
-        ex,
+    sides = parse_name_pair(names, "--names")
+    word_pair = parse_name_pair(compared_words, "--compared-words")
+    listed_pairs = list(GENDER_PAIRS)
+    if pairs is not None:
+        listed_pairs = read_word_pairs(*pairs)
+    lines = read_text_lines(texts)
+    files_by_set: dict[str, str] = {}
+    for spec in sentence_set or BUILT_IN_SETS:
+        name, _, file = spec.partition("=")
+        if name not in (*BUILT_IN_SETS, *FILE_SETS):
+            raise unknown_value_error("set of sentences", name, (*BUILT_IN_SETS, *FILE_SETS))
+        files_by_set[name] = file
+    explainer = load_explainer(model_options.with_model(model_options.model or DEFAULT_MASKED_MODEL))
+    mask_token = str(getattr(explainer.adapter.processor, "mask_token", None) or "[MASK]")
+    templates: dict[str, list[BiasTemplate]] = {}
+    for name, file in files_by_set.items():
+        templates |= _load_templates(name, file, mask_token)
+    study = run_axis_study(
+        explainer,
         lines,
-        known_pairs(ex, listed),
-        {name: first_of_each(own, limit) for name, own in chosen.items()},
+        select_single_token_pairs(explainer, listed_pairs),
+        {name: select_evenly(set_templates, limit) for name, set_templates in templates.items()},
         names=sides,
-        words=compared,
-        sentences=sentence or (),
-        people=people() if any(name == "people" for name, _ in asked) else (),
-        count=count,
+        compared_words=word_pair,
+        sentences=text or (),
+        people=make_people_sentences() if "people" in files_by_set else (),
+        num_sentences=count,
         normalise=not plain,
         few=few,
         seed=seed,
-        progress=put.talks(),
+        progress=put.is_interactive(),
     )
     if save is not None:
-        put.wrote(Directions(found.directions, ex.subject.name).save(save))
-    put.wrote(str(axis_page(found, html)))
+        put.report_written(Directions(study.directions, explainer.adapter.name).save(save))
+    put.report_written(str(write_axis_report(study, html)))
     if as_json:
-        put.print_json(found.to_dict())
+        put.print_json(study.to_dict())
         return
-    put.print_table(["layer", "accuracy", "effect", "count"], [put.rounded(line) for line in found.directions.table()])
+    put.print_table(
+        ["layer", "accuracy", "effect", "count"], [put.format_floats(row) for row in study.directions.to_table()]
+    )
     put.print_table(
         ["set", "sentences", "AttCAT–DR", "chance", "p", "apart", "without"],
-        [
-            {
-                "set": one.name,
-                "sentences": one.count,
-                "AttCAT–DR": "–" if one.similarity is None else f"{one.similarity.distances['cosine']:.3f}",
-                "chance": "–" if one.similarity is None else f"{one.similarity.chance['cosine']:.3f}",
-                "p": "–" if one.similarity is None else f"{one.similarity.p:.2g}",
-                "apart": str(one.pronouns[""]["apart"]),
-                "without": str(one.pronouns["densray"]["apart"]),
-            }
-            for one in found.sets
-        ],
+        [_build_set_row(result) for result in study.set_results],
     )
 
 
-VERBS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {"gender": (gender, GENDER), "code": (code, CODE)}
+def _build_set_row(result: "SentenceSetResult") -> dict[str, Any]:
+    """Build a table row: similarity of AttCAT and DR, and pronouns with and without the axis."""
+    distance = chance = p_value = "–"
+    if result.similarity is not None:
+        distance = f"{result.similarity.distances['cosine']:.3f}"
+        chance = f"{result.similarity.chance['cosine']:.3f}"
+        p_value = f"{result.similarity.p:.2g}"
+    return {
+        "set": result.name,
+        "sentences": result.count,
+        "AttCAT–DR": distance,
+        "chance": chance,
+        "p": p_value,
+        "apart": str(result.pronouns[""]["apart"]),
+        "without": str(result.pronouns["densray"]["apart"]),
+    }
 
 
-def _templates(name: str, file: str, mask: str) -> "dict[str, list[Template]]":
-    from clearhead.studies.gender.bias_datasets import read_source
-    from clearhead.studies.gender.templates import ADJECTIVES_AND_SUBJECTS, free, occupations
+BIAS_SUBCOMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
+    "gender": (gender, GENDER_EXAMPLES),
+    "code": (code, CODE_EXAMPLES),
+}
+
+
+def _load_templates(name: str, file: str, mask_token: str) -> "dict[str, list[BiasTemplate]]":
+    from clearhead.studies.gender.bias_datasets import read_bias_dataset
+    from clearhead.studies.gender.templates import ADJECTIVE_AND_SUBJECT_SETS, make_free_templates, read_occupations
 
     if name == "people":
         return {}
     if name == "adjectives":
-        return {one.name: one.filled(mask) for one in ADJECTIVES_AND_SUBJECTS}
+        return {template.name: template.fill(mask_token) for template in ADJECTIVE_AND_SUBJECT_SETS}
     if name == "free":
-        return {"free": free(mask)}
+        return {"free": make_free_templates(mask_token)}
     if not file:
-        raise InputError(f"--set {name} comes from a file: --set {name}=FILE")
+        raise InputError(f"--sentence-set {name} needs a file: --sentence-set {name}=FILE")
     if name == "occupations":
-        return {name: occupations(file).filled(mask)}
-    return {name: read_source(name, file, mask)}
+        return {name: read_occupations(file).fill(mask_token)}
+    return {name: read_bias_dataset(name, file, mask_token)}

@@ -1,4 +1,4 @@
-"""`clearhead concept`: does a concept drive a class, where does it lie, what fires it, and what is lost without it."""
+"""`clearhead concept`: concept directions: test (TCAV), find (DensRay), explain their activation, ablate them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,106 +8,149 @@ import typer
 
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
-from clearhead.cli.input_sets import layer_numbers, read_concept, read_labelled, read_set, read_texts, two_names
-from clearhead.cli.inputs import load, opened
-from clearhead.data.sources import recognise
+from clearhead.cli.input_sets import (
+    parse_layer_list,
+    parse_name_pair,
+    read_concept_examples,
+    read_input_set,
+    read_labelled_texts,
+    read_text_lines,
+)
+from clearhead.cli.inputs import load_explainer, load_model_and_inputs
+from clearhead.data.sources import parse_input_source
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
-    from clearhead.concepts.directions import Directions
+    from clearhead.concepts.directions import Directions, LayerIndex
     from clearhead.explainer import Explainer
 
-HELP = (
-    "Directions in hidden space: whether a concept drives a class, where it lies, what fires it, what removing costs."
+CONCEPT_HELP = (
+    "Concept directions in hidden states: whether a concept influences a class, where it is encoded, which inputs "
+    "activate it, and what its removal costs."
 )
-TCAV = (
+TCAV_EXAMPLES = (
     "clearhead concept tcav bengals/ --target Bengal --concept dotted --concept striped --random photos/",
     "clearhead concept tcav good.txt -m zoo:sentiment --target POSITIVE --concept praise:great,superb --random all.txt",
     "clearhead concept tcav zebras/ -m google/vit-base-patch16-224 --target zebra --concept stripes=dir/ --random any/",
 )
-DENSRAY = (
-    "clearhead concept densray male.txt female.txt --text brown.txt -m zoo:masked --save gender.safetensors",
+DENSRAY_EXAMPLES = (
+    "clearhead concept densray male.txt female.txt --text-file brown.txt -m zoo:masked --save gender.safetensors",
     "clearhead concept densray praise.txt blame.txt -m zoo:sentiment --few --save tone.safetensors",
 )
-EXPLAIN = (
-    'clearhead concept explain "The nurse is here." --directions gender.safetensors --layer 4 --at nurse -m zoo:masked',
+EXPLAIN_EXAMPLES = (
+    'clearhead concept explain "The nurse is here." --directions gender.safetensors --layer 3 --at nurse -m zoo:masked',
 )
-REMOVE = (
+REMOVE_EXAMPLES = (
     "clearhead concept remove gender.safetensors held_out.txt -m zoo:masked",
-    "clearhead concept remove tone.safetensors reviews.tsv -m zoo:sentiment --column sentence --label label",
+    "clearhead concept remove tone.safetensors reviews.tsv -m zoo:sentiment --column sentence --label-column label",
 )
+#: The default model for texts with masked tokens.
+DEFAULT_MASKED_MODEL = "zoo:masked"
 
-Layers = Annotated[
-    str, typer.Option(metavar="N,…", help="k of h^k: 0 goes into the first layer, −1 comes out of the last.")
+ConceptLayersOption = Annotated[
+    str,
+    typer.Option(
+        metavar="N,…",
+        help="Layers whose output is used, from 0, negative from the end; embeddings is the output of the embedding "
+        "layer.",
+    ),
 ]
-Pool = Annotated[
-    str, typer.Option(metavar="class|mean|token|flat", help="How the units of an input become one activation.")
+PoolOption = Annotated[
+    str,
+    typer.Option(metavar="class|mean|token|flat", help="How the token vectors of an input become one activation."),
 ]
-Seed = Annotated[int, typer.Option(metavar="N", help="For what is drawn at random.")]
-BatchSize = Annotated[int, typer.Option(metavar="N", min=1, help="Inputs in one pass.")]
+ConceptSeedOption = Annotated[int, typer.Option(metavar="N", help="Random seed.")]
+ConceptBatchSizeOption = Annotated[int, typer.Option(metavar="N", min=1, help="Inputs per pass.")]
+PlainOption = Annotated[
+    bool,
+    typer.Option(
+        "--plain", metavar="", help="DensRay on unnormalised differences: faster, equals the difference of means."
+    ),
+]
+FewOption = Annotated[
+    bool,
+    typer.Option(
+        "--few",
+        metavar="",
+        help="Allow fewer vectors than dimensions; judge the direction by its accuracy on held-out vectors.",
+    ),
+]
 
 
+@opt.flatten_option_groups
 def tcav(
+    model_options: opt.CliModelOptions,
     inputs: Annotated[str, typer.Argument(metavar="SET", help="Inputs of the class: a folder, a .txt file, a table.")],
     concept: Annotated[
         list[str],
         typer.Option(
             metavar="CONCEPT",
-            help="Several times: striped, dotted, bubbly or checkered (drawn here), NAME=FOLDER or NAME=FILE (inputs "
-            "that show it), NAME:word,word (the texts of --random that hold one of these words).",
+            help="Concept; may be repeated: striped, dotted, bubbly or checkered (generated textures), NAME=FOLDER or "
+            "NAME=FILE (inputs that show it), NAME:word,word (the texts of --random that contain one of these words).",
         ),
     ],
-    random: Annotated[str, typer.Option(metavar="SET", help="Inputs of any kind, for the random counter-sets.")],
-    target: Annotated[str | None, typer.Option(metavar="LABEL", help="The class. Default: what is predicted.")] = None,
+    random: Annotated[str, typer.Option(metavar="SET", help="Arbitrary inputs for the random counter-sets.")],
+    target: Annotated[
+        str | None, typer.Option(metavar="LABEL", help="Class to explain. Default: the predicted class.")
+    ] = None,
     scale: Annotated[
         str | None,
         typer.Option(
             metavar="SCALE",
-            help="The target's logit (default), log-odds or probability. Logits of all classes may grow together: "
-            "log-odds tell what sets one apart.",
+            help="Quantity whose gradient is taken: the target's logit (default), log-odds or probability. A direction "
+            "can raise the logits of all classes; log-odds show what distinguishes one class from the others.",
         ),
     ] = None,
-    model: opt.Model = None,
-    layers: Layers = "-3,-2,-1",
-    pool: Pool = "class",
+    layers: ConceptLayersOption = "-3,-2,-1",
+    pool: PoolOption = "class",
     classifier: Annotated[
-        str, typer.Option(metavar="logistic|sgd|mean-difference|ridge", help="What the concept vectors are found with.")
+        str,
+        typer.Option(
+            metavar="logistic|sgd|mean-difference|ridge", help="Linear classifier that yields the concept vectors."
+        ),
     ] = "logistic",
-    runs: Annotated[int, typer.Option(metavar="N", min=3, help="Random counter-sets.")] = 20,
-    examples: Annotated[int, typer.Option(metavar="N", min=3, help="Inputs that show a concept, at most.")] = 40,
+    runs: Annotated[int, typer.Option(metavar="N", min=3, help="Number of random counter-sets.")] = 20,
+    examples: Annotated[int, typer.Option(metavar="N", min=3, help="Maximum number of inputs per concept.")] = 40,
     threshold: Annotated[
-        float, typer.Option(metavar="ACCURACY", help="Refuse concepts that are told from random inputs less often.")
+        float,
+        typer.Option(
+            metavar="ACCURACY", help="Reject concepts that are distinguished from random inputs less accurately."
+        ),
     ] = 0.6,
-    seed: Seed = 0,
-    batch_size: BatchSize = 16,
+    seed: ConceptSeedOption = 0,
+    batch_size: ConceptBatchSizeOption = 16,
     save: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Keep the vectors, one CONCEPT.safetensors for each.")
+        str | None, typer.Option(metavar="DIR", help="Save the concept vectors, one CONCEPT.safetensors each.")
     ] = None,
-    html: Annotated[str, typer.Option(metavar="FILE", help="The page that it ends in.")] = "tcav.html",
-    as_json: opt.Json = False,
+    html: Annotated[str, typer.Option(metavar="FILE", help="HTML report path.")] = "tcav.html",
+    as_json: opt.JsonOption = False,
 ) -> None:
-    """Say whether a concept drives a class, more than random concepts do (TCAV).
+    """Test whether a concept influences a class more than random concepts do (TCAV).
 
-    The score is the share of inputs of the class whose answer grows when its activation moves towards the concept.
-    Every concept is held against many random counter-sets, and a score counts only if it differs from those of random
-    concepts and from one half, two-sided, after Holm's correction over concepts and layers.
+    The score is the share of inputs of the class for which the target grows when the activation moves towards the
+    concept. Every concept is compared with many random counter-sets. A score is significant if it differs from the
+    scores of random concepts and from one half, two-sided, with Holm's correction over concepts and layers.
     """
-    put.check_places(html)
-    put.check_folder(save, option="--save")
+    put.check_output_paths(html)
+    put.check_output_folder(save, option="--save")
     from clearhead.concepts.directions import Directions
-    from clearhead.concepts.tcav import inquire
-    from clearhead.render.reports.concepts import tcav_page
+    from clearhead.concepts.tcav import run_tcav
+    from clearhead.render.reports.concepts import write_tcav_report
 
-    own, others = read_set(inputs), read_set(random)
-    concepts = dict(read_concept(one, others, examples, seed) for one in concept)
-    taken = {one for shown in concepts.values() for one in shown if isinstance(one, str)}
-    ex = load(opt.Loading(model), {"text" if isinstance(own[0], str) else "image"})
-    found = inquire(
-        ex,
-        own,
-        {name: shown[:examples] for name, shown in concepts.items()},
-        [one for one in others if not isinstance(one, str) or one not in taken],
-        layer_numbers(layers),
+    class_inputs = read_input_set(inputs)
+    random_inputs = read_input_set(random)
+    concepts = dict(read_concept_examples(spec, random_inputs, examples, seed) for spec in concept)
+    concept_texts = {
+        example for concept_inputs in concepts.values() for example in concept_inputs if isinstance(example, str)
+    }
+    layer_list = parse_layer_list(layers)
+    explainer = load_explainer(model_options, {_get_stream(class_inputs)})
+    result = run_tcav(
+        explainer,
+        class_inputs,
+        {name: concept_inputs[:examples] for name, concept_inputs in concepts.items()},
+        [value for value in random_inputs if not isinstance(value, str) or value not in concept_texts],
+        layer_list,
         target=target,
         scale=scale,
         pool=pool,
@@ -116,207 +159,260 @@ def tcav(
         threshold=threshold,
         seed=seed,
         batch_size=batch_size,
-        progress=put.talks(),
+        progress=put.is_interactive(),
     )
     if save is not None:
         Path(save).mkdir(exist_ok=True)
-        for name, vectors in found.vectors.items():
-            put.wrote(Directions(vectors, ex.subject.name).save(Path(save) / f"{name}.safetensors"))
-    put.wrote(tcav_page(found, html))
+        for name, vectors in result.concept_vectors.items():
+            directions = Directions(vectors, explainer.adapter.name)
+            put.report_written(directions.save(Path(save) / f"{name}.safetensors"))
+    put.report_written(write_tcav_report(result, html))
     if as_json:
-        put.print_json(found.to_dict())
+        put.print_json(result.to_dict())
         return
     columns = ["concept", "layer", "score", "interval", "accuracy", "effect", "p (Holm)", "significant"]
-    lines = [
+    rows = [
         {
-            "concept": line.concept,
-            "layer": line.layer,
-            "score": f"{line.score:.2f}",
-            "interval": f"{line.low:.2f} to {line.high:.2f}",
-            "accuracy": f"{line.accuracy:.2f}",
-            "effect": f"{line.effect:+.1f}",
-            "p (Holm)": f"{line.corrected:.2g}",
-            "significant": line.refused or line.significant,
+            "concept": test.concept,
+            "layer": test.layer,
+            "score": f"{test.score:.2f}",
+            "interval": f"{test.low:.2f} to {test.high:.2f}",
+            "accuracy": f"{test.accuracy:.2f}",
+            "effect": f"{test.effect:+.1f}",
+            "p (Holm)": f"{test.corrected:.2g}",
+            "significant": test.refused or test.is_significant,
         }
-        for line in found.lines
+        for test in result.concept_tests
     ]
-    put.print_table(columns, lines)
+    put.print_table(columns, rows)
 
 
+@opt.flatten_option_groups
 def densray(
-    first: Annotated[str, typer.Argument(metavar="FIRST", help="A word list with --text, otherwise a set of inputs.")],
+    model_options: opt.CliModelOptions,
+    first: Annotated[
+        str, typer.Argument(metavar="FIRST", help="Set of inputs; with --text-file: file with a word list.")
+    ],
     second: Annotated[str, typer.Argument(metavar="SECOND", help="The same for the other side.")],
-    text: Annotated[
+    text_file: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Running text: FIRST and SECOND are word lists, line by line a pair."),
+        typer.Option(
+            metavar="FILE",
+            help="File of running text; may be repeated. FIRST and SECOND are then word lists, paired line by line.",
+        ),
     ] = None,
-    model: opt.Model = None,
-    layers: Annotated[str | None, typer.Option(metavar="N,…", help="k of h^k. Default: all layers.")] = None,
-    pool: Pool = "class",
-    names: Annotated[str | None, typer.Option(metavar="A,B", help="What the two sides are called.")] = None,
-    dimensions: Annotated[int, typer.Option(metavar="N", min=1, help="How many dimensions the direction has.")] = 1,
-    count: Annotated[int, typer.Option(metavar="N", min=4, help="With --text: sentences to find it with.")] = 1000,
-    plain: Annotated[
-        bool, typer.Option("--plain", metavar="", help="Plain differences: faster, the difference of means.")
-    ] = False,
-    few: Annotated[
-        bool, typer.Option("--few", metavar="", help="Allow fewer vectors than dimensions: look at what is held out.")
-    ] = False,
-    seed: Seed = 0,
-    save: Annotated[str | None, typer.Option(metavar="FILE", help="Keep the directions (.safetensors).")] = None,
-    html: Annotated[str, typer.Option(metavar="FILE", help="The page that it ends in.")] = "densray.html",
-    as_json: opt.Json = False,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,…",
+            help="Layers whose output is used, from 0, negative from the end; embeddings is the output of the "
+            "embedding layer. Default: all layers.",
+        ),
+    ] = None,
+    pool: PoolOption = "class",
+    names: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Names of the two sides. Default: the file names.")
+    ] = None,
+    dimensions: Annotated[int, typer.Option(metavar="N", min=1, help="Number of dimensions of the subspace.")] = 1,
+    count: Annotated[int, typer.Option(metavar="N", min=4, help="With --text-file: number of sentences.")] = 1000,
+    plain: PlainOption = False,
+    few: FewOption = False,
+    seed: ConceptSeedOption = 0,
+    save: Annotated[str | None, typer.Option(metavar="FILE", help="Save the directions (.safetensors).")] = None,
+    html: Annotated[str, typer.Option(metavar="FILE", help="HTML report path.")] = "densray.html",
+    as_json: opt.JsonOption = False,
 ) -> None:
-    """Find the direction that tells two sets apart in every layer (DensRay), tested on what it was not found with.
+    """Find the direction that separates two sets in every layer (DensRay), and test it on held-out vectors.
 
-    It points to the first set, and its zero lies midway between them.
+    The direction points to the first set; its zero is midway between the means of the two sets.
     """
-    put.check_places(html, save)
-    sides = two_names(names, "--names") if names else (Path(first).stem, Path(second).stem)
-    ex, found = _directions(model, first, second, text, layers, pool, sides, count, seed, plain, few, dimensions)
+    put.check_output_paths(html, save)
+    sides = (Path(first).stem, Path(second).stem)
+    if names:
+        sides = parse_name_pair(names, "--names")
+    fit_kwargs = {"normalise": not plain, "few": few, "seed": seed, "dimensions": dimensions}
+    layer_list = None
+    if layers is not None:
+        layer_list = parse_layer_list(layers)
+    if text_file is None:
+        explainer, directions = _fit_directions_to_sets(
+            model_options, first, second, layer_list, pool, sides, fit_kwargs
+        )
+    else:
+        explainer, directions = _fit_directions_to_word_pairs(
+            model_options, first, second, text_file, layer_list, sides, count, fit_kwargs
+        )
     from clearhead.concepts.directions import Directions
-    from clearhead.render.reports.concepts import directions_page
+    from clearhead.render.reports.concepts import write_directions_report
 
-    settings = {"pool": "word" if text else pool, "normalise": not plain, "dimensions": dimensions, "seed": seed}
+    model_name = explainer.adapter.name
+    settings = {"pool": "word" if text_file else pool, "normalise": not plain, "dimensions": dimensions, "seed": seed}
     if save is not None:
-        put.wrote(Directions(found, ex.subject.name).save(save))
-    put.wrote(directions_page(found, ex.subject.name, html, settings))
+        put.report_written(Directions(directions, model_name).save(save))
+    put.report_written(write_directions_report(directions, model_name, html, settings))
     if as_json:
-        about = {"schema": "clearhead/densray", "version": 1, "model": ex.subject.name, "names": sides}
-        put.print_json({**about, "settings": settings, "layers": found.table()})
+        header = {"schema": "clearhead/densray", "version": 2, "model": model_name, "names": sides}
+        put.print_json({**header, "settings": settings, "layers": directions.to_table()})
         return
-    put.print_table(["layer", "accuracy", "effect", "count"], [put.rounded(line) for line in found.table()])
+    put.print_table(["layer", "accuracy", "effect", "count"], [put.format_floats(row) for row in directions.to_table()])
 
 
-def _directions(
-    model: str | None,
+def _fit_directions_to_word_pairs(
+    model_options: opt.CliModelOptions,
     first: str,
     second: str,
-    text: list[Path] | None,
-    layers: str | None,
-    pool: str,
+    text_files: list[Path],
+    layers: "list[LayerIndex] | None",
     names: tuple[str, str],
     count: int,
-    seed: int,
-    plain: bool,
-    few: bool,
-    dimensions: int,
+    fit_kwargs: dict[str, Any],
 ) -> "tuple[Explainer, Directions]":
-    from clearhead.concepts.cav import activations
-    from clearhead.concepts.layer_hooks import own_calls
+    """Find the axis of listed words in running text."""
     from clearhead.concepts.word_pairs import (
-        AxisVectors,
-        axis_vectors,
-        collect,
-        directions_of,
-        known_pairs,
-        read_pairs,
+        collect_occurrences,
+        compute_axis_vectors,
+        fit_directions,
+        read_word_pairs,
+        select_single_token_pairs,
     )
 
-    how: dict[str, Any] = {"normalise": not plain, "few": few, "seed": seed, "dimensions": dimensions}
-    wanted = None if layers is None else layer_numbers(layers)
-    if text is not None:
-        pairs, lines = read_pairs(first, second), read_texts(text)
-        ex = load(opt.Loading(model or "zoo:masked"))
-        found = collect(lines, known_pairs(ex, pairs), count)
-        return ex, directions_of(axis_vectors(ex, found, wanted, progress=put.talks()), names, **how)
-    sets = [read_set(first), read_set(second)]
-    ex = load(opt.Loading(model), {"text" if isinstance(sets[0][0], str) else "image"})
-    every = wanted or list(range(1, len(own_calls(ex)) + 1))
-    a, b = (activations(ex, own, every, pool, progress=put.talks()) for own in sets)
-    by_layer = {k: (a[k].activations, b[k].activations) for k in a}
-    owners = [[f"{side}{owner}" for owner in own[next(iter(own))].owners] for side, own in (("a", a), ("b", b))]
-    return ex, directions_of(AxisVectors(by_layer, owners[0], owners[1]), names, **how)
+    pairs = read_word_pairs(first, second)
+    lines = read_text_lines(text_files)
+    explainer = load_explainer(model_options.with_model(model_options.model or DEFAULT_MASKED_MODEL))
+    occurrences = collect_occurrences(lines, select_single_token_pairs(explainer, pairs), count)
+    vectors = compute_axis_vectors(explainer, occurrences, layers, progress=put.is_interactive())
+    return explainer, fit_directions(vectors, names, **fit_kwargs)
 
 
+def _fit_directions_to_sets(
+    model_options: opt.CliModelOptions,
+    first: str,
+    second: str,
+    layers: "list[LayerIndex] | None",
+    pool: str,
+    names: tuple[str, str],
+    fit_kwargs: dict[str, Any],
+) -> "tuple[Explainer, Directions]":
+    """Find the direction between the activations of two sets of inputs."""
+    from clearhead.concepts.cav import compute_activations
+    from clearhead.concepts.layer_hooks import find_self_attention_calls
+    from clearhead.concepts.word_pairs import AxisVectors, fit_directions
+
+    input_sets = [read_input_set(first), read_input_set(second)]
+    explainer = load_explainer(model_options, {_get_stream(input_sets[0])})
+    layer_list = layers or list(range(len(find_self_attention_calls(explainer))))
+    first_activations, second_activations = (
+        compute_activations(explainer, input_set, layer_list, pool, progress=put.is_interactive())
+        for input_set in input_sets
+    )
+    by_layer = {
+        layer: (first_activations[layer].activations, second_activations[layer].activations)
+        for layer in first_activations
+    }
+    first_groups, second_groups = (
+        [f"{side}{input_index}" for input_index in next(iter(activations.values())).input_indices]
+        for side, activations in (("a", first_activations), ("b", second_activations))
+    )
+    return explainer, fit_directions(AxisVectors(by_layer, first_groups, second_groups), names, **fit_kwargs)
+
+
+@opt.flatten_option_groups
 def explain(
-    given: opt.Input,
+    model_options: opt.CliModelOptions,
+    typed_input: opt.InputArgument,
     directions: Annotated[str, typer.Option(metavar="FILE", help="Saved directions or concept vectors.")],
-    layer: Annotated[int, typer.Option(metavar="N", help="k of h^k, at least 1.")],
+    layer: Annotated[int, typer.Option(metavar="N", help="Layer whose output is explained, from 0.")],
     at: Annotated[
         str,
         typer.Option(
             metavar="WORD|N|class",
-            help="A word (the first, if several), the number of a unit, or where the answer is read.",
+            help="Position to explain: a word (its first occurrence), a token index, or class, the read-out position.",
         ),
     ] = "class",
-    model: opt.Model = None,
-    method: opt.Methods = None,
-    html: Annotated[str, typer.Option(metavar="FILE", help="The page that it ends in.")] = "fires.html",
-    as_json: opt.Json = False,
+    methods: opt.MethodsOption = None,
+    html: Annotated[str, typer.Option(metavar="FILE", help="HTML report path.")] = "fires.html",
+    as_json: opt.JsonOption = False,
 ) -> None:
-    """Say which parts of the input make a direction fire at one layer and place; any method will do."""
-    put.check_places(html)
-    if given is None:
-        raise InputError("nothing to explain: give a text or a picture. See clearhead concept explain --help")
-    from clearhead.concepts.concept_target import firing
+    """Explain which parts of the input activate a direction at one layer and position, with any method."""
+    put.check_output_paths(html)
+    if typed_input is None:
+        raise InputError("nothing to explain: give a text or an image. See clearhead concept explain --help")
+    from clearhead.concepts.concept_target import make_concept_explainer
     from clearhead.concepts.directions import Directions
 
-    found = Directions.load(directions)
-    chosen = opt.methods(method, ["generic"])
-    ex, raws = opened(opt.Loading(model), [recognise(given)], opt.Read())
-    if layer not in found:
+    saved = Directions.load(directions)
+    chosen_methods = opt.parse_method_options(methods, ["generic"])
+    explainer, raw_inputs = load_model_and_inputs(
+        model_options, [parse_input_source(typed_input)], opt.CliInputOptions()
+    )
+    if layer not in saved:
         raise InputError(
-            f"{directions!r} has no direction of layer {layer}: it has those of {', '.join(map(str, found))}"
+            f"{directions!r} has no direction of layer {layer}: it has those of {', '.join(map(str, saved))}"
         )
-    _say_where_found(found, directions, ex.subject.name)
-    place: int | str = int(at) if at.lstrip("-").isdigit() else at
-    by_method = firing(ex, found[layer], layer, place).explain(**raws, method=chosen)
-    explanations = [one for row in zip(*by_method.values(), strict=True) for one in row]
-    put.show(explanations, html, as_json)
+    _note_if_other_model(saved, directions, explainer.adapter.name)
+    position: int | str = int(at) if at.lstrip("-").isdigit() else at
+    concept_explainer = make_concept_explainer(explainer, saved[layer], layer, position)
+    by_method = concept_explainer.explain(**raw_inputs, method=chosen_methods)
+    explanations = [explanation for of_input in zip(*by_method.values(), strict=True) for explanation in of_input]
+    put.print_explanations(explanations, html, as_json)
 
 
+@opt.flatten_option_groups
 def remove(
-    directions: Annotated[
-        str, typer.Argument(metavar="DIRECTIONS", help="Saved directions: those of clearhead concept.")
-    ],
-    inputs: Annotated[str, typer.Argument(metavar="SET", help="What the cost is measured on: texts, or a table.")],
-    model: opt.Model = None,
-    column: opt.Column = None,
-    label: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The column of labels of a table, for classifiers.")
+    model_options: opt.CliModelOptions,
+    directions: Annotated[str, typer.Argument(metavar="DIRECTIONS", help="Saved directions or concept vectors.")],
+    inputs: Annotated[str, typer.Argument(metavar="SET", help="Evaluation data: texts, or a table.")],
+    column: opt.ColumnOption = None,
+    label_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column of labels in a table, for classifiers.")
     ] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=2, help="The first N inputs alone.")] = 500,
-    html: Annotated[str, typer.Option(metavar="FILE", help="The page that it ends in.")] = "remove.html",
-    as_json: opt.Json = False,
+    limit: Annotated[int, typer.Option(metavar="N", min=2, help="Use only the first N inputs.")] = 500,
+    html: Annotated[str, typer.Option(metavar="FILE", help="HTML report path.")] = "remove.html",
+    as_json: opt.JsonOption = False,
 ) -> None:
-    """Take directions out of every layer they are of, and say what that costs on the model's own task.
+    """Ablate directions in all their layers, and measure the cost on the model's own task.
 
-    A masked language model is measured by its loss at masked words, a classifier by accuracy and loss on labelled rows.
+    A masked language model is evaluated by its loss at masked tokens, a classifier by accuracy and loss on labelled
+    rows.
     """
-    put.check_places(html)
-    from clearhead.concepts.ablation_cost import cost_at_masks, cost_with_labels
+    put.check_output_paths(html)
+    from clearhead.concepts.ablation_cost import compute_classification_cost, compute_masked_lm_cost
     from clearhead.concepts.directions import Directions
-    from clearhead.render.reports.concepts import removal_page
+    from clearhead.render.reports.concepts import write_ablation_report
 
-    found = Directions.load(directions)
-    if label is not None:
-        texts, labels = read_labelled(inputs, column, label, limit)
-        ex = load(opt.Loading(model))
-        costs = cost_with_labels(ex, texts, labels, found, progress=put.talks())
+    saved = Directions.load(directions)
+    if label_column is not None:
+        texts, labels = read_labelled_texts(inputs, column, label_column, limit)
+        explainer = load_explainer(model_options)
+        costs = compute_classification_cost(explainer, texts, labels, saved, progress=put.is_interactive())
     else:
-        texts = read_set(inputs)[:limit]
-        ex = load(opt.Loading(model or "zoo:masked"))
-        costs = cost_at_masks(ex, texts, found, progress=put.talks())
-    _say_where_found(found, directions, ex.subject.name)
-    about = {"schema": "clearhead/removal", "version": 1, "model": ex.subject.name, "layers": list(found)}
-    put.wrote(removal_page({Path(directions).stem: costs}, ex.subject.name, html, {"inputs": len(texts)}))
+        texts = read_input_set(inputs)[:limit]
+        explainer = load_explainer(model_options.with_model(model_options.model or DEFAULT_MASKED_MODEL))
+        costs = compute_masked_lm_cost(explainer, texts, saved, progress=put.is_interactive())
+    model_name = explainer.adapter.name
+    _note_if_other_model(saved, directions, model_name)
+    put.report_written(write_ablation_report({Path(directions).stem: costs}, model_name, html, {"inputs": len(texts)}))
     if as_json:
-        put.print_json({**about, "cost": {name: vars(value) for name, value in costs.items()}})
+        header = {"schema": "clearhead/removal", "version": 2, "model": model_name, "layers": list(saved)}
+        put.print_json({**header, "cost": {name: vars(value) for name, value in costs.items()}})
         return
-    lines = [{"figure": name, "mean [95 % interval]": str(own), "inputs": own.count} for name, own in costs.items()]
-    put.print_table(["figure", "mean [95 % interval]", "inputs"], lines)
+    rows = [{"figure": name, "mean [95 % interval]": str(cost), "inputs": cost.count} for name, cost in costs.items()]
+    put.print_table(["figure", "mean [95 % interval]", "inputs"], rows)
 
 
-def _say_where_found(found: "Directions", file: str, model: str) -> None:
-    """A direction of one model means nothing in another, unless one was fine-tuned from the other."""
-    if found.model and found.model != model:
-        put.note(f"{file} was found in {found.model}, and is used in {model}")
+def _get_stream(input_set: Sequence[Any]) -> str:
+    return "text" if isinstance(input_set[0], str) else "image"
 
 
-VERBS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
-    "tcav": (tcav, TCAV),
-    "densray": (densray, DENSRAY),
-    "explain": (explain, EXPLAIN),
-    "remove": (remove, REMOVE),
+def _note_if_other_model(directions: "Directions", path: str, model_name: str) -> None:
+    """Print a note if directions of another model are used: valid only if one was fine-tuned from the other."""
+    if directions.model and directions.model != model_name:
+        put.print_note(f"{path} was computed on {directions.model} and is used on {model_name}")
+
+
+CONCEPT_SUBCOMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
+    "tcav": (tcav, TCAV_EXAMPLES),
+    "densray": (densray, DENSRAY_EXAMPLES),
+    "explain": (explain, EXPLAIN_EXAMPLES),
+    "remove": (remove, REMOVE_EXAMPLES),
 }

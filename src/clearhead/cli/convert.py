@@ -1,4 +1,4 @@
-"""`clearhead convert`: an original checkpoint → a folder that clearhead and transformers open."""
+"""`clearhead convert`: an original checkpoint to a folder that clearhead and transformers can load."""
 
 import json
 from pathlib import Path
@@ -11,21 +11,21 @@ from clearhead.cli import options as opt
 from clearhead.cli import output as put
 from clearhead.errors import InputError
 
-EXAMPLES = (
+CONVERT_EXAMPLES = (
     "clearhead convert deit_base_patch16_224.pth deit-base --family deit --i-trust-this-file",
-    "clearhead convert dino_vitbase16_pretrain.pth dino --head linear.pth --family dino --i-trust-this-file",
+    "clearhead convert dino_vitbase16_pretrain.pth dino --head-file linear.pth --family dino --i-trust-this-file",
     "clearhead explain chelsea --model deit-base",
 )
 
 
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The checkpoint: .pth, .pt, .bin or .safetensors.")],
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to write; it must not be there yet.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Checkpoint: .pth, .pt, .bin or .safetensors.")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder to write; it must not exist yet.")],
     family: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="vit (timm), deit, dino, moco (v3), mae, clip (OpenAI), detr, bert.",
+            help="Model family: vit (timm), deit, dino, moco (v3), mae, clip (OpenAI), detr or bert.",
             show_default=False,
         ),
     ],
@@ -34,63 +34,69 @@ def convert(
         typer.Option(
             "--i-trust-this-file",
             metavar="",
-            help="You vouch for the file. To open a pickled file can be to run whatever code its maker put into it.",
+            help="Confirm that you trust the file: opening a pickled checkpoint can run any code its author put in.",
         ),
     ] = False,
-    labels: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The names of the classes: one a line, or a JSON list.")
+    class_names: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="File with the names of the classes: one per line, or a JSON list."),
     ] = None,
-    heads: Annotated[
+    num_heads: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Heads of each layer, which no file says. Default: as the authors have it."),
+        typer.Option(
+            metavar="N",
+            help="Number of attention heads per layer, which the file does not contain. Default: that of the authors' "
+            "models.",
+        ),
     ] = None,
-    head: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A second file with the classifier (DINO, MoCo).")
+    head_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Second file with the classification head (DINO, MoCo).")
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A folder or hub name whose tokenizer is written, too (clip, bert)."),
+        typer.Option(metavar="NAME", help="Folder or hub name of a tokenizer to store with the model (clip, bert)."),
     ] = None,
-    as_json: opt.Json = False,
+    as_json: opt.JsonOption = False,
 ) -> None:
-    """Turn an original checkpoint into safetensors in the layout of transformers.
+    """Convert an original checkpoint to safetensors in the layout of transformers.
 
-    For the families of the published experiments. Sizes come from the shapes of the tensors; every weight must be
-    understood, and nothing is written unless the whole model is.
+    Supports the model families of the published experiments. Model sizes are inferred from tensor shapes. Nothing is
+    written unless every weight is recognised.
     """
     import transformers
 
     transformers.logging.disable_progress_bar()  # nothing is downloaded
-    names = None if labels is None else _names(labels)
-    with put.waiting(f"converting {source}"):
-        done = clearhead.convert(
+    names = None if class_names is None else _read_class_names(class_names)
+    with put.status_spinner(f"converting {source}"):
+        result = clearhead.convert_checkpoint(
             *(source, dest, family),
             trusted=i_trust_this_file,
             labels=names,
-            heads=heads,
-            head=head,
+            heads=num_heads,
+            head=head_file,
             tokenizer=tokenizer,
         )
     if as_json:
-        put.print_json(done.to_dict())
+        put.print_json(result.to_dict())
         return
-    print(f"{done.architecture} of {done.weights} tensors: {done.folder}")
-    if done.left_out:
-        print(f"left out, since it does not need them: {len(done.left_out)} tensors ({done.left_out[0]} …)")
-    if done.assumed:
-        print("taken to be so, since the file does not say: " + ", ".join(f"{k} {v}" for k, v in done.assumed.items()))
-    if done.wants:
-        print(f"still wanted, since the file has none: {done.wants} (--tokenizer)")
+    print(f"{result.architecture} with {result.weights} tensors: {result.folder}")
+    if result.left_out:
+        print(f"left out, not needed by the model: {len(result.left_out)} tensors ({result.left_out[0]} …)")
+    if result.assumed:
+        assumptions = ", ".join(f"{name} {value}" for name, value in result.assumed.items())
+        print(f"assumed, not contained in the file: {assumptions}")
+    if result.wants:
+        print(f"still missing, not contained in the file: {result.wants} (--tokenizer)")
 
 
-def _names(path: str) -> list[str]:
+def _read_class_names(path: str) -> list[str]:
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        raise InputError(f"cannot read the labels in {path!r}: {problem}") from None
+        raise InputError(f"cannot read the class names in {path!r}: {problem}") from None
     if not text.lstrip().startswith("["):
         return [line.strip() for line in text.splitlines() if line.strip()]
     try:
         return [str(name) for name in json.loads(text)]
     except ValueError as problem:
-        raise InputError(f"the labels in {path!r} are no JSON list: {problem}") from None
+        raise InputError(f"the class names in {path!r} are not a JSON list: {problem}") from None

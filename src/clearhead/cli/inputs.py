@@ -1,4 +1,4 @@
-"""From what was typed to a model, and to what it is called with: inputs alone, streams by name, data, examples."""
+"""Loading of the model and of its inputs from what was typed: a single input, inputs by stream, data, zoo examples."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,152 +7,212 @@ from typing import TYPE_CHECKING, Any
 import clearhead
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
-from clearhead.data.sources import Dataset, Given, as_picture, as_sound, open_dataset
+from clearhead.cli import runtime
+from clearhead.data.sources import (
+    InputDataset,
+    InputSource,
+    open_dataset,
+    parse_audio_source,
+    parse_image_source,
+    parse_input_source,
+)
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-#: The zoo's model for what was given.
-DEFAULT_MODELS = {
+#: The default model by the streams of the input.
+DEFAULT_MODELS_BY_STREAMS = {
     frozenset({"text"}): "zoo:sentiment",
     frozenset({"image"}): "zoo:pets",
     frozenset({"text", "image"}): "zoo:pets-clip",
 }
 
 
-def load(loading: opt.Loading, streams: Iterable[str] = ("text",)) -> "Explainer":
-    """The model that was named or, by default, the zoo's for what was given."""
-    name = loading.model or _default_model(frozenset(streams))
-    with put.waiting(f"loading {name}"):
-        without_bars(name)
-        return clearhead.load(name, **loading.arguments())
+def load_explainer(model_options: opt.CliModelOptions, streams: Iterable[str] = ("text",)) -> "Explainer":
+    """Load the named model, by default a zoo model for these streams, and report its device and dtype."""
+    name = model_options.model or _choose_default_model(frozenset(streams))
+    with put.status_spinner(f"loading {name}"):
+        disable_bars_for_local_model(name)
+        explainer = clearhead.load(name, **model_options.build_load_kwargs())
+    report_device_and_dtype(explainer, name, model_options)
+    return explainer
 
 
-def without_bars(name: str) -> None:
-    """transformers draws no bars for a model of which nothing is downloaded."""
-    if name.startswith("zoo:") or os.path.isdir(name):
+def report_device_and_dtype(explainer: "Explainer", name: str, device_options: opt.CliDeviceOptions) -> None:
+    """Print the device and dtype of a model on standard error, where one was chosen by default; not with --json."""
+    if runtime.CLI_STATE.prints_json:
+        return
+    if device_options.device == "auto" or device_options.dtype is None:
+        dtype = str(explainer.adapter.dtype).removeprefix("torch.")
+        put.print_note(f"{name}: device {explainer.adapter.device}, dtype {dtype} (see --device and --dtype)")
+
+
+def disable_bars_for_local_model(model_name: str) -> None:
+    """Turn off the progress bars of transformers for a model that needs no download."""
+    if model_name.startswith("zoo:") or os.path.isdir(model_name):
         import transformers
 
         transformers.logging.disable_progress_bar()
 
 
-def _default_model(streams: frozenset[str]) -> str:
-    if streams not in DEFAULT_MODELS:
-        raise InputError(f"no model of the zoo takes {_listed(sorted(streams))}: name one with --model")
-    return DEFAULT_MODELS[streams]
+def _choose_default_model(streams: frozenset[str]) -> str:
+    if streams not in DEFAULT_MODELS_BY_STREAMS:
+        raise InputError(f"no model of the zoo takes {_join_names(sorted(streams))}: name one with --model")
+    return DEFAULT_MODELS_BY_STREAMS[streams]
 
 
-def opened(loading: opt.Loading, given: Sequence[Given], read: opt.Read) -> "tuple[Explainer, dict[str, Any]]":
-    """The model, and what `explain` is called with: a list of inputs, or one for each stream by name."""
-    if read.example is not None:
-        if given or read.named or read.pair is not None:
-            raise InputError("--example is an input of its own: leave out INPUT, --text, --image, --audio and --pair")
-        found = _example(loading.model, read.example)
-        return load(loading), {stream: [value] for stream, value in found.items()}
-    kinds = {"text": lambda words: Given("text", words), "image": as_picture, "audio": as_sound}
-    named = {stream: [kinds[stream](words) for words in values] for stream, values in read.named.items()}
-    if not given and not named:
-        raise InputError("nothing to explain: give a text, a picture or a sound. See clearhead explain --help")
-    ex = load(loading, {*(one.stream for one in given), *named})
-    takes, name = ex.subject.takes, ex.subject.name
-    every = _by_stream(given, named, takes, name)
-    raws: dict[str, Any] = {stream: [_raw(one, stream, name) for one in ones] for stream, ones in every.items()}
-    if read.pair is not None:
-        if "text" not in takes:
-            raise InputError(f"--pair is for models that read two texts; this one takes {put.plural(takes[0])}")
-        raws["text"] = [(text, read.pair) for text in raws.get("text", ())]
-    return ex, {"inputs": raws[takes[0]]} if len(takes) == 1 else _together(raws)
+def parse_sources(*typed: str | None) -> list[InputSource]:
+    """Recognise typed inputs; None, for an input that was not given, is skipped."""
+    return [parse_input_source(value) for value in typed if value is not None]
 
 
-def _by_stream(
-    given: Sequence[Given], named: Mapping[str, list[Given]], takes: Sequence[str], name: str
-) -> dict[str, list[Given]]:
-    """What was given without a name belongs to the one stream that has no input yet."""
+def load_model_and_inputs(
+    model_options: opt.CliModelOptions, sources: Sequence[InputSource], input_options: opt.CliInputOptions
+) -> "tuple[Explainer, dict[str, Any]]":
+    """Load the model and the inputs; these are a list under "inputs", or one list for each stream by name."""
+    if input_options.example is not None:
+        if sources or input_options.values_by_stream or input_options.pair is not None:
+            raise InputError("--example is an input itself: leave out INPUT, --text, --image, --audio and --pair")
+        example = _load_zoo_example(model_options.model, input_options.example)
+        return load_explainer(model_options), {stream: [value] for stream, value in example.items()}
+    parsers = {
+        "text": lambda text: InputSource("text", text),
+        "image": parse_image_source,
+        "audio": parse_audio_source,
+    }
+    named = {
+        stream: [parsers[stream](value) for value in values]
+        for stream, values in input_options.values_by_stream.items()
+    }
+    if not sources and not named:
+        raise InputError("nothing to explain: give a text, an image or an audio file. See clearhead explain --help")
+    explainer = load_explainer(model_options, {*(source.stream for source in sources), *named})
+    input_names = explainer.adapter.input_names
+    model_name = explainer.adapter.name
+    raw_inputs: dict[str, Any] = {
+        stream: [_load_raw_input(source, stream, model_name) for source in stream_sources]
+        for stream, stream_sources in _assign_to_streams(sources, named, input_names, model_name).items()
+    }
+    if input_options.pair is not None:
+        if "text" not in input_names:
+            raise InputError(
+                f"--pair is for models that take two texts; this model takes {put.pluralize_stream(input_names[0])}"
+            )
+        raw_inputs["text"] = [(text, input_options.pair) for text in raw_inputs.get("text", ())]
+    if len(input_names) == 1:
+        return explainer, {"inputs": raw_inputs[input_names[0]]}
+    return explainer, _repeat_to_equal_length(raw_inputs)
+
+
+def _assign_to_streams(
+    sources: Sequence[InputSource],
+    named: Mapping[str, list[InputSource]],
+    input_names: Sequence[str],
+    model_name: str,
+) -> dict[str, list[InputSource]]:
+    """Assign positional inputs to the one stream that has no input by name."""
     for stream in named:
-        if stream not in takes:
-            raise InputError(f"{name} takes {_listed(takes)}: leave out --{stream}")
-    if not given:
+        if stream not in input_names:
+            raise InputError(f"{model_name} takes {_join_names(input_names)}: leave out --{stream}")
+    if not sources:
         return dict(named)
-    missing = [stream for stream in takes if stream not in named and stream != "regions"]
+    missing = [stream for stream in input_names if stream not in named and stream != "regions"]
     if len(missing) != 1:
-        options = " ".join(f"--{stream} …" for stream in takes if stream != "regions")
-        raise InputError(f"{name} takes {_listed(takes)}: give each of them once, {options}")
-    return {**named, missing[0]: list(given)}
+        options = " ".join(f"--{stream} …" for stream in input_names if stream != "regions")
+        raise InputError(f"{model_name} takes {_join_names(input_names)}: give each of them once, {options}")
+    return {**named, missing[0]: list(sources)}
 
 
-def _together(raws: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Lists of one length, which go together pair by pair; one alone goes with each."""
-    longest = max(len(values) for values in raws.values())
-    if any(len(values) not in (1, longest) for values in raws.values()):
-        counted = _listed([f"{len(values)} times --{stream}" for stream, values in raws.items()])
-        raise InputError(f"inputs go together pair by pair, but there are {counted}")
-    return {stream: values * (longest // len(values)) for stream, values in raws.items()}
+def _repeat_to_equal_length(raw_inputs: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Bring the streams to one length: a stream with a single value is combined with every value of the others."""
+    longest = max(len(values) for values in raw_inputs.values())
+    if any(len(values) not in (1, longest) for values in raw_inputs.values()):
+        counts = _join_names([f"{len(values)} times --{stream}" for stream, values in raw_inputs.items()])
+        raise InputError(f"inputs are combined pair by pair, but there are {counts}")
+    return {stream: values * (longest // len(values)) for stream, values in raw_inputs.items()}
 
 
-def _raw(one: Given, stream: str, name: str) -> Any:
-    """An input as the model takes it; a name such as chelsea is a picture for one model and a word for another."""
+def _load_raw_input(source: InputSource, stream: str, model_name: str) -> Any:
+    """Load an input for a stream; chelsea, for example, is an image for one model and a word for another."""
     if stream == "image":
-        if one.stream != "image":
-            raise InputError(f"{name} takes pictures, but {one.words!r:.60} is no picture file")
-        return one.picture()
+        if source.stream != "image":
+            raise InputError(f"{model_name} takes images, but {source.value!r:.60} is not an image file")
+        return source.load_image()
     if stream == "audio":
-        if one.kind != "sound":
-            raise InputError(f"{name} takes sounds, but {one.words!r:.60} is no sound file (.wav)")
-        return one.sound()
-    if one.kind in ("picture", "sound"):
+        if source.source_type != "audio":
+            raise InputError(f"{model_name} takes audio, but {source.value!r:.60} is not an audio file (.wav)")
+        return source.load_audio()
+    if source.source_type in ("image", "audio"):
+        file_type = {"image": "an image", "audio": "an audio file"}[source.source_type]
         raise InputError(
-            f"{name} takes texts, but {one.words!r} is a {one.kind}: choose another --model (zoo:pets takes pictures), "
-            f"or say --text {one.words!r} if you mean the words"
+            f"{model_name} takes texts, but {source.value!r} is {file_type}: choose another --model (zoo:pets takes "
+            f"images), or use --text {source.value!r} if you mean the words"
         )
-    return one.text()
+    return source.load_text()
 
 
-def _example(model: str | None, number: int) -> dict[str, Any]:
-    from clearhead.zoo import has_zoo
+def _load_zoo_example(model: str | None, number: int) -> dict[str, Any]:
+    from clearhead.zoo import is_zoo_installed
 
-    if model is None or not model.startswith("zoo:") or not has_zoo():
-        raise InputError("--example is for models of the zoo: say which with --model zoo:NAME")
-    from clearhead_zoo.examples import example
+    if model is None or not model.startswith("zoo:") or not is_zoo_installed():
+        raise InputError("--example is for models of the zoo: name one with --model zoo:NAME")
+    from clearhead_zoo.examples import make_example_input
 
     try:
-        found: dict[str, Any] = example(model.removeprefix("zoo:"), number)
+        example: dict[str, Any] = make_example_input(model.removeprefix("zoo:"), number)
     except LookupError as problem:
         raise InputError(str(problem.args[0])) from None
-    return found
+    return example
 
 
-def data_among(
-    given: Sequence[Given], out: str | None, column: str | None, pair_column: str | None, image_column: str | None
-) -> Dataset | None:
-    """The data set among the inputs, if that is what they are."""
-    tables = [one for one in given if one.kind == "data"]
-    if not tables:
-        columns = {"--column": column, "--pair-column": pair_column, "--image-column": image_column}
-        for name, value in {"--out": out, **columns}.items():
+def find_dataset(
+    sources: Sequence[InputSource],
+    out: str | None,
+    column: str | None,
+    pair_column: str | None,
+    image_column: str | None,
+) -> InputDataset | None:
+    """Open the data set among the inputs; None for single inputs."""
+    datasets = [source for source in sources if source.source_type == "data"]
+    if not datasets:
+        options = {"--out": out, "--column": column, "--pair-column": pair_column, "--image-column": image_column}
+        for name, value in options.items():
             if value is not None:
-                raise InputError(f"{name} is for data (a table or a folder), and none was given; --save keeps a result")
+                raise InputError(
+                    f"{name} is for data (a table or a folder), and none was given; --save stores a single result"
+                )
         return None
-    if len(given) > 1:
-        raise InputError(f"{tables[0].words!r} is data, which goes alone: {len(given)} inputs were given")
+    path = datasets[0].value
+    if len(sources) > 1:
+        raise InputError(f"{path!r} is data and must be the only input: {len(sources)} inputs were given")
     if out is None:
-        raise InputError(f"{tables[0].words!r} holds many inputs: say where the results go with --out DIR")
-    return open_dataset(tables[0].words, column, pair_column, image_column)
+        raise InputError(f"{path!r} holds many inputs: name the folder for the results with --out DIR")
+    return open_dataset(path, column, pair_column, image_column)
 
 
-def check_data(data: Dataset, ex: "Explainer") -> None:
-    """Whether the model takes what the data hold."""
-    takes, name, where = ex.subject.takes, ex.subject.name, str(data.path)
-    if data.with_pictures:
-        if not {"text", "image"} <= set(takes):
-            raise InputError(f"{name} takes {_listed(takes)}: leave out --image-column")
-    elif len(takes) > 1:
-        raise InputError(f"{name} takes {_listed(takes)}: give a table, and say where its pictures are: --image-column")
-    elif data.stream == "image" and takes != ("image",):
-        raise InputError(f"{name} takes {put.plural(takes[0])}, but {where!r} is a folder of pictures")
-    elif data.kind == "texts" and takes != ("text",):
-        raise InputError(f"{name} takes {put.plural(takes[0])}, but {where!r} is a folder of texts")
+def check_dataset_streams(dataset: InputDataset, explainer: "Explainer") -> None:
+    """Raise if the model does not take the streams of the data set."""
+    input_names = explainer.adapter.input_names
+    model_name = explainer.adapter.name
+    path = str(dataset.path)
+    if dataset.has_image_column:
+        if not {"text", "image"} <= set(input_names):
+            raise InputError(f"{model_name} takes {_join_names(input_names)}: leave out --image-column")
+    elif len(input_names) > 1:
+        raise InputError(
+            f"{model_name} takes {_join_names(input_names)}: give a table, and name its column of images with "
+            "--image-column"
+        )
+    elif dataset.stream == "image" and input_names != ("image",):
+        raise InputError(
+            f"{model_name} takes {put.pluralize_stream(input_names[0])}, but {path!r} is a folder of images"
+        )
+    elif dataset.source_type == "texts" and input_names != ("text",):
+        raise InputError(
+            f"{model_name} takes {put.pluralize_stream(input_names[0])}, but {path!r} is a folder of texts"
+        )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return " and ".join(names)

@@ -1,6 +1,5 @@
-"""`clearhead lecture`: Grad-SAM beside SHAP on five sentences, as a table and one figure."""
+"""`clearhead lecture`: Grad-SAM compared with SHAP on five sentences, as a table and one figure."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,44 +8,46 @@ import typer
 import clearhead
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
-from clearhead.cli.inputs import load
+from clearhead.cli.inputs import load_explainer
 from clearhead.errors import InputError
 
-EXAMPLES = (
+LECTURE_EXAMPLES = (
     "clearhead lecture",
-    "clearhead lecture --out lecture.png",
+    "clearhead lecture --figure lecture.png",
     'clearhead lecture "A wonderful film" "What a waste of time" --json',
 )
-#: What figures can be written as.
-FIGURES = (".png", ".svg", ".pdf")
+FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
+@opt.flatten_option_groups
 def lecture(
+    model_options: opt.CliModelOptions,
     sentences: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SENTENCE", help="Sentences. Default: the five of the lecture.", show_default=False),
+        typer.Argument(
+            metavar="SENTENCE", help="Sentences to explain. Default: the five of the lecture.", show_default=False
+        ),
     ] = None,
-    model: opt.Model = None,
-    out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Draw it all as one figure: .png, .svg or .pdf.")
+    figure: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw the comparison as one figure: .png, .svg or .pdf.")
     ] = None,
-    as_json: opt.Json = False,
+    as_json: opt.JsonOption = False,
 ) -> None:
-    """Put Grad-SAM beside SHAP: rankings, rank correlation without special tokens, what becomes of [CLS].
+    """Compare Grad-SAM with SHAP: token rankings, rank correlation without special tokens, and the score of [CLS].
 
-    The predicted class of each sentence is explained. "SHAP, as in the lecture" explains class 1, counted from 0,
-    whatever is predicted.
+    The predicted class of each sentence is explained. "SHAP, as in the lecture" explains class 1 (counted from 0),
+    whatever the prediction.
     """
-    put.check_places(out, option="--out")
-    if out is not None and Path(out).suffix.lower() not in FIGURES:
-        raise InputError(f"--out {out!r} must end in one of {', '.join(FIGURES)}")
-    ex = load(opt.Loading(model))
-    with put.waiting("explaining"):
-        found = clearhead.lecture(ex, sentences) if sentences else clearhead.lecture(ex)
-    if out is not None:
-        found.plot().savefig(out, dpi=144)
-        print(f"wrote {out}", file=sys.stderr)
+    put.check_output_paths(figure, option="--figure")
+    if figure is not None and Path(figure).suffix.lower() not in FIGURE_SUFFIXES:
+        raise InputError(f"--figure {figure!r} must end in one of {', '.join(FIGURE_SUFFIXES)}")
+    explainer = load_explainer(model_options)
+    with put.status_spinner("explaining"):
+        result = clearhead.run_lecture(explainer, sentences) if sentences else clearhead.run_lecture(explainer)
+    if figure is not None:
+        result.plot().savefig(figure, dpi=144)
+        put.report_written(figure)
     if as_json:
-        put.print_json(found.to_dict())
+        put.print_json(result.to_dict())
     else:
-        put.console().print(found)
+        put.make_console().print(result)

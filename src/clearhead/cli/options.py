@@ -1,4 +1,4 @@
-"""The words of the command line: options that several verbs share, and how what is typed becomes what the API takes."""
+"""Options that several commands share, and the conversion of typed values to the arguments of the Python API."""
 
 import ast
 import inspect
@@ -10,436 +10,576 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from clearhead.cli import runtime
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     from clearhead.explainer import MethodLike
 
-_WHAT, _MODEL, _OUT, _DATA = "What is explained", "Model and run", "Output", "Data: a table or a folder"
+_EXPLAIN_PANEL = "What is explained"
+_MODEL_PANEL = "Model and run"
+_OUTPUT_PANEL = "Output"
+_DATA_PANEL = "Data: a table or a folder"
 
-Inputs = Annotated[
+InputsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="INPUT",
-        help="A text; a picture (a file, or chelsea and others of scikit-image); a sound (.wav); a .txt file; or data: "
-        "a CSV, TSV or JSONL file, a folder of .txt files or of pictures. Models that take several inputs are given "
-        "them by name: --text, --image, --audio.",
+        help="A text; an image (a file, or the name of an example image of scikit-image, such as chelsea); an audio "
+        "file (.wav); a .txt file; or data: a CSV, TSV or JSONL file, or a folder of .txt files or of images. For "
+        "models with several inputs, use --text, --image and --audio.",
         show_default=False,
     ),
 ]
-Input = Annotated[
+InputArgument = Annotated[
     str | None,
-    typer.Argument(metavar="INPUT", help="A text, a picture, a sound or a .txt file.", show_default=False),
+    typer.Argument(metavar="INPUT", help="A text, an image, an audio file or a .txt file.", show_default=False),
 ]
-Texts = Annotated[
+TextOption = Annotated[
     list[str] | None,
-    typer.Option("--text", metavar="TEXT", rich_help_panel=_WHAT, help="A text, whatever file has that name."),
+    typer.Option(
+        "--text", metavar="TEXT", rich_help_panel=_EXPLAIN_PANEL, help="Input text (never treated as a file name)."
+    ),
 ]
-Images = Annotated[
+ImageOption = Annotated[
     list[str] | None,
-    typer.Option("--image", metavar="FILE", rich_help_panel=_WHAT, help="A picture, beside a text or alone."),
+    typer.Option(
+        "--image", metavar="FILE", rich_help_panel=_EXPLAIN_PANEL, help="Input image, alone or together with a text."
+    ),
 ]
-Audios = Annotated[
+AudioOption = Annotated[
     list[str] | None,
-    typer.Option("--audio", metavar="FILE", rich_help_panel=_WHAT, help="A sound, beside a text or alone."),
+    typer.Option(
+        "--audio",
+        metavar="FILE",
+        rich_help_panel=_EXPLAIN_PANEL,
+        help="Input audio (.wav), alone or together with a text.",
+    ),
 ]
-Example = Annotated[
+ExampleOption = Annotated[
     int | None,
     typer.Option(
         metavar="N",
         min=0,
-        rich_help_panel=_WHAT,
-        help="A ready example of a zoo model whose true reasons are known, instead of an input.",
+        rich_help_panel=_EXPLAIN_PANEL,
+        help="Instead of an input: example number N of a zoo model whose true evidence is known.",
     ),
 ]
 
-Model = Annotated[
+ModelOption = Annotated[
     str | None,
     typer.Option(
         "--model",
         "-m",
         metavar="NAME",
-        rich_help_panel=_MODEL,
-        help="zoo:NAME (see clearhead models), a folder, or a hub name. Default: zoo:sentiment for texts, zoo:pets for "
-        "pictures.",
+        rich_help_panel=_MODEL_PANEL,
+        help="zoo:NAME (clearhead models lists them), a folder, or a hub name. Default: a zoo model that takes the "
+        "input: zoo:sentiment for text, zoo:pets for images.",
     ),
 ]
-Methods = Annotated[
+MethodsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--method",
+        "--methods",
         metavar="NAME,…",
-        rich_help_panel=_WHAT,
-        help="One method or several, which then share one pass; options in brackets: grad-sam(received=True). "
-        "clearhead methods lists them.",
+        rich_help_panel=_EXPLAIN_PANEL,
+        help="Attribution methods, separated by commas; may be repeated. Options in brackets: "
+        "grad-sam(received=True). Methods share forward and backward passes. clearhead methods lists them.",
     ),
 ]
-Target = Annotated[
+TargetOption = Annotated[
     str | None,
     typer.Option(
         metavar="LABEL",
-        rich_help_panel=_WHAT,
-        help="The label to explain, by name or number (or the masked word). Default: what the model predicts. At one "
-        'place of an answer that has many: "step 3" or "step 3 = word", "query 5" of a detector, "token 2 = PER", '
-        '"answer start"; "every step" for all of them.',
+        rich_help_panel=_EXPLAIN_PANEL,
+        help="Label to explain, by name or index (for a masked language model: the token). Default: the predicted "
+        'one. A position of a sequence output: "step 3" or "step 3 = token" of generated text, "query 5" of a '
+        'detector, "token 2 = PER", "answer start"; "every step" explains all of them.',
     ),
 ]
-Against = Annotated[
-    str | None,
-    typer.Option(metavar="LABEL", rich_help_panel=_WHAT, help="Why the target and not this label: their difference."),
-]
-Mask = Annotated[
-    int | None,
-    typer.Option(metavar="N", rich_help_panel=_WHAT, help="Which masked position, where there are several; from 0."),
-]
-Step = Annotated[
-    int | None,
-    typer.Option(metavar="N", rich_help_panel=_WHAT, help="The word at one step of what is said, from 0."),
-]
-Answer = Annotated[
+AgainstOption = Annotated[
     str | None,
     typer.Option(
-        metavar="TEXT", rich_help_panel=_WHAT, help="What a language model is to have said. Default: what it says."
+        metavar="LABEL",
+        rich_help_panel=_EXPLAIN_PANEL,
+        help="Contrastive explanation: explain the difference between the target and this label.",
     ),
 ]
-MaxNewTokens = Annotated[
+MaskOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        rich_help_panel=_EXPLAIN_PANEL,
+        help="Index of the masked position, if the text has several; from 0.",
+    ),
+]
+StepOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", rich_help_panel=_EXPLAIN_PANEL, help="Generated token to explain, by step, from 0."),
+]
+AnswerOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        rich_help_panel=_EXPLAIN_PANEL,
+        help="Output text to explain, for generative models. Default: the model's own generation.",
+    ),
+]
+MaxNewTokensOption = Annotated[
     int | None,
     typer.Option(
         metavar="N",
         min=1,
-        rich_help_panel=_WHAT,
-        help="How many words it says at most (32); all are then explained, unless --target says otherwise.",
+        rich_help_panel=_EXPLAIN_PANEL,
+        help="Maximum number of generated tokens (32). All of them are explained, unless --target selects one.",
     ),
 ]
-Profile = Annotated[
+ProfileOption = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", rich_help_panel=_WHAT, help="The settings of an author's released code, quirks included."
+        metavar="NAME",
+        rich_help_panel=_EXPLAIN_PANEL,
+        help="Reproduce the settings of an author's released code, quirks included.",
     ),
 ]
-Scale = Annotated[
+ScaleOption = Annotated[
     str | None,
     typer.Option(
         metavar="SCALE",
-        rich_help_panel=_WHAT,
-        help="Explain the target's logit (default), probability or log-odds (with --against: the logarithm of the "
-        "ratio of both probabilities); how alike two inputs are as cosine (default) or logit. Scores differ between "
-        "them.",
+        rich_help_panel=_EXPLAIN_PANEL,
+        help="Quantity to explain: the target's logit (default), probability or log-odds (with --against: the log "
+        "ratio of the two probabilities); for the similarity of two inputs, cosine (default) or logit. Scores differ "
+        "between scales.",
     ),
 ]
-Layers = Annotated[
+LayersOption = Annotated[
     str | None,
     typer.Option(
         metavar="FROM:TO",
-        rich_help_panel=_WHAT,
-        help="Only these layers, half-open, negative from the end: -4: are the last four, :3 the first three.",
+        rich_help_panel=_EXPLAIN_PANEL,
+        help="Restrict to a half-open range of layers, from 0, negative from the end: -4: selects the last four, :3 "
+        "the first three.",
     ),
 ]
-Heads = Annotated[
-    str | None, typer.Option(metavar="N,…", rich_help_panel=_WHAT, help="Only these heads, counted from 0.")
+HeadsOption = Annotated[
+    str | None, typer.Option(metavar="N,…", rich_help_panel=_EXPLAIN_PANEL, help="Restrict to these heads, from 0.")
 ]
-Rows = Annotated[
+RowsOption = Annotated[
     str | None,
     typer.Option(
-        metavar="all", rich_help_panel=_WHAT, help="all: the scores of every row, not only of the one that is read out."
+        metavar="all",
+        rich_help_panel=_EXPLAIN_PANEL,
+        help="all: scores of every token position, not only of the read-out position.",
     ),
 ]
-Per = Annotated[
-    str | None, typer.Option(metavar="head", rich_help_panel=_WHAT, help="head: keep every head's share of the scores.")
-]
-Pair = Annotated[
+PerOption = Annotated[
     str | None,
-    typer.Option(metavar="TEXT", rich_help_panel=_WHAT, help="The second text, for models that read two."),
+    typer.Option(metavar="head", rich_help_panel=_EXPLAIN_PANEL, help="head: keep the contribution of every head."),
 ]
-MaxLength = Annotated[
+PairOption = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", rich_help_panel=_EXPLAIN_PANEL, help="Second text, for models that take text pairs."),
+]
+MaxLengthOption = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, rich_help_panel=_WHAT, help="Cut texts to N tokens. Default: the model's limit."),
+    typer.Option(
+        metavar="N",
+        min=1,
+        rich_help_panel=_EXPLAIN_PANEL,
+        help="Truncate texts to N tokens. Default: the model's limit.",
+    ),
 ]
-TruncationSide = Annotated[
+TruncationSideOption = Annotated[
     str | None,
-    typer.Option(metavar="left|right", rich_help_panel=_WHAT, help="Where a text that is too long loses tokens."),
+    typer.Option(
+        metavar="left|right",
+        rich_help_panel=_EXPLAIN_PANEL,
+        help="Side on which a text that is too long is truncated.",
+    ),
 ]
-NoTruncation = Annotated[
+NoTruncationOption = Annotated[
     bool,
     typer.Option(
-        "--no-truncation", metavar="", rich_help_panel=_WHAT, help="Refuse texts that are too long, do not cut."
+        "--no-truncation",
+        metavar="",
+        rich_help_panel=_EXPLAIN_PANEL,
+        help="Reject texts that are too long instead of truncating them.",
     ),
 ]
-Revision = Annotated[
-    str | None, typer.Option(metavar="REV", rich_help_panel=_MODEL, help="Branch, tag or commit of a hub model.")
+RevisionOption = Annotated[
+    str | None,
+    typer.Option(metavar="REV", rich_help_panel=_MODEL_PANEL, help="Branch, tag or commit of a hub model."),
 ]
-Readout = Annotated[
+ReadoutOption = Annotated[
     str | None,
     typer.Option(
-        metavar="ROW",
-        rich_help_panel=_MODEL,
-        help="Which row speaks for the target, for models that clearhead does not know: first, last, mean … or its "
-        "number.",
+        metavar="POSITION",
+        rich_help_panel=_MODEL_PANEL,
+        help="Token position the classifier reads: first, last, mean, or an index. Needed for architectures that "
+        "clearhead does not know.",
     ),
 ]
-Task = Annotated[
+TaskOption = Annotated[
     str | None,
     typer.Option(
-        metavar="TASK", rich_help_panel=_MODEL, help="similarity: why two texts are alike (INPUT and --pair)."
+        metavar="TASK",
+        rich_help_panel=_MODEL_PANEL,
+        help="similarity: explain the similarity of two texts (INPUT and --pair) under a text encoder.",
     ),
 ]
-Device = Annotated[str | None, typer.Option(metavar="DEVICE", rich_help_panel=_MODEL, help="cpu, cuda, cuda:1, mps.")]
-Dtype = Annotated[
-    str | None,
-    typer.Option(metavar="DTYPE", rich_help_panel=_MODEL, help="float32 (default), float64, float16 or bfloat16."),
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        metavar="DEVICE",
+        rich_help_panel=_MODEL_PANEL,
+        help="auto (a CUDA GPU where there is one, otherwise the CPU), cpu, cuda, cuda:1 or mps.",
+    ),
 ]
-Seed = Annotated[int, typer.Option(metavar="N", rich_help_panel=_MODEL, help="For methods that draw random numbers.")]
-BatchSize = Annotated[
-    int, typer.Option(metavar="N", min=1, rich_help_panel=_MODEL, help="Inputs in one pass; fewer need less memory.")
-]
-Memory = Annotated[
+DtypeOption = Annotated[
     str | None,
     typer.Option(
-        metavar="SIZE", rich_help_panel=_MODEL, help="What passes may take beside the model, e.g. 2GiB; same result."
+        metavar="DTYPE",
+        rich_help_panel=_MODEL_PANEL,
+        help="float32, float64, float16, bfloat16, or auto (as stored). Default: float32 for models below one billion "
+        "parameters stored in half precision, otherwise as stored.",
     ),
 ]
-Kernel = Annotated[
+SeedOption = Annotated[
+    int, typer.Option(metavar="N", rich_help_panel=_MODEL_PANEL, help="Random seed of methods that sample.")
+]
+BatchSizeOption = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=1, rich_help_panel=_MODEL_PANEL, help="Inputs per pass; a smaller batch needs less memory."
+    ),
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        rich_help_panel=_MODEL_PANEL,
+        help="Activation-memory budget, e.g. 2GiB. Does not change results.",
+    ),
+]
+KernelOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        rich_help_panel=_MODEL,
-        help="How attention is recorded: materialised, streaming (for long inputs), tiles or triton.",
+        rich_help_panel=_MODEL_PANEL,
+        help="How attention is computed for recording: materialised, streaming (for long inputs), tiles or triton.",
     ),
 ]
-Words = Annotated[
-    bool, typer.Option("--words", metavar="", rich_help_panel=_OUT, help="Word pieces merged into words.")
+WordsOption = Annotated[
+    bool, typer.Option("--words", metavar="", rich_help_panel=_OUTPUT_PANEL, help="Merge tokens into words.")
 ]
-Sentences = Annotated[
-    bool, typer.Option("--sentences", metavar="", rich_help_panel=_OUT, help="Units merged into sentences.")
+SentencesOption = Annotated[
+    bool, typer.Option("--sentences", metavar="", rich_help_panel=_OUTPUT_PANEL, help="Merge tokens into sentences.")
 ]
-Html = Annotated[
-    str | None, typer.Option(metavar="FILE", rich_help_panel=_OUT, help="Write one page that opens without a network.")
+HtmlOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        rich_help_panel=_OUTPUT_PANEL,
+        help="Write the result as one self-contained HTML page that opens offline.",
+    ),
 ]
-Save = Annotated[
+SaveOption = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|DIR",
-        rich_help_panel=_OUT,
-        help="Keep the result: a .safetensors file or, for several, a folder. clearhead show opens it again.",
+        rich_help_panel=_OUTPUT_PANEL,
+        help="Save the explanation: a .safetensors file or, for several, a folder. clearhead show opens it again.",
     ),
 ]
-Column = Annotated[
+ColumnOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        rich_help_panel=_DATA,
-        help="The column that holds the texts (for a model of pictures: their paths). Default: text, or the only one.",
+        rich_help_panel=_DATA_PANEL,
+        help="Column of input texts (for an image model: of image paths). Default: text, or the only column.",
     ),
 ]
-PairColumn = Annotated[
-    str | None, typer.Option(metavar="NAME", rich_help_panel=_DATA, help="The column of second texts.")
+LabelColumnOption = Annotated[
+    str | None, typer.Option(metavar="NAME", rich_help_panel=_DATA_PANEL, help="Column of labels.")
 ]
-ImageColumn = Annotated[
+PairColumnOption = Annotated[
+    str | None, typer.Option(metavar="NAME", rich_help_panel=_DATA_PANEL, help="Column of second texts.")
+]
+ImageColumnOption = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", rich_help_panel=_DATA, help="The column of pictures (paths), for models that take both."
+        metavar="NAME",
+        rich_help_panel=_DATA_PANEL,
+        help="Column of image paths, for models that take a text and an image.",
     ),
 ]
-Out = Annotated[
+OutOption = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        rich_help_panel=_DATA,
-        help="The folder for one result file per row, index.csv and errors.csv. The same command goes on where it "
-        "stopped.",
+        rich_help_panel=_DATA_PANEL,
+        help="Folder for the result files: one explanation per row, index.csv and errors.csv. Running the same "
+        "command again resumes an interrupted run.",
     ),
 ]
-Json = Annotated[
-    bool, typer.Option("--json", metavar="", rich_help_panel=_OUT, help="JSON on standard output, and nothing else.")
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json", metavar="", rich_help_panel=_OUTPUT_PANEL, help="Print JSON, and nothing else, on standard output."
+    ),
 ]
 
 
 @dataclass(frozen=True)
-class Read:
-    """What is explained, by name."""
+class CliInputOptions:
+    """Inputs given by stream name."""
 
-    text: Texts = None
-    image: Images = None
-    audio: Audios = None
-    pair: Pair = None
-    example: Example = None
+    text: TextOption = None
+    image: ImageOption = None
+    audio: AudioOption = None
+    pair: PairOption = None
+    example: ExampleOption = None
 
     @property
-    def named(self) -> dict[str, list[str]]:
-        """The streams that were given by name."""
-        every = {"text": self.text, "image": self.image, "audio": self.audio}
-        return {stream: values for stream, values in every.items() if values}
+    def values_by_stream(self) -> dict[str, list[str]]:
+        """Typed values of the streams that were given by name."""
+        by_stream = {"text": self.text, "image": self.image, "audio": self.audio}
+        return {stream: values for stream, values in by_stream.items() if values}
 
 
 @dataclass(frozen=True)
-class Loading:
-    """The options of `clearhead.load`."""
+class CliDeviceOptions:
+    """Options of every command that loads a model, without the name of the model."""
 
-    model: Model = None
-    device: Device = None
-    dtype: Dtype = None
-    revision: Revision = None
-    readout: Readout = None
-    task: Task = None
+    device: DeviceOption = "auto"
+    dtype: DtypeOption = None
+    revision: RevisionOption = None
 
-    def arguments(self) -> dict[str, Any]:
-        typed = {key: value for key, value in asdict(self).items() if key != "model"}
-        row = (self.readout or "").removeprefix("-")
-        return {**typed, "readout": int(self.readout)} if self.readout and row.isdigit() else typed
+    def with_model(self, model: str | None) -> "CliModelOptions":
+        """Return the options that load this model."""
+        return CliModelOptions(device=self.device, dtype=self.dtype, revision=self.revision, model=model)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The options of `Explainer.explain`, as they were typed."""
+class _CliModelName:
+    model: ModelOption = None
 
-    target: Target = None
-    against: Against = None
-    step: Step = None
-    mask: Mask = None
-    scale: Scale = None
-    answer: Answer = None
-    max_new_tokens: MaxNewTokens = None
-    profile: Profile = None
-    layers: Layers = None
-    heads: Heads = None
-    max_length: MaxLength = None
-    no_truncation: NoTruncation = False
-    truncation_side: TruncationSide = None
-    seed: Seed = 0
 
-    def arguments(self) -> dict[str, Any]:
-        same = ("scale", "answer", "max_new_tokens", "profile", "max_length", "truncation_side", "seed")
-        typed = {name: value for name in same if (value := getattr(self, name)) is not None}
-        made = {"target": self._target(), "layers": layers(self.layers), "heads": heads(self.heads)}
-        return {**typed, **made, "truncation": not self.no_truncation}
+@dataclass(frozen=True)
+class CliModelOptions(CliDeviceOptions, _CliModelName):  # the last base class comes first in the help
+    """Options of a command that loads one model."""
 
-    def _target(self) -> Any:
+    def build_load_kwargs(self) -> dict[str, Any]:
+        """Return the keyword arguments of `clearhead.load`."""
+        return {name: value for name, value in asdict(self).items() if name != "model"}
+
+
+@dataclass(frozen=True)
+class CliExplainModelOptions(CliModelOptions):
+    """Options of a command that loads any model, of an unknown architecture too: all options of `clearhead.load`."""
+
+    readout: ReadoutOption = None
+    task: TaskOption = None
+
+    def build_load_kwargs(self) -> dict[str, Any]:
+        kwargs = super().build_load_kwargs()
+        if self.readout and self.readout.removeprefix("-").isdigit():
+            kwargs["readout"] = int(self.readout)
+        return kwargs
+
+
+@dataclass(frozen=True)
+class CliExplainOptions:
+    """Options of `Explainer.explain`, as typed."""
+
+    target: TargetOption = None
+    against: AgainstOption = None
+    step: StepOption = None
+    mask: MaskOption = None
+    scale: ScaleOption = None
+    answer: AnswerOption = None
+    max_new_tokens: MaxNewTokensOption = None
+    profile: ProfileOption = None
+    layers: LayersOption = None
+    heads: HeadsOption = None
+    max_length: MaxLengthOption = None
+    no_truncation: NoTruncationOption = False
+    truncation_side: TruncationSideOption = None
+    seed: SeedOption = 0
+
+    def build_explain_kwargs(self) -> dict[str, Any]:
+        """Return the keyword arguments of `Explainer.explain`."""
+        unchanged = ("scale", "answer", "max_new_tokens", "profile", "max_length", "truncation_side", "seed")
+        kwargs = {name: value for name in unchanged if (value := getattr(self, name)) is not None}
+        kwargs["target"] = self._build_target()
+        kwargs["layers"] = parse_layer_range(self.layers)
+        kwargs["heads"] = parse_head_list(self.heads)
+        kwargs["truncation"] = not self.no_truncation
+        return kwargs
+
+    def _build_target(self) -> Any:
         import clearhead
 
-        placed = _placed(self.target, self.against)
+        position_target = _parse_position_target(self.target, self.against)
         if self.step is not None:
-            if placed is not None:
-                raise InputError(f"--step {self.step} and --target {self.target!r} both name a place: leave one out")
-            placed = clearhead.Generated(self.step, self.target, self.against)
-        if placed is not None:
+            if position_target is not None:
+                raise InputError(f"--step {self.step} and --target {self.target!r} both name a position: leave one out")
+            position_target = clearhead.GeneratedToken(self.step, self.target, self.against)
+        if position_target is not None:
             if self.mask is not None:
-                raise InputError("--mask is for masked words, and not for places of an answer: leave one of them out")
-            return placed
+                raise InputError(
+                    "--mask selects a masked token and cannot be combined with another position: leave one of them out"
+                )
+            return position_target
         if self.max_new_tokens is not None and self.answer is None and self.target is self.against is None:
-            return clearhead.Generated()  # whoever says how much shall be said asks about all of it
+            return clearhead.GeneratedToken()  # a request for N new tokens is a request to explain all of them
         if self.against is not None:
             return clearhead.Contrast(self.target, self.against, self.mask)
-        return self.target if self.mask is None else clearhead.MaskedWord(self.target, self.mask)
+        if self.mask is not None:
+            return clearhead.MaskedToken(self.target, self.mask)
+        return self.target
 
 
-_EVERY = {"every step": "Generated", "every query": "Query", "every token": "TokenLabel"}
-_KINDS = {"step": "Generated", "query": "Query", "token": "TokenLabel", "answer": "Answer"}
-_PLACE = re.compile(r"(step|query|token|answer) ([^\s=]+)(?: ?= ?(.+))?")
+_ALL_POSITIONS_TARGETS = {"every step": "GeneratedToken", "every query": "DetectionQuery", "every token": "TokenLabel"}
+_POSITION_TARGETS = {
+    "step": "GeneratedToken",
+    "query": "DetectionQuery",
+    "token": "TokenLabel",
+    "answer": "AnswerSpan",
+}
+_POSITION_PATTERN = re.compile(r"(step|query|token|answer) ([^\s=]+)(?: ?= ?(.+))?")
 
 
-def _placed(typed: str | None, against: str | None) -> Any:
-    """A target at one place of an answer that has many, in words; None for any other.
+def _parse_position_target(typed: str | None, against: str | None) -> Any:
+    """Parse a target at one position of a sequence output; None for any other target.
 
-    >>> _placed("step 3", None), _placed("token 2 = PER", "O"), _placed("step by step", None)
-    (Generated(place=3, label=None, against=None), TokenLabel(place=2, label='PER', against='O'), None)
+    >>> _parse_position_target("token 2 = PER", "O")
+    TokenLabel(position=2, label='PER', against='O')
+    >>> _parse_position_target("step by step", None)
     """
     import clearhead
 
-    words = " ".join((typed or "").split())
-    if words in _EVERY:
-        return getattr(clearhead, _EVERY[words])(None, None, against)
-    found = _PLACE.fullmatch(words)
-    if found is None:
+    text = " ".join((typed or "").split())
+    if text in _ALL_POSITIONS_TARGETS:
+        return getattr(clearhead, _ALL_POSITIONS_TARGETS[text])(None, None, against)
+    match = _POSITION_PATTERN.fullmatch(text)
+    if match is None:
         return None
-    kind, place, label = found[1], _number(found[2]), found[3]
-    possible = {"token": True, "answer": place in ("start", "end")}.get(kind, isinstance(place, int))
-    if not possible:
+    target_type = match[1]
+    position = _parse_int_or_text(match[2])
+    label: Any = match[3]
+    if target_type == "answer":
+        if position not in ("start", "end"):
+            return None
+        label = _parse_int_or_text(label)
+    elif target_type != "token" and not isinstance(position, int):
         return None
-    return getattr(clearhead, _KINDS[kind])(place, _number(label) if kind == "answer" else label, against)
+    return getattr(clearhead, _POSITION_TARGETS[target_type])(position, label, against)
 
 
-def _number(typed: str | None) -> Any:
-    return int(typed) if typed is not None and typed.lstrip("-").isdigit() else typed
+def _parse_int_or_text(typed: str | None) -> Any:
+    if typed is not None and typed.lstrip("-").isdigit():
+        return int(typed)
+    return typed
 
 
-def in_groups(verb: Callable[..., None]) -> Callable[..., None]:
-    """A verb some of whose parameters are groups of options: the command line sees every option by itself."""
-    given = inspect.signature(verb).parameters
-    groups: dict[str, Any] = {n: part.annotation for n, part in given.items() if is_dataclass(part.annotation)}
+def flatten_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn dataclass parameters of a command into one command-line option per field."""
+    parameters = inspect.signature(command).parameters
+    groups: dict[str, Any] = {
+        name: parameter.annotation for name, parameter in parameters.items() if is_dataclass(parameter.annotation)
+    }
     flat: dict[str, inspect.Parameter] = {}
-    for name, part in given.items():
-        own = [part] if name not in groups else [_parameter(option, groups[name]) for option in fields(groups[name])]
-        flat |= {one.name: one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own}
+    for name, parameter in parameters.items():
+        options = [parameter]
+        if name in groups:
+            options = [_make_option_parameter(option, groups[name]) for option in fields(groups[name])]
+        flat |= {option.name: option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options}
 
-    @wraps(verb)
+    @wraps(command)
     def call(**typed: Any) -> None:
-        made = {name: cls(**{one.name: typed.pop(one.name) for one in fields(cls)}) for name, cls in groups.items()}
-        verb(**typed, **made)
+        runtime.CLI_STATE.prints_json = bool(typed.get("as_json"))
+        grouped = {
+            name: group(**{option.name: typed.pop(option.name) for option in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**typed, **grouped)
 
     call.__signature__ = inspect.Signature(list(flat.values()))  # type: ignore[attr-defined]
-    call.__annotations__ = {name: part.annotation for name, part in flat.items()}
+    call.__annotations__ = {name: parameter.annotation for name, parameter in flat.items()}
     return call
 
 
-def _parameter(option: Any, group: Any) -> inspect.Parameter:
-    kind = get_type_hints(group, include_extras=True)[option.name]
-    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=kind)
+def _make_option_parameter(option: Any, group: Any) -> inspect.Parameter:
+    annotation = get_type_hints(group, include_extras=True)[option.name]
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation)
 
 
-def methods(typed: Sequence[str] | None, default: Sequence[str]) -> "list[MethodLike]":
-    """The methods that were asked for, each once.
+def parse_method_options(texts: Sequence[str] | None, default: Sequence[str]) -> "list[MethodLike]":
+    """Parse the values of --methods; a method that is named twice is returned once.
 
-    >>> [str(method) for method in methods(["generic, grad-sam(received=True)", "generic"], [])]
+    >>> [str(method) for method in parse_method_options(["generic, grad-sam(received=True)", "generic"], [])]
     ['generic', 'grad-sam(received=True)']
     """
-    # A comma inside brackets belongs to an option.
-    parts = [part.strip() for word in typed or default for part in re.split(r",(?![^(]*\))", word)]
-    return list(dict.fromkeys(_method(part) for part in parts if part))
+    # A comma inside brackets belongs to an option of a method.
+    names = [name.strip() for text in texts or default for name in re.split(r",(?![^(]*\))", text)]
+    return list(dict.fromkeys(_parse_method(name) for name in names if name))
 
 
-def _method(typed: str) -> "MethodLike":
+def _parse_method(typed: str) -> "MethodLike":
     import clearhead
 
-    name, bracket, inside = typed.partition("(")
+    name, bracket, arguments = typed.partition("(")
+    call_source = "f()"
+    if bracket:
+        call_source = f"f({arguments}"
     try:
-        call = ast.parse(f"f({inside}" if bracket else "f()", mode="eval").body
+        call = ast.parse(call_source, mode="eval").body
         assert isinstance(call, ast.Call) and not call.args
         options = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, AssertionError):
         raise InputError(
-            f"cannot read the method {typed!r}: write its name, or NAME(option=value), as in grad-sam(received=True)"
+            f"cannot parse the method {typed!r}: write its name, or NAME(option=value), as in grad-sam(received=True)"
         ) from None
     return clearhead.Method(name.strip(), **options)
 
 
-def layers(typed: str | None) -> tuple[int | None, int | None] | None:
-    """Half-open, as in a slice; one number is one layer.
+def split_names(text: str | None) -> list[str] | None:
+    """Split names that are separated by commas."""
+    if text is None:
+        return None
+    return [name.strip() for name in text.split(",")]
 
-    >>> layers("-4:"), layers(":3"), layers("2"), layers("-1")
+
+def parse_layer_range(text: str | None) -> tuple[int | None, int | None] | None:
+    """Parse a half-open range of layers, as in a slice; a single number selects one layer.
+
+    >>> parse_layer_range("-4:"), parse_layer_range(":3"), parse_layer_range("2"), parse_layer_range("-1")
     ((-4, None), (None, 3), (2, 3), (-1, None))
     """
-    if typed is None:
+    if text is None:
         return None
-    first, colon, last = typed.partition(":")
+    first, colon, last = text.partition(":")
     try:
-        start, stop = (int(part) if part.strip() else None for part in (first, last))
+        start, stop = (int(bound) if bound.strip() else None for bound in (first, last))
     except ValueError:
         start, colon = None, ""
     if colon:
         return start, stop
     if start is None:
-        raise InputError(f"--layers {typed!r} is not a range: write FROM:TO, as in -4: (the last four) or 0:6")
+        raise InputError(f"--layers {text!r} is not a range: write FROM:TO, as in -4: (the last four) or 0:6")
     return start, start + 1 or None
 
 
-def heads(typed: str | None) -> list[int] | None:
-    """
-    >>> heads("0, 3")
+def parse_head_list(text: str | None) -> list[int] | None:
+    """Parse head indices separated by commas.
+
+    >>> parse_head_list("0, 3")
     [0, 3]
     """
-    if typed is None:
+    if text is None:
         return None
     try:
-        return [int(part) for part in typed.split(",")]
+        return [int(head) for head in text.split(",")]
     except ValueError:
-        raise InputError(f"--heads {typed!r} is no list of heads: write numbers, as in 0,3") from None
+        raise InputError(f"--heads {text!r} is not a list of heads: write indices, as in 0,3") from None

@@ -1,4 +1,4 @@
-"""What the verbs of the command line hand out: a coloured terminal or plain text, JSON, pages and files."""
+"""Output of commands: terminal or plain text, JSON, HTML pages and files, and checks of output paths."""
 
 import json
 import os
@@ -17,35 +17,37 @@ if TYPE_CHECKING:
 
     from clearhead.explanation.multi_stream import AnyExplanation
 
-SUFFIX = ".safetensors"
-#: Columns of a text that goes into a file or a pipe: wide enough that tables are not cut.
-PLAIN_WIDTH = 120
+EXPLANATION_SUFFIX = ".safetensors"
+#: Width in columns of text written to a file or a pipe: wide enough that tables are not cut.
+PIPED_WIDTH_COLUMNS = 120
 
 
-def console(stderr: bool = False) -> "Console":
+def make_console(stderr: bool = False) -> "Console":
+    """Return a rich console for standard output or standard error."""
     from rich.console import Console
 
-    plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(stderr=stderr, width=PLAIN_WIDTH if plain and not stderr else None, highlight=False)
+    is_piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(stderr=stderr, width=PIPED_WIDTH_COLUMNS if is_piped and not stderr else None, highlight=False)
 
 
-def talks() -> bool:
-    """Whether a person is watching standard error."""
+def is_interactive() -> bool:
+    """Return whether standard error is a terminal."""
     return sys.stderr.isatty()
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
-    if not talks():
+def status_spinner(message: str) -> Iterator[None]:
+    """Show a spinner on standard error, if it is a terminal."""
+    if not is_interactive():
         yield
         return
-    with console(stderr=True).status(what):
+    with make_console(stderr=True).status(message):
         yield
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error with rate and time left; the function that is handed out moves it on."""
+def explaining_progress_bar(total: int) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on standard error with rate and remaining time; yields a function that advances it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
 
     class Rate(TextColumn):
@@ -53,168 +55,203 @@ def progress(total: int) -> Iterator[Callable[[int], None]]:
             return f"{task.speed:.1f} rows/s" if task.speed else "–"
 
     columns = (TextColumn("explaining"), BarColumn(), MofNCompleteColumn(), Rate(""), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True, disable=not talks()) as bar:
+    with Progress(*columns, console=make_console(stderr=True), transient=True, disable=not is_interactive()) as bar:
         task = bar.add_task("explaining", total=total)
         yield lambda rows: bar.advance(task, rows)
 
 
 def print_json(data: Any) -> None:
-    from clearhead.explanation.explanation import plain
+    """Print a JSON document on standard output, indented on a terminal."""
+    from clearhead.explanation.explanation import to_json_value
 
     indent = 2 if sys.stdout.isatty() else None
-    print(json.dumps(plain(data), ensure_ascii=False, indent=indent, allow_nan=False))
+    print(json.dumps(to_json_value(data), ensure_ascii=False, indent=indent, allow_nan=False))
 
 
-def print_table(columns: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> None:
-    from clearhead.render.terminal_tables import table
+def print_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table of these columns on standard output."""
+    from clearhead.render.terminal_tables import build_terminal_table
 
-    console().print(table(columns, lines))
-
-
-def rounded(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of a table with its numbers short."""
-    return {name: f"{value:.3f}" if isinstance(value, float) else value for name, value in line.items()}
+    make_console().print(build_terminal_table(columns, rows))
 
 
-def of_card(name: str, card: Mapping[str, Any]) -> dict[str, str]:
-    """One line of the table of models."""
-    figures = card.get("figures") or {}
-    size = f"{card['bytes'] / 1e6:.1f} MB" if "bytes" in card else "?"
+def format_floats(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Format the floats of a table row with three decimals."""
+    return {name: f"{value:.3f}" if isinstance(value, float) else value for name, value in row.items()}
+
+
+def build_model_row(model_name: str, model_card: Mapping[str, Any]) -> dict[str, str]:
+    """Build one row of the table of models."""
+    figures = model_card.get("figures") or {}
+    size = f"{model_card['bytes'] / 1e6:.1f} MB" if "bytes" in model_card else "?"
     return {
-        "model": f"zoo:{name}",
-        "task": str(card.get("task", "?")),
+        "model": f"zoo:{model_name}",
+        "task": str(model_card.get("task", "?")),
         "size": size,
-        "figures": "\n".join(f"{what} {figure}" for what, figure in list(figures.items())[:2]) or "not measured",
-        "summary": str(card.get("summary", "")),
+        "figures": "\n".join(f"{name} {value}" for name, value in list(figures.items())[:2]) or "not measured",
+        "summary": str(model_card.get("summary", "")),
     }
 
 
-def plural(stream: str) -> str:
-    return {"text": "texts", "image": "pictures", "audio": "sounds"}.get(stream, stream)
+def pluralize_stream(stream: str) -> str:
+    """Return the plural of a stream's name for messages."""
+    return {"text": "texts", "image": "images"}.get(stream, stream)
 
 
-def merged(explanation: "AnyExplanation", words: bool, sentences: bool) -> "AnyExplanation":
+def format_count(count: int, noun: str) -> str:
+    """Format a number with its noun, in the plural unless the number is 1."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def merge_units(explanation: "AnyExplanation", words: bool, sentences: bool) -> "AnyExplanation":
+    """Merge tokens into words or sentences, as requested by --words and --sentences."""
     if words and sentences:
-        raise InputError("--words and --sentences do not go together: choose one")
+        raise InputError("--words and --sentences cannot be combined: choose one")
     if words:
         return explanation.words()
-    return explanation.sentences() if sentences else explanation
+    if sentences:
+        return explanation.sentences()
+    return explanation
 
 
-def show(explanations: Sequence["AnyExplanation"], html: str | None, as_json: bool) -> None:
+def print_explanations(explanations: Sequence["AnyExplanation"], html: str | None, as_json: bool) -> None:
+    """Print explanations as text or JSON, and write the HTML page if a path is given."""
     if html is not None:
-        write_page(explanations, html)
+        write_explanations_page(explanations, html)
     if as_json:
-        forms = [explanation.to_dict() for explanation in explanations]
-        print_json(forms[0] if len(forms) == 1 else forms)
-    else:
-        for number, explanation in enumerate(explanations):
-            console().print(*([""] if number else []), explanation, sep="\n")
+        documents = [explanation.to_dict() for explanation in explanations]
+        print_json(documents[0] if len(documents) == 1 else documents)
+        return
+    for index, explanation in enumerate(explanations):
+        if index:
+            make_console().print()
+        make_console().print(explanation)
 
 
-def show_folder(folder: Path, by: str, how: str, as_json: bool) -> int:
-    """What matters most in all explanations of a folder, method by method; gives the number of files left out."""
+def print_folder_summary(folder: Path, group_by: str, reduction: str, as_json: bool) -> int:
+    """Print the aggregate of all explanations of a folder by method; return the number of unreadable files."""
     from clearhead.render.terminal import render_aggregate
 
-    files = sorted(folder.rglob(f"*{SUFFIX}"))
+    files = sorted(folder.rglob(f"*{EXPLANATION_SUFFIX}"))
     if not files:
-        raise InputError(f"the folder {str(folder)!r} holds no explanations ({SUFFIX})")
+        raise InputError(f"the folder {str(folder)!r} holds no explanations ({EXPLANATION_SUFFIX})")
     by_method: dict[str, list[AnyExplanation]] = {}
-    bad: list[InputError] = []
+    errors: list[InputError] = []
     for file in files:
         try:
-            explanation = clearhead.open_explanation(file)
+            explanation = clearhead.load_explanation(file)
         except InputError as problem:
-            bad.append(problem)
+            errors.append(problem)
         else:
             by_method.setdefault(explanation.method, []).append(explanation)
     if not by_method:
-        raise bad[0]
-    for left_out in bad:
-        runtime.say(f"left out: {left_out}", runtime.ROWS_FAILED)
-    aggregates = {name: clearhead.aggregate(some, by, how) for name, some in by_method.items()}  # type: ignore[arg-type]
+        raise errors[0]
+    for error in errors:
+        runtime.print_error(f"left out: {error}", runtime.EXIT_ROWS_FAILED)
+    aggregates = {
+        name: clearhead.aggregate(explanations, group_by, reduction)  # type: ignore[arg-type]
+        for name, explanations in by_method.items()
+    }
     if as_json:
         print_json({name: aggregate.to_dict() for name, aggregate in aggregates.items()})
-        return len(bad)
+        return len(errors)
     for name, aggregate in aggregates.items():
-        count = len(by_method[name])
-        console().print(f"{name}, {count} explanation{'' if count == 1 else 's'}")
-        console().print(render_aggregate(aggregate))
-    return len(bad)
+        make_console().print(f"{name}, {format_count(len(by_method[name]), 'explanation')}")
+        make_console().print(render_aggregate(aggregate))
+    return len(errors)
 
 
-def wrote(place: str | Path) -> None:
-    print(f"wrote {place}", file=sys.stderr)
-
-
-def note(words: str) -> None:
-    """What a person should know although the command goes on."""
-    print(f"note: {words}", file=sys.stderr)
-
-
-def write_page(explanations: Sequence["AnyExplanation"], path: str) -> None:
-    clearhead.report(explanations, path)
+def report_written(path: str | Path) -> None:
+    """Print the path of a file or folder that was written, on standard error."""
     print(f"wrote {path}", file=sys.stderr)
 
 
-def save(explanations: Sequence["AnyExplanation"], place: str | None) -> None:
-    """One explanation into a file, several into a folder."""
-    if place is None:
+def print_note(message: str) -> None:
+    """Print a note on standard error; the command continues."""
+    print(f"note: {message}", file=sys.stderr)
+
+
+def write_explanations_page(explanations: Sequence["AnyExplanation"], path: str) -> None:
+    clearhead.write_report(explanations, path)
+    report_written(path)
+
+
+def save_explanations(explanations: Sequence["AnyExplanation"], path: str | None) -> None:
+    """Save one explanation to a file, or several to a folder; existing files are kept."""
+    if path is None:
         return
-    if _is_file(place):
-        explanations[0].save(place)
-        print(f"wrote {place}", file=sys.stderr)
+    if _is_explanation_file(path):
+        explanations[0].save(path)
+        report_written(path)
         return
-    folder = Path(place)
+    folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = [int(file.name.split(".")[0]) for file in folder.glob(f"*{SUFFIX}") if file.name.split(".")[0].isdigit()]
-    for number, explanation in enumerate(explanations, 1 + max(numbers, default=0)):  # what is there stays
+    numbers = [
+        int(file.name.split(".")[0])
+        for file in folder.glob(f"*{EXPLANATION_SUFFIX}")
+        if file.name.split(".")[0].isdigit()
+    ]
+    for number, explanation in enumerate(explanations, 1 + max(numbers, default=0)):
         name = str(explanation.provenance.get("method", explanation.method))
-        explanation.save(folder / f"{number:03d}.{name}{SUFFIX}")
-    files = "1 file" if len(explanations) == 1 else f"{len(explanations)} files"
-    print(f"wrote {files} into {place}", file=sys.stderr)
+        explanation.save(folder / f"{number:03d}.{name}{EXPLANATION_SUFFIX}")
+    print(f"wrote {format_count(len(explanations), 'file')} into {path}", file=sys.stderr)
 
 
-def _is_file(place: str) -> bool:
-    return place.endswith(SUFFIX) and not os.path.isdir(place)
+def _is_explanation_file(path: str) -> bool:
+    return path.endswith(EXPLANATION_SUFFIX) and not os.path.isdir(path)
 
 
-def check_folder(out: str | None, option: str = "--out") -> None:
-    """Before anything is computed: can a folder be there? `option` names it."""
-    if out is None:
+def check_output_folder(folder: str | None, option: str = "--out") -> None:
+    """Raise if a folder cannot be written to, before anything is computed; `option` is named in the error."""
+    if folder is None:
         return
-    if os.path.exists(out) and not os.path.isdir(out):
-        raise InputError(f"{option} {out!r} is there and is no folder: name a folder")
-    _check_writable(out, out if os.path.isdir(out) else _parent(out))
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise InputError(f"{option} {folder!r} exists and is not a folder: name a folder")
+    target = folder
+    if not os.path.isdir(folder):
+        target = _get_parent_folder(folder)
+    _check_writable(folder, target)
 
 
-def check_places(html: str | None, place: str | None = None, count: int = 1, option: str = "--html") -> None:
-    """Before anything is computed: can what is asked for be written where it shall go? `option` names the first."""
-    for path in (html, place):
+def check_output_paths(
+    file_path: str | None, save_path: str | None = None, num_explanations: int = 1, option: str = "--html"
+) -> None:
+    """Raise if an output path cannot be written, before anything is computed; `option` is the option of `file_path`."""
+    for path in (file_path, save_path):
         if path is not None:
-            # A device such as /dev/null is written to, never replaced: it is its own place.
-            _check_writable(path, path if os.path.exists(path) and not os.path.isfile(path) else _parent(path))
-    if html is not None and os.path.isdir(html):
-        raise InputError(f"{option} {html!r} is a folder: name a file")
-    if place is None:
+            # A device such as /dev/null is written to and never replaced, so its own permissions count.
+            is_replaced = os.path.isfile(path) or not os.path.exists(path)
+            target = path
+            if is_replaced:
+                target = _get_parent_folder(path)
+            _check_writable(path, target)
+    if file_path is not None and os.path.isdir(file_path):
+        raise InputError(f"{option} {file_path!r} is a folder: name a file")
+    if save_path is None:
         return
-    if os.path.exists(os.path.join(place, "settings.json")):
-        raise InputError(f"--save {place!r} holds the results of --out: name another folder")
-    if _is_file(place) and count > 1:
-        raise InputError(f"--save {place!r} is one file for {count} explanations: name a folder")
-    if os.path.exists(place) and not os.path.isdir(place) and not _is_file(place):
-        raise InputError(f"--save {place!r} is there and is no folder: name a folder, or a file that ends in {SUFFIX}")
-    ending = Path(place).suffix[1:].isalpha() and not place.endswith(os.sep)
-    if ending and not os.path.exists(place) and not _is_file(place):
-        raise InputError(f"--save {place!r} must end in {SUFFIX}, or be a folder: {place + os.sep!r} if you mean one")
+    if os.path.exists(os.path.join(save_path, "settings.json")):
+        raise InputError(f"--save {save_path!r} holds the results of a run with --out: name another folder")
+    if _is_explanation_file(save_path) and num_explanations > 1:
+        raise InputError(f"--save {save_path!r} is one file for {num_explanations} explanations: name a folder")
+    if os.path.exists(save_path) and not os.path.isdir(save_path) and not _is_explanation_file(save_path):
+        raise InputError(
+            f"--save {save_path!r} exists and is not a folder: name a folder, or a file that ends in "
+            f"{EXPLANATION_SUFFIX}"
+        )
+    has_suffix = Path(save_path).suffix[1:].isalpha() and not save_path.endswith(os.sep)
+    if has_suffix and not os.path.exists(save_path) and not _is_explanation_file(save_path):
+        raise InputError(
+            f"--save {save_path!r} must end in {EXPLANATION_SUFFIX}, or be a folder: for a folder, write "
+            f"{save_path + os.sep!r}"
+        )
 
 
-def _parent(path: str) -> str:
+def _get_parent_folder(path: str) -> str:
     return str(Path(path).absolute().parent)
 
 
-def _check_writable(path: str, there: str) -> None:
-    if not os.path.exists(there):
-        raise InputError(f"cannot write {path!r}: there is no folder {there!r}")
-    if not os.access(there, os.W_OK):
-        raise InputError(f"cannot write {path!r}: you may not write to {there!r}")
+def _check_writable(path: str, target: str) -> None:
+    if not os.path.exists(target):
+        raise InputError(f"cannot write {path!r}: there is no folder {target!r}")
+    if not os.access(target, os.W_OK):
+        raise InputError(f"cannot write {path!r}: no permission to write to {target!r}")

@@ -1,7 +1,6 @@
-"""`clearhead probe`: attention put to the test, as a table with intervals, figures, and what follows from them."""
+"""`clearhead probe`: tests of attention as an explanation, as a table with intervals, figures, and a conclusion."""
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import islice
@@ -12,236 +11,269 @@ import typer
 
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
-from clearhead.cli.inputs import check_data, load, opened
-from clearhead.data.sources import cells_of, open_dataset, recognise, whole
-from clearhead.errors import InputError, unknown
+from clearhead.cli.inputs import check_dataset_streams, load_explainer, load_model_and_inputs, parse_sources
+from clearhead.data.sources import collect_raw_inputs, open_dataset, parse_input_source, read_column
+from clearhead.errors import InputError, unknown_value_error
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
     from clearhead.probes import ProbeResult
-    from clearhead.probes.fine_tuning import Bar
+    from clearhead.probes.fine_tuning import TrainingProgress
 
-EXAMPLES = (
+PROBE_EXAMPLES = (
     'clearhead probe permutation "You look extremely confused"',
     "clearhead probe permutation reviews.csv --limit 200 --scope S2 --out trial",
     'clearhead probe adversary "I like the movie" --steps 200',
     "clearhead probe heads reviews.csv --column text --limit 50 --json",
-    "clearhead probe seeds reviews.csv --labels label --seeds 5 --fresh 1 --runs runs --out trial",
-    "clearhead probe frontier reviews.csv --labels label --strengths 0,0.001,0.01,0.1 --runs runs",
-    "clearhead probe diagnostic reviews.csv --labels label --guides uniform,base,generic,grad-sam",
+    "clearhead probe seeds reviews.csv --label-column label --seeds 5 --fresh 1 --checkpoint-dir runs --out trial",
+    "clearhead probe frontier reviews.csv --label-column label --strengths 0,0.001,0.01,0.1 --checkpoint-dir runs",
+    "clearhead probe diagnostic reviews.csv --label-column label --guides uniform,base,generic,grad-sam",
 )
-#: What each probe can be told.
-OPTIONS: dict[str, tuple[str, ...]] = {
+_TRAINING_OPTIONS = ("steps", "batch_size", "rate", "held_out", "label_column", "checkpoint_dir", "seed")
+#: The options that each probe accepts.
+OPTIONS_BY_PROBE: dict[str, tuple[str, ...]] = {
     "correlation": ("unit", "seed"),
     "permutation": ("scope", "layer", "heads", "draws", "keep", "by_head", "frozen", "candidates", "seed"),
     "adversary": ("scope", "layer", "heads", "steps", "tolerance", "candidates", "seed"),
-    "uniform": ("frozen", "candidates", "labels"),
-    "seeds": ("seeds", "fresh", "scope", "steps", "batch", "rate", "held_out", "labels", "runs", "seed"),
-    "diagnostic": ("guides", "steps", "batch", "rate", "held_out", "labels", "runs", "seed"),
-    "frontier": (
-        "strengths",
-        "seeds",
-        "fresh",
-        "scope",
-        "steps",
-        "batch",
-        "rate",
-        "held_out",
-        "labels",
-        "runs",
-        "seed",
-    ),
+    "uniform": ("frozen", "candidates", "label_column"),
+    "seeds": ("seeds", "fresh", "scope", *_TRAINING_OPTIONS),
+    "diagnostic": ("guides", *_TRAINING_OPTIONS),
+    "frontier": ("strengths", "seeds", "fresh", "scope", *_TRAINING_OPTIONS),
     "heads": (),
     "skips": (),
 }
-#: Those that train, and so show what is being trained.
-TRAINING = ("seeds", "diagnostic", "frontier")
+#: Options whose argument in the Python API has another name.
+_API_NAMES = {"batch_size": "batch", "label_column": "labels", "checkpoint_dir": "folder"}
+#: Probes that train models, and report the progress of the training.
+TRAINING_PROBES = ("seeds", "diagnostic", "frontier")
 
 
+@opt.flatten_option_groups
 def probe(
-    kind: Annotated[str, typer.Argument(metavar="PROBE", help=f"One of {', '.join(OPTIONS)}.", show_default=False)],
-    inputs: opt.Inputs = None,
-    model: opt.Model = None,
+    model_options: opt.CliModelOptions,
+    kind: Annotated[
+        str, typer.Argument(metavar="PROBE", help=f"One of {', '.join(OPTIONS_BY_PROBE)}.", show_default=False)
+    ],
+    inputs: opt.InputsArgument = None,
     scope: Annotated[
         str | None,
         typer.Option(
             metavar="S1|S2|S3|S4",
-            help="S1 the row that is read in the last layer (default), S2 that row in every layer, S3 all rows of "
-            "--layer, S4 everything.",
+            help="Attention weights that are changed: S1 of the read-out token in the last layer (default), S2 of the "
+            "read-out token in every layer, S3 of all tokens in --layer, S4 all weights.",
         ),
     ] = None,
     layer: Annotated[int | None, typer.Option(metavar="N", help="For scope S3: the layer, from 0.")] = None,
-    heads: Annotated[str | None, typer.Option(metavar="N,…", help="These heads alone, from 0.")] = None,
-    draws: Annotated[int | None, typer.Option(metavar="N", help="permutation: how often. Default: 100.")] = None,
+    heads: Annotated[str | None, typer.Option(metavar="N,…", help="Restrict to these heads, from 0.")] = None,
+    draws: Annotated[
+        int | None, typer.Option(metavar="N", help="permutation: number of random permutations. Default: 100.")
+    ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", metavar="", help="permutation: leave weights on special tokens and itself.")
+        bool,
+        typer.Option(
+            "--keep", metavar="", help="permutation: keep the weights on special tokens and on the token itself."
+        ),
     ] = False,
     by_head: Annotated[
-        bool, typer.Option("--by-head", metavar="", help="permutation: every head of every layer by itself, too.")
+        bool, typer.Option("--by-head", metavar="", help="permutation: additionally permute every head separately.")
     ] = False,
     candidates: Annotated[
         str | None,
-        typer.Option(metavar="A,B,…", help="Compare the probabilities of these labels or masked words alone."),
+        typer.Option(
+            metavar="A,B,…", help="Compare only the probabilities of these labels or, at a mask, of these tokens."
+        ),
     ] = None,
     frozen: Annotated[
-        bool, typer.Option("--frozen", metavar="", help="Pin the attention of later layers to what it was.")
+        bool,
+        typer.Option("--frozen", metavar="", help="Freeze the attention of later layers at its original weights."),
     ] = False,
     steps: Annotated[
-        int | None, typer.Option(metavar="N", help="adversary: steps of search. Default: 500. Training: steps of it.")
+        int | None,
+        typer.Option(metavar="N", help="adversary: optimisation steps. Default: 500. Training: training steps."),
     ] = None,
-    labels: Annotated[
+    label_column: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMN",
-            help="Data: the column with the labels. Training without it learns the model's own answers.",
+            metavar="NAME",
+            help="Column of labels in a table. Default for training: the model's own predictions are the labels.",
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(metavar="N", help="How many other seeds. Default: 5; frontier: 2.")
+        int | None, typer.Option(metavar="N", help="Number of further random seeds. Default: 5; frontier: 2.")
     ] = None,
     fresh: Annotated[
         str | None,
-        typer.Option(metavar="N|all", help="seeds: so many of the last layers start anew. Default: 0, the head alone."),
+        typer.Option(
+            metavar="N|all",
+            help="seeds: number of last layers that are initialised again. Default: 0, only the classification head.",
+        ),
     ] = None,
     strengths: Annotated[
-        str | None, typer.Option(metavar="λ,…", help="frontier: strengths of the adversaries.")
+        str | None, typer.Option(metavar="λ,…", help="frontier: weights of the adversarial loss term.")
     ] = None,
     guides: Annotated[
         str | None,
         typer.Option(
             metavar="NAME,…",
-            help="diagnostic: uniform, own, base, adversary, or any method. Default: uniform,own,base.",
+            help="diagnostic: sources of the attention weights: uniform, own, base, adversary, or any attribution "
+            "method. Default: uniform,own,base.",
         ),
     ] = None,
-    batch: Annotated[int | None, typer.Option(metavar="N", help="Training: inputs in a step. Default: 32.")] = None,
-    rate: Annotated[float | None, typer.Option(metavar="X", help="Training: the highest learning rate.")] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Training: inputs per step. Default: 32.")] = None,
+    rate: Annotated[float | None, typer.Option(metavar="X", help="Training: peak learning rate.")] = None,
     held_out: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Training: the share to measure on. Default: 0.25.")
+        float | None, typer.Option(metavar="SHARE", help="Training: share of held-out inputs. Default: 0.25.")
     ] = None,
-    runs: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Training: keep runs there; a run that was cut goes on.")
+    checkpoint_dir: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Training: folder for checkpoints; an interrupted training is resumed."),
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option(metavar="TVD", help="adversary: how far an answer may move. Default: 0.05.")
+        float | None,
+        typer.Option(metavar="TVD", help="adversary: allowed change of the prediction. Default: 0.05."),
     ] = None,
-    unit: Annotated[str | None, typer.Option(metavar="token|word", help="correlation. Default: word.")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="For what is drawn at random. Default: 0.")] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Of data: the first N rows alone.")] = None,
-    column: opt.Column = None,
+    unit: Annotated[
+        str | None, typer.Option(metavar="token|word", help="correlation: units that are ranked. Default: word.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed. Default: 0.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="For data: only the first N rows.")] = None,
+    column: opt.ColumnOption = None,
     out: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Write result.json, page.html, figure.png and report.md into this folder."),
+        typer.Option(
+            metavar="DIR", help="Folder for the result files: result.json, page.html, figure.png and report.md."
+        ),
     ] = None,
-    as_json: opt.Json = False,
+    as_json: opt.JsonOption = False,
 ) -> None:
-    """Put attention to the test: is the answer made from it, and does it agree with other evidence?
+    """Test whether attention explains predictions.
 
-    correlation with gradients and leaving out; permutation of weights; an adversary's weights with the same answer;
-    uniform weights; heads by importance and pattern; skips, the share that goes past attention. With training: seeds,
-    whose attention is compared; frontier, models that answer the same and attend elsewhere; diagnostic, a classifier
-    without context that is told where to look.
+    correlation with gradients and leave-one-out; permutation of attention weights; adversary, other attention weights
+    with the same prediction; uniform attention weights; heads by importance and pattern; skips, the share of the
+    residual stream. With training: seeds, attention of models that differ in the random seed; frontier, models with
+    the same predictions and different attention; diagnostic, a classifier without context that is guided by attention
+    weights.
     """
-    if kind not in OPTIONS:
-        raise unknown("probe", kind, OPTIONS)
-    numbers = None if heads is None else _numbers(heads, int, "--heads", "0,3")
-    told: dict[str, Any] = {
+    if kind not in OPTIONS_BY_PROBE:
+        raise unknown_value_error("probe", kind, OPTIONS_BY_PROBE)
+    typed: dict[str, Any] = {
         "scope": scope,
         "layer": layer,
-        "heads": numbers,
+        "heads": _parse_numbers(heads, int, "--heads", "0,3"),
         "draws": draws,
         "steps": steps,
         "tolerance": tolerance,
+        "unit": unit,
+        "seed": seed,
+        "keep": keep or None,
+        "frozen": frozen or None,
+        "by_head": by_head or None,
+        "candidates": opt.split_names(candidates),
+        "label_column": label_column,
+        "seeds": seeds,
+        "batch_size": batch_size,
+        "rate": rate,
+        "held_out": held_out,
+        "checkpoint_dir": checkpoint_dir,
+        "fresh": int(fresh) if fresh is not None and fresh.isdigit() else fresh,
+        "strengths": _parse_numbers(strengths, float, "--strengths", "0,0.001,0.1"),
+        "guides": opt.split_names(guides),
     }
-    told |= {"unit": unit, "seed": seed, "keep": keep or None, "frozen": frozen or None, "by_head": by_head or None}
-    told["candidates"] = None if candidates is None else [word.strip() for word in candidates.split(",")]
-    told |= {"labels": labels, "seeds": seeds, "batch": batch, "rate": rate, "held_out": held_out, "runs": runs}
-    told["fresh"] = int(fresh) if fresh is not None and fresh.isdigit() else fresh
-    told["strengths"] = None if strengths is None else _numbers(strengths, float, "--strengths", "0,0.001,0.1")
-    told["guides"] = None if guides is None else [word.strip() for word in guides.split(",")]
-    given = {name: value for name, value in told.items() if value is not None}
-    for name in given:
-        if name not in OPTIONS[kind]:
-            raise InputError(f"--{name.replace('_', '-')} is not for {kind}, which takes {_listed(OPTIONS[kind])}")
-    put.check_folder(out)
-    ex, raws = probed_inputs(model, inputs, limit, column)
-    if labels is not None:
-        given["labels"] = _labels(inputs or [], labels, len(raws))
-    if runs is not None:
-        given["folder"] = given.pop("runs")
+    arguments = {name: value for name, value in typed.items() if value is not None}
+    for name in arguments:
+        if name not in OPTIONS_BY_PROBE[kind]:
+            raise InputError(
+                f"--{name.replace('_', '-')} is not an option of {kind}, which takes "
+                f"{_format_option_names(OPTIONS_BY_PROBE[kind])}"
+            )
+    put.check_output_folder(out)
+    explainer, raw_inputs = load_probe_inputs(model_options, inputs, limit, column)
+    if label_column is not None:
+        arguments["label_column"] = _read_labels(inputs or [], label_column, len(raw_inputs))
+    arguments = {_API_NAMES.get(name, name): value for name, value in arguments.items()}
     from clearhead import probes
 
-    with _bars() if kind in TRAINING else nullcontext(put.talks()) as progress:
-        result: ProbeResult = getattr(probes, kind)(ex, raws, progress=progress, **given)
+    progress_context: Any = nullcontext(put.is_interactive())
+    if kind in TRAINING_PROBES:
+        progress_context = _training_progress_bars()
+    with progress_context as progress:
+        result: ProbeResult = getattr(probes, f"run_{kind}_probe")(
+            explainer, raw_inputs, progress=progress, **arguments
+        )
     if out is not None:
-        _write(result, Path(out))
+        _write_probe_files(result, Path(out))
     if as_json:
         put.print_json(result.to_dict())
     else:
-        put.console().print(result)
+        put.make_console().print(result)
 
 
-def probed_inputs(
-    model: str | None, inputs: list[str] | None, limit: int | None, column: str | None
+def load_probe_inputs(
+    model_options: opt.CliModelOptions, inputs: list[str] | None, limit: int | None, column: str | None
 ) -> "tuple[Explainer, list[Any]]":
-    given = [recognise(one) for one in inputs or ()]
-    if any(one.kind == "data" for one in given):
-        if len(given) > 1:
-            raise InputError(f"data go alone, but {len(given)} inputs were given")
-        data = open_dataset(given[0].words, column, None, None)
-        ex = load(opt.Loading(model), {data.stream})
-        check_data(data, ex)
-        return ex, whole(data.path, islice(data.rows(*ex.subject.takes), limit))
+    """Load the model and a list of inputs: those that were typed, or the rows of a data set."""
+    sources = parse_sources(*(inputs or ()))
+    if any(source.source_type == "data" for source in sources):
+        if len(sources) > 1:
+            raise InputError(f"data must be the only input, but {len(sources)} inputs were given")
+        dataset = open_dataset(sources[0].value, column, None, None)
+        explainer = load_explainer(model_options, {dataset.stream})
+        check_dataset_streams(dataset, explainer)
+        rows = islice(dataset.iter_rows(*explainer.adapter.input_names), limit)
+        return explainer, collect_raw_inputs(dataset.path, rows)
     if limit is not None or column is not None:
         raise InputError("--limit and --column are for data (a table or a folder), and none was given")
-    ex, raws = opened(opt.Loading(model), given, opt.Read())
-    if "inputs" not in raws:
-        raise InputError(f"{ex.subject.name} takes several streams, and probes are for models of one")
-    return ex, raws["inputs"]
+    explainer, raw_inputs = load_model_and_inputs(model_options, sources, opt.CliInputOptions())
+    if "inputs" not in raw_inputs:
+        raise InputError(f"{explainer.adapter.name} takes several streams; probes are for models with one")
+    return explainer, raw_inputs["inputs"]
 
 
-def _labels(inputs: list[str], column: str, count: int) -> list[Any]:
-    if len(inputs) != 1 or recognise(inputs[0]).kind != "data":
-        raise InputError("--labels is for data (a table), and none was given")
-    return cells_of(inputs[0], column, count)
+def _read_labels(inputs: list[str], column: str, count: int) -> list[Any]:
+    if len(inputs) != 1 or parse_input_source(inputs[0]).source_type != "data":
+        raise InputError("--label-column is for data (a table), and none was given")
+    return read_column(inputs[0], column, count)
 
 
 @contextmanager
-def _bars() -> "Iterator[Bar | None]":
-    """A bar for each run, where a person is watching."""
-    if not put.talks():
+def _training_progress_bars() -> "Iterator[TrainingProgress | None]":
+    """Show one progress bar per trained model, if standard error is a terminal."""
+    if not put.is_interactive():
         yield None
         return
     from rich.progress import Progress, TaskID
 
     tasks: dict[str, TaskID] = {}
-    with Progress(console=put.console(stderr=True), transient=True) as bars:
+    with Progress(console=put.make_console(stderr=True), transient=True) as bars:
 
-        def show(name: str, share: float) -> None:
+        def show(name: str, fraction: float) -> None:
             if name not in tasks:
                 tasks[name] = bars.add_task(name, total=1.0)
-            bars.update(tasks[name], completed=share)
+            bars.update(tasks[name], completed=fraction)
 
         yield show
 
 
-def _numbers(words: str, kind: type[Any], option: str, such_as: str) -> list[Any]:
+def _parse_numbers(text: str | None, number_type: type[Any], option: str, example: str) -> list[Any] | None:
+    if text is None:
+        return None
     try:
-        return [kind(word) for word in words.split(",")]
+        return [number_type(number) for number in text.split(",")]
     except ValueError:
-        raise InputError(f"{option} {words!r} must be numbers with commas between them, such as {such_as}") from None
+        raise InputError(f"{option} {text!r} must be numbers with commas between them, such as {example}") from None
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _format_option_names(names: tuple[str, ...]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in names) or "no options of its own"
 
 
-def _write(result: "ProbeResult", folder: Path) -> None:
-    from clearhead.render.html import page_of
-    from clearhead.render.mpl.probes import plot
+def _write_probe_files(result: "ProbeResult", folder: Path) -> None:
+    from clearhead.render.html import render_result_page
+    from clearhead.render.mpl.probes import plot_probe
 
     folder.mkdir(exist_ok=True)
     (folder / "result.json").write_text(json.dumps(result.to_dict(), ensure_ascii=False), encoding="utf-8")
-    (folder / "page.html").write_text(page_of(result), encoding="utf-8")
-    plot(result).savefig(folder / "figure.png", dpi=144)
-    (folder / "report.md").write_text(result.markdown(), encoding="utf-8")
-    print(f"wrote {folder}", file=sys.stderr)
+    (folder / "page.html").write_text(render_result_page(result), encoding="utf-8")
+    plot_probe(result).savefig(folder / "figure.png", dpi=144)
+    (folder / "report.md").write_text(result.to_markdown(), encoding="utf-8")
+    put.report_written(folder)

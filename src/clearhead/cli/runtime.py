@@ -1,4 +1,4 @@
-"""The border between the command line and the process: exit codes, one line for whatever goes wrong, interrupts."""
+"""Process-level behaviour of the command line: exit codes, one-line errors, warnings and interrupts."""
 
 import os
 import signal
@@ -13,106 +13,121 @@ import typer
 
 from clearhead.errors import ClearheadError, ClearheadWarning, InputError
 
-REFUSED, BAD_INPUT, ROWS_FAILED, UNEXPECTED, INTERRUPTED = 1, 2, 3, 70, 130
+EXIT_UNSUPPORTED = 1
+EXIT_BAD_INPUT = 2
+EXIT_ROWS_FAILED = 3
+EXIT_UNEXPECTED = 70
+EXIT_INTERRUPTED = 130
 
 
-class Stopped(Exception):
-    """A long run was interrupted; the message says what it left and how to go on."""
+class RunInterruptedError(Exception):
+    """A long run was interrupted; the message says what was stored and how to resume."""
 
 
-class _State:
-    shows_traceback = False
-    interrupted = False
+class _CliState:
+    """State of the running command."""
+
+    show_traceback = False
+    is_interrupted = False
+    #: Whether --json was given: then no notes are printed.
+    prints_json = False
 
 
-STATE = _State()
+CLI_STATE = _CliState()
 
 
-def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line; whatever goes wrong is one line on standard error and an exit code."""
+def run_cli(app: typer.Typer, arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit; every error is one line on standard error and an exit code."""
     for library in ("TRANSFORMERS", "HF_HUB"):
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
-    if not sys.stderr.isatty():  # nobody watches a bar
+    if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    with warnings.catch_warnings(), _noticing_interrupts():
-        warnings.simplefilter("ignore")  # what libraries say among themselves is no business of the person's
-        warnings.simplefilter("default", ClearheadWarning)  # what we say is
-        warnings.showwarning = lambda message, *where, **how: say(message, 0)  # type: ignore[assignment]
-        code = _code(app, sys.argv[1:] if arguments is None else list(arguments))
+    with warnings.catch_warnings(), _recorded_interrupts():
+        warnings.simplefilter("ignore")  # warnings between libraries do not help the user of a command
+        warnings.simplefilter("default", ClearheadWarning)
+        warnings.showwarning = lambda message, *args, **kwargs: print_error(message, 0)  # type: ignore[assignment]
+        code = _run_command(app, sys.argv[1:] if arguments is None else list(arguments))
     sys.exit(code)
 
 
 @contextmanager
-def _noticing_interrupts() -> Iterator[None]:
-    """Remember Ctrl-C as well as raise it: while libraries are being imported, some of them swallow the exception."""
-    STATE.interrupted = False
+def _recorded_interrupts() -> Iterator[None]:
+    """Record Ctrl-C in `CLI_STATE` and raise it: some libraries swallow the exception while they are imported."""
+    CLI_STATE.is_interrupted = False
 
-    def notice(number: int, frame: object) -> NoReturn:
-        STATE.interrupted = True
+    def record_and_raise(signal_number: int, frame: object) -> NoReturn:
+        CLI_STATE.is_interrupted = True
         raise KeyboardInterrupt
 
     try:
-        before = signal.getsignal(signal.SIGINT)
-        if before is signal.default_int_handler:  # a background job may have been told to ignore it
-            signal.signal(signal.SIGINT, notice)
-    except ValueError:  # not the main thread, which alone hears signals
+        previous_handler = signal.getsignal(signal.SIGINT)
+        if previous_handler is signal.default_int_handler:  # a background job may ignore the signal
+            signal.signal(signal.SIGINT, record_and_raise)
+    except ValueError:  # only the main thread receives signals
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
 
 
-def _code(app: typer.Typer, arguments: list[str]) -> int:
-    STATE.shows_traceback = False
-    usage_error = typer.BadParameter.__mro__[1]  # typer carries its own click from some version on
+def _run_command(app: typer.Typer, arguments: list[str]) -> int:
+    CLI_STATE.show_traceback = False
+    CLI_STATE.prints_json = False
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="clearhead", standalone_mode=False)
         sys.stdout.flush()
-        return say("interrupted", INTERRUPTED) if code == INTERRUPTED else code or 0
+        if code == EXIT_INTERRUPTED:
+            return print_error("interrupted", EXIT_INTERRUPTED)
+        return code or 0
     except (KeyboardInterrupt, typer.Abort):
-        return say("interrupted", INTERRUPTED)
-    except (BrokenPipeError, SystemExit) as ended:  # the reader has seen enough, as in clearhead methods | head
-        # click turns a pipe that is closed while a command prints into an exit of its own
+        return print_error("interrupted", EXIT_INTERRUPTED)
+    except (BrokenPipeError, SystemExit) as ended:  # the reader closed the pipe, as in clearhead methods | head
+        # click turns a pipe that is closed while a command prints into a SystemExit
         if not isinstance(ended, BrokenPipeError) and not isinstance(ended.__context__, BrokenPipeError):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Stopped as stopped:
-        return say(stopped, INTERRUPTED)
-    except Exception as problem:
-        if STATE.shows_traceback:
+    except RunInterruptedError as interruption:
+        return print_error(interruption, EXIT_INTERRUPTED)
+    except Exception as error:
+        if CLI_STATE.show_traceback:
             traceback.print_exc()
-        if isinstance(problem, InputError):
-            return say(problem, BAD_INPUT)
-        if isinstance(problem, ClearheadError):
-            return say(problem, REFUSED)
-        if isinstance(problem, usage_error):
-            context = getattr(problem, "ctx", None)
-            where = context.command_path if context else "clearhead"
-            said = problem.format_message()  # type: ignore[attr-defined]
-            # Without a message it has already shown the help: nothing was asked for.
-            ends = said if said.endswith("?") else f"{said.rstrip('.')}."
-            return say(f"{ends} See {where} --help", BAD_INPUT) if said else BAD_INPUT
-        if isinstance(problem, OSError):
-            named = f"{problem.filename!r}: {problem.strerror}" if problem.filename else str(problem)
-            return say(named, BAD_INPUT)
-        if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
-            return say(
-                "out of memory: try --memory with less than there is, a smaller --batch-size or --max-length", REFUSED
-            )
-        hint = (
-            ""
-            if STATE.shows_traceback
-            else " Run clearhead --traceback … to see where, and send that along with a report"
+        return _report_exception(error)
+
+
+def _report_exception(error: Exception) -> int:
+    """Print one line for an exception and return the exit code."""
+    if isinstance(error, InputError):
+        return print_error(error, EXIT_BAD_INPUT)
+    if isinstance(error, ClearheadError):
+        return print_error(error, EXIT_UNSUPPORTED)
+    usage_error = typer.BadParameter.__mro__[1]  # recent versions of typer vendor click
+    if isinstance(error, usage_error):
+        context = getattr(error, "ctx", None)
+        command_path = getattr(context, "command_path", "clearhead")
+        message = error.format_message()  # type: ignore[attr-defined]
+        if not message:  # the help has been printed: no command was given
+            return EXIT_BAD_INPUT
+        sentence = message if message.endswith("?") else f"{message.rstrip('.')}."
+        return print_error(f"{sentence} See {command_path} --help", EXIT_BAD_INPUT)
+    if isinstance(error, OSError):
+        return print_error(f"{error.filename!r}: {error.strerror}" if error.filename else error, EXIT_BAD_INPUT)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return print_error(
+            "out of memory: try --memory below the available memory, a smaller --batch-size or a smaller --max-length",
+            EXIT_UNSUPPORTED,
         )
-        return say(f"unexpected {type(problem).__name__}: {problem}. This is a fault of clearhead.{hint}", UNEXPECTED)
+    message = f"unexpected {type(error).__name__}: {error}. This is a bug in clearhead."
+    if not CLI_STATE.show_traceback:
+        message += " Run clearhead --traceback … and add the output to your bug report"
+    return print_error(message, EXIT_UNEXPECTED)
 
 
-def say(message: object, code: int) -> int:
-    """One line on standard error, with nothing in it that a terminal would obey."""
+def print_error(message: object, exit_code: int) -> int:
+    """Print one line on standard error, without terminal control characters; return the exit code."""
     line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(str(message).split()))
-    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    print(f"\x1b[1;31mclearhead:\x1b[0m {line}" if colour else f"clearhead: {line}", file=sys.stderr)
-    return code
+    has_colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    print(f"\x1b[1;31mclearhead:\x1b[0m {line}" if has_colour else f"clearhead: {line}", file=sys.stderr)
+    return exit_code

@@ -1,61 +1,73 @@
-"""`clearhead serve`: the page on this machine."""
+"""`clearhead serve`: the web page on this machine."""
 
 import os
 import socket
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clearhead.cli import options as opt
 from clearhead.cli import output as put
+from clearhead.cli.inputs import disable_bars_for_local_model, report_device_and_dtype
 from clearhead.errors import InputError
 
-EXAMPLES = (
+if TYPE_CHECKING:
+    from clearhead.explainer import Explainer
+
+SERVE_EXAMPLES = (
     "clearhead serve",
     "clearhead serve --model zoo:sentiment --model ./my-classifier --port 8500",
     "CLEARHEAD_TOKEN=$(cat token) clearhead serve --host 0.0.0.0 --allow-host explain.example.org",
 )
-PORT = 8411
+DEFAULT_PORT = 8411
 
 
+@opt.flatten_option_groups
 def serve(
+    device_options: opt.CliDeviceOptions,
     model: Annotated[
         list[str] | None,
         typer.Option(
             "--model",
             "-m",
             metavar="NAME",
-            help="A model that may be asked for: zoo:NAME, a folder, a hub name; may be given several times. Default: "
-            "every model of the zoo.",
+            help="Model to serve: zoo:NAME, a folder, or a hub name; may be repeated. Default: every model of the zoo.",
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Where to listen. Anything but loopback needs a token.")
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on. Any address but loopback needs a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0 for any that is free.")] = PORT,
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="Port to listen on; 0 for any free port.")
+    ] = DEFAULT_PORT,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A further name that the server goes by, beside its address and localhost."),
+        typer.Option(
+            metavar="NAME", help="Additional host name of the server, besides its address and localhost; repeatable."
+        ),
     ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Holds the token that requests must bring; or set the variable CLEARHEAD_TOKEN."
+            metavar="FILE",
+            help="File with the token that requests must carry; alternatively, set the variable CLEARHEAD_TOKEN.",
         ),
     ] = None,
     waiting: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Requests that may wait; more are turned away.")
+        int, typer.Option(metavar="N", min=1, help="Maximum number of queued requests; further ones are rejected.")
     ] = 64,
     seconds: Annotated[
-        float, typer.Option(metavar="S", min=1, help="From a request to the end of its answer, at most.")
+        float, typer.Option(metavar="S", min=1, help="Maximum time from a request to the end of its response.")
     ] = 120.0,
     open_browser: Annotated[bool, typer.Option("--open", metavar="", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Open a page on this machine: type a text or drop a picture, and see what made the model say that.
+    """Serve a web page on this machine: type a text or drop an image, and see the explanation.
 
-    Only this machine can reach it, unless --host says otherwise. It fetches nothing, and keeps nothing.
+    Only this machine can reach the page, unless --host says otherwise. The page loads nothing from the network, and
+    the server stores nothing.
     """
     try:
         import fastapi  # noqa: F401
@@ -64,21 +76,25 @@ def serve(
         raise InputError(f"the page needs {missing.name}: pip install 'clearhead[web]'") from None
     from clearhead.web import Limits, make_app
     from clearhead.web.middleware import check_token, is_loopback
+    from clearhead.web.model_registry import list_zoo_model_names
 
-    token = _token(token_file)
+    token = _read_token(token_file)
     check_token(host, token)
     limits = Limits(waiting=waiting, seconds=seconds)
-    with _listening(host, port) as listener:  # before models are opened, which may take a while
-        app = make_app(model or None, limits=limits, token=token, hosts=allow_host or (), follow=_opening)
-        taken = listener.getsockname()[1]
-        shown = f"[{host}]" if ":" in host else host
-        address = f"http://{'localhost' if is_loopback(host) else shown}:{taken}/"
-        # The token itself is not printed: what is printed may be kept.
+    with _open_listener(host, port) as listener:  # before models are loaded, which can take a while
+        explainers = _load_explainers(model or list_zoo_model_names(), device_options)
+        app = make_app(explainers, limits=limits, token=token, allowed_hosts=allow_host or ())
+        bound_port = listener.getsockname()[1]
+        shown_host = f"[{host}]" if ":" in host else host
+        if is_loopback(host):
+            shown_host = "localhost"
+        address = f"http://{shown_host}:{bound_port}/"
+        # The token itself is not printed, since output may be logged.
         print(f"clearhead is at {address}{'#token=…' if token else ''}  (Ctrl-C ends it)", file=sys.stderr, flush=True)
         if open_browser:
             import webbrowser
 
-            webbrowser.open(address)  # without the token: a browser's command line can be read by others
+            webbrowser.open(address)  # without the token: other users can read the browser's command line
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -90,31 +106,51 @@ def serve(
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def _opening(names: Sequence[str]) -> Iterable[str]:
+def _load_explainers(names: Sequence[str], device_options: opt.CliDeviceOptions) -> "dict[str, Explainer]":
+    """Load the models by name, one after another: transformers changes global defaults while it loads a model."""
+    import clearhead
+
+    explainers = {}
+    for name in _track_loading(names):
+        disable_bars_for_local_model(name)
+        explainers[name] = clearhead.load(name, **device_options.with_model(name).build_load_kwargs())
+    if explainers:
+        name, explainer = next(iter(explainers.items()))
+        report_device_and_dtype(explainer, name, device_options)
+    return explainers
+
+
+def _track_loading(names: Sequence[str]) -> Iterable[str]:
     from rich.progress import track
 
     return track(
-        names, description="opening models", console=put.console(stderr=True), transient=True, disable=not put.talks()
+        names,
+        description="loading models",
+        console=put.make_console(stderr=True),
+        transient=True,
+        disable=not put.is_interactive(),
     )
 
 
-def _token(file: Path | None) -> str | None:
-    """A token is read from a file or the environment: what stands on a command line is seen by others."""
+def _read_token(file: Path | None) -> str | None:
+    """Read the token from a file or the environment; other users can read command lines."""
     if file is None:
         return os.environ.get("CLEARHEAD_TOKEN") or None
     try:
-        found = file.read_text(encoding="utf-8").strip()
+        token = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as problem:
         raise InputError(f"--token-file {str(file)!r} cannot be read: {problem}") from None
-    if not found:
+    if not token:
         raise InputError(f"--token-file {str(file)!r} is empty")
-    return found
+    return token
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _open_listener(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=256)
     except OSError as problem:
-        why = problem.strerror or str(problem)
-        raise InputError(f"cannot listen at {host}:{port} ({why}): choose another --port, or 0 for any") from None
+        reason = problem.strerror or str(problem)
+        raise InputError(
+            f"cannot listen on {host}:{port} ({reason}): choose another --port, or 0 for any free port"
+        ) from None

@@ -1,6 +1,6 @@
-"""`clearhead verify`: what methods declare, and what the laws promise, measured on a model."""
+"""`clearhead verify`: test declared properties and invariants of attribution methods on a model."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -8,9 +8,9 @@ import clearhead
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
 from clearhead.cli import runtime
-from clearhead.cli.inputs import load, opened
+from clearhead.cli.inputs import load_explainer, load_model_and_inputs
 
-EXAMPLES = (
+VERIFY_EXAMPLES = (
     "clearhead verify generic",
     'clearhead verify generic,integrated-gradients --model zoo:sentiment --text "I like the movie" --text "So boring"',
     "clearhead verify all --model zoo:recall --example 3 --json",
@@ -18,33 +18,41 @@ EXAMPLES = (
 )
 
 
-@opt.in_groups
+@opt.flatten_option_groups
 def verify(
-    read: opt.Read,
-    loading: opt.Loading,
+    input_options: opt.CliInputOptions,
+    model_options: opt.CliExplainModelOptions,
     method: Annotated[
         list[str],
-        typer.Argument(metavar="METHOD", help="Methods by name, or all that apply.", show_default=False),
+        typer.Argument(
+            metavar="METHOD",
+            help="Methods by name, separated by commas or spaces, or all applicable methods.",
+            show_default=False,
+        ),
     ],
-    seed: opt.Seed = 0,
-    as_json: opt.Json = False,
+    seed: opt.SeedOption = 0,
+    as_json: opt.JsonOption = False,
 ) -> None:
-    """Measure what a method declares and what is promised of every method, on inputs of this model.
+    """Test the declared properties of methods, and the invariants of every method, on a model.
 
-    Each line says what was measured, what is allowed, and whether it holds; what cannot be asked here says why. Without
-    inputs a small one is taken. The exit code is 3 if something does not hold.
+    Each line shows the measured value, the bound, and whether the property holds; a property that cannot be tested on
+    this model is listed with the reason. Without an input, a small example is used. The exit code is 3 if a property
+    does not hold.
     """
-    chosen = "all" if [word.strip() for word in method] == ["all"] else opt.methods(method, [])
-    if read.named or read.example is not None:
-        ex, raws = opened(loading, [], read)
+    chosen_methods: Any = "all"
+    if [name.strip() for name in method] != ["all"]:
+        chosen_methods = opt.parse_method_options(method, [])
+    if input_options.values_by_stream or input_options.example is not None:
+        explainer, raw_inputs = load_model_and_inputs(model_options, [], input_options)
     else:
-        ex, raws = load(loading), {}
-    found = clearhead.verify(chosen, ex, **raws, seed=seed, progress=put.talks())
+        explainer = load_explainer(model_options)
+        raw_inputs = {}
+    result = clearhead.verify(chosen_methods, explainer, **raw_inputs, seed=seed, progress=put.is_interactive())
     if as_json:
-        put.print_json(found.to_dict())
+        put.print_json(result.to_dict())
     else:
-        put.console().print(found)
-    if not found.ok:
-        broken = "; ".join(f"{row.method}: {row.what}" for row in found.failed)
-        runtime.say(f"does not hold: {broken}", runtime.ROWS_FAILED)
-        raise typer.Exit(runtime.ROWS_FAILED)
+        put.make_console().print(result)
+    if not result.ok:
+        failures = "; ".join(f"{row.method}: {row.what}" for row in result.failed)
+        runtime.print_error(f"does not hold: {failures}", runtime.EXIT_ROWS_FAILED)
+        raise typer.Exit(runtime.EXIT_ROWS_FAILED)

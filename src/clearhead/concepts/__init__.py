@@ -1,4 +1,4 @@
-"""Directions in hidden space: what lies along them, whether it drives a class, and the model without it."""
+"""Concept directions in hidden states: find them, test whether they drive a class, and remove them from the model."""
 
 from clearhead.concepts.directions import Direction, Directions
 

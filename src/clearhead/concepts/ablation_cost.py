@@ -1,101 +1,159 @@
-"""What a model loses on its own task when directions are removed from its layers: the same inputs, before and after."""
+"""Task cost of removing directions: loss and accuracy on the same inputs, before and after the removal."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
-from clearhead.adapters.base import How
-from clearhead.adapters.masked_lm import MaskedLanguageModel
-from clearhead.capture.session import at_rest
-from clearhead.concepts.directions import Direction
-from clearhead.concepts.hidden_states import check_several
-from clearhead.concepts.removal import Map, removed
-from clearhead.engine.batching import followed
+from clearhead.adapters.base import InputOptions
+from clearhead.adapters.masked_lm import MaskedLMAdapter
+from clearhead.capture.session import frozen_eval_mode
+from clearhead.concepts.directions import Direction, LayerIndex
+from clearhead.concepts.hidden_states import check_is_list
+from clearhead.concepts.removal import ProjectionMatrix, ablated_directions
+from clearhead.engine.batching import with_progress
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
-from clearhead.stats import Interval, interval
+from clearhead.stats import ConfidenceInterval, bootstrap_interval
 
-#: What is removed at which layer.
-Maps = Mapping[int, Direction | Map]
-Values = Float[np.ndarray, "input"]
+#: The direction or projection that is removed at each layer.
+ProjectionsByLayer = Mapping[LayerIndex, Direction | ProjectionMatrix]
+InputValues = Float[np.ndarray, "input"]
 
 
-def cost_at_masks(
-    ex: Explainer,
+def compute_masked_lm_cost(
+    explainer: Explainer,
     texts: Sequence[str],
-    without: Maps,
-    share: float = 0.15,
+    projections: ProjectionsByLayer,
+    mask_fraction: float = 0.15,
     seed: int = 0,
     progress: Any = False,
-) -> dict[str, Interval]:
-    """Of a masked language model: the loss at masked tokens (always the same ones), before, after, and what it grew."""
-    if not isinstance(ex.subject, MaskedLanguageModel):
-        raise InputError(f"{ex.subject.name} guesses no masked words: its task needs labels, cost_with_labels(…)")
-    check_several(texts)
-    given = [text for text in texts if text.strip()]
-    if not given:
+) -> dict[str, ConfidenceInterval]:
+    """Measure how much the loss of a masked language model grows when directions are removed.
+
+    The same tokens are masked before and after the removal.
+
+    Args:
+        explainer: Explainer of a masked language model.
+        texts: Texts to measure on; empty ones are skipped.
+        projections: Direction or projection matrix to remove, by layer.
+        mask_fraction: Fraction of the tokens of a text that are masked (at least one).
+        seed: Seed of the choice of tokens.
+        progress: True for a progress bar, or a function that wraps a list.
+
+    Returns:
+        Intervals over texts of "loss before", "loss after" and "loss difference".
+
+    Raises:
+        InputError: The model is not a masked language model, or there is no text.
+    """
+    if not isinstance(explainer.adapter, MaskedLMAdapter):
+        raise InputError(
+            f"{explainer.adapter.name} is not a masked language model: use compute_classification_cost(…), "
+            "which needs labels"
+        )
+    check_is_list(texts)
+    nonempty_texts = [text for text in texts if text.strip()]
+    if not nonempty_texts:
         raise InputError("there is no text to measure the cost on")
 
-    def losses(text: str) -> list[float]:
-        return [_loss_at_masks(ex, text, share, seed)]
+    def compute_losses(text: str) -> list[float]:
+        return [_compute_masked_loss(explainer, text, mask_fraction, seed)]
 
-    before, after = _both(ex, given, without, losses, progress)
-    return _compared({"loss": (before[:, 0], after[:, 0])})
+    before_values, after_values = _measure_before_and_after(
+        explainer, nonempty_texts, projections, compute_losses, progress
+    )
+    return _summarise_change({"loss": (before_values[:, 0], after_values[:, 0])})
 
 
-def cost_with_labels(
-    ex: Explainer, inputs: Sequence[Any], labels: Sequence[str | int], without: Maps, progress: Any = False
-) -> dict[str, Interval]:
-    """Of a classifier: accuracy and cross-entropy on labelled inputs, before, after, and the difference."""
-    check_several(inputs)
+def compute_classification_cost(
+    explainer: Explainer,
+    inputs: Sequence[Any],
+    labels: Sequence[str | int],
+    projections: ProjectionsByLayer,
+    progress: Any = False,
+) -> dict[str, ConfidenceInterval]:
+    """Measure how accuracy and cross-entropy of a classifier change when directions are removed.
+
+    Args:
+        explainer: Explainer of a classifier.
+        inputs: Inputs to measure on.
+        labels: One label (name or index) for each input.
+        projections: Direction or projection matrix to remove, by layer.
+        progress: True for a progress bar, or a function that wraps a list.
+
+    Returns:
+        Intervals over inputs of accuracy and loss, each "before", "after" and "difference".
+
+    Raises:
+        InputError: The numbers of inputs and labels differ, or the model has no classes.
+    """
+    check_is_list(inputs)
     if len(inputs) != len(labels) or not inputs:
-        raise InputError(f"each input has one label, but there are {len(inputs)} inputs and {len(labels)} labels")
-    pairs = [(raw, ex.subject.label_index(label)) for raw, label in zip(inputs, labels, strict=True)]
+        raise InputError(f"each input needs one label, but there are {len(inputs)} inputs and {len(labels)} labels")
+    pairs = [(raw, explainer.adapter.label_index(label)) for raw, label in zip(inputs, labels, strict=True)]
 
-    def measured(pair: tuple[Any, int]) -> list[float]:
+    def compute_accuracy_and_loss(pair: tuple[Any, int]) -> list[float]:
         raw, label = pair
-        (sample,) = ex.subject.samples(raw, How())
-        logits = ex.subject.model(**ex.subject.collate([sample])).logits[0].double()
+        (sample,) = explainer.adapter.make_samples(raw, InputOptions())
+        logits = explainer.adapter.model(**explainer.adapter.collate([sample])).logits[0].double()
         if logits.dim() != 1 or len(logits) < 2:
-            raise InputError(f"{ex.subject.name} has no classes to be right about")
-        right = float(int(logits.argmax()) == label)
-        return [right, float(-logits.log_softmax(-1)[label])]
+            raise InputError(f"{explainer.adapter.name} has no classes to measure the accuracy of")
+        is_correct = float(int(logits.argmax()) == label)
+        return [is_correct, float(-logits.log_softmax(-1)[label])]
 
-    before, after = _both(ex, pairs, without, measured, progress)
-    return _compared({name: (before[:, i], after[:, i]) for i, name in enumerate(("accuracy", "loss"))})
+    before_values, after_values = _measure_before_and_after(
+        explainer, pairs, projections, compute_accuracy_and_loss, progress
+    )
+    return _summarise_change(
+        {name: (before_values[:, i], after_values[:, i]) for i, name in enumerate(("accuracy", "loss"))}
+    )
 
 
 @torch.no_grad()
-def _both(ex: Explainer, inputs: Sequence[Any], without: Maps, measured: Any, progress: Any) -> list[Any]:
-    found = []
-    for maps in (None, without):
-        with at_rest(ex.subject.model), nullcontext() if maps is None else removed(ex, maps):
-            found.append(np.array([measured(raw) for raw in followed(list(inputs), progress)]))
-    return found
+def _measure_before_and_after(
+    explainer: Explainer,
+    inputs: Sequence[Any],
+    projections: ProjectionsByLayer,
+    measure: Callable[[Any], list[float]],
+    progress: Any,
+) -> list[Any]:
+    """The measures of every input (input × measure), without and with the removal."""
+    with frozen_eval_mode(explainer.adapter.model):
+        before_values = _measure_inputs(inputs, measure, progress)
+    with frozen_eval_mode(explainer.adapter.model), ablated_directions(explainer, projections):
+        after_values = _measure_inputs(inputs, measure, progress)
+    return [before_values, after_values]
 
 
-def _compared(values: Mapping[str, tuple[Values, Values]]) -> dict[str, Interval]:
-    found = {}
-    for name, (before, after) in values.items():
-        for when, own in (("before", before), ("after", after), ("difference", after - before)):
-            found[f"{name} {when}"] = interval(own)
-    return found
+def _measure_inputs(inputs: Sequence[Any], measure: Callable[[Any], list[float]], progress: Any) -> np.ndarray:
+    return np.array([measure(raw) for raw in with_progress(list(inputs), progress)])
 
 
-def _loss_at_masks(ex: Explainer, text: str, share: float, seed: int) -> float:
-    subject = ex.subject
-    assert isinstance(subject, MaskedLanguageModel) and subject.mask is not None
-    tokens = subject.words.read((text,), How())
-    ids = tokens.inputs["input_ids"]
-    inside = np.array([i for i, special in enumerate(tokens.units.special) if not special])
+def _summarise_change(values: Mapping[str, tuple[InputValues, InputValues]]) -> dict[str, ConfidenceInterval]:
+    intervals = {}
+    for name, (before_values, after_values) in values.items():
+        intervals[f"{name} before"] = bootstrap_interval(before_values)
+        intervals[f"{name} after"] = bootstrap_interval(after_values)
+        intervals[f"{name} difference"] = bootstrap_interval(after_values - before_values)
+    return intervals
+
+
+def _compute_masked_loss(explainer: Explainer, text: str, mask_fraction: float, seed: int) -> float:
+    """Mean cross-entropy at randomly masked tokens; the choice depends only on the seed and the text's length."""
+    adapter = explainer.adapter
+    assert isinstance(adapter, MaskedLMAdapter) and adapter.mask_token_id is not None
+    tokens = adapter.tokenizer_wrapper.encode_texts((text,), InputOptions())
+    token_ids = tokens.inputs["input_ids"]
+    maskable = np.array([i for i, special in enumerate(tokens.units.special) if not special])
     rng = np.random.default_rng([seed, len(text)])
-    chosen = rng.permutation(inside)[: max(1, round(share * len(inside)))]
-    given = {name: part[None].to(subject.device) for name, part in tokens.inputs.items() if subject.accepts(name)}
-    given["input_ids"] = given["input_ids"].clone()
-    given["input_ids"][0, chosen] = subject.mask
-    logits = subject.model(**given).logits[0, chosen].double()
-    return float(torch.nn.functional.cross_entropy(logits, ids[chosen].to(logits.device)))
+    masked = rng.permutation(maskable)[: max(1, round(mask_fraction * len(maskable)))]
+    model_inputs = {
+        name: tensor[None].to(adapter.device) for name, tensor in tokens.inputs.items() if adapter.forward_accepts(name)
+    }
+    model_inputs["input_ids"] = model_inputs["input_ids"].clone()
+    model_inputs["input_ids"][0, masked] = adapter.mask_token_id
+    logits = adapter.model(**model_inputs).logits[0, masked].double()
+    return float(torch.nn.functional.cross_entropy(logits, token_ids[masked].to(logits.device)))

@@ -1,15 +1,15 @@
 """The steps of TCAV, one by one: activations → concept vector → gradients → sensitivities → score.
 
     v = the unit normal of a linear classifier of concept against counter-examples, S(x) = ∇y(x)·v,
-    TCAV = the share of the class's inputs with S > 0 (those with S = 0 count half)
+    TCAV = the fraction of the class's inputs with S > 0 (those with S = 0 count half)
 
 Kim et al. 2018, "Interpretability Beyond Feature Attribution: Quantitative Testing with Concept Activation Vectors".
 
-How the vectors of an input's units become one activation (`pool`), and what moving it along v means for the units:
-    class   the rows that the model's answer is read from; only these are moved
+`pool` sets how the unit vectors of an input become an activation, and which units are moved along v:
+    class   the read-out rows of the model; only these are moved
     mean    the mean of the units that are not special; all of them are moved, S = Σ_t g_t·v
     token   every unit that is not special is an activation of its own; all of them are moved
-    flat    all units end to end; for inputs of one length, as pictures of one size are
+    flat    all units concatenated; for inputs of one length, such as images of one size
 """
 
 from collections.abc import Sequence
@@ -22,260 +22,407 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.adapters.base import Sample
-from clearhead.concepts.densray import placed
-from clearhead.concepts.directions import Direction, HeldOut
-from clearhead.concepts.hidden_states import Found, Progress, states_of
-from clearhead.errors import InputError, unknown
+from clearhead.concepts.densray import build_direction
+from clearhead.concepts.directions import Direction, HeldOutMetrics, LayerIndex
+from clearhead.concepts.hidden_states import LayerStates, Progress, compute_layer_states
+from clearhead.errors import InputError, unknown_value_error
 from clearhead.explainer import Explainer
 from clearhead.targets import Target, TargetLike, make_target
 
-POOLS = ("class", "mean", "token", "flat")
+POOLING_MODES = ("class", "mean", "token", "flat")
 CLASSIFIERS = ("logistic", "sgd", "mean-difference", "ridge")
-#: Held-out accuracy below which a concept vector is refused: it would name a direction that is not the concept's.
-THRESHOLD = 0.6
+#: Held-out accuracy below which a concept vector is rejected: its direction would not be that of the concept.
+MIN_HELD_OUT_ACCURACY = 0.6
 
-Activations = Float[Tensor, "example feature"]
-#: For each input, one vector for each unit.
-Gradients = Sequence[Float[Tensor, "unit model"]]
+ActivationMatrix = Float[Tensor, "example feature"]
+#: For each input, one gradient vector for each unit.
+InputGradients = Sequence[Float[Tensor, "unit model"]]
 
 
 @dataclass
-class Examples:
-    """The activations of a set of inputs at one layer. A unit's activations keep its input together (`owners`)."""
+class ConceptActivations:
+    """The activations of a set of inputs at one layer.
 
-    activations: Activations
-    owners: list[int]
+    Attributes:
+        activations: One row for each activation.
+        input_indices: The index of the input that each row belongs to; with pool="token", an input has several rows.
+    """
+
+    activations: ActivationMatrix
+    input_indices: list[int]
 
     @property
-    def count(self) -> int:
-        return len(set(self.owners))
+    def num_inputs(self) -> int:
+        """Number of different inputs."""
+        return len(set(self.input_indices))
 
-    def some(self, inputs: Sequence[int]) -> "Examples":
-        """Those of these inputs alone."""
-        at: dict[int, list[int]] = {}
-        for row, owner in enumerate(self.owners):
-            at.setdefault(owner, []).append(row)
-        rows = [row for one in inputs for row in at[one]]
-        return Examples(self.activations[rows], [self.owners[row] for row in rows])
+    def select_inputs(self, inputs: Sequence[int]) -> "ConceptActivations":
+        """Return the activations of these inputs only, in this order."""
+        rows_by_input: dict[int, list[int]] = {}
+        for row, input_index in enumerate(self.input_indices):
+            rows_by_input.setdefault(input_index, []).append(row)
+        rows = [row for input_index in inputs for row in rows_by_input[input_index]]
+        return ConceptActivations(self.activations[rows], [self.input_indices[row] for row in rows])
 
 
-def activations(
-    ex: Explainer,
+def compute_activations(
+    explainer: Explainer,
     inputs: Sequence[Any],
-    layers: Sequence[int],
+    layers: Sequence[LayerIndex],
     pool: str = "class",
     *,
     stream: str | None = None,
     batch_size: int = 16,
     progress: Progress = False,
-) -> dict[int, Examples]:
-    """What the inputs look like at each layer (k of h^k)."""
+) -> dict[LayerIndex, ConceptActivations]:
+    """Compute the pooled hidden states of inputs at chosen layers.
+
+    Args:
+        explainer: Explainer of the model.
+        inputs: The inputs, as `Explainer.explain` takes them.
+        layers: Layers whose output is read, from 0, negative from the end; "embeddings" is the output of the embedding
+            layer.
+        pool: How the unit vectors of an input become an activation: "class", "mean", "token" or "flat".
+        stream: Stream whose layers are read; default: the adapter's main stream.
+        batch_size: Number of inputs in a pass.
+        progress: True for a progress bar, or a function that wraps a list.
+
+    Returns:
+        The activations by layer.
+
+    Raises:
+        InputError: An unknown pool, a layer that does not exist, or inputs that the pool does not fit.
+    """
     _check_pool(pool)
-    found = states_of(ex, inputs, layers, stream=stream, batch_size=batch_size, progress=progress)
-    return {layer: _pooled(ex, found, layer, pool, stream or ex.subject.stream) for layer in found[0].states}
+    layer_states = compute_layer_states(
+        explainer, inputs, layers, stream=stream, batch_size=batch_size, progress=progress
+    )
+    return {
+        layer: _pool_states(explainer, layer_states, layer, pool, stream or explainer.adapter.stream)
+        for layer in layer_states[0].states
+    }
 
 
-def _pooled(ex: Explainer, found: Sequence[Found], layer: int, pool: str, stream: str) -> Examples:
-    owners: list[int] = []
-    parts: list[Tensor] = []
-    for owner, one in enumerate(found):
-        states = one.states[layer].double()
+def _pool_states(
+    explainer: Explainer, layer_states: Sequence[LayerStates], layer: LayerIndex, pool: str, stream: str
+) -> ConceptActivations:
+    input_indices: list[int] = []
+    pooled: list[Tensor] = []
+    for input_index, input_states in enumerate(layer_states):
+        states = input_states.states[layer].double()
         if pool == "flat":
-            part = states.reshape(1, -1)
+            activations = states.reshape(1, -1)
         else:
-            weights = _weights(ex, one.sample, make_target(None), pool, stream).to(states)
-            part = states[weights > 0] if pool == "token" else (weights @ states)[None]
-        parts.append(part)
-        owners += [owner] * len(part)
-    if len({part.shape[1] for part in parts}) > 1:
+            weights = _compute_pooling_weights(explainer, input_states.sample, make_target(None), pool, stream)
+            weights = weights.to(states)
+            activations = states[weights > 0] if pool == "token" else (weights @ states)[None]
+        pooled.append(activations)
+        input_indices += [input_index] * len(activations)
+    if len({activations.shape[1] for activations in pooled}) > 1:
         raise InputError("pool='flat' needs inputs of one length: choose pool='mean', 'class' or 'token'")
-    return Examples(torch.cat(parts), owners)
+    return ConceptActivations(torch.cat(pooled), input_indices)
 
 
-def _weights(ex: Explainer, sample: Sample, target: Target, pool: str, stream: str) -> Float[Tensor, "unit"]:
-    """How much each unit counts in an activation; those that count at all are moved together."""
+def _compute_pooling_weights(
+    explainer: Explainer, sample: Sample, target: Target, pool: str, stream: str
+) -> Float[Tensor, "unit"]:
+    """The weight of each unit in an activation; units with a positive weight are moved together."""
     axis = sample.axes[stream]
     weights = torch.zeros(len(axis), dtype=torch.float64)
     if pool == "class":
-        unread = ex.subject.masked and not sample.masks  # a text without a mask, of a model that is read at masks
-        rows = None if unread else ex.subject.readouts(sample, target).get(stream)
+        # a masked language model has its read-out rows at the masks, and this text has none
+        lacks_mask = explainer.adapter.masked and not sample.mask_positions
+        readouts = {} if lacks_mask else explainer.adapter.find_readouts(sample, target)
+        rows = readouts.get(stream)
         if not rows:
-            raise InputError(f"no row of {ex.subject.name} is read here: choose pool='mean', 'token' or 'flat'")
+            raise InputError(
+                f"{explainer.adapter.name} has no read-out row here: choose pool='mean', 'token' or 'flat'"
+            )
         weights[list(rows)] = torch.tensor(list(rows.values()), dtype=torch.float64)
         return weights
-    inside = [i for i, special in enumerate(axis.special) if not special]
-    weights[inside] = 1 / len(inside)
+    non_special = [i for i, special in enumerate(axis.special) if not special]
+    weights[non_special] = 1 / len(non_special)
     return weights
 
 
-def gradients(
-    ex: Explainer,
+def compute_target_gradients(
+    explainer: Explainer,
     inputs: Sequence[Any],
-    layers: Sequence[int],
+    layers: Sequence[LayerIndex],
     pool: str = "class",
     target: TargetLike = None,
     *,
     scale: str | None = None,
     stream: str | None = None,
     batch_size: int = 16,
-) -> dict[int, Gradients]:
-    """∂y/∂h of every unit that is moved; 0 at the others."""
+) -> dict[LayerIndex, InputGradients]:
+    """Compute ∂y/∂h of every unit that the pool moves; the gradients of other units are 0.
+
+    Args:
+        explainer: Explainer of the model.
+        inputs: The inputs, as `Explainer.explain` takes them.
+        layers: Layers whose output is read, from 0, negative from the end; "embeddings" is the output of the embedding
+            layer.
+        pool: Which units are moved: "class", "mean", "token" or "flat".
+        target: The target y, as in `Explainer.explain`; default: the predicted class.
+        scale: Scale of the target, such as "logit" or "log-odds".
+        stream: Stream whose layers are read; default: the adapter's main stream.
+        batch_size: Number of inputs in a pass.
+
+    Returns:
+        The gradients by layer, one matrix (unit × model) for each input.
+
+    Raises:
+        InputError: An unknown pool, or a layer that does not exist.
+    """
     _check_pool(pool)
-    how: Any = {"target": target, "scale": scale, "gradient": True, "stream": stream, "batch_size": batch_size}
-    found = states_of(ex, inputs, layers, **how)
-    return moved_gradients(ex, found, pool, target, stream)
+    layer_states = compute_layer_states(
+        explainer,
+        inputs,
+        layers,
+        target=target,
+        scale=scale,
+        with_gradients=True,
+        stream=stream,
+        batch_size=batch_size,
+    )
+    return compute_masked_gradients(explainer, layer_states, pool, target, stream)
 
 
-def moved_gradients(
-    ex: Explainer, found: Sequence[Found], pool: str, target: TargetLike = None, stream: str | None = None
-) -> dict[int, Gradients]:
-    """The same from states that are there already."""
+def compute_masked_gradients(
+    explainer: Explainer,
+    layer_states: Sequence[LayerStates],
+    pool: str,
+    target: TargetLike = None,
+    stream: str | None = None,
+) -> dict[LayerIndex, InputGradients]:
+    """Select the gradients of the units that the pool moves, from states that were computed with gradients.
+
+    Args:
+        explainer: Explainer of the model.
+        layer_states: Result of `compute_layer_states(…, with_gradients=True)`.
+        pool: Which units are moved: "class", "mean", "token" or "flat".
+        target: The target that the gradients belong to.
+        stream: Stream whose layers were read; default: the adapter's main stream.
+
+    Returns:
+        The gradients by layer, one matrix (unit × model) for each input; 0 for units that are not moved.
+    """
     _check_pool(pool)
-    moved = [torch.ones(len(one.sample.axes[stream or ex.subject.stream])).double() for one in found]
-    if pool != "flat":
-        wanted, own = make_target(target, ex.subject.scales[0]), stream or ex.subject.stream
-        moved = [(_weights(ex, one.sample, wanted, pool, own) > 0).double() for one in found]
+    stream = stream or explainer.adapter.stream
+    if pool == "flat":
+        moved_masks = [torch.ones(len(states.sample.axes[stream])).double() for states in layer_states]
+    else:
+        resolved_target = make_target(target, explainer.adapter.target_scales[0])
+        moved_masks = [
+            (_compute_pooling_weights(explainer, states.sample, resolved_target, pool, stream) > 0).double()
+            for states in layer_states
+        ]
     return {
         layer: [
-            one.gradients[layer].double() * w[:, None].to(one.gradients[layer].device)
-            for one, w in zip(found, moved, strict=True)
+            states.gradients[layer].double() * mask[:, None].to(states.gradients[layer].device)
+            for states, mask in zip(layer_states, moved_masks, strict=True)
         ]
-        for layer in found[0].gradients
+        for layer in layer_states[0].gradients
     }
 
 
-def concept_vector(
-    concept: Examples,
-    counter: Examples,
+def fit_concept_vector(
+    concept: ConceptActivations,
+    counterexamples: ConceptActivations,
     classifier: str = "logistic",
     *,
-    threshold: float | None = THRESHOLD,
-    share: float = 0.33,
+    threshold: float | None = MIN_HELD_OUT_ACCURACY,
+    held_out_fraction: float = 0.33,
     seed: int = 0,
     names: tuple[str, str] = ("concept", "counter-examples"),
 ) -> Direction:
-    """The unit normal of a linear classifier, pointing to the concept, with its accuracy on inputs held out.
+    """Fit a concept activation vector: the unit normal of a linear classifier, pointing to the concept.
 
-    Sets are cut to the size of the smaller one. Below the threshold of accuracy the vector is refused (None: never).
+    Both sets are cut to the size of the smaller one. The vector is fitted on all inputs; its held-out metrics come from
+    a second classifier that is fitted without a fraction of the inputs and tested on them.
+
+    Args:
+        concept: Activations of inputs that show the concept.
+        counterexamples: Activations of inputs that do not.
+        classifier: "logistic", "sgd", "mean-difference" or "ridge".
+        threshold: Held-out accuracy below which the vector is rejected; None accepts every vector.
+        held_out_fraction: Fraction of the inputs that are held out.
+        seed: Seed of the split and of the classifier.
+        names: Names of the two sets, for messages and for the direction.
+
+    Returns:
+        The concept vector as a Direction with its held-out metrics.
+
+    Raises:
+        InputError: A set has fewer than 3 inputs, the widths differ, or the accuracy is below the threshold.
     """
     if classifier not in CLASSIFIERS:
-        raise unknown("classifier", classifier, CLASSIFIERS)
-    for one, name in zip((concept, counter), names, strict=True):
-        if one.count < 3:
-            raise InputError(f"{name} has {one.count} inputs: a concept vector needs at least 3, one to be held out")
-    if concept.activations.shape[1] != counter.activations.shape[1]:
-        widths = concept.activations.shape[1], counter.activations.shape[1]
+        raise unknown_value_error("classifier", classifier, CLASSIFIERS)
+    for activation_set, name in zip((concept, counterexamples), names, strict=True):
+        if activation_set.num_inputs < 3:
+            raise InputError(
+                f"{name} has {activation_set.num_inputs} inputs: a concept vector needs at least 3, one to be held out"
+            )
+    if concept.activations.shape[1] != counterexamples.activations.shape[1]:
+        widths = concept.activations.shape[1], counterexamples.activations.shape[1]
         raise InputError(f"{names[0]} and {names[1]} have activations of different widths: {widths[0]} and {widths[1]}")
-    sets, _ = _in_order(concept, counter)
-    train, test = zip(*(_split(one, share, seed) for one in sets), strict=True)
-    tried = _fitted(train[0].activations, train[1].activations, classifier, seed)
-    tested = _tested(tried, test[0].activations, test[1].activations)
-    v = normal(concept, counter, classifier, seed)
-    assert tested.accuracy is not None
-    if threshold is not None and tested.accuracy < threshold:
+    ordered_sets, _ = _order_sets(concept, counterexamples)
+    splits = [_split_train_test(activation_set, held_out_fraction, seed) for activation_set in ordered_sets]
+    train_sets, test_sets = zip(*splits, strict=True)
+    trial = _fit_classifier(train_sets[0].activations, train_sets[1].activations, classifier, seed)
+    metrics = _compute_held_out_metrics(trial, test_sets[0].activations, test_sets[1].activations)
+    v = fit_unit_normal(concept, counterexamples, classifier, seed)
+    assert metrics.accuracy is not None
+    if threshold is not None and metrics.accuracy < threshold:
         raise InputError(
-            f"{names[0]} cannot be told from {names[1]}: accuracy {tested.accuracy:.2f} on {tested.count} held-out "
-            f"activations, less than {threshold}: choose another layer or pool, give more examples, or threshold=None"
+            f"{names[0]} cannot be distinguished from {names[1]}: accuracy {metrics.accuracy:.2f} on {metrics.count} "
+            f"held-out activations, less than {threshold}: choose another layer or pool, give more examples, or "
+            "threshold=None"
         )
-    about = {"method": "tcav", "classifier": classifier, "seed": seed}
-    made = placed(v[None], v.new_zeros(1), concept.activations, counter.activations, names, about)
-    # a classifier's normal may point away from the difference of the means: it says what the concept's side is
-    flipped = -1.0 if float(made.q[0] @ v) < 0 else 1.0
-    return replace(made, q=made.q * flipped, centre=made.centre * flipped, tested=tested)
+    metadata = {"method": "tcav", "classifier": classifier, "seed": seed}
+    direction = build_direction(
+        v[None], v.new_zeros(1), concept.activations, counterexamples.activations, names, metadata
+    )
+    # build_direction orients by the difference of the means; the normal may point away from it, and it decides the side
+    sign = -1.0 if float(direction.q[0] @ v) < 0 else 1.0
+    return replace(direction, q=direction.q * sign, centre=direction.centre * sign, held_out_metrics=metrics)
 
 
-def normal(concept: Examples, counter: Examples, classifier: str, seed: int = 0) -> Float[Tensor, "feature"]:
-    """The unit normal of the classifier, pointing to the concept."""
-    sets, sign = _in_order(concept, counter)
-    return sign * _fitted(sets[0].activations, sets[1].activations, classifier, seed)[0]
+def fit_unit_normal(
+    concept: ConceptActivations, counterexamples: ConceptActivations, classifier: str, seed: int = 0
+) -> Float[Tensor, "feature"]:
+    """Fit a linear classifier and return its unit normal, pointing to the concept."""
+    ordered_sets, sign = _order_sets(concept, counterexamples)
+    return sign * _fit_classifier(ordered_sets[0].activations, ordered_sets[1].activations, classifier, seed)[0]
 
 
-def _in_order(concept: Examples, counter: Examples) -> tuple[list[Examples], int]:
-    """Both sets, of one size, in an order that does not depend on which of them is called the concept (−1: swapped).
+def _order_sets(concept: ConceptActivations, counter: ConceptActivations) -> tuple[list[ConceptActivations], int]:
+    """Both sets at one size, in an order that does not depend on which is called the concept (sign −1: swapped).
 
-    So TCAV(A, B) = 1 − TCAV(B, A), whatever the classifier.
+    This makes TCAV(A, B) = 1 − TCAV(B, A) exact for every classifier.
     """
-    size = min(concept.count, counter.count)
-    sets = [one if one.count == size else _cut(one, size) for one in (concept, counter)]
-    first, second = (one.activations.cpu().numpy().tobytes() for one in sets)
-    return (sets[::-1], -1) if first > second else (sets, 1)
+    size = min(concept.num_inputs, counter.num_inputs)
+    sets = [_truncate_to_size(activation_set, size) for activation_set in (concept, counter)]
+    first_key, second_key = (activation_set.activations.cpu().numpy().tobytes() for activation_set in sets)
+    if first_key > second_key:
+        return sets[::-1], -1
+    return sets, 1
 
 
-def _cut(one: Examples, size: int) -> Examples:
-    return one.some(list(dict.fromkeys(one.owners))[:size])
+def _truncate_to_size(activation_set: ConceptActivations, size: int) -> ConceptActivations:
+    if activation_set.num_inputs == size:
+        return activation_set
+    return activation_set.select_inputs(list(dict.fromkeys(activation_set.input_indices))[:size])
 
 
-def _split(one: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
-    """Whole inputs are held out, the same places in every set of one size."""
-    owners = np.array(list(dict.fromkeys(one.owners)))
-    order = np.random.default_rng(seed).permutation(len(owners))
-    out = max(1, round(share * len(owners)))
-    return one.some(owners[order[out:]].tolist()), one.some(owners[order[:out]].tolist())
+def _split_train_test(
+    activation_set: ConceptActivations, held_out_fraction: float, seed: int
+) -> tuple[ConceptActivations, ConceptActivations]:
+    """Hold out whole inputs: the same positions in every set of one size."""
+    inputs = np.array(list(dict.fromkeys(activation_set.input_indices)))
+    order = np.random.default_rng(seed).permutation(len(inputs))
+    num_held_out = max(1, round(held_out_fraction * len(inputs)))
+    train_inputs = inputs[order[num_held_out:]].tolist()
+    test_inputs = inputs[order[:num_held_out]].tolist()
+    return activation_set.select_inputs(train_inputs), activation_set.select_inputs(test_inputs)
 
 
-def _fitted(
-    first: Activations, second: Activations, classifier: str, seed: int
+def _fit_classifier(
+    first: ActivationMatrix, second: ActivationMatrix, classifier: str, seed: int
 ) -> "tuple[Float[Tensor, 'feature'], float]":
-    """The unit normal towards the first set, and the threshold along it."""
+    """The unit normal towards the first set, and the decision threshold along it."""
     if classifier == "mean-difference":
-        apart = first.mean(0) - second.mean(0)
+        difference = first.mean(0) - second.mean(0)
         middle = (first.mean(0) + second.mean(0)) / 2
-        normal = apart / apart.norm().clamp(min=1e-300)
+        normal = difference / difference.norm().clamp(min=1e-300)
         return normal, float(middle @ normal)
     from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier
 
-    made = {
+    estimator = {
         "logistic": lambda: LogisticRegression(max_iter=1000),
         "sgd": lambda: SGDClassifier(alpha=0.01, max_iter=1000, tol=1e-3, random_state=seed),
         "ridge": lambda: RidgeClassifier(),
     }[classifier]()
     x = torch.cat([first, second]).cpu().numpy()
-    made.fit(x, np.r_[np.ones(len(first)), np.zeros(len(second))])
-    normal = torch.from_numpy(np.asarray(made.coef_, dtype=np.float64).reshape(-1)).to(first.device)
-    size = float(normal.norm()) or 1.0
-    return normal / size, -float(np.ravel(made.intercept_)[0]) / size
+    estimator.fit(x, np.r_[np.ones(len(first)), np.zeros(len(second))])
+    normal = torch.from_numpy(np.asarray(estimator.coef_, dtype=np.float64).reshape(-1)).to(first.device)
+    norm = float(normal.norm()) or 1.0
+    return normal / norm, -float(np.ravel(estimator.intercept_)[0]) / norm
 
 
-def _tested(fitted: tuple[Tensor, float], first: Activations, second: Activations) -> HeldOut:
-    v, limit = fitted
-    one, other = first @ v - limit, second @ v - limit
-    accuracy = float(((one > 0).double().mean() + (other <= 0).double().mean()) / 2)
-    spread = torch.cat([one - one.mean(), other - other.mean()]).std().clamp(min=1e-300)
-    return HeldOut(accuracy, float((one.mean() - other.mean()) / spread), len(first) + len(second))
+def _compute_held_out_metrics(
+    classifier: tuple[Tensor, float], first: ActivationMatrix, second: ActivationMatrix
+) -> HeldOutMetrics:
+    v, threshold = classifier
+    first_scores = first @ v - threshold
+    second_scores = second @ v - threshold
+    accuracy = float(((first_scores > 0).double().mean() + (second_scores <= 0).double().mean()) / 2)
+    residuals = torch.cat([first_scores - first_scores.mean(), second_scores - second_scores.mean()])
+    effect = (first_scores.mean() - second_scores.mean()) / residuals.std().clamp(min=1e-300)
+    return HeldOutMetrics(accuracy, float(effect), len(first) + len(second))
 
 
-def sensitivities(own: Gradients, vector: Direction) -> Float[Tensor, "input"]:
-    """S(x) = ∇y·v: how the target grows when the activation moves towards the concept."""
-    return together(own, vector.q.shape[1]) @ vector.q[0].to(own[0])
+def compute_sensitivities(gradients: InputGradients, vector: Direction) -> Float[Tensor, "input"]:
+    """Compute S(x) = ∇y·v: how the target grows when the activation moves towards the concept.
+
+    Args:
+        gradients: Gradients of one layer, as `compute_target_gradients` returns them.
+        vector: Concept vector of the same layer.
+
+    Returns:
+        One sensitivity for each input.
+    """
+    return pool_gradients(gradients, vector.q.shape[1]) @ vector.q[0].to(gradients[0])
 
 
-def together(own: Gradients, width: int) -> "Float[Tensor, 'input feature']":
-    """What a step along a vector of this width does to all units together: ∂y/∂activation."""
-    if all(one.shape[1] == width for one in own):
-        return torch.stack([one.sum(0) for one in own])
-    if all(one.numel() == width for one in own):
-        return torch.stack([one.flatten() for one in own])
-    raise InputError(f"the concept vector is {width} wide, but the layer's gradients are {tuple(own[0].shape)}")
+def pool_gradients(gradients: InputGradients, num_features: int) -> "Float[Tensor, 'input feature']":
+    """Compute ∂y/∂activation: the effect of moving all units together along a vector of `num_features` features.
+
+    Raises:
+        InputError: The gradients fit neither one unit nor all units of an input concatenated.
+    """
+    if all(gradient.shape[1] == num_features for gradient in gradients):
+        return torch.stack([gradient.sum(0) for gradient in gradients])
+    if all(gradient.numel() == num_features for gradient in gradients):
+        return torch.stack([gradient.flatten() for gradient in gradients])
+    raise InputError(
+        f"the concept vector has {num_features} features, but the layer's gradients have the shape "
+        f"{tuple(gradients[0].shape)}"
+    )
 
 
-def concept_map(own: Gradients, vector: Direction) -> list[Float[Tensor, "unit"]]:
-    """Where in each input the concept's sensitivity sits: g_t·v of every unit; they add up to S."""
+def compute_concept_map(gradients: InputGradients, vector: Direction) -> list[Float[Tensor, "unit"]]:
+    """Compute the sensitivity of every unit of each input, g_t·v; the values of an input add up to S.
+
+    Args:
+        gradients: Gradients of one layer, as `compute_target_gradients` returns them.
+        vector: Concept vector of the same layer.
+
+    Returns:
+        One value for each unit, by input.
+    """
     width = vector.q.shape[1]
-    together(own, width)  # for its message
-    v = [vector.q[0].to(one) for one in own]
-    pairs = zip(own, v, strict=True)
-    return [g @ q if g.shape[1] == width else (g * q.view_as(g)).sum(1) for g, q in pairs]
+    pool_gradients(gradients, width)  # raises if the widths do not fit
+    concept_maps = []
+    for gradient in gradients:
+        q = vector.q[0].to(gradient)
+        if gradient.shape[1] == width:
+            concept_maps.append(gradient @ q)
+        else:
+            concept_maps.append((gradient * q.view_as(gradient)).sum(1))
+    return concept_maps
 
 
-def tcav_score(s: Float[Tensor, "input"]) -> float:
-    """The share of inputs that the concept speaks for; where it says nothing, half.
+def compute_tcav_score(sensitivities: Float[Tensor, "input"]) -> float:
+    """Compute the TCAV score: the fraction of inputs with a positive sensitivity; zeros count half.
 
-    >>> tcav_score(torch.tensor([0.5, 0.1, -1.0, 0.0]))
+    >>> compute_tcav_score(torch.tensor([0.5, 0.1, -1.0, 0.0]))
     0.625
     """
-    return float(((s > 0).double() + (s == 0).double() / 2).mean())
+    return float(((sensitivities > 0).double() + (sensitivities == 0).double() / 2).mean())
 
 
 def _check_pool(pool: str) -> None:
-    if pool not in POOLS:
-        raise unknown("pool", pool, POOLS)
+    if pool not in POOLING_MODES:
+        raise unknown_value_error("pool", pool, POOLING_MODES)

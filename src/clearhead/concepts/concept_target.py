@@ -1,9 +1,10 @@
-"""A concept as a target: how strongly does a direction fire at layer k, at one unit, and what in the input does it?
+"""A concept as an explanation target: how strongly a direction is activated at layer k, at one unit of the input.
 
-`firing(ex, direction, layer, position)` is an explainer of the model up to that layer, whose one answer is h^k_p·q.
-Every method explains it as it explains a class; attention above the layer is left out, since nothing goes through it.
+`make_concept_explainer` returns an explainer of the model up to that layer, whose single output is h_p·q. Every
+method explains it like a class score. Attention above the layer is not captured, because no gradient passes through it.
 
->>> firing(ex, gender[6], layer=6, position="nurse").explain("The nurse is here.")        # doctest: +SKIP
+>>> concept = make_concept_explainer(ex, gender[6], layer=6, position="nurse")            # doctest: +SKIP
+>>> concept.explain("The nurse is here.")                                                 # doctest: +SKIP
 """
 
 import threading
@@ -17,178 +18,239 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import How, Sample, Subject
-from clearhead.concepts.directions import Direction, Directions
-from clearhead.concepts.hidden_states import read
-from clearhead.concepts.layer_hooks import Site, acting, layer_number, own_calls, sites, tested_of
-from clearhead.errors import ClearheadWarning, InputError, Refusal
+from clearhead.adapters.base import InputOptions, ModelAdapter, Sample
+from clearhead.concepts.directions import EMBEDDINGS, Direction, Directions, LayerIndex
+from clearhead.concepts.hidden_states import read_samples
+from clearhead.concepts.layer_hooks import (
+    HookPoint,
+    find_hook_points,
+    find_self_attention_calls,
+    get_hook_point_index,
+    get_self_test,
+    hooked_layers,
+    resolve_layer_index,
+)
+from clearhead.errors import ClearheadWarning, InputError, UnsupportedError
 from clearhead.explainer import Explainer
 from clearhead.targets import Target
 from clearhead.units import Units
 
-#: The number of a unit (negative from the end), a word of the text, or "class": where the model's own answer is read.
-Position = int | str
+#: The index of a unit (negative from the end), a word of the text, or "class" for the model's read-out rows.
+UnitPosition = int | str
 
 
-def firing(
-    ex: Explainer, direction: Direction, layer: int, position: Position = "class", name: str | None = None
+def make_concept_explainer(
+    explainer: Explainer,
+    direction: Direction,
+    layer: LayerIndex,
+    position: UnitPosition = "class",
+    name: str | None = None,
 ) -> Explainer:
-    """An explainer whose one answer is how strongly the direction fires: h^k·q, at one unit of the input.
+    """Make an explainer of a concept: its single output is the activation along a direction, h·q, at one unit.
 
-    layer: k of h^k
-    position: the number of a unit, a word, or "class" for the rows that the model's own answer is read from
+    Args:
+        explainer: Explainer of the whole model.
+        direction: Direction at this layer.
+        layer: Layer whose output is read, from 0; negative numbers count from the end.
+        position: Index of a unit, a word of the text, or "class" for the rows that the model's own output is read from.
+        name: Label of the output; default: the direction's first name and the layer.
+
+    Returns:
+        An explainer whose methods attribute the activation to the input.
+
+    Raises:
+        InputError: Not a Direction, or a layer that does not exist or has no attention below it.
+        UnsupportedError: A model with several streams.
     """
     if not isinstance(direction, Direction):
-        hint = ": give directions[k]" if isinstance(direction, Directions) else ", as densray and TCAV find it"
-        raise InputError(f"the Direction of one layer is wanted{hint}, not {type(direction).__name__}")
-    if len(ex.subject.takes) != 1 or tested_of(ex).crosses:
-        raise Refusal(f"{ex.subject.name} has several streams: a concept's firing is explained in models of one")
-    own, there = own_calls(ex), sites(ex)
-    number = layer_number(layer, len(own))
-    if not number:
-        raise InputError("layer 0 is what goes into the first layer: no attention lies below it, give at least 1")
-    called = name or f"{direction.names[0]} at layer {number}"
-    known = _Firing(ex, direction, there[number], own[:number], position, called)
-    return Explainer(_made(ex, known, (ex, direction, layer, position, name)))
+        hint = ", such as densray and TCAV return"
+        if isinstance(direction, Directions):
+            hint = ": give directions[k]"
+        raise InputError(f"the Direction of one layer is needed{hint}, not {type(direction).__name__}")
+    if len(explainer.adapter.input_names) != 1 or get_self_test(explainer).has_cross_attention:
+        raise UnsupportedError(
+            f"{explainer.adapter.name} has several streams: concepts are explained in models with one stream"
+        )
+    call_indices = find_self_attention_calls(explainer)
+    hook_points = find_hook_points(explainer)
+    layer_index = resolve_layer_index(layer, len(call_indices))
+    if layer_index == EMBEDDINGS:
+        raise InputError("no attention lies below the embeddings: give a layer index, from 0")
+    num_layers = get_hook_point_index(layer_index)
+    readout = _ConceptReadout(
+        explainer,
+        direction,
+        hook_points[num_layers],
+        call_indices[:num_layers],
+        position,
+        name or f"{direction.names[0]} at layer {layer_index}",
+    )
+    return Explainer(_make_concept_adapter(explainer, readout, (explainer, direction, layer, position, name)))
 
 
-def _again(*given: Any) -> Subject:
-    return firing(*given).subject
+def _rebuild_adapter(*factory_args: Any) -> ModelAdapter:
+    return make_concept_explainer(*factory_args).adapter
 
 
 @dataclass
-class Read(Sample):
-    """A sample that is read at certain units; by its type, none of them may be moved (`subjects/hidden_words`)."""
+class ConceptSample(Sample):
+    """A sample with its read-out positions; by its type, perturbation knows that no unit may be deleted."""
 
-    at: tuple[int, ...] = ()
+    read_positions: tuple[int, ...] = ()
 
 
-class _Firing:
-    """What is known of one concept's firing; `heard` is what the latest pass of each thread left at the layer."""
+class _ConceptReadout:
+    """Where a concept is read; `thread_states` holds the layer's states of the latest pass of each thread."""
 
     def __init__(
-        self, ex: Explainer, direction: Direction, site: Site, kept: Sequence[int], position: Position, name: str
+        self,
+        explainer: Explainer,
+        direction: Direction,
+        hook_point: HookPoint,
+        kept_indices: Sequence[int],
+        position: UnitPosition,
+        name: str,
     ) -> None:
-        self.ex, self.direction, self.site, self.position, self.name = ex, direction, site, position, name
-        self.heard = threading.local()
-        places = tested_of(ex).places
-        counted: dict[str, int] = {}
-        self.kept: set[tuple[str, int]] = set()
-        for i, place in enumerate(places):
-            nth = counted.get(place.module, 0)
-            counted[place.module] = nth + 1
-            if i in kept:
-                self.kept.add((place.module, nth))
+        self.explainer = explainer
+        self.direction = direction
+        self.hook_point = hook_point
+        self.position = position
+        self.name = name
+        self.thread_states = threading.local()
+        occurrences: dict[str, int] = {}
+        #: The attention calls below the layer, as (module, occurrence).
+        self.kept_calls: set[tuple[str, int]] = set()
+        for i, call_site in enumerate(get_self_test(explainer).call_sites):
+            occurrence = occurrences.get(call_site.module, 0)
+            occurrences[call_site.module] = occurrence + 1
+            if i in kept_indices:
+                self.kept_calls.add((call_site.module, occurrence))
 
-    def hear(self, states: Tensor) -> None:
-        self.heard.states = states
+    def store_states(self, states: Tensor) -> None:
+        self.thread_states.states = states
 
-    def placed(self, sample: Sample) -> Read:
-        return Read(**vars(sample), at=self._at(sample))
+    def locate(self, sample: Sample) -> ConceptSample:
+        return ConceptSample(**vars(sample), read_positions=self._find_positions(sample))
 
-    def _at(self, sample: Sample) -> tuple[int, ...]:
-        units, wanted, subject = sample.units, self.position, self.ex.subject
-        if wanted == "class":
-            if subject.masked and not sample.masks:
-                raise InputError("position='class' is where a mask is, and the text has none: give a word or a number")
-            return tuple(subject.readouts(sample, Target(lambda output: output))[subject.stream])
-        if isinstance(wanted, str):
-            return _word(units, wanted)
-        if not -len(units) <= wanted < len(units):
-            raise InputError(f"position={wanted}, but the input has {len(units)} units, counted from 0")
-        return (wanted % len(units),)
+    def _find_positions(self, sample: Sample) -> tuple[int, ...]:
+        units = sample.units
+        position = self.position
+        adapter = self.explainer.adapter
+        if position == "class":
+            if adapter.masked and not sample.mask_positions:
+                raise InputError(
+                    "position='class' is the position of the mask, and the text has none: give a word or a number"
+                )
+            return tuple(adapter.find_readouts(sample, Target(lambda output: output))[adapter.stream])
+        if isinstance(position, str):
+            return _find_word_units(units, position)
+        if not -len(units) <= position < len(units):
+            raise InputError(f"position={position}, but the input has {len(units)} units, counted from 0")
+        return (position % len(units),)
 
 
-def _rows(sample: Sample) -> dict[int, float]:
-    assert isinstance(sample, Read)
-    return dict.fromkeys(sample.at, 1 / len(sample.at))
+def _get_readout_weights(sample: Sample) -> dict[int, float]:
+    assert isinstance(sample, ConceptSample)
+    return dict.fromkeys(sample.read_positions, 1 / len(sample.read_positions))
 
 
-def _word(units: Units, word: str) -> tuple[int, ...]:
-    """The units of the first word of this name, all of its pieces together; of others like it, it is said."""
+def _find_word_units(units: Units, word: str) -> tuple[int, ...]:
+    """The units (subword tokens) of the first occurrence of a word; warns if there are further occurrences."""
     if units.kind != "token":
-        raise InputError(f"position={word!r} names a word, but the input has none: give the number of a unit")
-    merged, parents = units.merged("word")
-    fits = [
-        tuple(i for i, parent in enumerate(parents) if parent == place)
-        for place, own in enumerate(merged.names)
-        if own.casefold() == word.casefold() and not merged.special[place]
+        raise InputError(f"position={word!r} is a word, but the input has none: give the number of a unit")
+    merged, parents = units.merge("word")
+    matches = [
+        tuple(i for i, parent in enumerate(parents) if parent == word_index)
+        for word_index, name in enumerate(merged.names)
+        if name.casefold() == word.casefold() and not merged.special[word_index]
     ]
-    if not fits:
+    if not matches:
         words = ", ".join(merged.names)
         raise InputError(f"position={word!r}, but that word is not in the text: its words are {words}")
-    if len(fits) > 1:
-        places = ", ".join(str(own[0]) for own in fits)
+    if len(matches) > 1:
+        first_units = ", ".join(str(match[0]) for match in matches)
         warnings.warn(
-            f"{word!r} stands {len(fits)} times in the text, and the first is meant: for another, give the number of "
-            f"its unit ({places})",
+            f"{word!r} occurs {len(matches)} times in the text, and the first occurrence is used: for another, give "
+            f"the number of its unit ({first_units})",
             ClearheadWarning,
             stacklevel=2,
         )
-    return fits[0]
+    return matches[0]
 
 
-def _made(ex: Explainer, own: _Firing, given: tuple[Any, ...]) -> Subject:
-    """The same kind of subject with another answer; `given` is what a copy of it is made of."""
-    kind = type(ex.subject)
+def _make_concept_adapter(
+    explainer: Explainer, readout: _ConceptReadout, factory_args: tuple[Any, ...]
+) -> ModelAdapter:
+    """An adapter of the same class with the concept as its output; `factory_args` rebuild it when it is unpickled."""
+    adapter_class = type(explainer.adapter)
 
-    class Fires(kind):  # type: ignore[valid-type, misc]
-        """A model up to a layer, and how strongly a direction fires there."""
+    class ConceptAdapter(adapter_class):  # type: ignore[valid-type, misc]
+        """A model up to a layer, with the activation along a direction as its output."""
 
         masked: ClassVar[bool] = False
-        multiplies: ClassVar[bool] = False
+        score_is_product: ClassVar[bool] = False
 
-        def __reduce__(self) -> Any:  # its class is known in here alone, and `own` listens to one model
-            return _again, given
+        def __reduce__(self) -> Any:  # the class is local and cannot be pickled; `readout` is bound to one model
+            return _rebuild_adapter, factory_args
 
-        def samples(self, raw: Any, how: How) -> list[Sample]:
-            return [own.placed(sample) for sample in read(own.ex, raw, how)]
+        def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
+            return [readout.locate(sample) for sample in read_samples(readout.explainer, raw, options)]
 
-        def rows(self, sample: Sample, target: Target) -> dict[int, float]:
-            return _rows(sample)
+        def find_readout_rows(self, sample: Sample, target: Target) -> dict[int, float]:
+            return _get_readout_weights(sample)
 
-        def readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
-            return {self.stream: _rows(sample)}
+        def find_readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
+            return {self.stream: _get_readout_weights(sample)}
 
-        def streams_of(self, module: str, nth: int) -> tuple[str, str] | None:
-            return kind.streams_of(self, module, nth) if (module, nth) in own.kept else None
+        def find_call_streams(self, module: str, occurrence: int) -> tuple[str, str] | None:
+            if (module, occurrence) not in readout.kept_calls:
+                return None
+            return adapter_class.find_call_streams(self, module, occurrence)
 
-        def expected_calls(self) -> int | None:
-            return len(own.kept)
+        def count_expected_calls(self) -> int | None:
+            return len(readout.kept_calls)
 
-        def scope(self) -> Any:
-            return _listening(kind.scope(self), self.model, own.site, own.hear)
+        def forward_context(self) -> Any:
+            model_context = adapter_class.forward_context(self)
+            return _capturing_states(model_context, self.model, readout.hook_point, readout.store_states)
 
-        def scores(
+        def compute_class_scores(
             self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]
         ) -> Float[Tensor, "batch label"]:
-            along = own.direction.projection(own.heard.states)
-            weights = torch.zeros(len(samples), along.shape[1], dtype=along.dtype, device=along.device)
+            projections = readout.direction.project(readout.thread_states.states)
+            weights = torch.zeros(
+                len(samples), projections.shape[1], dtype=projections.dtype, device=projections.device
+            )
             for i, sample in enumerate(samples):
-                rows = _rows(sample)
+                rows = _get_readout_weights(sample)
                 weights[i, list(rows)] = torch.tensor(list(rows.values())).to(weights)
-            return (along.repeat(len(samples) // len(along), 1) * weights).sum(1, keepdim=True)
+            return (projections.repeat(len(samples) // len(projections), 1) * weights).sum(1, keepdim=True)
 
         @property
-        def regression(self) -> bool:
+        def is_regression(self) -> bool:
             return True
 
         def label_index(self, label: str | int) -> int:
-            return Subject.label_index(self, label)
+            return ModelAdapter.label_index(self, label)
 
         def label_name(self, index: int) -> str:
-            return Subject.label_name(self, index)
+            return ModelAdapter.label_name(self, index)
 
-        def head_rows(self, samples: Sequence[Sample], targets: Sequence[Target]) -> None:
+        def find_head_rows(self, samples: Sequence[Sample], targets: Sequence[Target]) -> None:
             return None
 
-    Fires.__name__ = kind.__name__
-    subject = Fires(ex.subject.model, ex.subject.processor, ex.subject.readout, ex.subject.name)
-    subject.labels, subject.multi_label = {0: own.name}, False
-    return subject
+    ConceptAdapter.__name__ = adapter_class.__name__
+    adapter = ConceptAdapter(
+        explainer.adapter.model, explainer.adapter.processor, explainer.adapter.readout, explainer.adapter.name
+    )
+    adapter.labels = {0: readout.name}
+    adapter.multi_label = False
+    return adapter
 
 
 @contextmanager
-def _listening(outer: Any, model: Any, site: Site, hear: Callable[[Tensor], None]) -> Iterator[None]:
-    with outer, acting(model, {site: hear}):
+def _capturing_states(
+    model_context: Any, model: Any, hook_point: HookPoint, store: Callable[[Tensor], None]
+) -> Iterator[None]:
+    with model_context, hooked_layers(model, {hook_point: store}):
         yield

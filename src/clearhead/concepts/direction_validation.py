@@ -1,4 +1,4 @@
-"""A direction put to the test: found without a share of the vectors, and tried on that share."""
+"""Validation of a direction on held-out vectors: fit it without a fraction of the vectors and test it on these."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,78 +8,111 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.concepts.densray import Vectors, densray, densray_of_numbers, pooled, two_sets
-from clearhead.concepts.directions import Direction, HeldOut
+from clearhead.concepts.densray import (
+    Vectors,
+    compute_pooled_std,
+    fit_densray,
+    fit_densray_regression,
+    validate_two_sets,
+)
+from clearhead.concepts.directions import Direction, HeldOutMetrics
 from clearhead.errors import InputError
 
 
-def held_out(
+def fit_with_held_out(
     first: Vectors,
     second: Vectors,
     *,
     groups: tuple[Sequence[Any], Sequence[Any]] | None = None,
     share: float = 0.25,
     seed: int = 0,
-    find: Any = densray,
-    **how: Any,
+    find: Any = fit_densray,
+    **fit_kwargs: Any,
 ) -> Direction:
-    """The direction of all vectors, tested: the same is found without a share of them, and tried on that share.
+    """Fit a direction to all vectors, with held-out metrics from a second fit without a fraction of them.
 
-    groups: what may not be torn apart, one for each vector of each set: the word it stands for, or the sentence it and
-    its counterfactual come from. Otherwise a word that was seen is tested by its own twin.
-    find: another function of two sets, such as `hard_direction`
+    Args:
+        first: Vectors of the first class.
+        second: Vectors of the second class.
+        groups: For each vector of each set, the group that is held out as a unit: the word, or the sentence that it and
+            its counterfactual come from. Without groups, a word would be tested on its own duplicates.
+        share: Fraction of the vectors to hold out.
+        seed: Seed of the split.
+        find: Function of two sets that fits the direction, such as `fit_densray` or `fit_pca_direction`.
+        **fit_kwargs: Options of that function.
+
+    Returns:
+        The direction of all vectors, with `held_out_metrics`.
+
+    Raises:
+        InputError: The groups do not fit the sets, or holding them out leaves a set empty.
     """
-    first, second = two_sets(first, second, how.get("names", ("first", "second")))
+    first, second = validate_two_sets(first, second, fit_kwargs.get("names", ("first", "second")))
     sides = groups or (range(len(first)), range(len(first), len(first) + len(second)))
     if [len(side) for side in sides] != [len(first), len(second)]:
         raise InputError("groups= must name one group for each vector of each of the two sets")
-    whole = find(first, second, **how)
-    out = _drawn(sides, share, seed)
-    fewer = {"few": True} if find is densray else {}  # the whole has enough: what is left of it need not
-    tried = find(first[~out[0]], second[~out[1]], **{**how, **fewer})
-    return replace(whole, tested=measured(tried, first[out[0]], second[out[1]]))
+    direction = find(first, second, **fit_kwargs)
+    first_out, second_out = _select_held_out_groups(sides, share, seed)
+    if find is fit_densray:  # the size check applies to all vectors; the remaining ones may be fewer
+        fit_kwargs = {**fit_kwargs, "few": True}
+    trial = find(first[~first_out], second[~second_out], **fit_kwargs)
+    return replace(direction, held_out_metrics=compute_held_out_metrics(trial, first[first_out], second[second_out]))
 
 
-def held_out_of_numbers(
-    vectors: Vectors, labels: Float[Tensor, "vector"], *, share: float = 0.25, seed: int = 0, **how: Any
+def fit_regression_with_held_out(
+    vectors: Vectors, labels: Float[Tensor, "vector"], *, share: float = 0.25, seed: int = 0, **fit_kwargs: Any
 ) -> Direction:
-    """The same for labels that are numbers: the correlation (Pearson's) of scores and labels on what was held out."""
-    found = densray_of_numbers(vectors, labels, **how)
+    """Fit DensRay to numeric labels; the held-out metric is Pearson's correlation of scores and labels.
+
+    Args:
+        vectors: The vectors.
+        labels: One number for each vector.
+        share: Fraction of the vectors to hold out (at least two).
+        seed: Seed of the split.
+        **fit_kwargs: Options of `fit_densray_regression`.
+
+    Returns:
+        The direction of all vectors, with `held_out_metrics`.
+    """
+    direction = fit_densray_regression(vectors, labels, **fit_kwargs)
     order = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(seed))
     count = max(2, round(share * len(vectors)))
-    out, kept = order[:count], order[count:]
+    held_out = order[:count]
+    kept = order[count:]
     labels = torch.as_tensor(labels).double()
-    tried = densray_of_numbers(vectors[kept], labels[kept], **{**how, "few": True})
-    both = torch.stack([tried.score(vectors[out].double()).cpu(), labels[out].cpu()])
-    return replace(found, tested=HeldOut(None, float(torch.corrcoef(both)[0, 1]), count))
+    trial = fit_densray_regression(vectors[kept], labels[kept], **{**fit_kwargs, "few": True})
+    scores_and_labels = torch.stack([trial.compute_score(vectors[held_out].double()).cpu(), labels[held_out].cpu()])
+    correlation = float(torch.corrcoef(scores_and_labels)[0, 1])
+    return replace(direction, held_out_metrics=HeldOutMetrics(None, correlation, count))
 
 
-def measured(direction: Direction, first: Vectors, second: Vectors) -> HeldOut:
-    """How often the score has the sign of its class (both classes count the same), and Cohen's d."""
-    one, other = direction.score(first.double()), direction.score(second.double())
-    accuracy = float(((one > 0).double().mean() + (other < 0).double().mean()) / 2)
-    effect = (one.mean() - other.mean()) / pooled(one[:, None], other[:, None])[0]
-    return HeldOut(accuracy, float(effect), len(first) + len(second))
+def compute_held_out_metrics(direction: Direction, first: Vectors, second: Vectors) -> HeldOutMetrics:
+    """Compute balanced accuracy (the score has the sign of its class) and Cohen's d on two sets of vectors."""
+    first_scores = direction.compute_score(first.double())
+    second_scores = direction.compute_score(second.double())
+    accuracy = float(((first_scores > 0).double().mean() + (second_scores < 0).double().mean()) / 2)
+    pooled_std = compute_pooled_std(first_scores[:, None], second_scores[:, None])[0]
+    effect = (first_scores.mean() - second_scores.mean()) / pooled_std
+    return HeldOutMetrics(accuracy, float(effect), len(first) + len(second))
 
 
-def _drawn(sides: tuple[Sequence[Any], Sequence[Any]], share: float, seed: int) -> list[Bool[Tensor, "vector"]]:
-    """Which vectors of each set are held out: whole groups, until both sets have about that share."""
-    numbers = {group: number for number, group in enumerate(dict.fromkeys([*sides[0], *sides[1]]))}
-    members = [torch.tensor([numbers[group] for group in side]) for side in sides]
-    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
+def _select_held_out_groups(
+    sides: tuple[Sequence[Any], Sequence[Any]], share: float, seed: int
+) -> list[Bool[Tensor, "vector"]]:
+    """Masks of the held-out vectors of each set: whole groups, until both sets have about that share."""
+    group_ids = {group: group_id for group_id, group in enumerate(dict.fromkeys([*sides[0], *sides[1]]))}
+    side_groups = [torch.tensor([group_ids[group] for group in side]) for side in sides]
+    order = torch.randperm(len(group_ids), generator=torch.Generator().manual_seed(seed))
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order))
-    out = []
-    for side in members:
-        ranks = rank[side]
-        wanted = max(1, round(share * len(side)))
-        limit = ranks.sort().values[wanted - 1]
-        out.append(ranks <= limit)
-    # a group that one set holds out is held out by the other, too
-    gone = torch.zeros(len(numbers), dtype=torch.bool)
-    for side, own in zip(members, out, strict=True):
-        gone[side[own]] = True
-    found = [gone[side] for side in members]
-    if any(one.all() for one in found):
+    # a group that one set holds out is held out of the other set, too
+    is_held_out = torch.zeros(len(group_ids), dtype=torch.bool)
+    for group_of_vector in side_groups:
+        ranks = rank[group_of_vector]
+        min_count = max(1, round(share * len(group_of_vector)))
+        limit = ranks.sort().values[min_count - 1]
+        is_held_out[group_of_vector[ranks <= limit]] = True
+    masks = [is_held_out[group_of_vector] for group_of_vector in side_groups]
+    if any(mask.all() for mask in masks):
         raise InputError("holding out whole groups leaves one set empty: give more groups, or a smaller share")
-    return found
+    return masks

@@ -1,4 +1,4 @@
-"""A direction at one layer, oriented and centred by the words it was found with, and the directions of all layers."""
+"""A direction at one layer, oriented and centred on the two classes it separates, and the directions of all layers."""
 
 import json
 import math
@@ -12,16 +12,25 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from clearhead.data.atomic_file import whole
+from clearhead.data.atomic_file import atomic_write
 from clearhead.errors import InputError
+
+#: The output of the embedding layer, which is the input of layer 0; in place of a layer index.
+EMBEDDINGS = "embeddings"
+#: A layer by index, from 0, for the output of its block; or `EMBEDDINGS`.
+LayerIndex = int | str
+#: Version of the file format; in version 1, layers were counted from 1.
+DIRECTIONS_VERSION = 2
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """How well a direction does on vectors that it was not found with.
+class HeldOutMetrics:
+    """How well a direction separates vectors that it was not fitted to.
 
-    accuracy: how often the score has the sign of the class; None for labels that are numbers
-    effect: Cohen's d of the two classes along the direction; of numbers, the correlation with them
+    Attributes:
+        accuracy: Fraction of scores with the sign of their class; None for numeric labels.
+        effect: Cohen's d of the two classes along the direction; for numeric labels, the correlation with them.
+        count: Number of vectors that were tested.
     """
 
     accuracy: float | None
@@ -31,10 +40,19 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Direction:
-    """Unit vectors `q` (the first is the direction, others its further dimensions), positive towards `names[0]`.
+    """Unit vectors at one layer that separate two classes, positive towards `names[0]`.
 
-    A projection h·q has no zero of its own: `centre` is the middle of the two classes' means and `spread` their pooled
-    standard deviation, so that a score is (h·q − centre) / spread.
+    The zero of a projection h·q is arbitrary, so a score is (h·q − centre) / spread.
+
+    Attributes:
+        q: The unit vectors; the first is the direction, further rows are its further dimensions.
+        eigenvalues: Eigenvalue of each dimension.
+        centre: Middle of the two classes' means, by dimension.
+        spread: Pooled standard deviation of the two classes, by dimension.
+        names: Names of the two classes.
+        counts: Number of vectors of each class.
+        held_out_metrics: Metrics on vectors that were not used for fitting.
+        metadata: The fitting method and its settings.
     """
 
     q: Float[Tensor, "dimension model"]
@@ -43,86 +61,133 @@ class Direction:
     spread: Float[Tensor, "dimension"]
     names: tuple[str, str] = ("first", "second")
     counts: tuple[int, int] = (0, 0)
-    tested: HeldOut | None = None
-    #: How it was found.
-    about: dict[str, Any] = field(default_factory=dict)
+    held_out_metrics: HeldOutMetrics | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
 
-    def projection(self, states: Float[Tensor, "*any model"], dimension: int = 0) -> Float[Tensor, "*any"]:
-        """h·q, as it is."""
+    def project(self, states: Float[Tensor, "*any model"], dimension: int = 0) -> Float[Tensor, "*any"]:
+        """Compute the projection h·q, neither centred nor scaled.
+
+        Args:
+            states: Hidden states.
+            dimension: Which of the unit vectors to project on.
+
+        Raises:
+            InputError: The states have another width than the direction.
+        """
         if states.shape[-1] != self.q.shape[1]:
             raise InputError(f"the direction is {self.q.shape[1]} wide, but these states are {states.shape[-1]}")
         q = self.q[dimension].to(states)
         return states @ q
 
-    def score(self, states: Float[Tensor, "*any model"], dimension: int = 0) -> Float[Tensor, "*any"]:
-        """(h·q − centre) / spread: positive towards the first name, in standard deviations of the classes."""
-        centre, spread = self.centre[dimension], self.spread[dimension]
-        return (self.projection(states, dimension) - centre.to(states)) / spread.to(states)
+    def compute_score(self, states: Float[Tensor, "*any model"], dimension: int = 0) -> Float[Tensor, "*any"]:
+        """Compute (h·q − centre) / spread: positive towards the first name, in standard deviations of the classes.
+
+        Args:
+            states: Hidden states.
+            dimension: Which of the unit vectors to project on.
+
+        Raises:
+            InputError: The states have another width than the direction.
+        """
+        centre = self.centre[dimension]
+        spread = self.spread[dimension]
+        return (self.project(states, dimension) - centre.to(states)) / spread.to(states)
 
 
-class Directions(Mapping[int, Direction]):
-    """The directions of several layers: layer k is h^k, 0 what goes into the first layer, −1 what the last puts out.
+class Directions(Mapping[LayerIndex, Direction]):
+    """Directions by layer: layer k is the output of block k, from 0; "embeddings" is the input of layer 0."""
 
-    model: where they were found; empty where nobody said
-    """
+    def __init__(
+        self, by_layer: "Mapping[Any, Direction] | Iterable[tuple[LayerIndex, Direction]]", model: str = ""
+    ) -> None:
+        """Collect directions.
 
-    def __init__(self, by_layer: Mapping[int, Direction] | Iterable[tuple[int, Direction]], model: str = "") -> None:
-        self.by_layer, self.model = dict(by_layer), model
+        Args:
+            by_layer: The direction of each layer.
+            model: Name of the model they were fitted in; empty if unknown.
+        """
+        self.by_layer: dict[LayerIndex, Direction] = dict(by_layer)
+        self.model = model
 
-    def __getitem__(self, layer: int) -> Direction:
+    def __getitem__(self, layer: LayerIndex) -> Direction:
         if layer not in self.by_layer:
-            raise KeyError(f"no direction of layer {layer}: there are those of {sorted(self.by_layer)}")
+            raise KeyError(f"no direction of layer {layer}: there are those of {list(self)}")
         return self.by_layer[layer]
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self.by_layer))
+    def __iter__(self) -> Iterator[LayerIndex]:
+        return iter(sorted(self.by_layer, key=lambda layer: -1 if layer == EMBEDDINGS else int(layer)))
 
     def __len__(self) -> int:
         return len(self.by_layer)
 
-    def table(self) -> list[dict[str, Any]]:
-        """One line a layer: how well it does on what was held out."""
-        tested = {layer: one.tested or HeldOut(None, math.nan, 0) for layer, one in self.items()}
-        return [{"layer": layer, **asdict(one)} for layer, one in tested.items()]
+    def to_table(self) -> list[dict[str, Any]]:
+        """Return one record for each layer with its held-out metrics."""
+        no_metrics = HeldOutMetrics(None, math.nan, 0)
+        return [
+            {"layer": layer, **asdict(direction.held_out_metrics or no_metrics)} for layer, direction in self.items()
+        ]
 
     def save(self, path: str | Path) -> Path:
-        """One safetensors file: the vectors as tensors, everything else as JSON in its header."""
+        """Save to one safetensors file: the vectors as tensors, everything else as JSON in its header.
+
+        Returns:
+            The path.
+        """
         tensors: dict[str, Tensor] = {}
-        about: dict[int, Any] = {}
-        for layer, one in self.items():
-            tensors |= {f"{layer}.{name}": getattr(one, name).detach().cpu().contiguous().clone() for name in _TENSORS}
-            about[layer] = {
-                "names": one.names,
-                "counts": one.counts,
-                "tested": None if one.tested is None else asdict(one.tested),
-                "about": one.about,
+        layer_metadata: dict[LayerIndex, Any] = {}
+        for layer, direction in self.items():
+            for name in _TENSOR_FIELDS:
+                tensors[f"{layer}.{name}"] = getattr(direction, name).detach().cpu().contiguous().clone()
+            metrics = direction.held_out_metrics
+            layer_metadata[layer] = {
+                "names": direction.names,
+                "counts": direction.counts,
+                "tested": None if metrics is None else asdict(metrics),
+                "about": direction.metadata,
             }
-        header = {"schema": "clearhead/directions", "version": 1, "model": self.model, "layers": about}
-        metadata = {"clearhead": json.dumps(header)}
-        with whole(path) as partial:
-            save_file(tensors, str(partial), metadata=metadata)
+        header = {
+            "schema": "clearhead/directions",
+            "version": DIRECTIONS_VERSION,
+            "model": self.model,
+            "layers": layer_metadata,
+        }
+        with atomic_write(path) as partial:
+            save_file(tensors, str(partial), metadata={"clearhead": json.dumps(header)})
         return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> "Directions":
+        """Load directions that `save` wrote.
+
+        Raises:
+            InputError: The file cannot be opened, or was not written by clearhead.
+        """
         try:
             with safe_open(str(path), framework="pt") as file:
-                about = json.loads((file.metadata() or {}).get("clearhead", "{}"))
+                header = json.loads((file.metadata() or {}).get("clearhead", "{}"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
         except (OSError, SafetensorError, ValueError) as problem:
             raise InputError(f"{str(path)!r} cannot be opened as directions ({problem})") from None
-        if about.get("schema") != "clearhead/directions":
-            raise InputError(f"{str(path)!r} holds no directions that clearhead saved")
-        found = {}
-        for layer, plain in about["layers"].items():
-            parts = {name: tensors[f"{layer}.{name}"] for name in _TENSORS}
-            tested = None if plain["tested"] is None else HeldOut(**plain["tested"])
-            first, second = plain["names"]
-            counts = (int(plain["counts"][0]), int(plain["counts"][1]))
-            found[int(layer)] = Direction(
-                **parts, names=(first, second), counts=counts, tested=tested, about=plain["about"]
+        if header.get("schema") != "clearhead/directions":
+            raise InputError(f"{str(path)!r} contains no directions saved by clearhead")
+        if header.get("version") != DIRECTIONS_VERSION:
+            raise InputError(
+                f"{str(path)!r} has version {header.get('version')} of the file format, but {DIRECTIONS_VERSION} is "
+                "needed: compute the directions again"
             )
-        return cls(found, about.get("model", ""))
+        by_layer: dict[LayerIndex, Direction] = {}
+        for layer, layer_metadata in header["layers"].items():
+            metrics = layer_metadata["tested"]
+            first_name, second_name = layer_metadata["names"]
+            first_count, second_count = layer_metadata["counts"]
+            by_layer[layer if layer == EMBEDDINGS else int(layer)] = Direction(
+                **{name: tensors[f"{layer}.{name}"] for name in _TENSOR_FIELDS},
+                names=(first_name, second_name),
+                counts=(int(first_count), int(second_count)),
+                held_out_metrics=None if metrics is None else HeldOutMetrics(**metrics),
+                metadata=layer_metadata["about"],
+            )
+        return cls(by_layer, header.get("model", ""))
 
 
-_TENSORS = tuple(f.name for f in fields(Direction))[:4]
+_TENSOR_FIELDS = tuple(f.name for f in fields(Direction))[:4]

@@ -1,6 +1,6 @@
-"""The hidden states of inputs at chosen layers, with the gradient of a target where one is asked for."""
+"""Hidden states of inputs at chosen layers, and optionally the gradient of a target with respect to them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,133 +9,209 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import How, Sample
-from clearhead.adapters.text import TextSubject
-from clearhead.capture.tape import Call
-from clearhead.concepts.layer_hooks import layer_number, own_calls
-from clearhead.engine.batching import batches_of, followed
-from clearhead.engine.target_batch import Plan
+from clearhead.adapters.base import InputOptions, Sample
+from clearhead.adapters.text import TextAdapter
+from clearhead.capture.tape import AttentionCall
+from clearhead.concepts.directions import EMBEDDINGS, LayerIndex
+from clearhead.concepts.layer_hooks import find_self_attention_calls, get_hook_point_index, resolve_layer_index
+from clearhead.engine.batching import iter_batch_indices, with_progress
+from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
 from clearhead.targets import Target, TargetLike, make_target
 
-#: True for a bar on standard error, or a function that follows a list.
+#: True for a progress bar on standard error, or a function that wraps a list.
 Progress = bool | Callable[[list[Any]], Iterable[Any]]
 #: One vector for each unit of an input.
-Own = Float[Tensor, "unit model"]
+UnitStates = Float[Tensor, "unit model"]
 
 
 @dataclass
-class Found:
-    """What one input left at the layers that were asked for."""
+class LayerStates:
+    """The hidden states of one input at the requested layers.
+
+    Attributes:
+        sample: The input as the model takes it.
+        states: Hidden states by layer, without padding.
+        gradients: Gradients of the target by layer; empty without a target.
+        logits: The scores of all classes; None without a target.
+    """
 
     sample: Sample
-    states: dict[int, Own]
-    gradients: dict[int, Own]
+    states: dict[LayerIndex, UnitStates]
+    gradients: dict[LayerIndex, UnitStates]
     logits: Float[Tensor, "label"] | None = None
 
 
-def read(ex: Explainer, raw: Any, how: How | None = None) -> list[Sample]:
-    """An input as it is. A masked language model also takes a text without a mask: its states need none."""
-    subject, how = ex.subject, how or How()
-    if subject.masked and isinstance(subject, TextSubject) and isinstance(raw, str | tuple):
-        tokens = subject.words.read(raw if isinstance(raw, tuple) else (raw,), how)
-        known = {name: part for name, part in tokens.inputs.items() if subject.accepts(name)}
-        mask: int | None = getattr(subject, "mask", None)
-        masks = [place for place, token in enumerate(known["input_ids"].tolist()) if token == mask]
-        return [Sample.of(known, tokens.units, dropped=tokens.dropped, masks=tuple(masks))]
-    return subject.samples(raw, how)
+def read_samples(explainer: Explainer, raw_input: Any, options: InputOptions | None = None) -> list[Sample]:
+    """Make the samples of an input; a masked language model also accepts a text without a mask.
+
+    Hidden states need no target, so a missing mask is not an error here.
+
+    Args:
+        explainer: Explainer of the model.
+        raw_input: An input as `Explainer.explain` takes it.
+        options: Input options, such as truncation.
+
+    Returns:
+        The samples of the input.
+    """
+    adapter = explainer.adapter
+    options = options or InputOptions()
+    if not (adapter.masked and isinstance(adapter, TextAdapter) and isinstance(raw_input, str | tuple)):
+        return adapter.make_samples(raw_input, options)
+    texts = raw_input if isinstance(raw_input, tuple) else (raw_input,)
+    tokens = adapter.tokenizer_wrapper.encode_texts(texts, options)
+    model_inputs = {name: tensor for name, tensor in tokens.inputs.items() if adapter.forward_accepts(name)}
+    mask_token_id: int | None = getattr(adapter, "mask_token_id", None)
+    mask_positions = tuple(i for i, token in enumerate(model_inputs["input_ids"].tolist()) if token == mask_token_id)
+    return [
+        Sample.from_units(model_inputs, tokens.units, num_truncated=tokens.num_truncated, mask_positions=mask_positions)
+    ]
 
 
-def check_several(inputs: Any) -> None:
+def check_is_list(inputs: Any) -> None:
+    """Reject a single text where a list of inputs is needed.
+
+    Raises:
+        InputError: `inputs` is a string.
+    """
     if isinstance(inputs, str):
-        raise InputError(f"a list of inputs is wanted, and {inputs[:40]!r} is one text: put it into a list")
+        raise InputError(f"a list of inputs is needed, but {inputs[:40]!r} is one text: put it into a list")
 
 
-def states_of(
-    ex: Explainer,
+def compute_layer_states(
+    explainer: Explainer,
     inputs: Sequence[Any],
-    layers: Sequence[int],
+    layers: Sequence[LayerIndex],
     *,
     target: TargetLike = None,
     scale: str | None = None,
-    gradient: bool = False,
+    with_gradients: bool = False,
     stream: str | None = None,
     batch_size: int = 16,
     progress: Progress = False,
-) -> list[Found]:
-    """The states h^k of every input, in order; with `gradient`, also those of the target's number on a scale."""
-    check_several(inputs)
-    samples = [sample for raw in inputs for sample in (ex.subject.samples(raw, How()) if gradient else read(ex, raw))]
-    wanted: Target | None = None
-    if gradient:
-        wanted = make_target(target, scale or ex.subject.scales[0])
-        samples = [ex.subject.completed(sample, wanted) for sample in samples]
+) -> list[LayerStates]:
+    """Compute the hidden states of every input and, optionally, the gradients of a target.
+
+    Args:
+        explainer: Explainer of the model.
+        inputs: The inputs, as `Explainer.explain` takes them.
+        layers: Layers whose output is read, from 0, negative from the end; "embeddings" is the output of the embedding
+            layer.
+        target: Target of the gradients; default: the predicted class.
+        scale: Scale of the target, such as "logit" or "log-odds".
+        with_gradients: Also compute the gradient of the target.
+        stream: Stream whose layers are read; default: the adapter's main stream.
+        batch_size: Number of inputs in a pass.
+        progress: True for a progress bar, or a function that wraps a list.
+
+    Returns:
+        The states of each input, in the order of the inputs.
+
+    Raises:
+        InputError: There are no inputs, a layer does not exist, or the target has several steps.
+    """
+    check_is_list(inputs)
+    resolved_target: Target | None = None
+    samples: list[Sample] = []
+    if with_gradients:
+        resolved_target = make_target(target, scale or explainer.adapter.target_scales[0])
+    for raw_input in inputs:
+        if resolved_target is None:
+            samples += read_samples(explainer, raw_input)
+        else:
+            samples += explainer.adapter.make_samples(raw_input, InputOptions())
+    if resolved_target is not None:
+        samples = [explainer.adapter.resolve_sample(sample, resolved_target) for sample in samples]
     if not samples:
-        raise InputError("there are no inputs to read states of")
-    found: dict[int, Found] = {}
-    for places, part in _parts(ex, samples, layers, wanted, stream, batch_size, progress):
-        found |= dict(zip(places, part, strict=True))
-    return [found[i] for i in range(len(samples))]
+        raise InputError("there are no inputs to compute the hidden states of")
+    states_by_index: dict[int, LayerStates] = {}
+    batches = _iter_state_batches(explainer, samples, layers, resolved_target, stream, batch_size, progress)
+    for indices, batch_states in batches:
+        states_by_index |= dict(zip(indices, batch_states, strict=True))
+    return [states_by_index[i] for i in range(len(samples))]
 
 
 @torch.inference_mode(False)
-def _parts(
-    ex: Explainer,
+def _iter_state_batches(
+    explainer: Explainer,
     samples: list[Sample],
-    layers: Sequence[int],
+    layers: Sequence[LayerIndex],
     target: Target | None,
     stream: str | None,
     batch_size: int,
     progress: Progress,
-) -> Iterator[tuple[list[int], list[Found]]]:
-    own, stream = own_calls(ex, stream), stream or ex.subject.stream
-    numbers = [layer_number(layer, len(own)) for layer in layers]
-    calls = sorted({own[max(0, number - 1)] for number in numbers})
+) -> Iterator[tuple[list[int], list[LayerStates]]]:
+    """Yield the indices and the states of the samples, batch by batch."""
+    layer_calls = find_self_attention_calls(explainer, stream)
+    stream = stream or explainer.adapter.stream
+    layer_indices = [resolve_layer_index(layer, len(layer_calls)) for layer in layers]
+    call_by_layer = {layer: layer_calls[max(0, get_hook_point_index(layer) - 1)] for layer in layer_indices}
+    call_indices = sorted(set(call_by_layer.values()))
     suffix = "" if target is None else "_gradient"
-    asks = [f"{'hidden_state' if number else 'block_input'}{suffix}" for number in numbers]
-    for places in followed(list(batches_of(samples, batch_size)), progress):
-        part = [samples[i] for i in places]
-        if target is not None:
-            plan = _plan(ex, part, target)
-            batch, leaves, value = plan.batch, plan.leaves, plan.value
+    requirements = {f"{_get_state_name(layer)}{suffix}" for layer in layer_indices}
+    for indices in with_progress(list(iter_batch_indices(samples, batch_size)), progress):
+        batch_samples = [samples[i] for i in indices]
+        scores: Tensor | None = None
+        if target is None:
+            model_inputs = explainer.adapter.collate(batch_samples)
+            leaves = explainer.adapter.find_grad_input_names(model_inputs)
+            compute_zeros = partial(_compute_zero_target, len(batch_samples))
+            tape = explainer.recorder.record(
+                model_inputs, compute_zeros, requirements, leaves=leaves, call_indices=call_indices
+            )
         else:
-            batch = ex.subject.collate(part)
-            leaves, value = ex.subject.leaves(batch), partial(_no_target, len(part))
-        tape = ex.recorder.record(batch, value, set(asks), leaves=leaves, places=calls)
-        scores = None if target is None else plan.scores
-        kept = dict(zip(calls, tape.calls, strict=True))
-        yield places, [_found(i, sample, numbers, kept, own, stream, scores) for i, sample in enumerate(part)]
-
-
-def _plan(ex: Explainer, samples: Sequence[Sample], target: Target) -> Plan:
-    steps = [ex.subject.steps(sample, target) for sample in samples]
-    if any(len(own) > 1 for own in steps):
-        raise InputError(
-            "the target has several steps, and a gradient is of one: choose one, as clearhead.Generated(0)"
+            batch = _build_target_batch(explainer, batch_samples, target)
+            tape = explainer.recorder.record(
+                batch.model_inputs,
+                batch.compute_target,
+                requirements,
+                leaves=batch.leaves,
+                call_indices=call_indices,
+            )
+            scores = batch.class_scores
+        calls = dict(zip(call_indices, tape.calls, strict=True))
+        calls_by_layer = {layer: calls[call_index] for layer, call_index in call_by_layer.items()}
+        yield (
+            indices,
+            [_collect_states(i, sample, calls_by_layer, stream, scores) for i, sample in enumerate(batch_samples)],
         )
-    return Plan(ex.subject, samples, steps)
 
 
-def _no_target(count: int, output: Any) -> Float[Tensor, "batch"]:
+def _build_target_batch(explainer: Explainer, samples: Sequence[Sample], target: Target) -> TargetBatch:
+    steps = [explainer.adapter.expand_target(sample, target) for sample in samples]
+    if any(len(sample_steps) > 1 for sample_steps in steps):
+        raise InputError(
+            "the target has several steps, but a gradient needs one: choose one, such as clearhead.GeneratedToken(0)"
+        )
+    return TargetBatch(explainer.adapter, samples, steps)
+
+
+def _compute_zero_target(count: int, output: Any) -> Float[Tensor, "batch"]:
     return torch.zeros(count)
 
 
-def _found(
+def _get_state_name(layer: LayerIndex) -> str:
+    """The field of an AttentionCall that contains the states: the input of its block for the embeddings."""
+    return "block_input" if layer == EMBEDDINGS else "hidden_state"
+
+
+def _collect_states(
     i: int,
     sample: Sample,
-    numbers: Sequence[int],
-    kept: dict[int, Call],
-    own: Sequence[int],
+    calls_by_layer: Mapping[LayerIndex, AttentionCall],
     stream: str,
     scores: Tensor | None,
-) -> Found:
+) -> LayerStates:
+    """The states of the i-th sample of a batch, without padding."""
     length = len(sample.axes[stream])
-    states, gradients = {}, {}
-    for number in dict.fromkeys(numbers):
-        call, name = kept[own[max(0, number - 1)]], "hidden_state" if number else "block_input"
-        states[number] = getattr(call, name)[i, :length].clone()
-        there = getattr(call, f"{name}_gradient")
-        if there is not None:
-            gradients[number] = there[i, :length].clone()
-    return Found(sample, states, gradients, None if scores is None else scores[i])
+    states = {}
+    gradients = {}
+    for layer, call in calls_by_layer.items():
+        name = _get_state_name(layer)
+        states[layer] = getattr(call, name)[i, :length].clone()
+        gradient = getattr(call, f"{name}_gradient")
+        if gradient is not None:
+            gradients[layer] = gradient[i, :length].clone()
+    return LayerStates(sample, states, gradients, None if scores is None else scores[i])

@@ -1,4 +1,4 @@
-"""Where h^0 … h^L are in a model: h^0 goes into the first layer, h^k comes out of the k-th; and hooks at them."""
+"""Locate h^0 … h^L in a model and hook them: h^0 is the input of the first layer, h^k the output of the k-th."""
 
 import threading
 from collections import Counter
@@ -10,108 +10,164 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.adapters.base import How
+from clearhead.adapters.base import InputOptions
 from clearhead.capture.checks.self_test import SelfTest
-from clearhead.capture.layers import blocks_of
-from clearhead.capture.session import hooks
-from clearhead.errors import InputError, Refusal
+from clearhead.capture.layers import map_modules_to_layers
+from clearhead.capture.session import remove_hooks_on_exit
+from clearhead.concepts.directions import EMBEDDINGS, LayerIndex
+from clearhead.errors import InputError, UnsupportedError
 from clearhead.explainer import Explainer
 
-States = Float[Tensor, "batch unit model"]
-#: What is done with the states of a layer: others are returned to take their place, or None to leave them.
-Act = Callable[[States], States | None]
+HiddenStates = Float[Tensor, "batch unit model"]
+#: Receives the states of a layer; returns their replacement, or None to keep them.
+StateHook = Callable[[HiddenStates], HiddenStates | None]
 
 
 @dataclass(frozen=True)
-class Site:
-    """The states that one run of a layer takes in (`before`) or puts out. A shared layer runs several times."""
+class HookPoint:
+    """The input or the output of one run of a layer; a layer with shared weights runs several times in a pass."""
 
     block: nn.Module
-    run: int
-    before: bool = False
+    call_index: int
+    is_input: bool = False
 
 
-def tested_of(ex: Explainer) -> SelfTest:
-    return ex.examined.test(ex.subject.samples(ex.subject.example(), How()))
+def get_self_test(explainer: Explainer) -> SelfTest:
+    """Return the self-test of the capture, run on the adapter's example input if it has not been run."""
+    return explainer.capabilities.run_self_test(
+        explainer.adapter.make_samples(explainer.adapter.make_example_input(), InputOptions())
+    )
 
 
-def own_calls(ex: Explainer, stream: str | None = None) -> list[int]:
-    """The calls in which a stream looks at itself, one a layer, counted in the order of the pass."""
-    tested, stream = tested_of(ex), stream or ex.subject.stream
-    own = [i for i, p in enumerate(tested.places) if (p.query_stream, p.key_stream) == (stream, stream)]
-    if not own:
-        known = sorted({p.query_stream for p in tested.places})
-        raise InputError(f"{ex.subject.name} has no layers of the stream {stream!r}: it has {', '.join(known)}")
-    if not tested.vectors:
-        raise Refusal(
-            f"the layers of {ex.subject.name} do not hand on one vector for each unit: they have no direction"
+def find_self_attention_calls(explainer: Explainer, stream: str | None = None) -> list[int]:
+    """Return the indices of a stream's self-attention calls, one for each layer, in the order of the pass.
+
+    Args:
+        explainer: Explainer of the model.
+        stream: Name of the stream; default: the adapter's main stream.
+
+    Raises:
+        InputError: The model has no layers of that stream.
+        UnsupportedError: Its layers do not pass one vector for each unit.
+    """
+    self_test = get_self_test(explainer)
+    stream = stream or explainer.adapter.stream
+    call_indices = [
+        i
+        for i, call_site in enumerate(self_test.call_sites)
+        if (call_site.query_stream, call_site.key_stream) == (stream, stream)
+    ]
+    if not call_indices:
+        streams = sorted({call_site.query_stream for call_site in self_test.call_sites})
+        raise InputError(
+            f"{explainer.adapter.name} has no layers of the stream {stream!r}: it has {', '.join(streams)}"
         )
-    return own
+    if not self_test.has_unit_vectors:
+        raise UnsupportedError(
+            f"the layers of {explainer.adapter.name} do not pass on one vector for each unit, so they have no direction"
+        )
+    return call_indices
 
 
-def layer_number(layer: int, count: int) -> int:
-    """k of h^k; negative numbers count from the end, so −1 is what the last layer puts out."""
-    if not isinstance(layer, int) or not -count - 1 <= layer <= count:
-        raise InputError(f"layer {layer!r} does not exist: give 0 (what goes into the first layer) to {count}")
-    return layer % (count + 1)
+def resolve_layer_index(layer: LayerIndex, num_layers: int) -> LayerIndex:
+    """Resolve a layer index: negative numbers count from the end; "embeddings" is returned unchanged.
+
+    Layer k is the output of block k, counted from 0, which is h^(k+1); "embeddings" is h^0.
+
+    Raises:
+        InputError: The layer does not exist.
+    """
+    if layer == EMBEDDINGS:
+        return layer
+    if not isinstance(layer, int) or not -num_layers <= layer < num_layers:
+        raise InputError(
+            f"layer {layer!r} does not exist: give 0 to {num_layers - 1}, a negative number that counts from the end, "
+            f"or {EMBEDDINGS!r} for the output of the embedding layer"
+        )
+    return layer % num_layers
 
 
-def sites(ex: Explainer, stream: str | None = None) -> list[Site]:
-    """Where h^0 … h^L of a stream are."""
-    tested, blocks = tested_of(ex), blocks_of(ex.subject.model)
-    seen: Counter[int] = Counter()
-    found: list[Site] = []
-    own = set(own_calls(ex, stream))
-    for i, place in enumerate(tested.places):
-        block = blocks.get(id(ex.subject.model.get_submodule(place.module)))
+def get_hook_point_index(layer: LayerIndex) -> int:
+    """Return k of h^k for a resolved layer, its position in `find_hook_points`: 0 for "embeddings"."""
+    return 0 if layer == EMBEDDINGS else int(layer) + 1
+
+
+def find_hook_points(explainer: Explainer, stream: str | None = None) -> list[HookPoint]:
+    """Return the hook points of h^0 … h^L of a stream.
+
+    Raises:
+        UnsupportedError: An attention module is not inside a list of layers.
+    """
+    layer_of_module = map_modules_to_layers(explainer.adapter.model)
+    run_counts: Counter[int] = Counter()
+    hook_points: list[HookPoint] = []
+    stream_calls = set(find_self_attention_calls(explainer, stream))
+    for i, call_site in enumerate(get_self_test(explainer).call_sites):
+        block = layer_of_module.get(id(explainer.adapter.model.get_submodule(call_site.module)))
         if block is None:
-            raise Refusal(f"{place.module} of {ex.subject.name} sits in no list of layers: its layers are not known")
-        if i in own:
-            found += [] if found else [Site(block, seen[id(block)], before=True)]
-            found.append(Site(block, seen[id(block)]))
-        if place.query_stream == place.key_stream:
-            seen[id(block)] += 1
-    return found
+            raise UnsupportedError(
+                f"{call_site.module} of {explainer.adapter.name} is not inside a list of layers: its layer is unknown"
+            )
+        if i in stream_calls:
+            if not hook_points:
+                hook_points.append(HookPoint(block, run_counts[id(block)], is_input=True))
+            hook_points.append(HookPoint(block, run_counts[id(block)]))
+        if call_site.query_stream == call_site.key_stream:
+            run_counts[id(block)] += 1
+    return hook_points
 
 
 @contextmanager
-def acting(model: nn.Module, acts: Mapping[Site, Act]) -> Iterator[None]:
-    """In this thread's passes inside the `with`, each act gets the states of its site."""
-    thread, runs = threading.get_ident(), Counter[int]()
-    by_block = {id(site.block): site.block for site in acts}
+def hooked_layers(model: nn.Module, state_hooks: Mapping[HookPoint, StateHook]) -> Iterator[None]:
+    """Inside the `with`, call each hook with the states at its hook point, in passes of this thread.
 
-    def acted(block: nn.Module, before: bool, states: States) -> States | None:
-        run = runs[id(block)] - (0 if before else 1)
+    Args:
+        model: The model.
+        state_hooks: Hook functions by hook point; a returned tensor replaces the states.
+    """
+    thread = threading.get_ident()
+    run_counts = Counter[int]()
+    blocks = {id(hook_point.block): hook_point.block for hook_point in state_hooks}
+
+    def run_hooks(block: nn.Module, is_input: bool, states: HiddenStates) -> HiddenStates | None:
+        call_index = run_counts[id(block)]
+        if not is_input:  # the input hook has already counted this run
+            call_index -= 1
         changed = None
-        for site, act in acts.items():
-            if site.block is block and site.before == before and site.run == run:
-                changed = act(states if changed is None else changed)
+        for hook_point, hook in state_hooks.items():
+            if hook_point.block is block and hook_point.is_input == is_input and hook_point.call_index == call_index:
+                changed = hook(states if changed is None else changed)
         return changed
 
-    def begins(module: nn.Module, args: Any) -> None:
+    def reset_counts(module: nn.Module, args: Any) -> None:
         if threading.get_ident() == thread:
-            runs.clear()
+            run_counts.clear()
 
-    def enters(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def hook_input(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if threading.get_ident() != thread:
             return None
         name = "hidden_states" if "hidden_states" in kwargs or not kwargs else next(iter(kwargs))
-        changed = acted(block, True, args[0] if args else kwargs[name])
-        runs[id(block)] += 1
+        changed = run_hooks(block, True, args[0] if args else kwargs[name])
+        run_counts[id(block)] += 1
         if changed is None:
             return None
-        return ((changed, *args[1:]), kwargs) if args else (args, {**kwargs, name: changed})
+        if args:
+            return (changed, *args[1:]), kwargs
+        return args, {**kwargs, name: changed}
 
-    def leaves(block: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def hook_output(block: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if threading.get_ident() != thread:
             return None
-        several = isinstance(output, tuple)
-        changed = acted(block, False, output[0] if several else output)
-        return None if changed is None else (changed, *output[1:]) if several else changed
+        if not isinstance(output, tuple):
+            return run_hooks(block, False, output)
+        changed = run_hooks(block, False, output[0])
+        if changed is None:
+            return None
+        return (changed, *output[1:])
 
-    handles = [model.register_forward_pre_hook(begins)]
-    for block in by_block.values():
-        handles.append(block.register_forward_pre_hook(enters, with_kwargs=True))
-        handles.append(block.register_forward_hook(leaves))
-    with hooks(handles):
+    handles = [model.register_forward_pre_hook(reset_counts)]
+    for block in blocks.values():
+        handles.append(block.register_forward_pre_hook(hook_input, with_kwargs=True))
+        handles.append(block.register_forward_hook(hook_output))
+    with remove_hooks_on_exit(handles):
         yield

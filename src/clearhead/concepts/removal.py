@@ -1,10 +1,10 @@
-"""A model without a direction: the direction removed in every layer, hard debiasing, conceptor negation.
+"""Remove a direction from a model: projection in every layer, hard debiasing, conceptor negation.
 
 All three are a linear map of the states of a layer, h ← P h:
     a direction, or several: P = I − Σ q qᵀ (DensRay's, or the principal components of word pairs: "hard debiasing",
         Bolukbasi et al. 2016, here for states of layers)
-    conceptor negation (Liu et al. 2018): P = I − R (R + α⁻² I)⁻¹ with R = E[x xᵀ] of both sets' vectors; soft: what
-        these vectors have in common is damped the more, the more of them lies there
+    conceptor negation (Liu et al. 2018): P = I − R (R + α⁻² I)⁻¹ with R = E[x xᵀ] of both sets' vectors; a soft
+        projection that damps each component in proportion to the variance of these vectors along it
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,71 +15,115 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.concepts.densray import Vectors, placed, top, two_sets
-from clearhead.concepts.directions import Direction
-from clearhead.concepts.layer_hooks import Act, acting, layer_number, sites
+from clearhead.concepts.densray import Vectors, build_direction, compute_top_eigenvectors, validate_two_sets
+from clearhead.concepts.directions import Direction, LayerIndex
+from clearhead.concepts.layer_hooks import (
+    StateHook,
+    find_hook_points,
+    get_hook_point_index,
+    hooked_layers,
+    resolve_layer_index,
+)
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
 
-Map = Float[Tensor, "model model"]
+ProjectionMatrix = Float[Tensor, "model model"]
 
 
-def hard_direction(
+def fit_pca_direction(
     first: Vectors,
     second: Vectors,
     *,
     dimensions: int = 1,
     names: tuple[str, str] = ("first", "second"),
 ) -> Direction:
-    """The principal components of pairs, each pair about its own middle: the i-th of one set goes with the i-th."""
-    first, second = two_sets(first, second, names)
+    """Fit the principal components of centred pairs (hard debiasing).
+
+    Args:
+        first: Vectors of the first class.
+        second: Vectors of the second class; the i-th is the partner of the i-th of `first`.
+        dimensions: Number of components to keep.
+        names: Names of the two classes.
+
+    Returns:
+        The direction, oriented and centred on the two classes.
+
+    Raises:
+        InputError: The sets are of different sizes or widths, empty, or not finite.
+    """
+    first, second = validate_two_sets(first, second, names)
     if len(first) != len(second):
         raise InputError(f"hard debiasing takes pairs, but the sets hold {len(first)} and {len(second)} vectors")
-    half = (first.double() - second.double()) / 2  # both members lie this far from the middle of their pair
-    values, q = top(half.T @ half / len(half), dimensions)
-    return placed(q, values, first, second, names, {"method": "hard"})
+    half = (first.double() - second.double()) / 2  # the distance of both members from the middle of their pair
+    values, q = compute_top_eigenvectors(half.T @ half / len(half), dimensions)
+    return build_direction(q, values, first, second, names, {"method": "hard"})
 
 
-def without(direction: Direction) -> Map:
-    """I − Σ q qᵀ, over all dimensions of the direction."""
+def compute_removal_projection(direction: Direction) -> ProjectionMatrix:
+    """Compute I − Σ q qᵀ over all dimensions of the direction."""
     q = direction.q
     return torch.eye(q.shape[1], dtype=q.dtype, device=q.device) - q.T @ q
 
 
-def conceptor_negation(first: Vectors, second: Vectors, aperture: float = 2.0) -> Map:
-    """I − C of the conceptor C of both sets together."""
+def compute_conceptor_negation(first: Vectors, second: Vectors, aperture: float = 2.0) -> ProjectionMatrix:
+    """Compute the conceptor negation I − C of both sets together.
+
+    Args:
+        first: Vectors of the first class.
+        second: Vectors of the second class.
+        aperture: α; larger values remove more.
+
+    Returns:
+        The projection matrix.
+
+    Raises:
+        InputError: The aperture is not positive, or the sets are invalid.
+    """
     if aperture <= 0:
         raise InputError(f"aperture={aperture}: it must be greater than 0")
-    first, second = two_sets(first, second, ("first", "second"))
-    every = torch.cat([first, second]).double()
-    r = every.T @ every / len(every)
-    one = torch.eye(len(r), dtype=r.dtype, device=r.device)
-    return one - torch.linalg.solve(r + one / aperture**2, r).mT  # both are functions of R, so they commute
+    first, second = validate_two_sets(first, second, ("first", "second"))
+    vectors = torch.cat([first, second]).double()
+    r = vectors.T @ vectors / len(vectors)
+    identity = torch.eye(len(r), dtype=r.dtype, device=r.device)
+    return identity - torch.linalg.solve(r + identity / aperture**2, r).mT  # both are functions of R, so they commute
 
 
 @contextmanager
-def removed(
-    ex: Explainer, maps: Mapping[int, Direction | Map], stream: str | None = None, share: float = 1.0
+def ablated_directions(
+    explainer: Explainer,
+    projections: Mapping[LayerIndex, Direction | ProjectionMatrix],
+    stream: str | None = None,
+    fraction: float = 1.0,
 ) -> Iterator[None]:
-    """Inside the `with`, every pass of the model (in this thread) goes without: layer k of `maps` is h^k.
+    """Inside the `with`, remove directions from the hidden states in every pass of the model (in this thread).
 
-    share: how much of it is removed; 1 for all
+    Args:
+        explainer: Explainer of the model.
+        projections: Direction or projection matrix by layer.
+        stream: Stream whose layers are changed; default: the adapter's main stream.
+        fraction: Fraction that is removed; 1 removes the direction completely.
+
+    Raises:
+        InputError: A layer does not exist, or the widths do not fit.
     """
-    there = sites(ex, stream)
-    acts = {there[layer_number(layer, len(there) - 1)]: _act(one, share) for layer, one in maps.items()}
-    with ex.recorder.lock, acting(ex.subject.model, acts):
+    hook_points = find_hook_points(explainer, stream)
+    state_hooks = {}
+    for layer, projection in projections.items():
+        layer_index = resolve_layer_index(layer, len(hook_points) - 1)
+        state_hooks[hook_points[get_hook_point_index(layer_index)]] = _make_removal_hook(projection, fraction)
+    with explainer.recorder.lock, hooked_layers(explainer.adapter.model, state_hooks):
         yield
 
 
-def _act(one: Direction | Map, share: float) -> Act:
-    p = without(one) if isinstance(one, Direction) else one
-    gone = share * (torch.eye(len(p), dtype=p.dtype, device=p.device) - p)
+def _make_removal_hook(projection: Direction | ProjectionMatrix, fraction: float) -> StateHook:
+    p = compute_removal_projection(projection) if isinstance(projection, Direction) else projection
+    removed = fraction * (torch.eye(len(p), dtype=p.dtype, device=p.device) - p)
 
-    def act(states: Any) -> Any:
-        if states.shape[-1] != len(gone):
+    def remove(states: Any) -> Any:
+        if states.shape[-1] != len(removed):
             raise InputError(
-                f"what is to be removed is {len(gone)} wide, but the layer's states are {states.shape[-1]}"
+                f"the direction to remove is {len(removed)} wide, but the layer's states are {states.shape[-1]}"
             )
-        return states - states @ gone.mT.to(states)
+        return states - states @ removed.mT.to(states)
 
-    return act
+    return remove

@@ -1,16 +1,16 @@
-"""The tests of TCAV: is a concept more to a class than a random concept would be?
+"""Significance tests of TCAV: does a concept matter more to a class than a random concept would?
 
-Each concept is held against many random counter-sets. Its scores against them are not independent: all of them share
-the concept's own examples. A t-test over them, as usual, takes every second random concept for significant (measured in
-tests/concepts/test_tcav.py). So here
+Each concept is compared with many random counter-sets. Its scores against them are not independent, because they share
+the concept's examples. The usual t-test over them calls every second random concept significant (measured in
+tests/concepts/test_tcav.py). This module therefore runs two tests:
 
-    against random concepts   the concept's mean signed sensitivity is one draw; every random set, held against all the
+    against random concepts   the concept's mean signed sensitivity is one draw; each random set, compared with all the
                               others, is one more. t = (m − mean r) / (sd r · √(1 + 1/R)), R − 1 degrees of freedom
     against one half          the scores c_1 … c_R against 0.5, with the variance of correlated runs: two vectors that
                               share one of their two sets correlate by ½. t = (c − 0.5) / (sd c · √(1 + 1/R))
 
-The first is on sensitivities, not on scores: where all inputs of a class have nearly one gradient, any vector scores
-near 0 or 1, and no score is then far from the random ones. A concept is significant if both tests say so, after Holm's
+The first test uses sensitivities, not scores: if all inputs of a class have nearly the same gradient, any vector scores
+near 0 or 1, and no score is far from the random ones. A concept is significant if both tests are, after Holm's
 correction over concepts and layers.
 """
 
@@ -26,35 +26,50 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.concepts.cav import (
-    THRESHOLD,
-    Examples,
-    Gradients,
-    concept_vector,
-    normal,
-    sensitivities,
-    tcav_score,
-    together,
+    MIN_HELD_OUT_ACCURACY,
+    ConceptActivations,
+    InputGradients,
+    compute_sensitivities,
+    compute_tcav_score,
+    fit_concept_vector,
+    fit_unit_normal,
+    pool_gradients,
 )
-from clearhead.concepts.directions import Direction
+from clearhead.concepts.directions import Direction, LayerIndex
 from clearhead.errors import InputError
-from clearhead.stats import ALPHA, LEVEL, holm
+from clearhead.stats import ALPHA, CONFIDENCE_LEVEL, adjust_p_values_holm
 
-#: Fewer random sets than this leave a test no say.
-LEAST = 3
+#: With fewer random sets, a test has no power.
+MIN_RANDOM_SETS = 3
 
 
 @dataclass(frozen=True)
-class Tested:
-    """One concept at one layer.
+class ConceptTest:
+    """The TCAV score and significance tests of one concept at one layer.
 
-    score, sd: of TCAV over the counter-sets; low, high: exact binomial interval of the score over the class's inputs
-    magnitude: the mean of S, signed; strength: the mean of |S|; effect: the magnitude in standard deviations of random
-    p_random, p_half: the two tests; p: the larger; corrected: by Holm; p_uncorrected: the usual t-test of scores on 0.5
-    refused: why there is no score, if there is none
+    Attributes:
+        concept: Name of the concept.
+        layer: Index of the layer, or "embeddings".
+        score: Mean TCAV score over the counter-sets.
+        sd: Standard deviation of the score over the counter-sets.
+        low: Lower end of the exact binomial interval of the score over the class's inputs.
+        high: Upper end of that interval.
+        magnitude: Mean signed sensitivity S.
+        strength: Mean of |S|.
+        effect: The magnitude in standard deviations of random concepts.
+        accuracy: Mean held-out accuracy of the concept vectors.
+        p_random: Test against random concepts.
+        p_half: Test of the scores against 0.5.
+        p_uncorrected: The usual t-test of the scores against 0.5.
+        p: The larger of p_random and p_half.
+        corrected: p after Holm's correction.
+        runs: Number of counter-sets.
+        inputs: Number of inputs of the class.
+        refused: Why there is no score; empty if there is one.
     """
 
     concept: str
-    layer: int
+    layer: LayerIndex
     score: float
     sd: float
     low: float
@@ -73,56 +88,93 @@ class Tested:
     refused: str = ""
 
     @property
-    def significant(self) -> bool:
+    def is_significant(self) -> bool:
+        """Whether the concept has a score and its corrected p is below the significance level."""
         return not self.refused and self.corrected < ALPHA
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "significant": self.significant}
+        """Return the fields as a dictionary for JSON."""
+        return {**asdict(self), "significant": self.is_significant}
 
 
-def deal(count: int, size: int, runs: int, seed: int = 0) -> list[list[int]]:
-    """Random sets without overlap: sets that share examples would differ less than random concepts do."""
-    sets = min(runs, count // size) if size else 0
-    if sets < LEAST:
+def split_random_sets(num_inputs: int, set_size: int, max_sets: int, seed: int = 0) -> list[list[int]]:
+    """Split random inputs into disjoint sets; sets that share examples would differ less than random concepts do.
+
+    Args:
+        num_inputs: Number of random inputs.
+        set_size: Number of inputs in a set.
+        max_sets: Maximum number of sets.
+        seed: Seed of the shuffling.
+
+    Returns:
+        The input indices of each set.
+
+    Raises:
+        InputError: There are too few inputs for three sets.
+    """
+    num_sets = 0
+    if set_size:
+        num_sets = min(max_sets, num_inputs // set_size)
+    if num_sets < MIN_RANDOM_SETS:
         raise InputError(
-            f"{count} random inputs make {sets} sets of {size} (as many as the smallest concept has): give at least "
-            f"{LEAST * size}, better {20 * size}"
+            f"{num_inputs} random inputs make {num_sets} sets of {set_size} (the size of the smallest concept): give "
+            f"at least {MIN_RANDOM_SETS * set_size}, better {20 * set_size}"
         )
-    order = np.random.default_rng(seed).permutation(count)
-    return [order[i * size : (i + 1) * size].tolist() for i in range(sets)]
+    order = np.random.default_rng(seed).permutation(num_inputs)
+    return [order[i * set_size : (i + 1) * set_size].tolist() for i in range(num_sets)]
 
 
-def against_all(
-    concept: Examples, sets: Sequence[Examples], classifier: str = "logistic", seed: int = 0, name: str = "concept"
+def fit_against_random_sets(
+    concept: ConceptActivations,
+    random_sets: Sequence[ConceptActivations],
+    classifier: str = "logistic",
+    seed: int = 0,
+    name: str = "concept",
 ) -> list[Direction]:
-    """The vectors of one concept against every random set, however well they do."""
+    """Fit the vectors of one concept against every random set, at any accuracy."""
     return [
-        concept_vector(concept, one, classifier, threshold=None, seed=seed + i, names=(name, f"random set {i}"))
-        for i, one in enumerate(sets)
+        fit_concept_vector(
+            concept, random_set, classifier, threshold=None, seed=seed + i, names=(name, f"random set {i}")
+        )
+        for i, random_set in enumerate(random_sets)
     ]
 
 
-def judged(
+def evaluate_concept(
     vectors: Sequence[Direction],
-    own: Gradients,
-    chance: Float[np.ndarray, "set"],
-    threshold: float | None = THRESHOLD,
+    gradients: InputGradients,
+    chance_magnitudes: Float[np.ndarray, "set"],
+    threshold: float | None = MIN_HELD_OUT_ACCURACY,
     name: str = "concept",
-) -> Tested:
-    """One concept by its vectors against all random sets; `chance` is what these sets have among themselves."""
-    accuracy = float(np.mean([v.tested.accuracy for v in vectors if v.tested is not None]))
-    s = torch.stack([sensitivities(own, vector) for vector in vectors])
-    scores = np.array([tcav_score(run) for run in s])
+) -> ConceptTest:
+    """Test one concept by its vectors against all random sets.
+
+    Args:
+        vectors: The vectors of the concept, one for each random set.
+        gradients: Gradients of the target at the vectors' layer.
+        chance_magnitudes: Mean signed sensitivity of each random set compared with the others.
+        threshold: Mean held-out accuracy below which the concept gets no score; None scores every concept.
+        name: Name of the concept.
+
+    Returns:
+        The test, uncorrected and with layer 0; the caller sets the layer.
+    """
+    accuracy = float(np.mean([v.held_out_metrics.accuracy for v in vectors if v.held_out_metrics is not None]))
+    s = torch.stack([compute_sensitivities(gradients, vector) for vector in vectors])
+    num_inputs = s.shape[1]
+    scores = np.array([compute_tcav_score(run) for run in s])
     refused = ""
     if threshold is not None and accuracy < threshold:
         refused = (
-            f"{name} cannot be told from random inputs here: held-out accuracy {accuracy:.2f}, less than {threshold}"
+            f"{name} cannot be distinguished from random inputs here: held-out accuracy {accuracy:.2f}, less than "
+            f"{threshold}"
         )
         scores = np.full_like(scores, math.nan)
-    low, high = binomial_interval(float(scores.mean()), s.shape[1])
+    low, high = compute_binomial_interval(float(scores.mean()), num_inputs)
     magnitude = float(s.mean())
-    p_random, p_half = against_random(magnitude, chance), against_half(scores, s.shape[1])
-    return Tested(
+    p_random = compute_p_against_random(magnitude, chance_magnitudes)
+    p_half = compute_p_against_half(scores, num_inputs)
+    return ConceptTest(
         concept=name,
         layer=0,
         score=float(scores.mean()),
@@ -131,71 +183,79 @@ def judged(
         high=high,
         magnitude=magnitude,
         strength=float(s.abs().mean()),
-        effect=(magnitude - float(chance.mean())) / max(float(chance.std(ddof=1)), 1e-300),
+        effect=(magnitude - float(chance_magnitudes.mean())) / max(float(chance_magnitudes.std(ddof=1)), 1e-300),
         accuracy=accuracy,
         p_random=p_random,
         p_half=p_half,
-        p_uncorrected=two_sided(float(scores.mean()) - 0.5, spread_of(scores, s.shape[1]) / math.sqrt(len(s)), len(s)),
+        p_uncorrected=compute_two_sided_p(
+            float(scores.mean()) - 0.5, compute_score_std(scores, num_inputs) / math.sqrt(len(s)), len(s)
+        ),
         p=1.0 if refused else max(p_random, p_half),
         corrected=1.0,
         runs=len(vectors),
-        inputs=s.shape[1],
+        inputs=num_inputs,
         refused=refused,
     )
 
 
-def corrected(lines: Sequence[Tested]) -> list[Tested]:
-    """Holm's correction over all concepts and layers."""
-    return [replace(line, corrected=p) for line, p in zip(lines, holm([line.p for line in lines]), strict=True)]
+def correct_concept_tests(concept_tests: Sequence[ConceptTest]) -> list[ConceptTest]:
+    """Apply Holm's correction over all concepts and layers."""
+    corrected_p_values = adjust_p_values_holm([concept_test.p for concept_test in concept_tests])
+    return [
+        replace(concept_test, corrected=p) for concept_test, p in zip(concept_tests, corrected_p_values, strict=True)
+    ]
 
 
-def random_vectors(
-    sets: Sequence[Examples], classifier: str = "logistic", seed: int = 0
+def fit_random_vectors(
+    random_sets: Sequence[ConceptActivations], classifier: str = "logistic", seed: int = 0
 ) -> Float[Tensor, "set feature"]:
-    """Of each random set, the mean of its vectors against all the others."""
-    found = torch.zeros(len(sets), sets[0].activations.shape[1], dtype=torch.float64)
-    for i, one in enumerate(sets):
-        for j in range(i + 1, len(sets)):
-            v = normal(one, sets[j], classifier, seed).cpu()
-            found[i] += v
-            found[j] -= v  # the same vector, seen from the other side
-    return found / (len(sets) - 1)
+    """Fit, for each random set, the mean of its vectors against all the others."""
+    vectors = torch.zeros(len(random_sets), random_sets[0].activations.shape[1], dtype=torch.float64)
+    for i, random_set in enumerate(random_sets):
+        for j in range(i + 1, len(random_sets)):
+            v = fit_unit_normal(random_set, random_sets[j], classifier, seed).cpu()
+            vectors[i] += v
+            vectors[j] -= v  # swapping the two sets flips the sign
+    return vectors / (len(random_sets) - 1)
 
 
-def random_magnitudes(vectors: Float[Tensor, "set feature"], own: Gradients) -> Float[np.ndarray, "set"]:
-    """The mean signed sensitivity of each random set."""
-    return np.asarray((vectors @ together(own, vectors.shape[1]).mean(0).to(vectors)).numpy())
+def compute_random_magnitudes(
+    vectors: Float[Tensor, "set feature"], gradients: InputGradients
+) -> Float[np.ndarray, "set"]:
+    """Compute the mean signed sensitivity of each random set."""
+    return np.asarray((vectors @ pool_gradients(gradients, vectors.shape[1]).mean(0).to(vectors)).numpy())
 
 
-def against_random(magnitude: float, chance: Float[np.ndarray, "set"]) -> float:
-    """One draw against a sample of draws (Crawford and Howell's t), two-sided."""
-    spread = float(chance.std(ddof=1)) * math.sqrt(1 + 1 / len(chance))
-    return two_sided(magnitude - float(chance.mean()), spread, len(chance))
+def compute_p_against_random(magnitude: float, chance_magnitudes: Float[np.ndarray, "set"]) -> float:
+    """Test one draw against a sample of draws (Crawford and Howell's t), two-sided."""
+    spread = float(chance_magnitudes.std(ddof=1)) * math.sqrt(1 + 1 / len(chance_magnitudes))
+    return compute_two_sided_p(magnitude - float(chance_magnitudes.mean()), spread, len(chance_magnitudes))
 
 
-def against_half(scores: Float[np.ndarray, "run"], inputs: int) -> float:
-    """Correlated runs against 0.5, two-sided."""
-    return two_sided(
-        float(scores.mean()) - 0.5, spread_of(scores, inputs) * math.sqrt(1 + 1 / len(scores)), len(scores)
+def compute_p_against_half(scores: Float[np.ndarray, "run"], num_inputs: int) -> float:
+    """Test correlated runs against 0.5, two-sided."""
+    return compute_two_sided_p(
+        float(scores.mean()) - 0.5, compute_score_std(scores, num_inputs) * math.sqrt(1 + 1 / len(scores)), len(scores)
     )
 
 
-def binomial_interval(score: float, inputs: int) -> tuple[float, float]:
-    """Clopper and Pearson's: where the share would lie with other inputs of the class."""
+def compute_binomial_interval(score: float, num_inputs: int) -> tuple[float, float]:
+    """Compute Clopper and Pearson's exact interval of the score over the inputs of the class."""
     if math.isnan(score):
         return math.nan, math.nan
-    found = scipy.stats.binomtest(round(score * inputs), inputs).proportion_ci(LEVEL)
-    return float(found.low), float(found.high)
+    interval = scipy.stats.binomtest(round(score * num_inputs), num_inputs).proportion_ci(CONFIDENCE_LEVEL)
+    return float(interval.low), float(interval.high)
 
 
-def spread_of(scores: Float[np.ndarray, "run"], inputs: int) -> float:
-    """Scores come in steps of one input: runs that agree are known to half a step."""
-    return max(float(scores.std(ddof=1)), 1 / (2 * inputs))
+def compute_score_std(scores: Float[np.ndarray, "run"], num_inputs: int) -> float:
+    """Compute the standard deviation of the scores, at least half of the step that one input makes."""
+    return max(float(scores.std(ddof=1)), 1 / (2 * num_inputs))
 
 
-def two_sided(difference: float, spread: float, count: int) -> float:
+def compute_two_sided_p(difference: float, standard_error: float, num_samples: int) -> float:
+    """Compute the two-sided p of a t-test; 1 for NaN."""
     if math.isnan(difference):
         return 1.0
-    if spread == 0:
+    if standard_error == 0:
         return 1.0 if difference == 0 else 0.0
-    return float(2 * scipy.stats.t.sf(abs(difference) / spread, count - 1))
+    return float(2 * scipy.stats.t.sf(abs(difference) / standard_error, num_samples - 1))

@@ -1,7 +1,7 @@
-"""TCAV: does a concept drive a class, more than a random concept would?
+"""TCAV: does a concept drive a class more than a random concept would?
 
-A concept's vectors do not depend on the class that is asked about: `prepare` finds them once, `Prepared.ask` holds them
-against the inputs of one class, and `inquire` is both. The tests are those of `concepts/significance.py`.
+A concept's vectors do not depend on the class: `fit_concepts` computes them once, `FittedConcepts.evaluate` tests them
+on the inputs of one class, and `run_tcav` does both. The tests are those of `concepts/significance.py`.
 """
 
 import math
@@ -17,105 +17,151 @@ from torch import Tensor
 
 from clearhead.adapters.base import Sample
 from clearhead.concepts.cav import (
-    THRESHOLD,
-    Examples,
-    Gradients,
-    activations,
-    concept_map,
-    concept_vector,
-    moved_gradients,
-    sensitivities,
-    tcav_score,
+    MIN_HELD_OUT_ACCURACY,
+    ConceptActivations,
+    InputGradients,
+    compute_activations,
+    compute_concept_map,
+    compute_masked_gradients,
+    compute_sensitivities,
+    compute_tcav_score,
+    fit_concept_vector,
 )
-from clearhead.concepts.directions import Direction, Directions
-from clearhead.concepts.hidden_states import Found, Progress, states_of
+from clearhead.concepts.directions import Direction, Directions, LayerIndex
+from clearhead.concepts.hidden_states import LayerStates, Progress, compute_layer_states
 from clearhead.concepts.significance import (
-    Tested,
-    against_all,
-    corrected,
-    deal,
-    judged,
-    random_magnitudes,
-    random_vectors,
+    ConceptTest,
+    compute_random_magnitudes,
+    correct_concept_tests,
+    evaluate_concept,
+    fit_against_random_sets,
+    fit_random_vectors,
+    split_random_sets,
 )
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
-from clearhead.explanation.explanation import plain
+from clearhead.explanation.explanation import to_json_value
 from clearhead.targets import TargetLike
 
 
 @dataclass
-class Inquiry:
-    """Every concept at every layer, and what was found on the way.
+class TcavResult:
+    """The TCAV tests of every concept at every layer, with vectors and sensitivity maps.
 
-    relative: by layer, TCAV of each concept against each other one; vectors: by concept and layer, the mean of the
-    vectors against all random sets; maps: by concept and layer, what a step along the vector does at
-    every unit of each input
+    Attributes:
+        model: Name of the model.
+        target: The target, as text.
+        concept_tests: One test for each concept and layer.
+        relative_scores: By layer, the TCAV score of each concept against each other concept.
+        concept_vectors: By concept and layer, the mean of the vectors against all random sets.
+        sensitivity_maps: By concept and layer, the sensitivity of every unit of each input.
+        samples: The inputs of the class, as the model takes them.
+        settings: The settings of the run.
     """
 
     model: str
     target: str
-    lines: list[Tested]
-    relative: dict[int, dict[tuple[str, str], float]]
-    vectors: dict[str, Directions]
-    maps: dict[str, dict[int, list[Float[np.ndarray, "unit"]]]]
+    concept_tests: list[ConceptTest]
+    relative_scores: dict[LayerIndex, dict[tuple[str, str], float]]
+    concept_vectors: dict[str, Directions]
+    sensitivity_maps: dict[str, dict[LayerIndex, list[Float[np.ndarray, "unit"]]]]
     samples: list[Sample]
     settings: dict[str, Any]
 
     def _repr_html_(self) -> str:
-        from clearhead.render.html import notebook_cell
-        from clearhead.render.reports.concepts import tcav_sheet
+        from clearhead.render.html import render_notebook_view_model
+        from clearhead.render.reports.concepts import build_tcav_report
 
-        return notebook_cell(tcav_sheet(self))
+        return render_notebook_view_model(build_tcav_report(self))
 
     def to_dict(self) -> dict[str, Any]:
-        about = {"schema": "clearhead/tcav", "version": 1, "model": self.model, "target": self.target}
+        """Return the tests, relative scores and settings as a dictionary for JSON."""
         relative = [
             {"layer": layer, "concept": a, "against": b, "score": score}
-            for layer, own in self.relative.items()
-            for (a, b), score in own.items()
+            for layer, scores in self.relative_scores.items()
+            for (a, b), score in scores.items()
         ]
-        lines = [line.to_dict() for line in self.lines]
-        return plain({**about, "settings": self.settings, "lines": lines, "relative": relative})
+        return to_json_value(
+            {
+                "schema": "clearhead/tcav",
+                "version": 2,
+                "model": self.model,
+                "target": self.target,
+                "settings": self.settings,
+                "lines": [concept_test.to_dict() for concept_test in self.concept_tests],
+                "relative": relative,
+            }
+        )
 
 
-def tcav(
-    ex: Explainer,
+def compute_concept_tests(
+    explainer: Explainer,
     inputs: Sequence[Any],
     concepts: Mapping[str, Sequence[Any]],
-    random: Sequence[Any],
-    layers: Sequence[int],
-    **how: Any,
-) -> list[Tested]:
-    """Every concept at every layer (k of h^k), tested against random concepts; arguments as in `inquire`."""
-    return inquire(ex, inputs, concepts, random, layers, **how).lines
+    random_inputs: Sequence[Any],
+    layers: Sequence[LayerIndex],
+    **kwargs: Any,
+) -> list[ConceptTest]:
+    """Test every concept at every layer against random concepts.
+
+    Args:
+        explainer: Explainer of the model.
+        inputs: Inputs of the class.
+        concepts: Inputs that show each concept, by name.
+        random_inputs: Inputs of any kind, for the random counter-sets.
+        layers: Layers whose output is read, from 0, negative from the end; "embeddings" is the output of the embedding
+            layer.
+        **kwargs: Further options of `run_tcav`.
+
+    Returns:
+        One test for each concept and layer, corrected by Holm's method.
+    """
+    return run_tcav(explainer, inputs, concepts, random_inputs, layers, **kwargs).concept_tests
 
 
-def inquire(
-    ex: Explainer,
+def run_tcav(
+    explainer: Explainer,
     inputs: Sequence[Any],
     concepts: Mapping[str, Sequence[Any]],
-    random: Sequence[Any],
-    layers: Sequence[int],
+    random_inputs: Sequence[Any],
+    layers: Sequence[LayerIndex],
     *,
     target: TargetLike = None,
     scale: str | None = None,
-    threshold: float | None = THRESHOLD,
-    **how: Any,
-) -> Inquiry:
-    """TCAV with all that belongs to it: tests, relative scores, vectors, and maps over the units of each input.
+    threshold: float | None = MIN_HELD_OUT_ACCURACY,
+    **fit_kwargs: Any,
+) -> TcavResult:
+    """Run TCAV: significance tests, relative scores, concept vectors, and sensitivity maps of the inputs.
 
-    inputs: of the class; scale: of the target, as in `explain`: logits of all classes may grow together, and "log-odds"
-    tells what sets one apart; the rest and `how` are as in `prepare`
+    Args:
+        explainer: Explainer of the model.
+        inputs: Inputs of the class.
+        concepts: Inputs that show each concept, by name.
+        random_inputs: Inputs of any kind, for the random counter-sets.
+        layers: Layers whose output is read, from 0, negative from the end; "embeddings" is the output of the embedding
+            layer.
+        target: The target, as in `Explainer.explain`; default: the predicted class.
+        scale: Scale of the target. The logits of all classes may grow together; "log-odds" measures what distinguishes
+            one class from the others.
+        threshold: Held-out accuracy below which a concept gets no score; None scores every concept.
+        **fit_kwargs: Options of `fit_concepts`.
+
+    Returns:
+        The tests, relative scores, vectors and maps.
+
+    Raises:
+        InputError: No concept, too few random inputs or examples, or a layer that does not exist.
     """
-    return prepare(ex, concepts, random, layers, **how).ask(inputs, target, scale, threshold)
+    return fit_concepts(explainer, concepts, random_inputs, layers, **fit_kwargs).evaluate(
+        inputs, target, scale, threshold
+    )
 
 
-def prepare(
-    ex: Explainer,
+def fit_concepts(
+    explainer: Explainer,
     concepts: Mapping[str, Sequence[Any]],
-    random: Sequence[Any],
-    layers: Sequence[int],
+    random_inputs: Sequence[Any],
+    layers: Sequence[LayerIndex],
     *,
     pool: str = "class",
     classifier: str = "logistic",
@@ -124,121 +170,213 @@ def prepare(
     stream: str | None = None,
     batch_size: int = 16,
     progress: Progress = False,
-) -> "Prepared":
-    """The vectors of concepts against random counter-sets, at every layer (k of h^k).
+) -> "FittedConcepts":
+    """Fit the vectors of concepts against random counter-sets, at every layer.
 
-    concepts: name → inputs that show it; random: inputs of any kind, which are dealt out into `runs` sets without
-    overlap, as large as the smallest concept
+    Args:
+        explainer: Explainer of the model.
+        concepts: Inputs that show each concept, by name.
+        random_inputs: Inputs of any kind; they are split into disjoint sets as large as the smallest concept.
+        layers: Layers whose output is read, from 0, negative from the end; "embeddings" is the output of the embedding
+            layer.
+        pool: How the unit vectors of an input become an activation: "class", "mean", "token" or "flat".
+        classifier: "logistic", "sgd", "mean-difference" or "ridge".
+        runs: Maximum number of random sets.
+        seed: Seed of the random sets, splits and classifiers.
+        stream: Stream whose layers are read; default: the adapter's main stream.
+        batch_size: Number of inputs in a pass.
+        progress: True for a progress bar, or a function that wraps a list.
+
+    Returns:
+        The fitted concepts, to be evaluated on the inputs of any class.
+
+    Raises:
+        InputError: No concept, too few random inputs or examples, or a layer that does not exist.
     """
     if not concepts:
         raise InputError("no concept was given")
-    size = min(len(examples) for examples in concepts.values())
-    dealt = deal(len(random), size, runs, seed)
-    how: dict[str, Any] = {"stream": stream, "batch_size": batch_size, "progress": progress}
-    others = activations(ex, random, layers, pool, **how)
-    shown = {name: activations(ex, examples, layers, pool, **how) for name, examples in concepts.items()}
-    vectors: dict[int, dict[str, list[Direction]]] = {}
-    chance, among = {}, {}
-    for layer, every in others.items():
-        sets = [every.some(chosen) for chosen in dealt]
-        chance[layer] = random_vectors(sets, classifier, seed)
-        among[layer] = relative_vectors({name: own[layer] for name, own in shown.items()}, classifier, None, seed)
-        vectors[layer] = {name: against_all(own[layer], sets, classifier, seed, name) for name, own in shown.items()}
-    settings = {"pool": pool, "classifier": classifier, "runs": len(dealt), "examples": size, "seed": seed}
-    return Prepared(ex, vectors, among, chance, how, {**settings, "random": len(random)})
+    set_size = min(len(examples) for examples in concepts.values())
+    random_splits = split_random_sets(len(random_inputs), set_size, runs, seed)
+    pass_kwargs: dict[str, Any] = {"stream": stream, "batch_size": batch_size, "progress": progress}
+    random_activations = compute_activations(explainer, random_inputs, layers, pool, **pass_kwargs)
+    concept_activations = {
+        name: compute_activations(explainer, examples, layers, pool, **pass_kwargs)
+        for name, examples in concepts.items()
+    }
+    vectors: dict[LayerIndex, dict[str, list[Direction]]] = {}
+    random_vectors = {}
+    relative_vectors = {}
+    for layer, layer_activations in random_activations.items():
+        random_sets = [layer_activations.select_inputs(indices) for indices in random_splits]
+        layer_concepts = {name: by_layer[layer] for name, by_layer in concept_activations.items()}
+        random_vectors[layer] = fit_random_vectors(random_sets, classifier, seed)
+        relative_vectors[layer] = fit_relative_vectors(layer_concepts, classifier, None, seed)
+        vectors[layer] = {
+            name: fit_against_random_sets(activations, random_sets, classifier, seed, name)
+            for name, activations in layer_concepts.items()
+        }
+    settings = {
+        "pool": pool,
+        "classifier": classifier,
+        "runs": len(random_splits),
+        "examples": set_size,
+        "seed": seed,
+        "random": len(random_inputs),
+    }
+    return FittedConcepts(explainer, vectors, relative_vectors, random_vectors, pass_kwargs, settings)
 
 
 @dataclass
-class Prepared:
-    """Concepts ready to be held against classes: by layer, each one's vectors, theirs among themselves, random ones."""
+class FittedConcepts:
+    """Concept vectors ready to be evaluated on classes.
 
-    ex: Explainer
-    vectors: dict[int, dict[str, list[Direction]]]
-    among: dict[int, dict[tuple[str, str], Direction]]
-    random: dict[int, Float[Tensor, "set feature"]]
-    how: dict[str, Any]
+    Attributes:
+        explainer: Explainer of the model.
+        vectors: By layer and concept, one vector for each random set.
+        relative_vectors: By layer, the vector of each concept against each other concept.
+        random_vectors: By layer, the vector of each random set against the others.
+        pass_kwargs: Stream, batch size and progress of the passes.
+        settings: The settings of the fit.
+    """
+
+    explainer: Explainer
+    vectors: dict[LayerIndex, dict[str, list[Direction]]]
+    relative_vectors: dict[LayerIndex, dict[tuple[str, str], Direction]]
+    random_vectors: dict[LayerIndex, Float[Tensor, "set feature"]]
+    pass_kwargs: dict[str, Any]
     settings: dict[str, Any]
 
-    def ask(
+    def evaluate(
         self,
         inputs: Sequence[Any],
         target: TargetLike = None,
         scale: str | None = None,
-        threshold: float | None = THRESHOLD,
-    ) -> Inquiry:
-        """Do the concepts drive this target, on these inputs?"""
-        found = states_of(self.ex, inputs, list(self.vectors), target=target, scale=scale, gradient=True, **self.how)
-        own = moved_gradients(self.ex, found, self.settings["pool"], target, self.how["stream"])
-        lines: list[Tested] = []
-        mean: dict[str, dict[int, Direction]] = {}
-        for layer, by_concept in self.vectors.items():
-            chance = random_magnitudes(self.random[layer], own[layer])
-            for name, vectors in by_concept.items():
-                lines.append(replace(judged(vectors, own[layer], chance, threshold, name), layer=layer))
-                mean.setdefault(name, {})[layer] = mean_vector(vectors)
-        return Inquiry(
-            model=self.ex.subject.name,
+        threshold: float | None = MIN_HELD_OUT_ACCURACY,
+    ) -> TcavResult:
+        """Test whether the concepts drive a target on the inputs of one class.
+
+        Args:
+            inputs: Inputs of the class.
+            target: The target, as in `Explainer.explain`; default: the predicted class.
+            scale: Scale of the target, such as "logit" or "log-odds".
+            threshold: Held-out accuracy below which a concept gets no score; None scores every concept.
+
+        Returns:
+            The tests, relative scores, vectors and maps.
+        """
+        layer_states = compute_layer_states(
+            self.explainer,
+            inputs,
+            list(self.vectors),
+            target=target,
+            scale=scale,
+            with_gradients=True,
+            **self.pass_kwargs,
+        )
+        gradients = compute_masked_gradients(
+            self.explainer, layer_states, self.settings["pool"], target, self.pass_kwargs["stream"]
+        )
+        concept_tests: list[ConceptTest] = []
+        mean_vectors: dict[str, dict[LayerIndex, Direction]] = {}
+        for layer, vectors_by_concept in self.vectors.items():
+            chance_magnitudes = compute_random_magnitudes(self.random_vectors[layer], gradients[layer])
+            for name, vectors in vectors_by_concept.items():
+                concept_test = evaluate_concept(vectors, gradients[layer], chance_magnitudes, threshold, name)
+                concept_tests.append(replace(concept_test, layer=layer))
+                mean_vectors.setdefault(name, {})[layer] = compute_mean_vector(vectors)
+        return TcavResult(
+            model=self.explainer.adapter.name,
             target="what is predicted" if target is None else str(target),
-            lines=corrected(lines),
-            relative={k: relative_scores(v, own[k], threshold) for k, v in self.among.items()},
-            vectors={name: Directions(by_layer) for name, by_layer in mean.items()},
-            maps={name: {k: _maps(found, k, v) for k, v in by_layer.items()} for name, by_layer in mean.items()},
-            samples=[one.sample for one in found],
+            concept_tests=correct_concept_tests(concept_tests),
+            relative_scores={
+                layer: compute_relative_scores(vectors, gradients[layer], threshold)
+                for layer, vectors in self.relative_vectors.items()
+            },
+            concept_vectors={name: Directions(by_layer) for name, by_layer in mean_vectors.items()},
+            sensitivity_maps={
+                name: {
+                    layer: _compute_sensitivity_maps(layer_states, layer, vector) for layer, vector in by_layer.items()
+                }
+                for name, by_layer in mean_vectors.items()
+            },
+            samples=[states.sample for states in layer_states],
             settings={
                 **self.settings,
-                "scale": scale or self.ex.subject.scales[0],
+                "scale": scale or self.explainer.adapter.target_scales[0],
                 "threshold": threshold,
                 "inputs": len(inputs),
             },
         )
 
 
-def _maps(found: Sequence[Found], layer: int, vector: Direction) -> list[Float[np.ndarray, "unit"]]:
-    """Of every unit, moved by the pool or not: with pool="class", all of S would lie on the class token."""
-    every = [one.gradients[layer].double() for one in found]
-    return [one.cpu().numpy() for one in concept_map(every, vector)]
+def _compute_sensitivity_maps(
+    layer_states: Sequence[LayerStates], layer: LayerIndex, vector: Direction
+) -> list[Float[np.ndarray, "unit"]]:
+    """The maps over all units, moved by the pool or not: with pool="class", all of S would be on the class token."""
+    gradients = [states.gradients[layer].double() for states in layer_states]
+    return [concept_map.cpu().numpy() for concept_map in compute_concept_map(gradients, vector)]
 
 
-def relative(
-    concepts: Mapping[str, Examples],
-    own: Gradients,
+def compute_relative_tcav(
+    concepts: Mapping[str, ConceptActivations],
+    gradients: InputGradients,
     classifier: str = "logistic",
-    threshold: float | None = THRESHOLD,
+    threshold: float | None = MIN_HELD_OUT_ACCURACY,
     seed: int = 0,
 ) -> dict[tuple[str, str], float]:
-    """TCAV of each concept against each other one: TCAV(A, B) = 1 − TCAV(B, A)."""
-    return relative_scores(relative_vectors(concepts, classifier, threshold, seed), own)
+    """Compute the TCAV score of each concept against each other concept: TCAV(A, B) = 1 − TCAV(B, A).
+
+    Args:
+        concepts: Activations of each concept, by name.
+        gradients: Gradients of the target at the same layer.
+        classifier: "logistic", "sgd", "mean-difference" or "ridge".
+        threshold: Held-out accuracy below which a vector is rejected; None accepts every vector.
+        seed: Seed of the split and of the classifier.
+
+    Returns:
+        The score of each ordered pair of names.
+
+    Raises:
+        InputError: A pair cannot be distinguished.
+    """
+    return compute_relative_scores(fit_relative_vectors(concepts, classifier, threshold, seed), gradients)
 
 
-def relative_vectors(
-    concepts: Mapping[str, Examples],
+def fit_relative_vectors(
+    concepts: Mapping[str, ConceptActivations],
     classifier: str = "logistic",
-    threshold: float | None = THRESHOLD,
+    threshold: float | None = MIN_HELD_OUT_ACCURACY,
     seed: int = 0,
 ) -> dict[tuple[str, str], Direction]:
-    """The vector of each concept against each other one; both ways round it is the same vector with another sign."""
-    found = {}
+    """Fit the vector of each concept against each other one; swapping the two flips the sign of the vector."""
+    vectors = {}
     for (a, first), (b, second) in combinations(concepts.items(), 2):
-        vector = concept_vector(first, second, classifier, threshold=threshold, seed=seed, names=(a, b))
-        found[a, b] = vector
-        found[b, a] = replace(vector, q=-vector.q, centre=-vector.centre, names=(b, a), counts=vector.counts[::-1])
-    return found
+        vector = fit_concept_vector(first, second, classifier, threshold=threshold, seed=seed, names=(a, b))
+        vectors[a, b] = vector
+        vectors[b, a] = replace(vector, q=-vector.q, centre=-vector.centre, names=(b, a), counts=vector.counts[::-1])
+    return vectors
 
 
-def relative_scores(
-    vectors: Mapping[tuple[str, str], Direction], own: Gradients, threshold: float | None = None
+def compute_relative_scores(
+    vectors: Mapping[tuple[str, str], Direction], gradients: InputGradients, threshold: float | None = None
 ) -> dict[tuple[str, str], float]:
-    """NaN for concepts that are told from each other less often than `threshold`: their score would say nothing."""
+    """Compute relative TCAV scores; NaN where the held-out accuracy of a pair is below `threshold`."""
+    scores = {}
+    for pair, vector in vectors.items():
+        scores[pair] = math.nan
+        if _is_accurate(vector, threshold):
+            scores[pair] = compute_tcav_score(compute_sensitivities(gradients, vector))
+    return scores
 
-    def told_apart(vector: Direction) -> bool:
-        accuracy = None if vector.tested is None else vector.tested.accuracy
-        return threshold is None or accuracy is None or accuracy >= threshold
 
-    scores = {pair: tcav_score(sensitivities(own, vector)) for pair, vector in vectors.items()}
-    return {pair: score if told_apart(vectors[pair]) else math.nan for pair, score in scores.items()}
+def _is_accurate(vector: Direction, threshold: float | None) -> bool:
+    """Whether the held-out accuracy reaches the threshold; True where either is unknown."""
+    if threshold is None or vector.held_out_metrics is None or vector.held_out_metrics.accuracy is None:
+        return True
+    return vector.held_out_metrics.accuracy >= threshold
 
 
-def mean_vector(vectors: Sequence[Direction]) -> Direction:
-    """One vector for maps: the mean of those against all counter-sets, of length one again."""
+def compute_mean_vector(vectors: Sequence[Direction]) -> Direction:
+    """Compute the mean of the vectors against all counter-sets, normalised to length one; used for maps."""
     q = torch.stack([vector.q[0] for vector in vectors]).mean(0)
     return replace(vectors[0], q=(q / q.norm())[None])

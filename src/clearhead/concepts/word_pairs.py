@@ -1,6 +1,6 @@
-"""Word pairs of an axis (he–she …), and sentences that hold one of them, with their counterfactuals.
+"""Word pairs of an axis (he–she …), and sentences that contain one of the words, with their counterfactuals.
 
-Any axis will do: pairs are an input. The first words of all pairs are one class, the second ones the other.
+The pairs are an input, so any axis works. The first words of all pairs form one class, the second words the other.
 """
 
 import csv
@@ -13,184 +13,270 @@ from typing import Any
 
 import torch
 
-from clearhead.adapters.readers.text import Words
+from clearhead.adapters.readers.text import TokenizerWrapper
 from clearhead.concepts.densray import Vectors
-from clearhead.concepts.direction_validation import held_out
-from clearhead.concepts.directions import Directions
-from clearhead.concepts.hidden_states import Progress, states_of
-from clearhead.concepts.layer_hooks import layer_number, own_calls
-from clearhead.engine.batching import followed
+from clearhead.concepts.direction_validation import fit_with_held_out
+from clearhead.concepts.directions import Directions, LayerIndex
+from clearhead.concepts.hidden_states import Progress, compute_layer_states
+from clearhead.concepts.layer_hooks import find_self_attention_calls, resolve_layer_index
+from clearhead.engine.batching import with_progress
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
 
-Pair = tuple[str, str]
+WordPair = tuple[str, str]
 
-_GENDER = """
+_GENDER_PAIRS_TEXT = """
     he/she him/her his/her himself/herself man/woman men/women boy/girl boys/girls father/mother fathers/mothers
     son/daughter sons/daughters brother/sister brothers/sisters husband/wife husbands/wives king/queen kings/queens
     prince/princess uncle/aunt nephew/niece grandfather/grandmother grandson/granddaughter gentleman/lady
     gentlemen/ladies lord/lady sir/madam actor/actress actors/actresses male/female males/females groom/bride dad/mom
     duke/duchess waiter/waitress hero/heroine boyfriend/girlfriend guy/gal
 """
-#: Pairs for those who bring none: masculine first, feminine second.
-GENDER: tuple[Pair, ...] = tuple((a, b) for a, _, b in (pair.partition("/") for pair in _GENDER.split()))
+#: Default pairs: masculine first, feminine second.
+GENDER_PAIRS: tuple[WordPair, ...] = tuple(
+    (a, b) for a, _, b in (pair.partition("/") for pair in _GENDER_PAIRS_TEXT.split())
+)
 
 
 @dataclass(frozen=True)
-class Occurrence:
-    """A sentence with a word of a pair, and the same sentence with the other one in every place of it."""
+class PairOccurrence:
+    """A sentence with a word of a pair, and its counterfactual with every occurrence of the word swapped.
 
-    texts: Pair
-    words: Pair
-
-    def first_last(self) -> "Occurrence":
-        return Occurrence((self.texts[1], self.texts[0]), (self.words[1], self.words[0]))
-
-
-def read_pairs(first: str | Path, second: str | Path | None = None) -> list[Pair]:
-    """Word pairs: two files with one word a line, line by line a pair; or one file with both words on a line.
-
-    One file may be a table (.csv, .tsv), a JSON list of pairs, or text with a space between the two words.
+    Attributes:
+        texts: The sentence with the first and with the second word of the pair.
+        words: The pair.
     """
-    columns = [_lines(path) for path in (first, second) if path is not None]
-    rows = [list(row) for row in zip(*columns, strict=False)] if second is not None else _rows(Path(first), columns[0])
-    plain = [[word.strip().casefold() for word in row] for row in rows]
-    pairs = [(row[0], row[1]) for row in plain if len(row) == 2 and all(row)]
+
+    texts: WordPair
+    words: WordPair
+
+    def swap(self) -> "PairOccurrence":
+        """Return the occurrence with the two sides exchanged."""
+        return PairOccurrence((self.texts[1], self.texts[0]), (self.words[1], self.words[0]))
+
+
+def read_word_pairs(first_path: str | Path, second_path: str | Path | None = None) -> list[WordPair]:
+    """Read word pairs from one file with both words on a line, or from two files with one word a line.
+
+    A single file may be a table (.csv, .tsv), a JSON list of pairs, or text with a space between the two words.
+
+    Args:
+        first_path: The file of pairs, or of the first words.
+        second_path: The file of the second words, line by line the partners of the first.
+
+    Returns:
+        The pairs, in lower case.
+
+    Raises:
+        InputError: A file does not exist, cannot be parsed, or contains no pair.
+    """
+    if second_path is None:
+        rows = _parse_rows(Path(first_path), _read_lines(first_path))
+        source = f"{str(first_path)!r} contains"
+    else:
+        columns = [_read_lines(first_path), _read_lines(second_path)]
+        rows = [list(row) for row in zip(*columns, strict=False)]
+        source = f"{str(first_path)!r} and {str(second_path)!r} contain"
+    normalised = [[word.strip().casefold() for word in row] for row in rows]
+    pairs = [(row[0], row[1]) for row in normalised if len(row) == 2 and all(row)]
     if not pairs:
-        named = f"{str(first)!r} and {str(second)!r} hold" if second is not None else f"{str(first)!r} holds"
-        raise InputError(f"{named} no pair of words: give two words a line, or two files with one word a line")
+        raise InputError(f"{source} no pair of words: give two words a line, or two files with one word a line")
     return pairs
 
 
-def _lines(path: str | Path) -> list[str]:
+def _read_lines(path: str | Path) -> list[str]:
     if not Path(path).is_file():
         raise InputError(f"there is no word list {str(path)!r}")
     return Path(path).read_text(encoding="utf-8-sig").split("\n")
 
 
-def _rows(path: Path, lines: list[str]) -> list[list[str]]:
+def _parse_rows(path: Path, lines: list[str]) -> list[list[str]]:
     if path.suffix == ".json":
         try:
             return [list(map(str, row)) for row in json.loads("\n".join(lines))]
         except (ValueError, TypeError) as problem:
-            raise InputError(f"{str(path)!r} is no list of word pairs in JSON ({problem})") from None
-    separator = {".csv": ",", ".tsv": "\t"}.get(path.suffix)
-    return [line.split() for line in lines] if separator is None else list(csv.reader(lines, delimiter=separator))
+            raise InputError(f"{str(path)!r} is not a JSON list of word pairs ({problem})") from None
+    delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix)
+    if delimiter is None:
+        return [line.split() for line in lines]
+    return list(csv.reader(lines, delimiter=delimiter))
 
 
-def known_pairs(ex: Explainer, pairs: Iterable[Pair]) -> list[Pair]:
-    """The pairs whose two words are one piece each of the model's vocabulary: only these have one vector."""
-    given = list(pairs)
-    known = [pair for pair in given if pair[0] != pair[1] and all(is_one_piece(ex, word) for word in pair)]
-    if not known:
-        raise InputError(f"of {len(given)} word pairs none has both words in the vocabulary of {ex.subject.name}")
-    return list(dict.fromkeys(known))
+def select_single_token_pairs(explainer: Explainer, pairs: Iterable[WordPair]) -> list[WordPair]:
+    """Select the pairs whose two words are each a single token of the model: only these have one vector.
+
+    Args:
+        explainer: Explainer of a model that reads text.
+        pairs: The candidate pairs.
+
+    Returns:
+        The pairs without duplicates, in their order.
+
+    Raises:
+        InputError: No pair has both words in the vocabulary.
+    """
+    candidates = list(pairs)
+    usable = [
+        pair for pair in candidates if pair[0] != pair[1] and all(is_single_token(explainer, word) for word in pair)
+    ]
+    if not usable:
+        raise InputError(
+            f"of {len(candidates)} word pairs none has both words in the vocabulary of {explainer.adapter.name}"
+        )
+    return list(dict.fromkeys(usable))
 
 
-def is_one_piece(ex: Explainer, word: str) -> bool:
-    return _piece(ex, word) is not None
+def is_single_token(explainer: Explainer, word: str) -> bool:
+    """Whether a word is a single token of the model's vocabulary."""
+    return _find_token_id(explainer, word) is not None
 
 
-def _piece(ex: Explainer, word: str, begins: bool = False) -> int | None:
-    """The one token that a word is inside a sentence, or where it `begins` one; byte-level BPE has two for it."""
-    words = _words(ex)
-    for written in (word,) if begins else (f" {word}", word):
-        ids = words.ask("encode", written, add_special_tokens=False)
-        if len(ids) == 1 and ids[0] != getattr(words.tokenizer, "unk_token_id", None):
+def _find_token_id(explainer: Explainer, word: str, at_start: bool = False) -> int | None:
+    """The token of a word inside a sentence, or at its start: byte-level BPE has two different tokens."""
+    tokenizer_wrapper = _get_tokenizer_wrapper(explainer)
+    spellings = [word]
+    if not at_start:
+        spellings.insert(0, f" {word}")
+    for spelling in spellings:
+        ids = tokenizer_wrapper.call_tokenizer("encode", spelling, add_special_tokens=False)
+        if len(ids) == 1 and ids[0] != getattr(tokenizer_wrapper.tokenizer, "unk_token_id", None):
             return int(ids[0])
     return None
 
 
-def _words(ex: Explainer) -> Words:
-    words = getattr(ex.subject, "words", None)
-    if not isinstance(words, Words):
-        raise InputError(f"{ex.subject.name} reads no text, and an axis of words needs a model that does")
-    return words
+def _get_tokenizer_wrapper(explainer: Explainer) -> TokenizerWrapper:
+    tokenizer_wrapper = getattr(explainer.adapter, "tokenizer_wrapper", None)
+    if not isinstance(tokenizer_wrapper, TokenizerWrapper):
+        raise InputError(f"{explainer.adapter.name} does not read text, and an axis of words needs a model that does")
+    return tokenizer_wrapper
 
 
-def occurrences(texts: Iterable[str], pairs: Sequence[Pair], longest: int = 60) -> Iterator[Occurrence]:
-    """Sentences with one of the words, first words and second ones alike; the first of its pairs counts.
+def iter_occurrences(texts: Iterable[str], pairs: Sequence[WordPair], max_words: int = 60) -> Iterator[PairOccurrence]:
+    """Yield the sentences that contain a word of either side; of several words, the first one counts.
 
-    longest: sentences of more words are left out
+    Args:
+        texts: Texts, which are split into sentences.
+        pairs: The word pairs; a word of several pairs is swapped with its first partner.
+        max_words: Longer sentences are skipped.
+
+    Yields:
+        The sentence and its counterfactual.
     """
-    other: dict[str, tuple[str, bool]] = {}
-    for a, b in reversed(pairs):  # a word of several pairs goes with its first partner
-        other[a], other[b] = (b, False), (a, True)
+    partners: dict[str, tuple[str, bool]] = {}
+    for a, b in reversed(pairs):  # earlier pairs overwrite later ones
+        partners[a] = (b, False)
+        partners[b] = (a, True)
     pattern = re.compile(r"\w+")
     for text in texts:
         for sentence in re.split(r"(?<=[.!?])\s+", text.casefold()):
-            found = [word for word in pattern.findall(sentence) if word in other]
-            if not found or len(sentence.split()) > longest:
+            word = next((word for word in pattern.findall(sentence) if word in partners), None)
+            if word is None or len(sentence.split()) > max_words:
                 continue
-            word = found[0]
-            partner, second = other[word]
+            partner, is_second = partners[word]
             swapped = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", partner, sentence)
-            one = Occurrence((sentence, swapped), (word, partner))
-            yield one.first_last() if second else one
+            occurrence = PairOccurrence((sentence, swapped), (word, partner))
+            yield occurrence.swap() if is_second else occurrence
 
 
-def collect(texts: Iterable[str], pairs: Sequence[Pair], count: int) -> list[Occurrence]:
-    """So many occurrences, none more often than twice its share: pronouns are not all there is."""
-    most = max(1, 2 * count // len(pairs))
-    found: list[Occurrence] = []
-    seen = dict.fromkeys(pairs, 0)
-    for one in occurrences(texts, pairs):
-        if seen.setdefault(one.words, 0) < most:
-            seen[one.words] += 1
-            found.append(one)
-            if len(found) == count:
+def collect_occurrences(texts: Iterable[str], pairs: Sequence[WordPair], max_occurrences: int) -> list[PairOccurrence]:
+    """Collect occurrences of the pairs, no pair more than twice its share, so that pronouns do not dominate.
+
+    Args:
+        texts: Texts, which are split into sentences.
+        pairs: The word pairs.
+        max_occurrences: Maximum number of occurrences.
+
+    Returns:
+        The occurrences, in the order of the texts.
+
+    Raises:
+        InputError: No sentence contains a word of the list.
+    """
+    max_per_pair = max(1, 2 * max_occurrences // len(pairs))
+    occurrences: list[PairOccurrence] = []
+    pair_counts = dict.fromkeys(pairs, 0)
+    for occurrence in iter_occurrences(texts, pairs):
+        if pair_counts.setdefault(occurrence.words, 0) < max_per_pair:
+            pair_counts[occurrence.words] += 1
+            occurrences.append(occurrence)
+            if len(occurrences) == max_occurrences:
                 break
-    if not found:
-        raise InputError(f"no sentence holds a word of the list ({', '.join(a for a, _ in pairs[:8])} …)")
-    return found
+    if not occurrences:
+        raise InputError(f"no sentence contains a word of the list ({', '.join(a for a, _ in pairs[:8])} …)")
+    return occurrences
 
 
 @dataclass(frozen=True)
 class AxisVectors:
-    """At each layer, the vectors of both sides, pair by pair; families: what may not be torn apart when some are held
-    out, for each vector of the first side, and of the second if these are others.
+    """The vectors of both sides of an axis, pair by pair, at each layer.
+
+    Attributes:
+        by_layer: The vectors of the first and of the second side, by layer.
+        first_groups: For each vector of the first side, the group of words that is held out as a unit.
+        second_groups: The same for the second side; None if they are those of the first.
     """
 
-    by_layer: dict[int, tuple[Vectors, Vectors]]
-    families: list[str]
-    others: list[str] | None = None
+    by_layer: dict[LayerIndex, tuple[Vectors, Vectors]]
+    first_groups: list[str]
+    second_groups: list[str] | None = None
 
     @property
     def groups(self) -> tuple[list[str], list[str]]:
-        return self.families, self.others or self.families
+        """The groups of both sides."""
+        return self.first_groups, self.second_groups or self.first_groups
 
 
-def axis_vectors(
-    ex: Explainer,
-    found: Sequence[Occurrence],
-    layers: Sequence[int] | None = None,
+def compute_axis_vectors(
+    explainer: Explainer,
+    occurrences: Sequence[PairOccurrence],
+    layers: Sequence[LayerIndex] | None = None,
     *,
     batch_size: int = 32,
     progress: Progress = False,
 ) -> AxisVectors:
-    """The states of the listed words at every layer (h^1 … h^L), in their sentences and in the counterfactual ones."""
-    count = len(own_calls(ex))
-    wanted = list(range(1, count + 1)) if layers is None else [layer_number(layer, count) for layer in layers]
-    parts = [list(found[start : start + 256]) for start in range(0, len(found), 256)]  # states of all units are many
+    """Compute the hidden states of the pair words in their sentences and in the counterfactual sentences.
+
+    Args:
+        explainer: Explainer of a model that reads text.
+        occurrences: Sentences with words of the pairs.
+        layers: Layers whose output is read, from 0; default: all layers.
+        batch_size: Number of sentences in a pass.
+        progress: True for a progress bar, or a function that wraps a list.
+
+    Returns:
+        The vectors by layer; occurrences whose word is cut off or split into several tokens are skipped.
+
+    Raises:
+        InputError: No word is a single token of its sentence, or a layer does not exist.
+    """
+    num_layers = len(find_self_attention_calls(explainer))
+    if layers is None:
+        layers = range(num_layers)
+    layer_indices = [resolve_layer_index(layer, num_layers) for layer in layers]
+    # chunks bound the memory: the states of all units of a chunk are kept at once
+    chunks = [list(occurrences[start : start + 256]) for start in range(0, len(occurrences), 256)]
     sides: list[list[torch.Tensor | None]] = [[], []]
-    for part in followed(parts, progress):
+    for chunk in with_progress(chunks, progress):
         for side in (0, 1):
-            sides[side] += word_vectors(ex, part, side, wanted, batch_size)
-    there = [i for i in range(len(found)) if all(side[i] is not None for side in sides)]
-    if not there:
-        raise InputError("no listed word is one token of its sentence: check the pairs with known_pairs(ex, pairs)")
-    stacked = [torch.stack([side[i] for i in there]) for side in sides]  # type: ignore[misc]
-    by_layer = {layer: (stacked[0][:, place], stacked[1][:, place]) for place, layer in enumerate(wanted)}
-    pairs = [found[i].words for i in there]
-    names = families(pairs)
-    return AxisVectors(by_layer, [names[a] for a, _ in pairs])
+            sides[side] += compute_word_vectors(explainer, chunk, side, layer_indices, batch_size)
+    complete = [i for i in range(len(occurrences)) if all(side[i] is not None for side in sides)]
+    if not complete:
+        raise InputError(
+            "no listed word is a single token of its sentence: check the pairs with "
+            "select_single_token_pairs(explainer, pairs)"
+        )
+    stacked = [torch.stack([side[i] for i in complete]) for side in sides]  # type: ignore[misc]
+    by_layer = {layer: (stacked[0][:, column], stacked[1][:, column]) for column, layer in enumerate(layer_indices)}
+    pairs = [occurrences[i].words for i in complete]
+    group_names = group_joined_pairs(pairs)
+    return AxisVectors(by_layer, [group_names[a] for a, _ in pairs])
 
 
-def axis_directions(
-    ex: Explainer,
-    found: Sequence[Occurrence],
-    layers: Sequence[int] | None = None,
-    names: Pair = ("first", "second"),
+def fit_axis_directions(
+    explainer: Explainer,
+    occurrences: Sequence[PairOccurrence],
+    layers: Sequence[LayerIndex] | None = None,
+    names: WordPair = ("first", "second"),
     *,
     normalise: bool = True,
     batch_size: int = 32,
@@ -198,43 +284,100 @@ def axis_directions(
     few: bool = False,
     progress: Progress = False,
 ) -> Directions:
-    """DensRay at every layer (h^1 … h^L), tested on words that it was not found with."""
-    vectors = axis_vectors(ex, found, layers, batch_size=batch_size, progress=progress)
-    return directions_of(vectors, names, normalise=normalise, seed=seed, few=few)
+    """Fit DensRay at every layer, tested on held-out groups of words.
+
+    Args:
+        explainer: Explainer of a model that reads text.
+        occurrences: Sentences with words of the pairs.
+        layers: Layers whose output is read, from 0; default: all layers.
+        names: Names of the two sides of the axis.
+        normalise: Use only the direction of each pair's difference.
+        batch_size: Number of sentences in a pass.
+        seed: Seed of the held-out split.
+        few: Allow fewer vectors than dimensions.
+        progress: True for a progress bar, or a function that wraps a list.
+
+    Returns:
+        The directions by layer, with held-out metrics.
+
+    Raises:
+        InputError: Too few vectors, no usable word, or a layer that does not exist.
+    """
+    vectors = compute_axis_vectors(explainer, occurrences, layers, batch_size=batch_size, progress=progress)
+    return fit_directions(vectors, names, normalise=normalise, seed=seed, few=few)
 
 
-def directions_of(vectors: AxisVectors, names: Pair = ("first", "second"), **how: Any) -> Directions:
-    """The direction of every layer, each tested on families of words that it was not found with.
+def fit_directions(vectors: AxisVectors, names: WordPair = ("first", "second"), **fit_kwargs: Any) -> Directions:
+    """Fit a direction at every layer, each tested on held-out groups of words.
 
-    how: as in `held_out`; find= for another function than DensRay
+    Args:
+        vectors: The vectors of both sides, by layer.
+        names: Names of the two sides of the axis.
+        **fit_kwargs: Options of `fit_with_held_out`; find= sets another function than DensRay.
+
+    Returns:
+        The directions by layer, with held-out metrics.
     """
     return Directions(
-        {layer: held_out(*sets, groups=vectors.groups, names=names, **how) for layer, sets in vectors.by_layer.items()}
+        {
+            layer: fit_with_held_out(*sets, groups=vectors.groups, names=names, **fit_kwargs)
+            for layer, sets in vectors.by_layer.items()
+        }
     )
 
 
-def word_vectors(
-    ex: Explainer, found: Sequence[Occurrence], side: int, layers: Sequence[int], batch_size: int
+def compute_word_vectors(
+    explainer: Explainer,
+    occurrences: Sequence[PairOccurrence],
+    side: int,
+    layers: Sequence[LayerIndex],
+    batch_size: int,
 ) -> "list[torch.Tensor | None]":
-    """layer × model of the first place of the word; None where it is cut off, or no token by itself."""
+    """Compute the states (layer × model) of the first occurrence of the word; None where it is not a single token.
+
+    Args:
+        explainer: Explainer of a model that reads text.
+        occurrences: Sentences with words of the pairs.
+        side: 0 for the first words of the pairs, 1 for the second.
+        layers: Layers whose output is read, from 0.
+        batch_size: Number of sentences in a pass.
+    """
+    texts = [occurrence.texts[side] for occurrence in occurrences]
+    layer_states = compute_layer_states(explainer, texts, layers, batch_size=batch_size)
     vectors: list[torch.Tensor | None] = []
-    states = states_of(ex, [one.texts[side] for one in found], layers, batch_size=batch_size)
-    for one, own in zip(found, states, strict=True):
-        place = place_of(ex, own.sample.inputs["input_ids"], one.words[side])
-        vectors.append(None if place is None else torch.stack([own.states[layer][place] for layer in layers]))
+    for occurrence, states in zip(occurrences, layer_states, strict=True):
+        position = find_word_position(explainer, states.sample.inputs["input_ids"], occurrence.words[side])
+        if position is None:
+            vectors.append(None)
+        else:
+            vectors.append(torch.stack([states.states[layer][position] for layer in layers]))
     return vectors
 
 
-def place_of(ex: Explainer, ids: torch.Tensor, word: str) -> int | None:
-    inside, first = _piece(ex, word), _piece(ex, word, begins=True)
-    places = [] if inside is None else (ids == inside).nonzero().flatten().tolist()
-    if not places and first is not None:  # elsewhere than at the beginning it is a piece of another word
-        places = [place for place in (0, 1) if place < len(ids) and ids[place] == first]
-    return places[0] if places else None
+def find_word_position(explainer: Explainer, ids: torch.Tensor, word: str) -> int | None:
+    """Find the first position of a word that is a single token; None if there is none."""
+    token_id = _find_token_id(explainer, word)
+    if token_id is not None:
+        positions = (ids == token_id).nonzero().flatten().tolist()
+        if positions:
+            return int(positions[0])
+    start_token_id = _find_token_id(explainer, word, at_start=True)
+    if start_token_id is not None:  # after the first positions, this token is a subword of another word
+        for position in (0, 1):
+            if position < len(ids) and ids[position] == start_token_id:
+                return position
+    return None
 
 
-def families(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """One name for all that pairs join, in one step or several (his–her, him–her): by text, the name of its family."""
+def group_joined_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Group texts that pairs connect, directly or through others (his–her, him–her).
+
+    Args:
+        pairs: The pairs.
+
+    Returns:
+        The name of its group, by text.
+    """
     root: dict[str, str] = {}
 
     def find(text: str) -> str:

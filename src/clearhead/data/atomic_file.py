@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Atomic writing of files: a file is complete or does not exist."""
 
 import os
 from collections.abc import Iterator
@@ -6,32 +6,41 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-#: How a file that is being written ends, until it is complete.
-PARTIAL = ".partial"
+#: Suffix of temporary files that are being written.
+PARTIAL_SUFFIX = ".partial"
 
 
 @contextmanager
-def whole(path: str | Path) -> Iterator[Path]:
-    """A path to write to: it takes the place of `path` when the block ends well, and is removed when it does not.
+def atomic_write(path: str | Path) -> Iterator[Path]:
+    """Write a file atomically: yield a temporary path that replaces `path` when the block succeeds.
 
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> with whole(folder / "a.txt") as partial:
-    ...     _ = partial.write_text("all of it")
-    >>> [file.name for file in folder.iterdir()]
-    ['a.txt']
+    If the block raises an error, the temporary file is removed and `path` stays unchanged.
+
+    Args:
+        path: The file to write. Pipes and devices such as /dev/null are written directly.
+
+    Yields:
+        The path to write to.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with atomic_write(folder / "a.txt") as partial:
+        ...     _ = partial.write_text("content")
+        >>> [file.name for file in folder.iterdir()]
+        ['a.txt']
     """
     final = Path(os.path.realpath(path))
-    if final.exists() and not final.is_file():  # a pipe or a device such as /dev/null is written to, never replaced
+    if final.exists() and not final.is_file():  # a pipe or device such as /dev/null must not be replaced
         yield final
         return
-    partial = final.with_name(f".{final.name}.{uuid4().hex[:8]}{PARTIAL}")
+    partial = final.with_name(f".{final.name}.{uuid4().hex[:8]}{PARTIAL_SUFFIX}")
     try:
         yield partial
         os.replace(partial, final)
-    except OSError as problem:
-        if problem.filename is not None and Path(problem.filename) == partial:
-            problem.filename = str(path)  # the caller never heard of the other
+    except OSError as error:
+        if error.filename is not None and Path(error.filename) == partial:
+            error.filename = str(path)  # the caller does not know the temporary file
         raise
     finally:
         partial.unlink(missing_ok=True)

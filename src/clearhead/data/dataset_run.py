@@ -1,12 +1,12 @@
-"""Explaining a whole data set into a folder: row by row on disk, so that a run that was stopped goes on where it was.
+"""`DatasetRun`: explains a data set into a folder, row by row, and resumes an interrupted run.
 
-    DIR/settings.json                       what the run was asked for; a run with other settings is refused
+    DIR/settings.json                       settings of the run; a run with other settings is refused
     DIR/index.csv                           one line per result: row, method, file, predicted, probability, target, top
-    DIR/errors.csv                          the rows that could not be explained, and why (only if there are any)
+    DIR/errors.csv                          rows that could not be explained, with the reason (only if there are any)
     DIR/results/ROW.METHOD.safetensors      the explanations
 
-Rows are always explained in the same batches, also after an interruption: floating-point sums depend in their last
-bits on what shares a batch, and a resumed run shall write the same bytes as one that was never stopped.
+A resumed run explains rows in the same batches as an uninterrupted one and writes the same bytes: the last bits of
+floating-point sums depend on the other samples of a batch.
 """
 
 import csv
@@ -21,24 +21,32 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clearhead.data.atomic_file import PARTIAL, whole
-from clearhead.data.sources import Dataset, Row
+from clearhead.data.atomic_file import PARTIAL_SUFFIX, atomic_write
+from clearhead.data.sources import DatasetRow, InputDataset
 from clearhead.errors import ClearheadError, InputError
-from clearhead.explanation.explanation import load as open_explanation
+from clearhead.explanation.explanation import load_explanation as load_explanation
 from clearhead.explanation.multi_stream import AnyExplanation
-from clearhead.units import LEVELS
+from clearhead.units import TEXT_LEVELS
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-COLUMNS = ("row", "method", "file", "predicted", "probability", "target", "top")
-#: Seconds between two writings of index.csv: the results themselves are the record, the index only lists them.
-INDEX_EVERY = 5.0
+INDEX_COLUMNS = ("row", "method", "file", "predicted", "probability", "target", "top")
+#: Seconds between updates of index.csv. The result files are the record of the run; the index only lists them.
+INDEX_INTERVAL_SECONDS = 5.0
 
 
 @dataclass
-class Report:
-    """What a run did. `written` and `there_before` count rows."""
+class DatasetRunReport:
+    """Counts of a run.
+
+    Attributes:
+        out: The folder.
+        rows: Number of rows of the data set.
+        written: Number of rows explained by this run.
+        there_before: Number of rows that already had results.
+        failed: Number of rows with errors.
+    """
 
     out: str
     rows: int
@@ -47,203 +55,243 @@ class Report:
     failed: int = 0
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
         return {"schema": "clearhead/run", "version": 1, **asdict(self)}
 
 
 @dataclass
-class Run:
-    """One data set, one explainer, one folder. `options` are those of `Explainer.explain`."""
+class DatasetRun:
+    """Explains every row of a data set into a folder. Call the object to start or resume the run.
 
-    ex: "Explainer"
-    data: Dataset
-    out: Path
+    Attributes:
+        explainer: The explainer.
+        dataset: The data set.
+        out_dir: The folder for results; empty, new, or of an earlier run with the same settings.
+        methods: The methods.
+        options: Options of `Explainer.explain`.
+        batch_size: Number of rows per batch.
+        extra_settings: Further settings to record, and to compare when the run is resumed.
+    """
+
+    explainer: "Explainer"
+    dataset: InputDataset
+    out_dir: Path
     methods: Sequence[Any]
     options: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int = 8
-    about: Mapping[str, Any] = field(default_factory=dict)
+    extra_settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.report = Report(str(self.out), self.data.count)
-        self.lines: dict[str, list[str]] = {}
+        self.report = DatasetRunReport(str(self.out_dir), self.dataset.num_rows)
+        self.index_lines: dict[str, list[str]] = {}
 
-    def __call__(self, advance: Callable[[int], None] = lambda rows: None) -> Report:
-        """Explain every row that has no result yet; `advance` hears how many rows are through."""
-        self._try_out()
-        self._claim()
-        with self._alone():
-            for leftover in self.out.rglob(f".*{PARTIAL}"):
+    def __call__(self, advance: Callable[[int], None] = lambda rows: None) -> DatasetRunReport:
+        """Explain every row without results.
+
+        Args:
+            advance: Called with the number of processed rows after every batch, for progress bars.
+
+        Returns:
+            The counts of the run.
+
+        Raises:
+            InputError: If a setting is invalid, the folder holds something else, or another run is using it.
+        """
+        self._check_settings()
+        self._claim_folder()
+        with self._exclusive_folder_lock():
+            for leftover in self.out_dir.rglob(f".*{PARTIAL_SUFFIX}"):
                 leftover.unlink()
-            self.listed = {line[2]: line for line in _read_csv(self.out / "index.csv", len(COLUMNS))}
-            self.errors = dict(_read_csv(self.out / "errors.csv", 2))
+            self.previous_index_lines = {
+                line[2]: line for line in _read_csv(self.out_dir / "index.csv", len(INDEX_COLUMNS))
+            }
+            self.errors = dict(_read_csv(self.out_dir / "errors.csv", 2))
             try:
-                self._all_rows(advance)
+                self._explain_all_rows(advance)
             finally:
                 self._write_index()
         return self.report
 
-    def _all_rows(self, advance: Callable[[int], None]) -> None:
-        rows = self.data.rows(*self.ex.subject.takes)
+    def _explain_all_rows(self, advance: Callable[[int], None]) -> None:
+        rows = self.dataset.iter_rows(*self.explainer.adapter.input_names)
         written = time.monotonic()
         while batch := list(islice(rows, self.batch_size)):
             for row in batch:
                 self.errors.pop(row.id, None)
-                if row.problem is not None:
-                    self.errors[row.id] = row.problem
-            self._batch([row for row in batch if row.problem is None])
+                if row.error is not None:
+                    self.errors[row.id] = row.error
+            self._process_batch([row for row in batch if row.error is None])
             advance(len(batch))
-            if time.monotonic() - written > INDEX_EVERY:
+            if time.monotonic() - written > INDEX_INTERVAL_SECONDS:
                 self._write_index()
                 written = time.monotonic()
         self.report.failed = len(self.errors)
 
-    def _batch(self, rows: list[Row]) -> None:
-        missing = [row for row in rows if not all((self.out / file).exists() for file in self._files(row))]
-        results = self._explained(rows) if missing else {}
+    def _process_batch(self, rows: list[DatasetRow]) -> None:
+        """Explain the rows of a batch without results, save the results and add all rows to the index."""
+        missing = [
+            row for row in rows if not all((self.out_dir / file).exists() for file in self._list_result_files(row))
+        ]
+        results = self._explain_rows(rows) if missing else {}
         for row in rows:
+            files = self._list_result_files(row)
             if row not in missing:
                 self.report.there_before += 1
             elif row.id in results:
                 self.report.written += 1
-                for file, explanation in zip(self._files(row), results[row.id], strict=True):
-                    (self.out / file).parent.mkdir(parents=True, exist_ok=True)
-                    explanation.save(self.out / file)
-                    self.lines[file] = _line(row.id, file, explanation)
+                for file, explanation in zip(files, results[row.id], strict=True):
+                    (self.out_dir / file).parent.mkdir(parents=True, exist_ok=True)
+                    explanation.save(self.out_dir / file)
+                    self.index_lines[file] = _format_index_line(row.id, file, explanation)
             else:
                 continue
-            for file in self._files(row):
-                if file not in self.lines:
-                    listed = self.listed.pop(file, None)
-                    self.lines[file] = listed or _line(row.id, file, open_explanation(self.out / file))
+            for file in files:
+                if file not in self.index_lines:
+                    previous_line = self.previous_index_lines.pop(file, None)
+                    self.index_lines[file] = previous_line or _format_index_line(
+                        row.id, file, load_explanation(self.out_dir / file)
+                    )
 
-    def _explained(self, rows: list[Row]) -> dict[str, list[AnyExplanation]]:
-        """All rows of a batch together or, if one of them cannot be explained, each by itself."""
+    def _explain_rows(self, rows: list[DatasetRow]) -> dict[str, list[AnyExplanation]]:
+        """Explain the rows of a batch together, or one by one if that fails, so that each row gets its own error."""
         try:
-            return dict(zip([row.id for row in rows], self._explain([row.raw for row in rows]), strict=True))
-        except Exception as problem:
-            _raise_if_out_of_memory(problem)
-        results = {}
+            results = self._explain_raw_inputs([row.raw_input for row in rows])
+            return dict(zip([row.id for row in rows], results, strict=True))
+        except Exception as error:
+            _raise_if_out_of_memory(error)
+        results_by_row = {}
         for row in rows:
             try:
-                [results[row.id]] = self._explain([row.raw])
-            except ClearheadError as problem:
-                self.errors[row.id] = str(problem)
-            except Exception as problem:
-                _raise_if_out_of_memory(problem)
-                self.errors[row.id] = f"unexpected {type(problem).__name__}: {problem}"
-        return results
+                [results_by_row[row.id]] = self._explain_raw_inputs([row.raw_input])
+            except ClearheadError as error:
+                self.errors[row.id] = str(error)
+            except Exception as error:
+                _raise_if_out_of_memory(error)
+                self.errors[row.id] = f"unexpected {type(error).__name__}: {error}"
+        return results_by_row
 
-    def _explain(self, raws: list[Any]) -> list[list[AnyExplanation]]:
+    def _explain_raw_inputs(self, raw_inputs: list[Any]) -> list[list[AnyExplanation]]:
+        """Return the explanations of all methods for each input."""
         options = {**self.options, "batch_size": self.batch_size}
-        by_method = self.ex.explain(raws, method=list(self.methods), **options)
+        by_method = self.explainer.explain(raw_inputs, method=list(self.methods), **options)
         if len(by_method) != len(self.methods):
             raise InputError(f"two of the methods are the same: {', '.join(map(str, self.methods))}")
-        return [list(of_row) for of_row in zip(*by_method.values(), strict=True)]
+        return [list(row_explanations) for row_explanations in zip(*by_method.values(), strict=True)]
 
-    def _files(self, row: Row) -> list[str]:
+    def _list_result_files(self, row: DatasetRow) -> list[str]:
         names = [re.sub(r"[^\w.=,-]+", "_", str(method)).strip("_") for method in self.methods]
         return [f"results/{row.id}.{name}.safetensors" for name in names]
 
-    def _try_out(self) -> None:
-        """Every setting is tried on a small example before anything is written."""
+    def _check_settings(self) -> None:
+        """Explain a small example with all settings, to raise errors before anything is written."""
         if self.batch_size < 1:
             raise InputError(f"batch_size={self.batch_size}: it must be at least 1")
-        length = ("max_length", "truncation")
-        options = {name: value for name, value in self.options.items() if name not in length}
-        if getattr(options.get("target"), "mask", None) is not None:  # the example has one masked position
-            options["target"] = replace(options["target"], mask=0)
-        self.ex.explain(self.ex.subject.example(), method=list(self.methods), **options)
+        options = {name: value for name, value in self.options.items() if name not in ("max_length", "truncation")}
+        if getattr(options.get("target"), "mask_index", None) is not None:  # the example has one masked position
+            options["target"] = replace(options["target"], mask_index=0)
+        self.explainer.explain(self.explainer.adapter.make_example_input(), method=list(self.methods), **options)
 
-    def _claim(self) -> None:
-        """Make the folder this run's, or make sure that it already is."""
+    def _claim_folder(self) -> None:
+        """Write the settings into the folder, or compare them with those of an earlier run."""
         settings = {
             "schema": "clearhead/run-settings",
             "version": 1,
             "settings": {
-                **self.about,
+                **self.extra_settings,
                 "batch_size": self.batch_size,
                 "methods": [str(method) for method in self.methods],
-                "columns": list(self.data.columns),
-                "data_sha256": self.data.digest,
-                "weights_sha256": weights_digest(self.ex.subject.model),
+                "columns": list(self.dataset.columns),
+                "data_sha256": self.dataset.digest,
+                "weights_sha256": compute_weights_digest(self.explainer.adapter.model),
             },
         }
         settings["sha256"] = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        path = self.out / "settings.json"
+        path = self.out_dir / "settings.json"
         if path.exists():
-            _compare(path, settings)
+            _check_same_settings(path, settings)
             return
-        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
-            raise InputError(f"{str(self.out)!r} is there already and holds something else: give an empty or new --out")
-        self.out.mkdir(parents=True, exist_ok=True)
-        with whole(path) as partial:
+        if self.out_dir.exists() and (not self.out_dir.is_dir() or any(self.out_dir.iterdir())):
+            raise InputError(f"{str(self.out_dir)!r} already exists and holds other files: give an empty or new --out")
+        self.out_dir.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as partial:
             partial.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Two runs in one folder would undo each other's index."""
+    def _exclusive_folder_lock(self) -> Iterator[None]:
+        """Lock the folder, because two runs would overwrite each other's index."""
         try:
             import fcntl
         except ImportError:  # Windows
             yield
             return
-        with (self.out / "settings.json").open() as file:
+        with (self.out_dir / "settings.json").open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise InputError(f"another run is writing into {str(self.out)!r}: wait for it or stop it") from None
+                raise InputError(f"another run is writing into {str(self.out_dir)!r}: wait for it or stop it") from None
             yield
 
     def _write_index(self) -> None:
-        rest = {file: line for file, line in self.listed.items() if file not in self.lines}
-        _write_csv(self.out / "index.csv", COLUMNS, [*self.lines.values(), *rest.values()])
+        previous = [line for file, line in self.previous_index_lines.items() if file not in self.index_lines]
+        _write_csv(self.out_dir / "index.csv", INDEX_COLUMNS, [*self.index_lines.values(), *previous])
         if self.errors:
-            _write_csv(self.out / "errors.csv", ("row", "message"), sorted(self.errors.items()))
+            _write_csv(self.out_dir / "errors.csv", ("row", "message"), sorted(self.errors.items()))
         else:
-            (self.out / "errors.csv").unlink(missing_ok=True)
+            (self.out_dir / "errors.csv").unlink(missing_ok=True)
 
 
-def _raise_if_out_of_memory(problem: Exception) -> None:
-    """No fault of the row: the same row may succeed with a smaller batch."""
-    if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
-        raise problem
+def _raise_if_out_of_memory(error: Exception) -> None:
+    """Re-raise out-of-memory errors: they are not errors of a row, which may succeed in a smaller batch."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        raise error
 
 
-def weights_digest(model: Any) -> str:
-    """One number for all weights: a name stays when a model is trained anew, this does not."""
+def compute_weights_digest(model: Any) -> str:
+    """Compute a hash of all weights, to detect a model that was retrained under the same name.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The SHA-256 hash as a hexadecimal string.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.detach().cpu().contiguous().flatten()
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(flat.view(dtype=_bytes()).numpy().data if flat.numel() else b"")
+        if flat.numel():
+            digest.update(flat.view(dtype=_get_uint8_dtype()).numpy().data)
     return digest.hexdigest()
 
 
-def _bytes() -> Any:
+def _get_uint8_dtype() -> Any:
     import torch
 
     return torch.uint8
 
 
-def _compare(path: Path, settings: Mapping[str, Any]) -> None:
+def _check_same_settings(path: Path, settings: Mapping[str, Any]) -> None:
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        previous = json.loads(path.read_text(encoding="utf-8"))["settings"]
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{str(path)!r} was not written by clearhead: give an empty or new --out") from None
-    now = settings["settings"]
-    changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    current = settings["settings"]
+    changed = [key for key in {**previous, **current} if previous.get(key) != current.get(key)]
     if changed:
-        told = {"data_sha256": "the data have changed", "weights_sha256": "the model's weights have changed"}
-        listed = [told.get(key, f"{key} was {before.get(key)!r}, now {now.get(key)!r}") for key in changed]
+        descriptions = {"data_sha256": "the data have changed", "weights_sha256": "the model's weights have changed"}
+        listed = [
+            descriptions.get(key, f"{key} was {previous.get(key)!r}, now {current.get(key)!r}") for key in changed
+        ]
         raise InputError(
             f"{str(path.parent)!r} holds results of other settings ({'; '.join(listed)}): "
-            "give another --out, or the settings of before"
+            "give another --out, or the previous settings"
         )
 
 
-def _line(row: str, file: str, explanation: AnyExplanation) -> list[str]:
+def _format_index_line(row: str, file: str, explanation: AnyExplanation) -> list[str]:
     probability = explanation.prediction.get("probability")
-    texts = any(part.units.kind in LEVELS for part in explanation.parts.values())
-    words = explanation.words() if texts else explanation
+    if any(stream.units.kind in TEXT_LEVELS for stream in explanation.by_stream.values()):
+        explanation = explanation.words()
     return [
         row,
         explanation.method,
@@ -251,7 +299,7 @@ def _line(row: str, file: str, explanation: AnyExplanation) -> list[str]:
         str(explanation.prediction.get("label", "")),
         "" if probability is None else f"{probability:.6f}",
         str(explanation.target.get("name", "")),
-        " ".join(name for name, _ in words.top(5)),
+        " ".join(name for name, _ in explanation.top(5)),
     ]
 
 
@@ -263,7 +311,7 @@ def _read_csv(path: Path, width: int) -> list[list[str]]:
 
 
 def _write_csv(path: Path, header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    with whole(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+    with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(lines)

@@ -1,44 +1,52 @@
-"""Which methods apply to a model: what `Explainer.methods` returns."""
+"""Applicability of the methods to a model: the result of `Explainer.methods`."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
-class Applies:
-    """One line of `Explainer.methods()`: a method, what it costs, and why not, if not."""
+class MethodApplicability:
+    """Applicability of one method to a model: one row of `Explainer.methods()`.
+
+    Attributes:
+        name: Name of the method.
+        family: Family of related methods.
+        cost: Number and kind of passes.
+        applies: Whether the method can explain this model.
+        why_not: The reason if it does not apply.
+        note: Caveat about the method for this model.
+    """
 
     name: str
     family: str
     cost: str
     applies: bool
     why_not: str = ""
-    #: What to know before using it.
     note: str = ""
 
 
-class Applying(list[Applies]):
-    """A list of lines that shows itself as a table, notes below."""
+class ApplicabilityTable(list[MethodApplicability]):
+    """A list of `MethodApplicability` that displays as a table in a terminal and in a notebook, notes below it."""
 
     COLUMNS = ("method", "family", "cost", "applies")
 
     @property
-    def table(self) -> list[dict[str, Any]]:
-        """The lines as the table has them: what does not apply says why."""
-        return [{**asdict(line), "method": line.name, "applies": line.why_not or "yes"} for line in self]
+    def table_rows(self) -> list[dict[str, Any]]:
+        """The cells of the table by row; for methods that do not apply, the cell "applies" holds the reason."""
+        return [{**asdict(row), "method": row.name, "applies": row.why_not or "yes"} for row in self]
 
     def __repr__(self) -> str:
-        from clearhead.render.methods_table import text
+        from clearhead.render.methods_table import format_methods_table
 
-        return text(self.COLUMNS, self.table)
+        return format_methods_table(self.COLUMNS, self.table_rows)
 
     def __rich__(self) -> Any:
-        from clearhead.render.methods_table import render
+        from clearhead.render.methods_table import render_methods_table
 
-        return render(self.COLUMNS, self.table)
+        return render_methods_table(self.COLUMNS, self.table_rows)
 
     def _repr_html_(self) -> str:
-        from clearhead.render.html import notebook_cell
-        from clearhead.render.methods_table import document
+        from clearhead.render.html import render_notebook_view_model
+        from clearhead.render.methods_table import build_methods_view_model
 
-        return notebook_cell(document(self.COLUMNS, self.table))
+        return render_notebook_view_model(build_methods_view_model(self.COLUMNS, self.table_rows))

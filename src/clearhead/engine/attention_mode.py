@@ -1,4 +1,4 @@
-"""Which kernel records attention: one of whole maps (`materialised`), or of tiles (`streaming`)."""
+"""Chooses whether attention is captured as materialised maps or in a tiled pass, and with which kernel."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,128 +6,196 @@ from dataclasses import replace
 from torch import Tensor
 
 from clearhead.adapters.base import Sample
-from clearhead.capture.attention.reductions import Reduce
-from clearhead.capture.attention.tiling import TORCH, Kernel, Ran, Tiles, kernel_for
-from clearhead.capture.kernels.cpu import CachedTiles
+from clearhead.capture.attention.reductions import MapReduction
+from clearhead.capture.attention.tiling import (
+    TORCH_TILES_NAME,
+    AttentionKernel,
+    KernelLog,
+    TilingConfig,
+    get_fastest_kernel,
+)
+from clearhead.capture.kernels.cpu import CPUKernel
 from clearhead.capture.recorder import Recorder
-from clearhead.capture.tape import Call
-from clearhead.engine.target_batch import Plan, Reading
-from clearhead.errors import InputError, Refusal, unknown
-from clearhead.methods._tiled import Tiled
-from clearhead.methods.base import ACROSS, REGISTRY, Method
+from clearhead.capture.tape import AttentionCall
+from clearhead.engine.target_batch import MethodRun, TargetBatch
+from clearhead.errors import InputError, UnsupportedError, unknown_value_error
+from clearhead.methods._tiled import TiledMethod
+from clearhead.methods.base import CROSS_STREAM_REGISTRY, METHOD_REGISTRY, Method
 
-#: "streaming" is with the fastest kernel that the hardware has, "tiles" and "triton" with this one.
-KERNELS = ("materialised", "streaming", "tiles", "triton")
-#: Up to so many units maps are kept whole, where nobody says otherwise: that is faster, and other methods need it.
-LIMIT = 2048
-#: The same where a kernel makes sums of maps at once, and all methods are content with sums; and so many units of a
-#: batch together (one input of 512 is faster with whole maps, eight are not, on an H200 and on a CPU).
-SUMS_FROM = 512
-SUMS_FROM_TOGETHER = 4096
-#: From so many units on layers are computed again on the way back, where nobody says otherwise: that takes a third
-#: longer, but memory of one layer in place of all (and what some methods set aside of each).
-CHECKPOINT_FROM = 16384
+#: "streaming" is a tiled pass with the fastest kernel for the hardware, "tiles" and "triton" with this kernel.
+ATTENTION_KERNELS = ("materialised", "streaming", "tiles", "triton")
+#: By default, maps are materialised up to this many units: that is faster, and some methods need it.
+MAX_FULL_LENGTH = 2048
+#: The limit where a kernel computes reductions of maps and all methods need only reductions, for one input and for all
+#: units of a batch (one input of 512 is faster with materialised maps, eight are not, on an H200 and on a CPU).
+MIN_REDUCED_LENGTH = 512
+MIN_REDUCED_BATCH_UNITS = 4096
+#: By default, layers are checkpointed from this many units on: that takes a third longer, but the memory of one layer
+#: in place of all (and of the tensors that some methods keep of each).
+MIN_CHECKPOINT_LENGTH = 16384
 
 
 def check_kernel(kernel: str | None, checkpoint: bool | None = None) -> None:
-    if kernel is not None and kernel not in KERNELS:
-        raise unknown("kernel", kernel, KERNELS)
+    """Check the options `kernel` and `checkpoint` of `explain`.
+
+    Args:
+        kernel: One of `ATTENTION_KERNELS`; None for the default.
+        checkpoint: Whether to checkpoint layers; None for the default.
+
+    Raises:
+        InputError: An option is invalid, or they contradict each other.
+    """
+    if kernel is not None and kernel not in ATTENTION_KERNELS:
+        raise unknown_value_error("kernel", kernel, ATTENTION_KERNELS)
     if checkpoint not in (None, True, False):
-        raise InputError(f"checkpoint={checkpoint!r} is not possible: say True or False, or leave it out")
+        raise InputError(f"checkpoint={checkpoint!r} is not valid: pass True or False, or omit it")
     if kernel == "materialised" and checkpoint:
-        raise InputError("checkpoint=True belongs to streaming: kernel='materialised' keeps the maps of every layer")
+        raise InputError("checkpoint=True needs a tiled pass: kernel='materialised' keeps the maps of every layer")
 
 
-def longest(samples: Sequence[Sample]) -> int:
+def compute_max_length(samples: Sequence[Sample]) -> int:
+    """Return the number of units of the longest axis of all samples."""
     return max(len(axis) for sample in samples for axis in sample.axes.values())
 
 
-def streams(
+def choose_tiling(
     recorder: Recorder,
-    tried: Plan,
+    test_batch: TargetBatch,
     samples: Sequence[Sample],
     methods: Sequence[Method],
     kernel: str | None,
     checkpoint: bool | None,
-) -> Tiles | None:
-    """How passes over these samples stream, if they do; `tried` is what the recorder was tested on.
+) -> TilingConfig | None:
+    """Choose between materialised maps and a tiled pass for a batch of samples.
 
-    A model whose attention cannot be had in tiles keeps its maps, unless streaming was asked for: by name, or by layers
-    that are to be computed again, which are a streaming pass's.
+    A model whose attention cannot be computed in tiles keeps its maps, unless the options require a tiled pass.
+
+    Args:
+        recorder: Recorder of the model.
+        test_batch: The batch of the recorder's self-test.
+        samples: The samples to explain.
+        methods: The methods to run.
+        kernel: One of `ATTENTION_KERNELS`; None for the default.
+        checkpoint: Whether to checkpoint layers; None for the default.
+
+    Returns:
+        Settings of the tiled pass; None for materialised maps.
+
+    Raises:
+        UnsupportedError: The options require a tiled pass, which this model or this hardware does not support.
     """
-    length, fastest = longest(samples), _kernel(recorder, tried, kernel)
-    crosses = recorder.tested is not None and recorder.tested.crosses
-    sums = fastest is not None and all(_wants_sums(method, crosses, fastest) for method in methods)
-    many = sums and (length > SUMS_FROM or length * len(samples) >= SUMS_FROM_TOGETHER)
-    asked = kernel is not None or bool(checkpoint)
-    if kernel == "materialised" or (not asked and length <= LIMIT and not many):
+    length = compute_max_length(samples)
+    attention_kernel = _select_kernel(recorder, test_batch, kernel)
+    if kernel == "materialised":
         return None
-    twice = length >= CHECKPOINT_FROM if checkpoint is None else checkpoint
-    tiles = Tiles(rows=recorder.tile_rows, kernel=fastest, checkpoint=twice)
+    is_tiling_required = kernel is not None or bool(checkpoint)
+    has_cross_attention = recorder.self_test is not None and recorder.self_test.has_cross_attention
+    if not is_tiling_required and length <= MAX_FULL_LENGTH:
+        is_large = length > MIN_REDUCED_LENGTH or length * len(samples) >= MIN_REDUCED_BATCH_UNITS
+        if not is_large or attention_kernel is None:
+            return None
+        if not all(_needs_only_reductions(method, has_cross_attention, attention_kernel) for method in methods):
+            return None
+    if checkpoint is None:
+        checkpoint = length >= MIN_CHECKPOINT_LENGTH
+    tiling = TilingConfig(tile_rows=recorder.tile_rows, kernel=attention_kernel, checkpoint_layers=checkpoint)
     try:
-        recorder.test_streaming(tried.batch, tried.leaves, tiles.kernel)
-    except Refusal:
-        if asked:
+        recorder.run_tiling_test(test_batch.model_inputs, test_batch.leaves, tiling.kernel)
+    except UnsupportedError:
+        if is_tiling_required:
             raise
         return None
-    # a kernel that does not take the model's attention leaves it to tiles, which are slower than whole maps
-    left = TORCH in recorder.streaming_outputs["" if fastest is None else fastest.name]
-    return None if left and not asked and length <= LIMIT else tiles
+    # a kernel that does not support the model's attention falls back to tiles, which are slower than full maps
+    kernel_name = "" if attention_kernel is None else attention_kernel.name
+    falls_back = TORCH_TILES_NAME in recorder.tiling_output_kernels[kernel_name]
+    if falls_back and not is_tiling_required and length <= MAX_FULL_LENGTH:
+        return None
+    return tiling
 
 
-def _wants_sums(method: Method, crosses: bool, kernel: Kernel) -> bool:
-    """Whether a method wants no map, or sums of maps alone (with its own options, or on a path, it may want more).
+def _needs_only_reductions(method: Method, has_cross_attention: bool, kernel: AttentionKernel) -> bool:
+    """Whether a method needs no map, or reductions of maps alone (with options, or on a path, it may need more).
 
-    On a CPU tiles of one layer are a little slower than its whole maps, but those of all other layers are spared.
+    On a CPU, tiles of one layer are a little slower than its full maps, but the maps of all other layers are avoided.
     """
-    if not method.declaration.asks & {"attention", "attention_gradient"}:
-        return method.kind in ("tape", "path")
-    fold: type[Tiled] = ACROSS[method.name] if crosses and method.name in ACROSS else REGISTRY[method.name]
-    alone = method.option("layers", method.declaration.layers) == (-1, None) and fold.sweeps > 0
-    little = fold.wants_sums() or (alone and kernel.name == CachedTiles.name)
-    return method.kind == "tape" and not method.own_options and little
+    if not method.declaration.requires & {"attention", "attention_gradient"}:
+        return method.pass_type in ("tape", "path")
+    method_class: type[TiledMethod]
+    if has_cross_attention and method.name in CROSS_STREAM_REGISTRY:
+        method_class = CROSS_STREAM_REGISTRY[method.name]
+    else:
+        method_class = METHOD_REGISTRY[method.name]
+    uses_last_layer = method.get_option("layers", method.declaration.layers) == (-1, None)
+    is_cheap_on_cpu = uses_last_layer and method_class.tile_passes > 0 and kernel.name == CPUKernel.name
+    needs_no_full_map = method_class.needs_only_reductions() or is_cheap_on_cpu
+    return method.pass_type == "tape" and not method.constructor_kwargs and needs_no_full_map
 
 
-def _kernel(recorder: Recorder, tried: Plan, kernel: str | None) -> Kernel | None:
+def _select_kernel(recorder: Recorder, test_batch: TargetBatch, kernel: str | None) -> AttentionKernel | None:
     if kernel in ("tiles", "materialised"):
         return None
-    found = recorder.kernel or kernel_for(tried.subject.device)
-    if kernel == "triton" and (found is None or found.name != "triton"):
-        raise Refusal("kernel='triton' needs a GPU and the package triton: say kernel='tiles', or leave it out")
-    return found
+    attention_kernel = recorder.kernel or get_fastest_kernel(test_batch.adapter.device)
+    if kernel == "triton" and (attention_kernel is None or attention_kernel.name != "triton"):
+        raise UnsupportedError("kernel='triton' needs a GPU and the package triton: pass kernel='tiles', or omit it")
+    return attention_kernel
 
 
-def check_streams(readings: Sequence[Reading]) -> None:
-    """Streaming was asked for: what needs whole maps says so."""
-    for reading in readings:
-        if not reading.streams:
-            raise Refusal(
-                f"{reading.method} cannot be computed tile by tile: it needs whole maps of attention, or other passes. "
-                "Leave kernel='streaming' out, or choose another method"
+def check_tiling_supported(method_runs: Sequence[MethodRun]) -> None:
+    """Check that all methods of a tiled pass support tiles.
+
+    Args:
+        method_runs: The methods on one batch.
+
+    Raises:
+        UnsupportedError: A method needs materialised maps.
+    """
+    for method_run in method_runs:
+        if not method_run.supports_tiling:
+            raise UnsupportedError(
+                f"{method_run.method} cannot be computed tile by tile: it needs materialised attention maps, or other "
+                "passes. Omit kernel='streaming', or choose another method"
             )
 
 
-def rows_reached(recorder: Recorder, plan: Plan, place: int) -> set[int]:
-    """The rows of one call's attention that reach the target of a plan's only sample."""
-    found: set[int] = set()
+def find_rows_with_gradient(recorder: Recorder, batch: TargetBatch, call_index: int) -> set[int]:
+    """Return the query rows of one call's attention that influence the target, for a batch of one sample.
 
-    def note(gradient: Tensor | None, start: int = 0) -> None:
+    Args:
+        recorder: Recorder of the model.
+        batch: The batch.
+        call_index: Index of the attention call.
+    """
+    rows: set[int] = set()
+
+    def add_rows(gradient: Tensor | None, start: int = 0) -> None:
         assert gradient is not None
-        found.update((gradient[0].abs().sum((0, 2)).nonzero().flatten() + start).tolist())
+        rows.update((gradient[0].abs().sum((0, 2)).nonzero().flatten() + start).tolist())
 
-    def fold(call: Call, queries: slice, sweep: int) -> None:
-        note(call.attention_gradient, queries.start)
+    def on_tile(call: AttentionCall, query_slice: slice, sweep: int) -> None:
+        add_rows(call.attention_gradient, query_slice.start)
 
-    def reduced(call: Call, sums: list[Tensor]) -> None:
-        positive, whole = sums  # a row has no gradient where both are zero: what is positive in it, and all of it
-        found.update((positive.abs() + whole.abs())[0].sum(0).nonzero().flatten().tolist())
+    def on_reduced(call: AttentionCall, sums: list[Tensor]) -> None:
+        positive_sum, total_sum = sums  # a row has no gradient if both are zero
+        rows.update((positive_sum.abs() + total_sum.abs())[0].sum(0).nonzero().flatten().tolist())
 
-    tiles = None
-    if plan.streaming is not None:
-        rows = [Reduce("positive"), Reduce("product")]
-        tiles = replace(plan.streaming, fold=fold, reductions=lambda call: rows, reduced=reduced, ran=Ran())
-    how = {"leaves": plan.leaves, "places": range(place, place + 1), "tiles": tiles}
-    tape = recorder.record(plan.batch, plan.value, ("attention_gradient",), **how)
-    if tiles is None:
-        note(tape.calls[0].attention_gradient)
-    return found
+    tiling = None
+    if batch.tiling is not None:
+        reductions = [MapReduction("positive"), MapReduction("product")]
+        tiling = replace(
+            batch.tiling,
+            on_tile=on_tile,
+            request_reductions=lambda call: reductions,
+            on_reduced=on_reduced,
+            kernel_log=KernelLog(),
+        )
+    tape = recorder.record(
+        batch.model_inputs,
+        batch.compute_target,
+        ("attention_gradient",),
+        leaves=batch.leaves,
+        call_indices=range(call_index, call_index + 1),
+        tiling=tiling,
+    )
+    if tiling is None:
+        add_rows(tape.calls[0].attention_gradient)
+    return rows

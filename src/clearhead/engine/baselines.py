@@ -1,4 +1,4 @@
-"""Baselines by name: what an input is held against, as vectors of the model's own kind."""
+"""Baselines of path methods by name, as input vectors of the model: embeddings, pixels, or other numbers."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -7,187 +7,237 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.adapters.base import How, device_of
+from clearhead.adapters.base import InputOptions, find_module_device
 from clearhead.capture.recorder import Recorder
-from clearhead.capture.session import at_rest, hooks, lock_of
-from clearhead.engine.target_batch import Plan
-from clearhead.errors import InputError, Refusal
-from clearhead.methods._path import EXAMPLE
-from clearhead.perturbation.image_fill import black, blurred
+from clearhead.capture.session import frozen_eval_mode, get_model_lock, remove_hooks_on_exit
+from clearhead.engine.target_batch import TargetBatch
+from clearhead.errors import InputError, UnsupportedError
+from clearhead.methods._path import EXAMPLE_PREFIX
+from clearhead.perturbation.image_fill import blur_image, make_black_image
 
-#: What words, pictures and other numbers can be held against.
-OF_WORDS, OF_PIXELS, OF_NUMBERS = ("pad", "mask", "mean", "zero"), ("zero", "black", "mean", "blur"), ("zero",)
+#: Names of the baselines for tokens, images and other numeric inputs.
+TOKEN_BASELINES = ("pad", "mask", "mean", "zero")
+IMAGE_BASELINES = ("zero", "black", "mean", "blur")
+NUMERIC_BASELINES = ("zero",)
 
 
 class Baselines:
-    """The baselines of one batch, each made once."""
+    """The baselines of one batch, each computed once.
 
-    def __init__(self, plan: Plan, inputs: Mapping[str, Tensor], words: Sequence[str], recorder: Recorder) -> None:
-        self.plan, self.inputs, self.recorder, self.subject = plan, inputs, recorder, plan.subject
-        self.words = [*words, *(leaf for leaf in inputs if leaf == "inputs_embeds")]
-        self.known: dict[tuple[str | None, str], Tensor] = {}
+    Args:
+        batch: The batch.
+        inputs: Input vectors by leaf.
+        token_inputs: The leaves that are embeddings of tokens.
+        recorder: Recorder of the model.
+    """
 
-    def of(self, name: str | None, leaf: str) -> Tensor:
-        if (name, leaf) not in self.known:
-            other = name is not None and name.startswith(EXAMPLE)
-            made = self._example(str(name), leaf) if other else self._made(self._meant(name, leaf), leaf)
-            self.known[name, leaf] = made
-        return self.known[name, leaf]
+    def __init__(
+        self, batch: TargetBatch, inputs: Mapping[str, Tensor], token_inputs: Sequence[str], recorder: Recorder
+    ) -> None:
+        self.batch = batch
+        self.inputs = inputs
+        self.recorder = recorder
+        self.adapter = batch.adapter
+        self.token_inputs = [*token_inputs, *(leaf for leaf in inputs if leaf == "inputs_embeds")]
+        self.cache: dict[tuple[str | None, str], Tensor] = {}
 
-    def names(self, leaf: str) -> tuple[str, ...]:
-        if leaf in self.words:
-            return OF_WORDS
-        return OF_PIXELS if leaf == "pixel_values" and self.inputs[leaf].dim() >= 4 else OF_NUMBERS
+    def get(self, name: str | None, leaf: str) -> Tensor:
+        """Return the baseline of one input.
 
-    def _meant(self, name: str | None, leaf: str) -> str:
-        """A name that another of the inputs has, such as black beside words, leaves this one with its default."""
-        every = {one: None for other in self.inputs for one in self.names(other)}
-        if name is not None and name not in every:
-            raise InputError(f"baseline={name!r} is not known: this model's inputs have {', '.join(every)}")
-        if name in self.names(leaf):
+        Args:
+            name: Name of the baseline, or an example with `EXAMPLE_PREFIX`; None for the default.
+            leaf: Name of the input.
+
+        Raises:
+            InputError: The name is unknown, or the model lacks the token.
+            UnsupportedError: The model has no defined output at this baseline.
+        """
+        if (name, leaf) not in self.cache:
+            if name is not None and name.startswith(EXAMPLE_PREFIX):
+                self.cache[name, leaf] = self._build_from_example(name, leaf)
+            else:
+                self.cache[name, leaf] = self._build(self._resolve_name(name, leaf), leaf)
+        return self.cache[name, leaf]
+
+    def list_names(self, leaf: str) -> tuple[str, ...]:
+        """Return the names of the baselines that an input can have."""
+        if leaf in self.token_inputs:
+            return TOKEN_BASELINES
+        if leaf == "pixel_values" and self.inputs[leaf].dim() >= 4:
+            return IMAGE_BASELINES
+        return NUMERIC_BASELINES
+
+    def _resolve_name(self, name: str | None, leaf: str) -> str:
+        """The baseline of an input: its default if the name belongs to another input, such as black for text."""
+        accepted = list(dict.fromkeys(known_name for input_ in self.inputs for known_name in self.list_names(input_)))
+        if name is not None and name not in accepted:
+            raise InputError(f"baseline={name!r} is not known: the inputs of this model accept {', '.join(accepted)}")
+        if name in self.list_names(leaf):
             return str(name)
-        return self._default(leaf)
+        return self._find_default_name(leaf)
 
-    def _default(self, leaf: str) -> str:
-        if leaf not in self.words:
+    def _find_default_name(self, leaf: str) -> str:
+        if leaf not in self.token_inputs:
             return "mean" if self._zero_is_padding(leaf) else "zero"
-        pad: Any = getattr(_text_config(self.subject), "pad_token_id", None)
-        if not isinstance(pad, int) or not 0 <= pad < self._size(leaf):
+        pad: Any = getattr(_get_text_config(self.adapter), "pad_token_id", None)
+        if not isinstance(pad, int) or not 0 <= pad < self._get_vocab_size(leaf):
             return "mean"
-        # in many models padding's vector is zero, on which a norm that follows has no answer
-        return "pad" if bool(self._word(leaf, pad).any()) else "mean"
+        # in many models the embedding of padding is zero, where a subsequent norm is undefined
+        return "pad" if bool(self._embed_token(leaf, pad).any()) else "mean"
 
-    def _made(self, name: str, leaf: str) -> Tensor:
+    def _build(self, name: str, leaf: str) -> Tensor:
         x = self.inputs[leaf]
-        if leaf in self.words:
-            return self._of_words(name, leaf, x)
+        if leaf in self.token_inputs:
+            return self._build_for_tokens(name, leaf, x)
         if name == "zero":
-            made = torch.zeros_like(x)
+            baseline = torch.zeros_like(x)
         elif name == "mean":
-            made = x.mean((-2, -1), keepdim=True).expand_as(x)
+            baseline = x.mean((-2, -1), keepdim=True).expand_as(x)
+        elif name == "black":
+            baseline = make_black_image(getattr(self.adapter, "processor", None), x)
         else:
-            made = black(getattr(self.subject, "processor", None), x) if name == "black" else blurred(x)
-        if self._zero_is_padding(leaf) and not made.any():
-            raise Refusal(
-                f"{type(self.recorder.model).__name__} takes a picture that is zero everywhere for padding, so "
-                f"baseline={name!r} is no picture to it. Choose another, such as 'mean' or 'blur'"
+            baseline = blur_image(x)
+        if self._zero_is_padding(leaf) and not baseline.any():
+            raise UnsupportedError(
+                f"{type(self.recorder.model).__name__} treats an image of zeros as padding, so baseline={name!r} is "
+                "not an image for it. Choose another, such as 'mean' or 'blur'"
             )
-        return made
+        return baseline
 
     def _zero_is_padding(self, leaf: str) -> bool:
-        layout = getattr(self.subject, "layout", None)
+        layout = getattr(self.adapter, "image_token_layout", None)
         return leaf == "pixel_values" and getattr(layout, "zero_is_padding", False)
 
-    def _example(self, name: str, leaf: str) -> Tensor:
-        """Another input, cut or filled up to the length of each sample."""
+    def _build_from_example(self, name: str, leaf: str) -> Tensor:
+        """Another input as the baseline; a text is truncated, or padded with the default baseline."""
         if len(self.inputs) > 1:
-            raise InputError("examples as baselines are for models of one input: give names of baselines instead")
-        samples = self.subject.samples(name.removeprefix(EXAMPLE), How())
-        given = self.subject.collate(samples[:1])[leaf]
+            raise InputError("examples as baselines are for models with one input: pass names of baselines instead")
+        samples = self.adapter.make_samples(name.removeprefix(EXAMPLE_PREFIX), InputOptions())
+        example = self.adapter.collate(samples[:1])[leaf]
         x = self.inputs[leaf]
-        if leaf not in self.words:
-            if given.shape[1:] != x.shape[1:]:
-                raise InputError(f"an example has the size {tuple(given.shape[1:])}, the input {tuple(x.shape[1:])}")
-            return given.to(x).expand_as(x)
+        if leaf not in self.token_inputs:
+            if example.shape[1:] != x.shape[1:]:
+                raise InputError(
+                    f"the example has the size {tuple(example.shape[1:])}, but the input has {tuple(x.shape[1:])}"
+                )
+            return example.to(x).expand_as(x)
         with torch.no_grad():
-            vectors = self._lookup(leaf)(given).to(x)
+            vectors = self._get_embedding_module(leaf)(example).to(x)
         length = min(x.shape[1], vectors.shape[1])
-        whole = self.of(None, leaf).clone()
-        whole[:, :length] = vectors[:, :length]
-        return torch.where(self._special(leaf)[..., None], x, whole)
+        baseline = self.get(None, leaf).clone()
+        baseline[:, :length] = vectors[:, :length]
+        return torch.where(self._build_special_token_mask(leaf)[..., None], x, baseline)
 
-    def _of_words(self, name: str, leaf: str, x: Tensor) -> Tensor:
+    def _build_for_tokens(self, name: str, leaf: str, x: Tensor) -> Tensor:
         if name == "zero":
             vector = x.new_zeros(x.shape[-1])
         elif name == "mean":
-            vector = self._mean_word(leaf).to(x)
+            vector = self._compute_mean_embedding(leaf).to(x)
         else:
-            vector = self._word(leaf, self._token(name)).to(x)
+            vector = self._embed_token(leaf, self._find_special_token_id(name)).to(x)
         if not vector.any():
-            self._refuse_zero(name)
-        whole = vector.expand_as(x)
-        return whole if name == "zero" else torch.where(self._special(leaf)[..., None], x, whole)
+            self._reject_zero_vector(name)
+        baseline = vector.expand_as(x)
+        if name == "zero":
+            return baseline
+        return torch.where(self._build_special_token_mask(leaf)[..., None], x, baseline)
 
-    def _refuse_zero(self, name: str) -> None:
-        norms = {type(module).__name__ for module in self.recorder.model.modules() if _forgets_length(module)}
-        norms |= self._norms_of_words()
+    def _reject_zero_vector(self, name: str) -> None:
+        """Raise an error if the model normalises bare embeddings, so that a zero vector has no defined output."""
+        norms = {type(module).__name__ for module in self.recorder.model.modules() if _is_scale_invariant_norm(module)}
+        norms |= self._find_norms_on_bare_embeddings()
         if norms:
-            raise Refusal(
-                f"{type(self.recorder.model).__name__} has {', '.join(sorted(norms))}, which forgets how long a vector "
-                f"is and reads words without positions: it has no answer at baseline={name!r} (zero), and all that "
-                "changes on the way to the input changes right beside it. Choose another baseline, such as 'mean'"
+            raise UnsupportedError(
+                f"{type(self.recorder.model).__name__} has {', '.join(sorted(norms))}, which discards the length of a "
+                f"vector and is applied to embeddings without positions: its output at baseline={name!r} (zero) is "
+                "undefined, and on the path to the input everything changes next to the baseline. Choose another "
+                "baseline, such as 'mean'"
             )
 
-    def _norms_of_words(self) -> set[str]:
-        """The norms that are given nothing where words are nothing: nothing was added to words on the way there."""
-        model, subject, thread = self.recorder.model, self.subject, threading.get_ident()
-        found: set[str] = set()
+    def _find_norms_on_bare_embeddings(self) -> set[str]:
+        """Classes of norms whose input is zero if embeddings are zero, because nothing has been added to them."""
+        model = self.recorder.model
+        thread_id = threading.get_ident()
+        norm_classes: set[str] = set()
 
-        def nothing(lookup: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-            return torch.zeros_like(output) if threading.get_ident() == thread else None
+        def zero_embeddings(embedding_module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            return torch.zeros_like(output) if threading.get_ident() == thread_id else None
 
-        def listen(norm: nn.Module, args: tuple[Any, ...]) -> None:
-            if threading.get_ident() == thread and args and not args[0].any():
-                found.add(type(norm).__name__)
+        def check_norm_input(norm: nn.Module, args: tuple[Any, ...]) -> None:
+            if threading.get_ident() == thread_id and args and not args[0].any():
+                norm_classes.add(type(norm).__name__)
 
         norms = [module for module in model.modules() if "Norm" in type(module).__name__]
-        handles = [norm.register_forward_pre_hook(listen) for norm in norms]
-        handles += [lookup.register_forward_hook(nothing) for lookup in self.recorder.lookups()]
-        one = Plan(subject, self.plan.given[:1], [[self.plan.targets[0]]])
-        with lock_of(model), at_rest(model), torch.no_grad(), subject.scope(), hooks(handles):
-            model(**one.batch)
-        return found
+        handles = [norm.register_forward_pre_hook(check_norm_input) for norm in norms]
+        handles += [module.register_forward_hook(zero_embeddings) for module in self.recorder.get_embedding_modules()]
+        first_sample = TargetBatch(self.adapter, self.batch.source_samples[:1], [[self.batch.targets[0]]])
+        with (
+            get_model_lock(model),
+            frozen_eval_mode(model),
+            torch.no_grad(),
+            self.adapter.forward_context(),
+            remove_hooks_on_exit(handles),
+        ):
+            model(**first_sample.model_inputs)
+        return norm_classes
 
-    def _special(self, leaf: str) -> Tensor:
-        """Tokens that frame a text stay in its baseline."""
-        if self.plan.batch[leaf].is_floating_point():
+    def _build_special_token_mask(self, leaf: str) -> Tensor:
+        """True for special tokens, which stay unchanged in a baseline."""
+        token_ids = self.batch.model_inputs[leaf]
+        if token_ids.is_floating_point():
             return torch.zeros(self.inputs[leaf].shape[:-1], dtype=torch.bool, device=self.inputs[leaf].device)
-        words = getattr(self.subject, "words", None)
-        config = _text_config(self.subject)
-        ids = set(getattr(words, "outside", ()))
-        for kind in ("pad", "cls", "sep", "bos", "eos", "decoder_start"):
-            own = getattr(config, f"{kind}_token_id", None)
-            ids |= set(own if isinstance(own, list) else [own])
-        known = torch.tensor(sorted(one for one in ids if one is not None), device=self.plan.batch[leaf].device)
-        return torch.isin(self.plan.batch[leaf], known)
+        tokenizer = getattr(self.adapter, "tokenizer_wrapper", None)
+        config = _get_text_config(self.adapter)
+        special_ids = set(getattr(tokenizer, "special_ids", ()))
+        for token_name in ("pad", "cls", "sep", "bos", "eos", "decoder_start"):
+            token_id = getattr(config, f"{token_name}_token_id", None)
+            special_ids |= set(token_id if isinstance(token_id, list) else [token_id])
+        special_ids.discard(None)
+        return torch.isin(token_ids, torch.tensor(sorted(special_ids), device=token_ids.device))
 
-    def _token(self, kind: str) -> int:
-        words, config = getattr(self.subject, "words", None), _text_config(self.subject)
-        found: Any = getattr(config, f"{kind}_token_id", None)
-        if found is None and words is not None:
-            found = words.token_id(kind)
-        if not isinstance(found, int):
-            name = type(self.recorder.model).__name__
-            raise InputError(f"baseline={kind!r}: {name} and its tokenizer know no such token; try 'mean'")
-        return found
+    def _find_special_token_id(self, token_name: str) -> int:
+        tokenizer = getattr(self.adapter, "tokenizer_wrapper", None)
+        token_id: Any = getattr(_get_text_config(self.adapter), f"{token_name}_token_id", None)
+        if token_id is None and tokenizer is not None:
+            token_id = tokenizer.get_special_token_id(token_name)
+        if not isinstance(token_id, int):
+            model_name = type(self.recorder.model).__name__
+            raise InputError(f"baseline={token_name!r}: {model_name} and its tokenizer have no such token; try 'mean'")
+        return token_id
 
-    def _lookup(self, leaf: str) -> nn.Module:
-        lookups = self.recorder.lookups()
-        looked_up = [one for one in self.words if one != "inputs_embeds"]
-        return lookups[min(looked_up.index(leaf), len(lookups) - 1)] if leaf in looked_up else lookups[0]
+    def _get_embedding_module(self, leaf: str) -> nn.Module:
+        embedding_modules = self.recorder.get_embedding_modules()
+        token_leaves = [token_leaf for token_leaf in self.token_inputs if token_leaf != "inputs_embeds"]
+        if leaf not in token_leaves:
+            return embedding_modules[0]
+        return embedding_modules[min(token_leaves.index(leaf), len(embedding_modules) - 1)]
 
-    def _size(self, leaf: str) -> int:
-        return len(self._lookup(leaf).weight)  # type: ignore[arg-type]
-
-    @torch.no_grad()
-    def _word(self, leaf: str, index: int) -> Tensor:
-        """As the model looks it up: some scale their embeddings there."""
-        lookup = self._lookup(leaf)
-        return lookup(torch.tensor([[index]], device=device_of(lookup)))[0, 0].detach()
+    def _get_vocab_size(self, leaf: str) -> int:
+        return len(self._get_embedding_module(leaf).weight)  # type: ignore[arg-type]
 
     @torch.no_grad()
-    def _mean_word(self, leaf: str) -> Tensor:
-        lookup = self._lookup(leaf)
-        weight: Any = lookup.weight
-        parts = torch.arange(len(weight), device=device_of(lookup)).split(8192)
-        wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        return torch.stack([lookup(part[None])[0].to(wide).sum(0) for part in parts]).sum(0) / len(weight)
+    def _embed_token(self, leaf: str, token_id: int) -> Tensor:
+        """Embedding of a token, computed by the module, because some models scale embeddings there."""
+        embedding = self._get_embedding_module(leaf)
+        return embedding(torch.tensor([[token_id]], device=find_module_device(embedding)))[0, 0].detach()
+
+    @torch.no_grad()
+    def _compute_mean_embedding(self, leaf: str) -> Tensor:
+        """Mean embedding of the vocabulary."""
+        embedding = self._get_embedding_module(leaf)
+        weight: Any = embedding.weight
+        token_chunks = torch.arange(len(weight), device=find_module_device(embedding)).split(8192)
+        sum_dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        sums = [embedding(token_ids[None])[0].to(sum_dtype).sum(0) for token_ids in token_chunks]
+        return torch.stack(sums).sum(0) / len(weight)
 
 
-def _forgets_length(module: nn.Module) -> bool:
+def _is_scale_invariant_norm(module: nn.Module) -> bool:
     return "RMSNorm" in type(module).__name__ or type(module).__name__ in ("T5LayerNorm", "MT5LayerNorm")
 
 
-def _text_config(subject: Any) -> Any:
-    config: Any = getattr(subject.model, "config", None)
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+def _get_text_config(adapter: Any) -> Any:
+    config: Any = getattr(adapter.model, "config", None)
+    if hasattr(config, "get_text_config"):
+        return config.get_text_config()
+    return config

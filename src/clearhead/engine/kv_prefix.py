@@ -16,84 +16,102 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from clearhead.adapters.base import Sample, Subject
-from clearhead.adapters.decoder import Decoder
-from clearhead.capture.checks.self_test import TOLERANCE
+from clearhead.adapters.base import ModelAdapter, Sample
+from clearhead.adapters.decoder import CausalLMAdapter
+from clearhead.capture.checks.self_test import RELATIVE_TOLERANCE_BY_DTYPE
 from clearhead.capture.recorder import Recorder
-from clearhead.engine.memory_budget import at_most
-from clearhead.engine.target_batch import Plan
+from clearhead.engine.memory_budget import limit_rows
+from clearhead.engine.target_batch import TargetBatch
 from clearhead.targets import Target
 
 #: Whether a model's cache was seen to be exact.
-_exact: "WeakKeyDictionary[Recorder, bool]" = WeakKeyDictionary()
+_exact_cache_by_recorder: "WeakKeyDictionary[Recorder, bool]" = WeakKeyDictionary()
 
 
-class Prefix:
+class KVPrefix:
     """One input of a decoder, and the keys and values of its first words."""
 
-    def __init__(self, recorder: Recorder, subject: Subject, sample: Sample, targets: Sequence[Target]) -> None:
-        self.recorder, self.subject, self.sample, self.targets = recorder, subject, sample, list(targets)
-        self.cache, self.length = DynamicCache(), 0
-        by_class = all(target.custom is None for target in targets)
-        told = getattr(sample, "kept", ()) and subject.accepts("logits_to_keep") and subject.accepts("past_key_values")
-        plain = isinstance(subject, Decoder) and not subject.counts_by_length and set(sample.inputs) == {"input_ids"}
-        self.able = bool(plain and told and by_class) and not subject.compiled  # compiled passes are of one length
+    def __init__(self, recorder: Recorder, adapter: ModelAdapter, sample: Sample, targets: Sequence[Target]) -> None:
+        self.recorder, self.adapter, self.sample, self.targets = recorder, adapter, sample, list(targets)
+        self.cache, self.cached_length = DynamicCache(), 0
+        by_class = all(target.function is None for target in targets)
+        told = (
+            getattr(sample, "logit_rows", ())
+            and adapter.forward_accepts("logits_to_keep")
+            and adapter.forward_accepts("past_key_values")
+        )
+        plain = (
+            isinstance(adapter, CausalLMAdapter)
+            and not adapter.positions_depend_on_batch_length
+            and set(sample.inputs) == {"input_ids"}
+        )
+        self.is_supported = (
+            bool(plain and told and by_class) and not adapter.is_compiled
+        )  # compiled passes are of one length
 
     @property
-    def shares(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether words in common are run once: until the model's cache was seen to be wrong, with whichever input."""
-        return self.able and _exact.get(self.recorder, True)
+        return self.is_supported and _exact_cache_by_recorder.get(self.recorder, True)
 
-    def first_change(self, other: Sample) -> int:
+    def find_common_length(self, other: Sample) -> int:
         """How many of the first words of an altered input are those of the input, and not needed for what is read."""
-        if set(other.inputs) != {"input_ids"} or not getattr(other, "kept", ()):
+        if set(other.inputs) != {"input_ids"} or not getattr(other, "logit_rows", ()):
             return 0
         one, two = self.sample.inputs["input_ids"], other.inputs["input_ids"]
         count = min(len(one), len(two))
         same = int((one[:count] == two[:count]).int().cumprod(0).sum())
-        return min(same, len(two) - 1, *other.kept)  # type: ignore[attr-defined]
+        return min(same, len(two) - 1, *other.logit_rows)  # type: ignore[attr-defined]
 
-    def values(self, samples: Sequence[Sample], start: int) -> Float[Tensor, "input target"]:
+    def compute_values(self, samples: Sequence[Sample], start: int) -> Float[Tensor, "input target"]:
         """What altered inputs are worth that have the words before `start` in common with the input."""
-        plan = Plan(self.subject, samples, [self.targets] * len(samples))
-        if start and self.recorder not in _exact:
-            _exact[self.recorder] = self._tried(plan, start)
-        return _worth(plan, self._after(plan, start) if start and self.shares else self._run(plan.batch))
+        plan = TargetBatch(self.adapter, samples, [self.targets] * len(samples))
+        if start and self.recorder not in _exact_cache_by_recorder:
+            _exact_cache_by_recorder[self.recorder] = self._is_cache_exact(plan, start)
+        return _compute_values(
+            plan, self._forward_suffix(plan, start) if start and self.is_enabled else self._forward(plan.model_inputs)
+        )
 
-    def _tried(self, plan: Plan, start: int) -> bool:
+    def _is_cache_exact(self, plan: TargetBatch, start: int) -> bool:
         """Whether the model takes a cache, keeps every key in it, and gives the same numbers with it as without."""
         try:
-            found = _worth(plan, self._after(plan, start))
+            found = _compute_values(plan, self._forward_suffix(plan, start))
         except (AttributeError, TypeError, ValueError, LookupError):  # it has a kind of cache of its own
             return False
         layers = self.cache.layers
-        if not layers or any(type(one) is not DynamicLayer or one.get_seq_length() != self.length for one in layers):
+        if not layers or any(
+            type(one) is not DynamicLayer or one.get_seq_length() != self.cached_length for one in layers
+        ):
             return False
-        real = _worth(plan, self._run(plan.batch))
+        real = _compute_values(plan, self._forward(plan.model_inputs))
         gap = float((found - real).abs().max() / real.abs().max().clamp(min=1e-12))
-        return gap <= TOLERANCE.get(self.subject.dtype, 1e-4)
+        return gap <= RELATIVE_TOLERANCE_BY_DTYPE.get(self.adapter.dtype, 1e-4)
 
-    def _after(self, plan: Plan, start: int) -> Any:
+    def _forward_suffix(self, plan: TargetBatch, start: int) -> Any:
         """The output for what comes after the words in common."""
-        self._extend(start)
-        given: dict[str, Any] = {**plan.batch, "input_ids": plan.batch["input_ids"][:, start:], "use_cache": True}
+        self._extend_cache(start)
+        given: dict[str, Any] = {
+            **plan.model_inputs,
+            "input_ids": plan.model_inputs["input_ids"][:, start:],
+            "use_cache": True,
+        }
         given["logits_to_keep"] = given["logits_to_keep"] - start
-        return self._run({**given, "past_key_values": self._repeated(plan.size, start)})
+        return self._forward({**given, "past_key_values": self._repeat_cache(plan.num_samples, start)})
 
-    def _run(self, batch: dict[str, Any]) -> Any:
-        with self.subject.scope():
-            return self.subject.unrecorded(**batch)
+    def _forward(self, batch: dict[str, Any]) -> Any:
+        with self.adapter.forward_context():
+            return self.adapter.plain_forward(**batch)
 
-    def _extend(self, length: int) -> None:
+    def _extend_cache(self, length: int) -> None:
         """Keys and values of so many words: each word goes through the model once."""
-        if length <= self.length:
+        if length <= self.cached_length:
             return
-        ids = self.sample.inputs["input_ids"][None, self.length : length].to(self.subject.device)
+        ids = self.sample.inputs["input_ids"][None, self.cached_length : length].to(self.adapter.device)
         told = {"past_key_values": self.cache, "use_cache": True, "logits_to_keep": 1}
-        self._run({"input_ids": ids, **told})
-        self.length = length
+        self._forward({"input_ids": ids, **told})
+        self.cached_length = length
 
-    def _repeated(self, count: int, length: int) -> DynamicCache:
+    def _repeat_cache(self, count: int, length: int) -> DynamicCache:
         """The first words' for each of so many inputs."""
         cache = DynamicCache()
         layers: list[Any] = self.cache.layers
@@ -103,19 +121,21 @@ class Prefix:
         return cache
 
 
-def chunks(starts: Sequence[int], lengths: Sequence[int], inputs: int, units: int) -> Iterator[tuple[list[int], int]]:
+def iter_prefix_chunks(
+    starts: Sequence[int], lengths: Sequence[int], max_inputs: int, max_units: int
+) -> Iterator[tuple[list[int], int]]:
     """Which altered inputs go together, those that change last first, and how many words they have in common.
 
-    >>> [(places, start) for places, start in chunks([0, 9, 8, 2], [10, 10, 10, 10], 8, 1000)]
+    >>> [(places, start) for places, start in iter_prefix_chunks([0, 9, 8, 2], [10, 10, 10, 10], 8, 1000)]
     [([1, 2], 8), ([3], 2), ([0], 0)]
     """
     waiting: list[int] = []
     for place in sorted(range(len(starts)), key=lambda place: -starts[place]):
-        room = len(waiting) < at_most(inputs, grows=True)
+        room = len(waiting) < limit_rows(max_inputs, remeasure=True)
         rest = (len(waiting) + 1) * (max((lengths[one] for one in (*waiting, place)), default=0) - starts[place])
         # to begin much earlier for one would cost more for all of them than another pass
         near = not waiting or 2 * starts[place] >= starts[waiting[0]]
-        if waiting and not (room and rest <= units and near):
+        if waiting and not (room and rest <= max_units and near):
             yield waiting, starts[waiting[-1]]
             waiting = []
         waiting.append(place)
@@ -123,6 +143,6 @@ def chunks(starts: Sequence[int], lengths: Sequence[int], inputs: int, units: in
         yield waiting, starts[waiting[-1]]
 
 
-def _worth(plan: Plan, output: Any) -> Float[Tensor, "input target"]:
-    values = plan.value(output).detach().double().cpu()
-    return values.reshape(plan.steps, plan.size).mT.clone()
+def _compute_values(plan: TargetBatch, output: Any) -> Float[Tensor, "input target"]:
+    values = plan.compute_target(output).detach().double().cpu()
+    return values.reshape(plan.targets_per_sample, plan.num_samples).mT.clone()

@@ -1,11 +1,11 @@
-"""How much memory passes may take: what they take is counted, and from that follows how many rows go together.
+"""Memory budget of passes: measures the memory of tensors, and chooses batch sizes that keep to a limit.
 
-The first inputs, the shortest, go one by one, and what their tensors take at most is counted. Memory grows at most with
-the square of the length and with the number of rows, so what longer ones need is known in advance; it is counted anew
-whenever lengths have grown by a quarter. A pass that would take more than was allowed is stopped where it stands, and
-run again with fewer rows. What comes out does not depend on it.
+The first inputs, the shortest, run one by one, and the peak memory of their tensors is measured. Memory grows at most
+with the square of the length and with the number of rows, so that the need of longer inputs is known in advance; it is
+measured again whenever lengths have grown by a quarter. A pass that exceeds the limit is stopped, and repeated with
+fewer rows. Results do not depend on the budget.
 
-`passes_of`, `note` and `at_most` are for those who make passes; without a budget they do nothing.
+Code that runs passes calls `budgeted_passes`, `start_budgeted_pass` and `limit_rows`; without a budget they do nothing.
 """
 
 import ctypes
@@ -24,284 +24,432 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead.errors import InputError
 
-_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-#: What part of the budget is aimed at: what Python, numpy and the allocator need beside the tensors is not counted, and
-#: was seen to be as much as they. At 1/3 processes took up to 40 % of a budget of 2 GiB, and up to 85 % with what they
-#: held before, the model among it (docs/memory.md); at 0.4 it was 47 % and 92 %.
-AIM = 1 / 3
-#: One input by itself may take so many times the budget until it is stopped: so that we can say how much it needs.
-ALONE = 2
-#: How much longer inputs may be than those that were counted.
-NEAR = 1.25
+_BYTES_PER_UNIT = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
+#: Share of the budget that tensors may take: memory of Python, numpy and the allocator is not measured, and was as much
+#: as that of the tensors. At 1/3, processes took up to 40 % of a budget of 2 GiB, and up to 85 % with the memory they
+#: held before, that of the model included (docs/memory.md); at 0.4 it was 47 % and 92 %.
+TARGET_MEMORY_FRACTION = 1 / 3
+#: A single input may take this many times the budget before it is stopped, so that the error can tell its need.
+SINGLE_INPUT_LIMIT_FACTOR = 2
+#: Inputs may be this much longer than the measured ones before memory is measured again.
+REMEASURE_LENGTH_FACTOR = 1.25
 
 
-class OverBudget(Exception):
-    """A pass would have taken more than was allowed."""
+class MemoryBudgetExceededError(Exception):
+    """A pass exceeded the memory budget."""
 
 
-def bytes_of(memory: str | int) -> int:
+def parse_bytes(memory: str | int) -> int:
+    """Parse an amount of memory into bytes.
+
+    Args:
+        memory: A number of bytes, or a text with a unit such as "2GiB" or "500MB".
+
+    Raises:
+        InputError: It is not an amount of memory, or zero.
+
+    Example:
+        >>> parse_bytes("2GiB"), parse_bytes("1.5 MB"), parse_bytes(4096)
+        (2147483648, 1500000, 4096)
     """
-    >>> bytes_of("2GiB"), bytes_of("1.5 MB"), bytes_of(4096)
-    (2147483648, 1500000, 4096)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", str(memory).lower())
+    num_bytes = 0
+    if match is not None and not isinstance(memory, bool):
+        num_bytes = int(float(match[1]) * _BYTES_PER_UNIT[match[2]])
+    if not num_bytes:
+        raise InputError(f"memory={memory!r} is not an amount of memory: pass for example '2GiB' or '500MB'")
+    return num_bytes
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Format a number of bytes for messages.
+
+    Example:
+        >>> format_bytes(3 * 2**29), format_bytes(2000)
+        ('1.5 GiB', '2 KiB')
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", str(memory).lower())
-    size = 0 if found is None or isinstance(memory, bool) else int(float(found[1]) * _SIZES[found[2]])
-    if not size:
-        raise InputError(f"memory={memory!r} is no amount of memory: say how much, e.g. '2GiB' or '500MB'")
-    return size
+    unit = "KiB"
+    unit_bytes = 2**10
+    if num_bytes >= 2**30:
+        unit = "GiB"
+        unit_bytes = 2**30
+    elif num_bytes >= 2**20:
+        unit = "MiB"
+        unit_bytes = 2**20
+    amount = num_bytes / unit_bytes
+    return f"{amount:.2g} {unit}" if amount < 10 else f"{amount:,.0f} {unit}"
 
 
-def in_words(size: float) -> str:
+class TensorMemoryMeter(TorchDispatchMode):
+    """Inside the `with`, measures the live and peak memory of all tensors that are created.
+
+    Raises:
+        MemoryBudgetExceededError: Live memory exceeds `limit_bytes`.
     """
-    >>> in_words(3 * 2**29), in_words(2000)
-    ('1.5 GiB', '2 KiB')
-    """
-    unit, of = next(((unit, of) for unit, of in (("GiB", 2**30), ("MiB", 2**20)) if size >= of), ("KiB", 2**10))
-    return f"{size / of:.2g} {unit}" if size < 10 * of else f"{size / of:,.0f} {unit}"
 
-
-class Meter(TorchDispatchMode):
-    """Counts the bytes of all tensors that are made, and no longer those that are gone."""
-
-    def __init__(self, limit: float = float("inf")) -> None:
+    def __init__(self, limit_bytes: float = float("inf")) -> None:
         super().__init__()
-        self.limit, self.live, self.peak = limit, 0, 0
-        self.known: set[int] = set()
+        self.limit_bytes = limit_bytes
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self.tracked_storages: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        given: set[int] | None = None
-        for part in made if isinstance(made, list | tuple) else (made,):
-            if isinstance(part, Tensor) and part.layout is torch.strided and (key := _key(part)) not in self.known:
-                if given is None:  # a view of a weight takes nothing
-                    given = set(_keys(args)) | set(_keys((kwargs or {}).values()))
-                if key not in given:
-                    self._count(part, key)
-        return made
+        results = func(*args, **(kwargs or {}))
+        argument_keys: set[int] | None = None
+        for result in results if isinstance(results, list | tuple) else (results,):
+            if not isinstance(result, Tensor) or result.layout is not torch.strided:
+                continue
+            key = _get_storage_key(result)
+            if key in self.tracked_storages:
+                continue
+            if argument_keys is None:  # a view of a weight takes no memory
+                argument_keys = set(_iter_storage_keys(args)) | set(_iter_storage_keys((kwargs or {}).values()))
+            if key not in argument_keys:
+                self._track_storage(result, key)
+        return results
 
-    def _count(self, part: Tensor, key: int) -> None:
-        storage = part.untyped_storage()
+    def _track_storage(self, tensor: Tensor, key: int) -> None:
+        storage = tensor.untyped_storage()
         size = storage.nbytes()
-        self.known.add(key)
-        self.live += size
-        self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._gone, key, size).atexit = False
-        if self.live > self.limit:
-            raise OverBudget
+        self.tracked_storages.add(key)
+        self.live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        weakref.finalize(storage, self._untrack_storage, key, size).atexit = False
+        if self.live_bytes > self.limit_bytes:
+            raise MemoryBudgetExceededError
 
-    def _gone(self, key: int, size: int) -> None:
-        self.known.discard(key)
-        self.live -= size
-
-
-def _keys(parts: Iterable[Any]) -> Iterator[int]:
-    for part in parts:
-        if isinstance(part, Tensor):
-            yield _key(part)
-        elif isinstance(part, list | tuple):
-            yield from _keys(part)
+    def _untrack_storage(self, key: int, size: int) -> None:
+        self.tracked_storages.discard(key)
+        self.live_bytes -= size
 
 
-def _key(part: Tensor) -> int:
-    return part.untyped_storage()._cdata if part.layout is torch.strided else 0
+def _iter_storage_keys(arguments: Iterable[Any]) -> Iterator[int]:
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            yield _get_storage_key(argument)
+        elif isinstance(argument, list | tuple):
+            yield from _iter_storage_keys(argument)
 
 
-class DeviceMeter(AbstractContextManager["DeviceMeter"]):
-    """The same of a device that keeps count itself: its backward passes run in threads of their own."""
+def _get_storage_key(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0
 
-    limit = float("inf")  # it stops by itself when it is full
+
+class CudaMemoryMeter(AbstractContextManager["CudaMemoryMeter"]):
+    """Measures the memory of tensors on a GPU with CUDA's own statistics.
+
+    A dispatch mode does not see backward passes on a GPU, which run in other threads.
+    """
+
+    limit_bytes = float("inf")  # CUDA raises an error by itself when the device is full
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.before = device, torch.cuda.memory_allocated(device)
+        self.device = device
+        self.baseline_bytes = torch.cuda.memory_allocated(device)
 
-    def __exit__(self, *problem: object) -> None:
-        """Nothing to undo."""
-
-    @property
-    def live(self) -> int:
-        return torch.cuda.memory_allocated(self.device) - self.before
+    def __exit__(self, *exception: object) -> None:
+        """Does nothing: there is no state to restore."""
 
     @property
-    def peak(self) -> int:
-        return torch.cuda.max_memory_allocated(self.device) - self.before
+    def live_bytes(self) -> int:
+        """Memory of the tensors that have been created and still exist."""
+        return torch.cuda.memory_allocated(self.device) - self.baseline_bytes
 
-    @peak.setter
-    def peak(self, size: int) -> None:
+    @property
+    def peak_bytes(self) -> int:
+        """Largest `live_bytes` since the last reset; setting it resets the peak."""
+        return torch.cuda.max_memory_allocated(self.device) - self.baseline_bytes
+
+    @peak_bytes.setter
+    def peak_bytes(self, size: int) -> None:
         torch.cuda.reset_peak_memory_stats(self.device)
 
 
 @dataclass(frozen=True)
-class _Counted:
-    """What passes of one kind took at most.
+class _PassMeasurement:
+    """Measured memory of the passes of one type over a batch.
 
-    peak: the batch of so many rows, whose longest sample has so many units, with all that was held before
-    held, more: what was held when passes within began (points on a path, altered inputs), and the most that one of
-    these took beyond, for each of its rows
+    Inner passes are those that a method runs for a batch: points on a path, perturbed inputs.
+
+    Attributes:
+        num_units: Number of units of the longest sample.
+        rows: Number of samples in the batch.
+        peak_bytes: Peak memory of the batch until inner passes start.
+        held_bytes: Live memory when inner passes start.
+        bytes_per_inner_row: Largest additional memory of an inner pass, per row.
     """
 
-    width: int
+    num_units: int
     rows: int
-    peak: float
-    held: float = 0
-    more: float = 0
+    peak_bytes: float
+    held_bytes: float = 0
+    bytes_per_inner_row: float = 0
 
-    def scale(self, width: int) -> float:
-        return max(1.0, width / self.width) ** 2
+    def compute_length_factor(self, num_units: int) -> float:
+        """Return the factor by which memory grows for longer inputs."""
+        return max(1.0, num_units / self.num_units) ** 2
 
-    def batch(self, room: float, width: int) -> int:
-        """How many samples may share a batch; passes within hold each of them once at least."""
-        one = max(self.peak / self.rows, self.held / self.rows + self.more)
-        return int(room / max(one * self.scale(width), 1))
+    def compute_batch_rows(self, available_bytes: float, num_units: int) -> int:
+        """Return how many samples fit in a batch; an inner pass has at least one row per sample."""
+        bytes_per_row = max(self.peak_bytes / self.rows, self.held_bytes / self.rows + self.bytes_per_inner_row)
+        return int(available_bytes / max(bytes_per_row * self.compute_length_factor(num_units), 1))
 
-    def within(self, room: float, width: int, rows: int) -> int:
-        """How many rows passes within may have, beside a batch of so many."""
-        left = room / self.scale(width) - self.held * rows / self.rows
-        return int(left / max(self.more or self.peak / self.rows, 1))
+    def compute_inner_rows(self, available_bytes: float, num_units: int, rows: int) -> int:
+        """Return how many rows an inner pass may have, in addition to a batch of `rows` samples."""
+        remaining_bytes = available_bytes / self.compute_length_factor(num_units) - self.held_bytes * rows / self.rows
+        return int(remaining_bytes / max(self.bytes_per_inner_row or self.peak_bytes / self.rows, 1))
 
 
 @dataclass
-class Budget:
-    """What one call of `explain` may take, and what was learned about it so far, of each kind of passes."""
+class MemoryBudget:
+    """Memory limit of one call of `explain`, and the measurements so far.
 
-    size: int
-    counted: dict[str, _Counted] = field(default_factory=dict)
-    #: What was too much, by kind: rows and width of the largest pass.
-    too_many: dict[str, tuple[int, int]] = field(default_factory=dict)
-    meter: "Meter | DeviceMeter | None" = None
-    kind: str = ""
-    width: int = 0
-    rows: int = 0  # of the batch
-    inside: int = 0  # of the pass within that is under way; 0 for none
-    peak: float = 0  # of the batch, until passes within began
-    held: float = 0
-    more: float = 0  # of the passes within: those of one method may take more, and those of another have more rows
-    highest: float = 0
-    most: int = 1
-    needed: float = 0
+    Attributes:
+        limit_bytes: The limit.
+        measurements: Measured memory by pass type.
+        exceeded_sizes: Rows and units of the largest pass that exceeded the limit, by pass type.
+        meter: Measures the current batch; None if measurements suffice.
+        pass_type: Type of the current passes.
+        num_units: Number of units of the longest sample in the batch.
+        batch_rows: Number of samples in the batch.
+        inner_rows: Number of rows of the current inner pass; 0 if there is none.
+        batch_peak_bytes: Peak memory of the batch until inner passes start.
+        held_bytes: Live memory when inner passes start.
+        bytes_per_inner_row: Largest memory of an inner pass per row. The maximum over methods counts, because they
+            differ in memory and in the number of rows.
+        inner_peak_bytes: Peak memory of the inner passes.
+        max_inner_rows: Largest number of rows of an inner pass.
+        required_bytes: Largest memory that the batch needed.
+    """
 
-    def _known(self, kind: str) -> _Counted | None:
-        return self.counted.get(kind) or self.counted.get("tape")
+    limit_bytes: int
+    measurements: dict[str, _PassMeasurement] = field(default_factory=dict)
+    exceeded_sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    meter: "TensorMemoryMeter | CudaMemoryMeter | None" = None
+    pass_type: str = ""
+    num_units: int = 0
+    batch_rows: int = 0
+    inner_rows: int = 0
+    batch_peak_bytes: float = 0
+    held_bytes: float = 0
+    bytes_per_inner_row: float = 0
+    inner_peak_bytes: float = 0
+    max_inner_rows: int = 1
+    required_bytes: float = 0
 
-    def _capped(self, kind: str, width: int, rows: int) -> int:
-        tried, wide = self.too_many.get(kind, (0, 0))
-        return max(1, min(rows, tried // 2) if tried and width >= wide else rows)
+    @property
+    def _target_bytes(self) -> float:
+        """Memory that tensors may take."""
+        return self.limit_bytes * TARGET_MEMORY_FRACTION
 
-    def room(self, kinds: Collection[str], width: int) -> int:
-        """How many samples of this width can share a batch; one, where nothing is known yet."""
-        known = {kind: self._known(kind) for kind in kinds}
-        room = {kind: 1 if one is None else one.batch(self.size * AIM, width) for kind, one in known.items()}
-        return min(self._capped(kind, width, rows) for kind, rows in room.items())
+    def _find_measurement(self, pass_type: str) -> _PassMeasurement | None:
+        return self.measurements.get(pass_type) or self.measurements.get("tape")
+
+    def _cap_rows(self, pass_type: str, num_units: int, rows: int) -> int:
+        """`rows`, but at least one, and at most half of a pass that exceeded the limit."""
+        exceeded_rows, exceeded_units = self.exceeded_sizes.get(pass_type, (0, 0))
+        if exceeded_rows and num_units >= exceeded_units:
+            rows = min(rows, exceeded_rows // 2)
+        return max(1, rows)
+
+    def compute_batch_rows(self, pass_types: Collection[str], num_units: int) -> int:
+        """Return how many samples may share a batch; one as long as there is no measurement.
+
+        Args:
+            pass_types: Types of the passes that run over the batch.
+            num_units: Number of units of the longest sample.
+        """
+        return min(self._compute_rows_of_type(pass_type, num_units) for pass_type in pass_types)
+
+    def _compute_rows_of_type(self, pass_type: str, num_units: int) -> int:
+        rows = 1
+        if (measurement := self._find_measurement(pass_type)) is not None:
+            rows = measurement.compute_batch_rows(self._target_bytes, num_units)
+        return self._cap_rows(pass_type, num_units, rows)
+
+    def _is_measured(self, pass_type: str, num_units: int) -> bool:
+        measurement = self.measurements.get(pass_type)
+        return measurement is not None and num_units <= measurement.num_units * REMEASURE_LENGTH_FACTOR
 
     @contextmanager
-    def batch(self, kinds: Collection[str], width: int, device: torch.device) -> Iterator[None]:
-        """One batch, counted where what is known of passes does not suffice."""
-        known = [self.counted.get(kind) for kind in kinds]
-        near = all(one is not None and width <= one.width * NEAR for one in known)
-        self.meter = None if near else DeviceMeter(device) if device.type == "cuda" else Meter()
-        before, _HERE.budget = _HERE.budget, self
-        self.kind, self.rows, self.width, self.inside, self.needed = "", 1, width, 0, 0
+    def measure_batch(self, pass_types: Collection[str], num_units: int, device: torch.device) -> Iterator[None]:
+        """Run one batch under this budget, with a meter if measurements do not suffice.
+
+        Args:
+            pass_types: Types of the passes that run over the batch.
+            num_units: Number of units of the longest sample.
+            device: Device of the model.
+
+        Raises:
+            InputError: A single sample needs more than the limit.
+        """
+        self.meter = None
+        if not all(self._is_measured(pass_type, num_units) for pass_type in pass_types):
+            self.meter = CudaMemoryMeter(device) if device.type == "cuda" else TensorMemoryMeter()
+        self.pass_type = ""
+        self.batch_rows = 1
+        self.num_units = num_units
+        self.inner_rows = 0
+        self.required_bytes = 0
+        outer_budget = _THREAD_STATE.budget
+        _THREAD_STATE.budget = self
         try:
-            with nullcontext() if self.meter is None else self.meter:
+            with self.meter or nullcontext():
                 yield
         finally:
-            _HERE.budget = before
-        if self.needed > self.size:  # one row by itself, or it would have been stopped
-            raise too_small(self.size, width, in_words(self.needed))
+            _THREAD_STATE.budget = outer_budget
+        if self.required_bytes > self.limit_bytes:  # of a single row: more rows would have been stopped
+            raise memory_too_small_error(self.limit_bytes, num_units, format_bytes(self.required_bytes))
 
     @contextmanager
-    def passes(self, kind: str, rows: int, width: int) -> Iterator[None]:
-        """All passes of one kind over a batch."""
-        _give_back()
-        self.kind, self.rows, self.width, self.inside = kind, rows, width, 0
-        self.more = self.highest = 0
-        known = self._known(kind)
-        room = 1 if known is None else known.within(self.size * AIM, width, rows)
-        self.most = self._capped(kind, width, room)
-        self._start()
+    def measure_passes(self, pass_type: str, rows: int, num_units: int) -> Iterator[None]:
+        """Run all passes of one type over a batch, and measure them.
+
+        Args:
+            pass_type: Type of the passes.
+            rows: Number of samples in the batch.
+            num_units: Number of units of the longest sample.
+        """
+        _trim_malloc()
+        self.pass_type = pass_type
+        self.batch_rows = rows
+        self.num_units = num_units
+        self.inner_rows = 0
+        self.bytes_per_inner_row = self.inner_peak_bytes = 0
+        inner_rows = 1
+        if (measurement := self._find_measurement(pass_type)) is not None:
+            inner_rows = measurement.compute_inner_rows(self._target_bytes, num_units, rows)
+        self.max_inner_rows = self._cap_rows(pass_type, num_units, inner_rows)
+        self._reset_peak()
         yield
         if self.meter is None:
             return
-        peak, held, more = float(self.meter.peak), 0.0, 0.0
-        if self.inside:
-            peak, held, more = self.peak, self.held, self._more()
-        self.needed = max(self.needed, peak, self.highest)
-        self.counted[kind] = _Counted(width, rows, peak, held, more)
+        if self.inner_rows:
+            measurement = _PassMeasurement(
+                num_units, rows, self.batch_peak_bytes, self.held_bytes, self._measure_inner_row()
+            )
+        else:
+            measurement = _PassMeasurement(num_units, rows, float(self.meter.peak_bytes))
+        self.required_bytes = max(self.required_bytes, measurement.peak_bytes, self.inner_peak_bytes)
+        self.measurements[pass_type] = measurement
 
-    def note(self, rows: int) -> None:
-        """A pass of so many rows comes, within those of one kind."""
-        if not self.kind:
+    def start_inner_pass(self, rows: int) -> None:
+        """Note the start of an inner pass with this number of rows."""
+        if not self.pass_type:
             return
         if self.meter is not None:
-            if self.inside:
-                self.more = self._more()
+            if self.inner_rows:
+                self.bytes_per_inner_row = self._measure_inner_row()
             else:
-                self.peak, self.held = self.meter.peak, self.meter.live
-        self.inside = rows
-        self._start()
+                self.batch_peak_bytes = self.meter.peak_bytes
+                self.held_bytes = self.meter.live_bytes
+        self.inner_rows = rows
+        self._reset_peak()
 
-    def _more(self) -> float:
-        """What a row of a pass within takes at most, the one under way among them."""
+    def _measure_inner_row(self) -> float:
+        """Largest memory of an inner pass per row, that of the current one included."""
         assert self.meter is not None
-        self.highest = max(self.highest, self.meter.peak)
-        return max(self.more, (self.meter.peak - self.held) / self.inside)
+        self.inner_peak_bytes = max(self.inner_peak_bytes, self.meter.peak_bytes)
+        return max(self.bytes_per_inner_row, (self.meter.peak_bytes - self.held_bytes) / self.inner_rows)
 
-    def _start(self) -> None:
+    def _reset_peak(self) -> None:
         if self.meter is not None:
-            self.meter.peak = self.meter.live
-        self._limit()
+            self.meter.peak_bytes = self.meter.live_bytes
+        self._set_meter_limit()
 
-    def _limit(self) -> None:
-        if self.meter is not None:
-            self.meter.limit = self.size * (ALONE if max(self.rows, self.inside) <= 1 else 1)
+    def _set_meter_limit(self) -> None:
+        if self.meter is None:
+            return
+        is_single = max(self.batch_rows, self.inner_rows) <= 1
+        self.meter.limit_bytes = self.limit_bytes * (SINGLE_INPUT_LIMIT_FACTOR if is_single else 1)
 
-    def shrink(self) -> None:
-        """After a pass that was too large: the next one is half as large, or there is none that fits."""
-        rows = max(self.rows, self.inside)
+    def shrink_after_exceeding(self) -> None:
+        """Halve the number of rows after a pass that exceeded the limit.
+
+        Raises:
+            InputError: The pass had a single row.
+        """
+        rows = max(self.batch_rows, self.inner_rows)
         if rows <= 1:
-            raise too_small(self.size, self.width, f"more than {in_words(ALONE * self.size)}")
-        self.too_many[self.kind] = (rows, self.width)
+            raise memory_too_small_error(
+                self.limit_bytes,
+                self.num_units,
+                f"more than {format_bytes(SINGLE_INPUT_LIMIT_FACTOR * self.limit_bytes)}",
+            )
+        self.exceeded_sizes[self.pass_type] = (rows, self.num_units)
 
-    def grown(self) -> int:
-        """How many rows passes within may have, by what was counted since they began."""
-        if self.meter is None or self.kind in self.counted or not self.inside:
-            return self.most
-        so_far = _Counted(self.width, self.rows, self.peak, self.held, max(self._more(), 1))
-        room = so_far.within(self.size * AIM, self.width, self.rows)
-        return self._capped(self.kind, self.width, min(room, 4 * self.inside))
+    def compute_max_inner_rows(self) -> int:
+        """Return how many rows an inner pass may have, from the measurement of the current inner passes."""
+        if self.meter is None or self.pass_type in self.measurements or not self.inner_rows:
+            return self.max_inner_rows
+        measurement = _PassMeasurement(
+            self.num_units, self.batch_rows, self.batch_peak_bytes, self.held_bytes, max(self._measure_inner_row(), 1)
+        )
+        rows = measurement.compute_inner_rows(self._target_bytes, self.num_units, self.batch_rows)
+        return self._cap_rows(self.pass_type, self.num_units, min(rows, 4 * self.inner_rows))
 
 
-def too_small(size: int, width: int, needed: str) -> InputError:
+def memory_too_small_error(limit_bytes: int, num_units: int, required: str) -> InputError:
+    """Return the error for a budget that a single input exceeds."""
     return InputError(
-        f"memory={in_words(size)!r} is too small: one input of {width} units needs {needed} with these methods (beside "
-        "the model itself). Allow more, shorten the input (max_length=), or explain it with fewer methods at a time"
+        f"memory={format_bytes(limit_bytes)!r} is too small: one input of {num_units} units needs {required} with "
+        "these methods (in addition to the model itself). Allow more, shorten the input (max_length=), or explain it "
+        "with fewer methods at a time"
     )
 
 
-def _give_back() -> None:
-    """Hand what was freed to the system: glibc keeps it, and what passes of each kind had would add up."""
+def _trim_malloc() -> None:
+    """Return freed memory to the system: glibc keeps it, and the memory of all pass types would add up."""
     if sys.platform.startswith("linux") and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
 
 
-class _Here(threading.local):
-    budget: Budget | None = None
+class _ThreadState(threading.local):
+    budget: MemoryBudget | None = None
 
 
-_HERE = _Here()
+_THREAD_STATE = _ThreadState()
 
 
-def passes_of(kind: str, rows: int, width: int) -> AbstractContextManager[None]:
-    """All passes of one kind over one batch are made here."""
-    return nullcontext() if _HERE.budget is None else _HERE.budget.passes(kind, rows, width)
+def budgeted_passes(pass_type: str, rows: int, num_units: int) -> AbstractContextManager[None]:
+    """Context in which all passes of one type over a batch run; it does nothing without a budget.
+
+    Args:
+        pass_type: Type of the passes.
+        rows: Number of samples in the batch.
+        num_units: Number of units of the longest sample.
+    """
+    if _THREAD_STATE.budget is None:
+        return nullcontext()
+    return _THREAD_STATE.budget.measure_passes(pass_type, rows, num_units)
 
 
-def note(rows: int) -> None:
-    """A pass of so many rows comes."""
-    if _HERE.budget is not None:
-        _HERE.budget.note(rows)
+def start_budgeted_pass(rows: int) -> None:
+    """Note the start of an inner pass with this number of rows; does nothing without a budget."""
+    if _THREAD_STATE.budget is not None:
+        _THREAD_STATE.budget.start_inner_pass(rows)
 
 
-def at_most(rows: int, grows: bool = False) -> int:
-    """So many rows in one pass, or as many as the budget has room for; `grows`: asked anew before each pass."""
-    budget = _HERE.budget
-    return rows if budget is None else max(1, min(rows, budget.grown() if grows else budget.most))
+def limit_rows(rows: int, remeasure: bool = False) -> int:
+    """Return how many rows an inner pass may have.
+
+    Args:
+        rows: The largest number without a budget.
+        remeasure: Whether the measurement of the current inner passes counts, for callers that ask before each pass.
+    """
+    budget = _THREAD_STATE.budget
+    if budget is None:
+        return rows
+    max_rows = budget.compute_max_inner_rows() if remeasure else budget.max_inner_rows
+    return max(1, min(rows, max_rows))

@@ -1,1 +1,1 @@
-"""Results: explanations of one or several streams, their validation, aggregation, comparison and display."""
+"""Explanations of one or several streams: data structures, validation, aggregation, comparison and display."""

@@ -1,4 +1,4 @@
-"""Many explanations put together: which words matter most in a data set, and a table of everything."""
+"""Aggregation of many explanations: the most important words of a data set, and a data frame of all scores."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -7,37 +7,56 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from clearhead.errors import InputError, unknown
+from clearhead.errors import InputError, unknown_value_error
 from clearhead.explanation.explanation import Explanation
 from clearhead.explanation.multi_stream import AnyExplanation
-from clearhead.units import LEVELS
+from clearhead.units import TEXT_LEVELS
 
 if TYPE_CHECKING:
     import pandas
 
-By = Literal["word", "label", "position"]
-How = Literal["sum", "mean"]
+GroupBy = Literal["word", "label", "position"]
+ScoreReduction = Literal["sum", "mean"]
 
 
 @dataclass(frozen=True)
-class Aggregate:
-    """One row per word, label or position, the largest first."""
+class AggregatedScores:
+    """Aggregated scores: one row per word, label or position, in descending order.
 
-    by: str
-    how: str
-    rows: tuple[tuple[str, float, int], ...]  # what, score, how often
+    Attributes:
+        group_by: "word", "label" or "position".
+        reduction: "sum" or "mean".
+        rows: Triples of name, aggregated score and number of occurrences.
+    """
+
+    group_by: str
+    reduction: str
+    rows: tuple[tuple[str, float, int], ...]
 
     def top(self, count: int = 10) -> list[tuple[str, float]]:
+        """Return the names with the largest scores.
+
+        Args:
+            count: Number of rows.
+
+        Returns:
+            Pairs of name and score.
+        """
         return [(name, score) for name, score, _ in self.rows[:count]]
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form.
+
+        Returns:
+            A dict of plain Python values.
+        """
         rows = [{"name": name, "score": score, "count": count} for name, score, count in self.rows]
-        return {"schema": "clearhead/aggregate", "version": 1, "by": self.by, "how": self.how, "rows": rows}
+        return {"schema": "clearhead/aggregate", "version": 1, "by": self.group_by, "how": self.reduction, "rows": rows}
 
     def _repr_html_(self) -> str:
-        from clearhead.render.html import fragment
+        from clearhead.render.html import render_notebook_html
 
-        return fragment(self)
+        return render_notebook_html(self)
 
     def __rich__(self) -> Any:
         from clearhead.render.terminal import render_aggregate
@@ -46,100 +65,139 @@ class Aggregate:
 
 
 def aggregate(
-    explanations: Sequence[AnyExplanation], by: By = "word", how: How = "sum", absolute: bool = False
-) -> Aggregate:
-    """Scores summed or averaged over many inputs, special tokens left out.
+    explanations: Sequence[AnyExplanation],
+    by: GroupBy = "word",
+    reduction: ScoreReduction = "sum",
+    absolute: bool = False,
+) -> AggregatedScores:
+    """Sum or average the scores of many explanations by word, label or position, without special tokens.
 
-    by="word" adds up every occurrence of a word (case folded), "label" the whole of each explained label,
-    "position" each place in the input (in each stream, where there are several)
-    absolute: add up the sizes of scores, so that what speaks for and what speaks against do not cancel
+    Args:
+        explanations: Explanations of one method and one target scale.
+        by: "word" adds up all occurrences of a word (case-folded), "label" all scores of each explained label,
+            "position" the scores at each index of the input (per stream, where there are several).
+        reduction: "sum" or "mean" over occurrences.
+        absolute: Add up absolute values, so that positive and negative scores do not cancel.
+
+    Returns:
+        The aggregated scores, the largest first.
+
+    Raises:
+        InputError: If the list is empty, or mixes methods or target scales, or an option is unknown.
+
+    Example:
+        >>> explanations = ex.explain(texts)  # doctest: +SKIP
+        >>> clearhead.aggregate(explanations, by="word", reduction="mean").top(5)  # doctest: +SKIP
     """
-    explanations = _as_list(explanations)
+    explanations = _check_explanations(explanations)
     if not explanations:
         raise InputError("nothing to aggregate: the list is empty")
-    if how not in ("sum", "mean"):
-        raise unknown("how", how, ("sum", "mean"))
+    if reduction not in ("sum", "mean"):
+        raise unknown_value_error("reduction", reduction, ("sum", "mean"))
     methods = {explanation.method for explanation in explanations}
     if len(methods) > 1:
-        raise InputError(f"scores of different methods do not add up: {', '.join(sorted(methods))}")
+        raise InputError(f"scores of different methods cannot be added up: {', '.join(sorted(methods))}")
     scales = {str(explanation.target.get("scale")) for explanation in explanations}
     if len(scales) > 1:
-        raise InputError(f"scores of targets on different scales do not add up: {', '.join(sorted(scales))}")
-    if by not in _KEYS:
-        raise unknown("by", by, _KEYS)
-    found: dict[str, list[float]] = defaultdict(list)
+        raise InputError(f"scores of targets on different scales cannot be added up: {', '.join(sorted(scales))}")
+    if by not in _COLLECTORS:
+        raise unknown_value_error("by", by, _COLLECTORS)
+    scores_by_key: dict[str, list[float]] = defaultdict(list)
     for explanation in explanations:
-        for key, score in _KEYS[by](explanation, absolute):
-            if not np.isnan(score):  # a unit that the method dropped
-                found[key].append(score)
-    total: Callable[[list[float]], float] = sum if how == "sum" else (lambda scores: float(np.mean(scores)))
-    rows = [(key, float(total(scores)), len(scores)) for key, scores in found.items()]
-    return Aggregate(by, how, tuple(sorted(rows, key=lambda row: (-row[1], row[0]))))
+        for key, score in _COLLECTORS[by](explanation, absolute):
+            if not np.isnan(score):  # NaN: the method has no score for this unit
+                scores_by_key[key].append(score)
+    rows = [(key, _reduce_scores(scores, reduction), len(scores)) for key, scores in scores_by_key.items()]
+    return AggregatedScores(by, reduction, tuple(sorted(rows, key=lambda row: (-row[1], row[0]))))
 
 
-def _as_list(explanations: Sequence[AnyExplanation]) -> list[AnyExplanation]:
-    given = [explanations] if isinstance(explanations, AnyExplanation) else list(explanations)
-    for one in given:
-        if not isinstance(one, AnyExplanation):
-            raise InputError(f"expected a list of explanations, but it holds a {type(one).__name__}")
-    return given
+def _reduce_scores(scores: list[float], reduction: ScoreReduction) -> float:
+    if reduction == "sum":
+        return float(sum(scores))
+    return float(np.mean(scores))
 
 
-def _by_word(explanation: AnyExplanation, absolute: bool) -> list[tuple[str, float]]:
-    texts = [part for part in explanation.parts.values() if part.units.kind in LEVELS]
-    words = [
-        part.words(absolute) for part in texts or explanation.parts.values()
-    ]  # where no part is a text, that is refused
-    return [(part.units.names[i].casefold(), score) for part in words for i, score in _scores(part)]
+def _check_explanations(explanations: Sequence[AnyExplanation]) -> list[AnyExplanation]:
+    if isinstance(explanations, AnyExplanation):
+        return [explanations]
+    checked = list(explanations)
+    for explanation in checked:
+        if not isinstance(explanation, AnyExplanation):
+            raise InputError(f"expected a list of explanations, but it holds a {type(explanation).__name__}")
+    return checked
 
 
-def _by_label(explanation: AnyExplanation, absolute: bool) -> list[tuple[str, float]]:
-    scores = [score for part in explanation.parts.values() for _, score in _scores(part, absolute)]
-    return [(str(explanation.target.get("name")), float(np.nansum(scores)))]
-
-
-def _by_position(explanation: AnyExplanation, absolute: bool) -> list[tuple[str, float]]:
-    several = len(explanation.parts) > 1
+def _collect_scores_by_word(explanation: AnyExplanation, absolute: bool) -> list[tuple[str, float]]:
+    streams = list(explanation.by_stream.values())
+    texts = [stream for stream in streams if stream.units.kind in TEXT_LEVELS]
+    word_explanations = [stream.words(absolute) for stream in texts or streams]  # raises an error if none is a text
     return [
-        (f"{stream} {place}" if several else str(place), score)
-        for stream, part in explanation.parts.items()
-        for place, score in _scores(part, absolute)
+        (words.units.names[i].casefold(), score)
+        for words in word_explanations
+        for i, score in _collect_content_scores(words)
     ]
 
 
-def _scores(part: Explanation, absolute: bool = False) -> list[tuple[int, float]]:
-    scores = np.abs(part.scores) if absolute else part.scores
-    return [(int(place), float(scores[place])) for place in part.units.drop_special()]
+def _collect_scores_by_label(explanation: AnyExplanation, absolute: bool) -> list[tuple[str, float]]:
+    scores = [
+        score for stream in explanation.by_stream.values() for _, score in _collect_content_scores(stream, absolute)
+    ]
+    return [(str(explanation.target.get("name")), float(np.nansum(scores)))]
 
 
-_KEYS: dict[str, Callable[[AnyExplanation, bool], list[tuple[str, float]]]] = {
-    "word": _by_word,
-    "label": _by_label,
-    "position": _by_position,
+def _collect_scores_by_position(explanation: AnyExplanation, absolute: bool) -> list[tuple[str, float]]:
+    scores_by_position = []
+    for name, stream in explanation.by_stream.items():
+        prefix = f"{name} " if len(explanation.by_stream) > 1 else ""
+        scores_by_position += [(f"{prefix}{i}", score) for i, score in _collect_content_scores(stream, absolute)]
+    return scores_by_position
+
+
+def _collect_content_scores(explanation: Explanation, absolute: bool = False) -> list[tuple[int, float]]:
+    """Return index and score of every unit that is not special."""
+    scores = np.abs(explanation.scores) if absolute else explanation.scores
+    return [(int(i), float(scores[i])) for i in explanation.units.content_indices()]
+
+
+_COLLECTORS: dict[str, Callable[[AnyExplanation, bool], list[tuple[str, float]]]] = {
+    "word": _collect_scores_by_word,
+    "label": _collect_scores_by_label,
+    "position": _collect_scores_by_position,
 }
 
 
 def to_frame(explanations: Sequence[AnyExplanation]) -> "pandas.DataFrame":
-    """One row per unit of every explanation, as a pandas data frame (pandas is not a dependency: install it)."""
+    """Collect the scores of many explanations in a pandas data frame.
+
+    Args:
+        explanations: Explanations of any methods and targets.
+
+    Returns:
+        One row per unit, with the columns input, stream, unit, name, special, score, method, target, predicted and
+        probability.
+
+    Raises:
+        InputError: If pandas is not installed (it is not a dependency), or the list holds something else.
+    """
     try:
         import pandas
     except ImportError:
         raise InputError("a data frame needs pandas: pip install pandas") from None
     rows = [
         {
-            "input": number,
+            "input": input_index,
             "stream": stream,
-            "unit": place,
+            "unit": unit_index,
             "name": name,
-            "special": part.units.special[place],
-            "score": float(part.scores[place]),
+            "special": stream_explanation.units.special[unit_index],
+            "score": float(stream_explanation.scores[unit_index]),
             "method": explanation.method,
             "target": explanation.target.get("name"),
             "predicted": explanation.prediction.get("label"),
             "probability": explanation.prediction.get("probability"),
         }
-        for number, explanation in enumerate(_as_list(explanations))
-        for stream, part in explanation.parts.items()
-        for place, name in enumerate(part.units.names)
+        for input_index, explanation in enumerate(_check_explanations(explanations))
+        for stream, stream_explanation in explanation.by_stream.items()
+        for unit_index, name in enumerate(stream_explanation.units.names)
     ]
     return pandas.DataFrame(rows)

@@ -1,4 +1,4 @@
-"""How far methods agree on one input."""
+"""Comparison of several methods on one input: their explanations and rank correlations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,23 +7,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from clearhead.errors import InputError, Refusal
-from clearhead.explanation.explanation import plain
+from clearhead.errors import InputError, UnsupportedError
+from clearhead.explanation.explanation import to_json_value
 from clearhead.explanation.multi_stream import AnyExplanation
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer, MethodLike
 
 
-#: Methods that are compared where none are named, as far as they apply.
-DEFAULTS = ("generic", "grad-sam", "attcat", "rollout", "attention-gradcam")
+#: Candidates for the methods that `compare` uses by default; the first three that apply to the model are used.
+DEFAULT_COMPARED_METHODS = ("generic", "grad-sam", "attcat", "rollout", "attention-gradcam")
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Explanations of one input by several methods, and Kendall's tau-b between their scores.
 
-    Special tokens are left out of the agreement: methods differ in what they give them by construction.
+    Special tokens are left out of the agreement, because methods score them differently by construction.
+
+    Attributes:
+        explanations: The explanations by method. `comparison["generic"]` returns one of them.
     """
 
     explanations: Mapping[str, AnyExplanation]
@@ -36,46 +39,60 @@ class Comparison:
 
     @property
     def methods(self) -> list[str]:
+        """Names of the compared methods."""
         return list(self.explanations)
 
     @property
     def agreement(self) -> Float[np.ndarray, "method method"]:
-        """Tau-b of the scores (not of their order: ties count as ties); NaN where a method is constant."""
-        found = self.agreements
-        if len(found) > 1:
-            named = " or ".join(f"agreements[{stream!r}]" for stream in found)
-            raise InputError(f"these explanations have several streams: say {named}")
-        return next(iter(found.values()))
+        """Kendall's tau-b between the scores of each pair of methods; NaN where a method's scores are constant.
+
+        Raises:
+            InputError: If the explanations have several streams; use `agreements` then.
+        """
+        agreements = self.agreements
+        if len(agreements) > 1:
+            names = " or ".join(f"agreements[{stream!r}]" for stream in agreements)
+            raise InputError(f"these explanations have several streams: use {names}")
+        return next(iter(agreements.values()))
 
     @property
     def agreements(self) -> dict[str, Float[np.ndarray, "method method"]]:
-        """The agreement on each stream; one that is no input, such as a detector's queries, is left out."""
-        first = next(iter(self.explanations.values()))
-        inside = [stream for stream, part in first.parts.items() if len(part.units.drop_special())]
-        return {stream: self._agreement(stream) for stream in inside or first.streams}
+        """The agreement by stream. A stream that is not an input, such as a detector's queries, is left out."""
+        reference = next(iter(self.explanations.values()))
+        input_streams = [
+            stream for stream, explanation in reference.by_stream.items() if len(explanation.units.content_indices())
+        ]
+        return {stream: self._compute_agreement(stream) for stream in input_streams or reference.streams}
 
-    def _agreement(self, stream: str) -> Float[np.ndarray, "method method"]:
+    def _compute_agreement(self, stream: str) -> Float[np.ndarray, "method method"]:
         from scipy.stats import kendalltau
 
-        parts = [explanation[stream] for explanation in self.explanations.values()]
-        kept = parts[0].units.drop_special()
-        scores = [part.scores[kept] for part in parts]
+        explanations = [explanation[stream] for explanation in self.explanations.values()]
+        indices = explanations[0].units.content_indices()
+        scores = [explanation.scores[indices] for explanation in explanations]
         tau = np.full((len(scores), len(scores)), np.nan)
-        for i, one in enumerate(scores):
-            for j, other in enumerate(scores):
-                tau[i, j] = kendalltau(one, other).statistic if len(kept) > 1 else np.nan
+        if len(indices) > 1:
+            for i, row_scores in enumerate(scores):
+                for j, column_scores in enumerate(scores):
+                    tau[i, j] = kendalltau(row_scores, column_scores).statistic
         return tau
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; where there are several streams, the agreement is a mapping from stream to values."""
-        found = {stream: plain(tau) for stream, tau in self.agreements.items()}
-        values = found if len(found) > 1 else next(iter(found.values()))
+        """Return the JSON form.
+
+        Returns:
+            A dict of plain Python values. With several streams, the agreement is a mapping from stream to values.
+        """
+        agreements = {stream: to_json_value(tau) for stream, tau in self.agreements.items()}
+        values: Any = agreements
+        if len(agreements) == 1:
+            (values,) = agreements.values()
         return {
             "schema": "clearhead/comparison",
             "version": 1,
             "methods": self.methods,
             "agreement": {"statistic": "kendall tau-b", "special_units": "left out", "values": values},
-            "explanations": {name: e.to_dict() for name, e in self.explanations.items()},
+            "explanations": {name: explanation.to_dict() for name, explanation in self.explanations.items()},
         }
 
     def __rich__(self) -> Any:
@@ -84,9 +101,9 @@ class Comparison:
         return render_comparison(self)
 
     def _repr_html_(self) -> str:
-        from clearhead.render.html import fragment
+        from clearhead.render.html import render_notebook_html
 
-        return fragment(self)
+        return render_notebook_html(self)
 
 
 def compare(
@@ -95,29 +112,50 @@ def compare(
     methods: "Sequence[MethodLike] | None" = None,
     **options: Any,
 ) -> Comparison:
-    """Several methods on one input, in one pass, and how far they agree. `options` are those of `explain`.
+    """Explain one input with several methods and measure how far they agree.
 
-    methods: by default the first three of `DEFAULTS` that apply to the model
+    Args:
+        ex: The explainer.
+        inputs: One input, as in `Explainer.explain`.
+        methods: At least two different methods. Default: the first three of `DEFAULT_COMPARED_METHODS` that apply to
+            the model.
+        **options: Further options of `Explainer.explain`, such as `target` or `layers`.
+
+    Returns:
+        The explanations by method and their agreement.
+
+    Raises:
+        InputError: If fewer than two different methods, or several inputs, are given.
+        UnsupportedError: If a method cannot be applied to this model.
+
+    Example:
+        >>> comparison = clearhead.compare(ex, "A wonderful film", ["generic", "grad-sam"])  # doctest: +SKIP
+        >>> comparison.agreement  # doctest: +SKIP
     """
-    methods = _default_methods(ex) if methods is None else methods
-    if isinstance(inputs, list) and not ex.subject.is_one(inputs):
-        raise InputError("compare takes one input; use explain with a list of methods for many")
-    if isinstance(methods, str) or len(methods) < 2:
-        given = [methods] if isinstance(methods, str) else methods
-        raise InputError(f"compare needs at least two methods, but got {', '.join(map(str, given)) or 'none'}")
+    if methods is None:
+        methods = _select_default_methods(ex)
+    if isinstance(inputs, list) and not ex.adapter.is_single_input(inputs):
+        raise InputError("compare takes one input; use explain with a list of methods for several")
+    if isinstance(methods, str):
+        methods = [methods]
     names = [str(method) for method in methods]
+    if len(names) < 2:
+        raise InputError(f"compare needs at least two methods, but got {', '.join(names) or 'none'}")
     if len(set(names)) < len(names):
         raise InputError(f"compare needs different methods, but got {', '.join(names)}")
-    found = ex.explain(inputs, method=list(methods), **options)
-    if any(isinstance(part, list) for part in found.values()):
+    explanations = ex.explain(inputs, method=list(methods), **options)
+    if any(isinstance(explanation, list) for explanation in explanations.values()):
         raise InputError("compare takes one input, but these inputs hold several: split them")
-    return Comparison(found)
+    return Comparison(explanations)
 
 
-def _default_methods(ex: "Explainer") -> list[str]:
-    lines = {line.name: line for line in ex.methods()}
-    found = [name for name in DEFAULTS if lines[name].applies][:3]
-    if len(found) < 2:
-        name = next(name for name in DEFAULTS if not lines[name].applies)
-        raise Refusal(f"fewer than two of {', '.join(DEFAULTS)} apply, so name methods; {name}: {lines[name].why_not}")
-    return found
+def _select_default_methods(ex: "Explainer") -> list[str]:
+    applicability = {row.name: row for row in ex.methods()}
+    selected = [name for name in DEFAULT_COMPARED_METHODS if applicability[name].applies][:3]
+    if len(selected) < 2:
+        name = next(name for name in DEFAULT_COMPARED_METHODS if not applicability[name].applies)
+        raise UnsupportedError(
+            f"fewer than two of {', '.join(DEFAULT_COMPARED_METHODS)} apply, so name the methods to compare; "
+            f"{name}: {applicability[name].why_not}"
+        )
+    return selected

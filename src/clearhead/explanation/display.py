@@ -1,53 +1,59 @@
-"""How an explanation shows itself, of one stream or of several: as a page, in a notebook, in a terminal."""
+"""Display of explanations: as an HTML page, in notebooks and in terminals."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from clearhead.data.atomic_file import whole
+from clearhead.data.atomic_file import atomic_write
 
 if TYPE_CHECKING:
     from clearhead.explanation.multi_stream import AnyExplanation
-    from clearhead.links import Links
+    from clearhead.links import AttentionLinks
 
 
-class Shown:
-    """What notebooks, terminals and people ask any explanation for."""
+class DisplayMixin:
+    """Methods for display shared by `Explanation` and `MultiStreamExplanation`."""
 
     @overload
     def html(
-        self, path: None = None, evidence: Collection[int] | None = None, links: "Sequence[Links]" = ()
+        self, path: None = None, evidence: Collection[int] | None = None, links: "Sequence[AttentionLinks]" = ()
     ) -> str: ...
     @overload
     def html(
-        self, path: str | Path, evidence: Collection[int] | None = None, links: "Sequence[Links]" = ()
+        self, path: str | Path, evidence: Collection[int] | None = None, links: "Sequence[AttentionLinks]" = ()
     ) -> Path: ...
     def html(
         self,
         path: str | Path | None = None,
         evidence: Collection[int] | None = None,
-        links: "Sequence[Links]" = (),
+        links: "Sequence[AttentionLinks]" = (),
     ) -> str | Path:
-        """One self-contained HTML page: its text or, written to `path`, where it is.
+        """Render the explanation as one self-contained HTML page.
 
-        evidence: the places of units that people marked, drawn under the text
-        links: which words look at which parts of a picture, as `clearhead.probes.links(ex, …)` finds them
+        Args:
+            path: The file to write. Without it, the HTML is returned.
+            evidence: Indices of the units that annotators marked; they are drawn under the text.
+            links: Cross-attention between words and image regions to draw, as returned by
+                `clearhead.probes.compute_attention_links`.
+
+        Returns:
+            The HTML text, or the path of the written file.
         """
-        from clearhead.render.html import page
+        from clearhead.render.html import render_explanations_page
 
-        text = page([cast("AnyExplanation", self)], evidence=evidence, links=links)
+        page = render_explanations_page([cast("AnyExplanation", self)], evidence=evidence, links=links)
         if path is None:
-            return text
-        with whole(path) as partial:
-            partial.write_text(text, encoding="utf-8")
+            return page
+        with atomic_write(path) as partial:
+            partial.write_text(page, encoding="utf-8")
         return Path(path)
 
     def _repr_html_(self) -> str:
-        from clearhead.render.html import fragment
+        from clearhead.render.html import render_notebook_html
 
-        return fragment(cast("AnyExplanation", self))
+        return render_notebook_html(cast("AnyExplanation", self))
 
     def __rich__(self) -> Any:
-        from clearhead.render.terminal import render
+        from clearhead.render.terminal import render_explanation
 
-        return render(cast("AnyExplanation", self))
+        return render_explanation(cast("AnyExplanation", self))

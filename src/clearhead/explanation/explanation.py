@@ -1,8 +1,11 @@
-"""The result: units and their scores, what was explained, what was predicted, and how we know."""
+"""`Explanation`: the scores of one input's units, with the target, the prediction and the certificate.
+
+Also reads and writes the file and JSON forms.
+"""
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,29 +13,50 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
-from clearhead.data.atomic_file import whole
-from clearhead.errors import InputError, unknown
-from clearhead.explanation.display import Shown
-from clearhead.explanation.validation import frozen, problems
-from clearhead.units import Units, plural
+from clearhead.data.atomic_file import atomic_write
+from clearhead.errors import InputError, unknown_value_error
+from clearhead.explanation.display import DisplayMixin
+from clearhead.explanation.validation import iter_explanation_problems, lists_to_tuples
+from clearhead.units import Units, pluralize_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from clearhead.explanation.regions import Where
+    from clearhead.explanation.regions import RegionSpec
 
-#: Name and version of the JSON form and of the file; a reader refuses a newer one.
-SCHEMA = "clearhead/explanation"
-VERSION = 1
+#: Name and version of the file and JSON schema. Files with a newer version are refused.
+EXPLANATION_SCHEMA = "clearhead/explanation"
+EXPLANATION_VERSION = 1
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation(Shown):
-    """Scores for the units of one stream.
+class Explanation(DisplayMixin):
+    """Attribution scores of the units (tokens, words, patches, …) of one input.
 
-    `scores` are raw and signed as the method gave them; scaling happens when they are shown. `matrix` has one row of
-    scores per row that was read: for each of `steps` (the words of an answer, the objects of a picture), whose sum the
-    scores are, or for each unit (`rows="all"`). `per_layer` and `per_head` are the shares of layers and heads.
+    Scores are raw and signed, as the method computed them; they are only rescaled for display.
+
+    Attributes:
+        units: The units: names, text offsets or image boxes, special tokens.
+        scores: One score per unit. NaN marks a unit without a score.
+        method: The method with its options.
+        target: The explained output: its "kind", "name", "scale" and "value".
+        prediction: The model's prediction and its most likely labels ("top").
+        certificate: Results of the checks: capture error, dtype, truncated tokens, completeness gap.
+        provenance: How the scores were computed: model, input hash, options, versions.
+        base_value: The target's value at the baseline, for methods whose scores add up to the difference from it.
+        matrix: Several rows of scores: one per entry of `steps`, whose sum `scores` is, or one per unit with
+            `rows="all"`.
+        per_layer: Contributions of the layers, or the scores after each depth.
+        per_head: Contributions of the heads of each layer (`per="head"`).
+        factors: The factors whose product the scores are, for methods that have them, named in
+            `provenance["factors"]`.
+        image: The image as the model sees it, for image inputs.
+        steps: Names of several explained outputs: generated tokens, detected objects.
+
+    Example:
+        >>> e = ex.explain("You look extremely confused")  # doctest: +SKIP
+        >>> e.words().top(3)  # doctest: +SKIP
+        >>> e.save("why.safetensors")  # doctest: +SKIP
     """
 
     units: Units
@@ -46,21 +70,21 @@ class Explanation(Shown):
     matrix: Float[np.ndarray, "row unit"] | None = None
     per_layer: Float[np.ndarray, "layer unit"] | None = None
     per_head: Float[np.ndarray, "layer head unit"] | None = None
-    #: What the scores are a product of, for methods that have it; `provenance["factors"]` names them.
     factors: Float[np.ndarray, "factor unit"] | None = None
-    picture: UInt8[np.ndarray, "height width 3"] | None = None
+    image: UInt8[np.ndarray, "height width 3"] | None = None
     steps: tuple[str, ...] | None = None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Explanation):
             return NotImplemented
-        same = self.picture is None if other.picture is None else np.array_equal(self.picture, other.picture)  # type: ignore[arg-type]
-        return same and self.to_dict() == other.to_dict()
+        images_equal = np.array_equal(self.image, other.image)  # type: ignore[arg-type]  # None equals only None
+        return images_equal and self.to_dict() == other.to_dict()
 
     __hash__ = None  # type: ignore[assignment]
 
     @property
     def stream(self) -> str:
+        """Name of the input stream, e.g. "text" or "image"."""
         return self.units.stream
 
     @property
@@ -70,7 +94,7 @@ class Explanation(Shown):
 
     @property
     def signed(self) -> bool:
-        """Whether the method's scores can speak against the target."""
+        """Whether scores can be negative, i.e. count as evidence against the target."""
         return bool(self.provenance.get("signed", (self.scores < 0).any()))
 
     def __len__(self) -> int:
@@ -78,105 +102,185 @@ class Explanation(Shown):
 
     @property
     def streams(self) -> tuple[str, ...]:
+        """Names of all streams; a single one here (see `MultiStreamExplanation`)."""
         return (self.stream,)
 
     @property
-    def parts(self) -> "dict[str, Explanation]":
-        """By stream: itself alone, where a result of several streams has several."""
+    def by_stream(self) -> "dict[str, Explanation]":
+        """Explanations by stream: this one only. Gives the same interface as `MultiStreamExplanation`."""
         return {self.stream: self}
 
     def step(self, which: int) -> "Explanation":
-        """The explanation of one of several steps alone."""
+        """Return the explanation of one of several outputs, such as one generated token.
+
+        Args:
+            which: Index of the step; negative values count from the end.
+
+        Returns:
+            An explanation whose scores are that row of `matrix`.
+
+        Raises:
+            InputError: If the explanation has no steps, or the index is out of range.
+        """
         if self.steps is None or self.matrix is None:
-            raise InputError("this explanation has one target, and no steps")
+            raise InputError("this explanation has a single target and no steps")
         if not -len(self.steps) <= which < len(self.steps):
             raise InputError(f"step {which} does not exist: there are {len(self.steps)}, counted from 0")
-        described = self.target.get("steps")  # a difference of two explanations has none
-        target = described[which] if described else {**self.target, "name": self.steps[which], "value": None}
+        target = {**self.target, "name": self.steps[which], "value": None}
+        if step_targets := self.target.get("steps"):  # missing in the difference of two explanations
+            target = step_targets[which]
         return replace(self, scores=self.matrix[which], matrix=None, steps=None, target=target)
 
     def __getitem__(self, stream: str) -> "Explanation":
         if stream != self.stream:
-            raise unknown("stream", stream, [self.stream])
+            raise unknown_value_error("stream", stream, [self.stream])
         return self
 
     def words(self, absolute: bool = False) -> "Explanation":
-        """Word pieces merged into words, their scores (or, if `absolute`, the sizes of their scores) added up."""
-        return self._merged("word", absolute)
+        """Merge subword tokens into words by adding up their scores.
+
+        Args:
+            absolute: Add up absolute values, so that positive and negative scores do not cancel.
+
+        Returns:
+            The explanation with words as units.
+
+        Raises:
+            InputError: If the units are not part of a text.
+
+        Example:
+            >>> e.words().top(2)  # doctest: +SKIP
+        """
+        return self._merge_units("word", absolute)
 
     def sentences(self, absolute: bool = False) -> "Explanation":
-        """Units merged into sentences, their scores (or, if `absolute`, the sizes of their scores) added up."""
-        return self._merged("sentence", absolute)
+        """Merge tokens or words into sentences by adding up their scores.
 
-    def regions(self, where: "Where", absolute: bool = False) -> "Explanation":
-        """Patches merged into regions of the picture; a patch that lies in two of them is divided by area.
+        Args:
+            absolute: Add up absolute values, so that positive and negative scores do not cancel.
 
-        where: (rows, columns); boxes (left, top, right, bottom) by name or in a list, in fractions of the picture or
-        its pixels; or a map of whole numbers that says of each pixel, or patch, where it lies
+        Returns:
+            The explanation with sentences as units.
+
+        Raises:
+            InputError: If the units are not part of a text, or the text is not known.
         """
-        from clearhead.explanation.regions import in_regions
+        return self._merge_units("sentence", absolute)
 
-        size = None if self.picture is None else self.picture.shape[:2]
-        return self._into(*in_regions(self.units, where, size), absolute)
+    def regions(self, regions: "RegionSpec", absolute: bool = False) -> "Explanation":
+        """Merge image patches into regions; the score of a patch in several regions is divided by area.
 
-    def _merged(self, kind: str, absolute: bool) -> "Explanation":
-        units, parents = self.units.merged(kind)
-        into = np.zeros((len(self.units), len(units)))
-        into[np.arange(len(parents)), parents] = 1
-        return self._into(units, into, absolute)
+        Args:
+            regions: (rows, columns) of a grid; boxes (left, top, right, bottom) as a mapping or list, in fractions of
+                the image or in pixels; or an integer map with the region of each pixel or patch (negative: none).
+            absolute: Add up absolute values, so that positive and negative scores do not cancel.
 
-    def _into(self, units: Units, shares: Float[np.ndarray, "unit larger"], absolute: bool) -> "Explanation":
-        """Scores handed to larger units, each unit's by its shares."""
-        into = shares.astype(self.scores.dtype)
+        Returns:
+            The explanation with regions as units. Patches outside all regions form the region "elsewhere".
 
-        def added(part: np.ndarray | None) -> Any:
-            return None if part is None else _summed(np.abs(part) if absolute else part, into)
+        Raises:
+            InputError: If the units are not patches, or the regions are malformed.
 
-        matrix = added(self.matrix)
-        if matrix is not None and self.steps is None:  # the row of a word is the mean of its pieces' rows
-            matrix = _summed(matrix.T, into / into.sum(0)).T
-        made = replace(
+        Example:
+            >>> e.regions({"face": (0.3, 0.1, 0.7, 0.6)})  # doctest: +SKIP
+        """
+        from clearhead.explanation.regions import merge_into_regions
+
+        image_size = None
+        if self.image is not None:
+            image_size = self.image.shape[:2]
+        return self._aggregate(*merge_into_regions(self.units, regions, image_size), absolute)
+
+    def _merge_units(self, level: str, absolute: bool) -> "Explanation":
+        units, parents = self.units.merge(level)
+        shares = np.zeros((len(self.units), len(units)))
+        shares[np.arange(len(parents)), parents] = 1
+        return self._aggregate(units, shares, absolute)
+
+    def _aggregate(self, units: Units, shares: Float[np.ndarray, "unit larger"], absolute: bool) -> "Explanation":
+        """Distribute the scores of units to larger units, by the share of each unit in each of them."""
+        weights = shares.astype(self.scores.dtype)
+
+        def add_up(scores: np.ndarray | None) -> Any:
+            if scores is None:
+                return None
+            if absolute:
+                scores = np.abs(scores)
+            return _sum_with_nan(scores, weights)
+
+        matrix = add_up(self.matrix)
+        if matrix is not None and self.steps is None:  # the row of a word is the mean of its tokens' rows
+            matrix = _sum_with_nan(matrix.T, weights / weights.sum(0)).T
+        aggregated = replace(
             self,
             units=units,
-            scores=added(self.scores),
+            scores=add_up(self.scores),
             matrix=matrix,
-            per_layer=added(self.per_layer),
-            per_head=added(self.per_head),
-            factors=None,  # a sum of products is no product of sums
+            per_layer=add_up(self.per_layer),
+            per_head=add_up(self.per_head),
+            factors=None,  # a sum of products is not a product of sums
         )
         if not absolute:
-            return made
-        changed = {"signed": False, "linear_in_target": False, "absolute": True}
-        return replace(made, base_value=None, provenance={**self.provenance, **changed})
+            return aggregated
+        changes = {"signed": False, "linear_in_target": False, "absolute": True}
+        return replace(aggregated, base_value=None, provenance={**self.provenance, **changes})
 
-    def top(self, count: int = 5, special: bool = False) -> list[tuple[str, float]]:
-        """The units with the largest scores, special tokens left out unless asked for.
+    def top(self, count: int = 5, include_special: bool = False) -> list[tuple[str, float]]:
+        """Return the units with the largest scores, in descending order.
 
-        Ties keep the order of the input.
+        Args:
+            count: Number of units.
+            include_special: Whether special tokens such as [CLS] are included.
+
+        Returns:
+            Pairs of name and score. Ties keep the order of the input.
         """
-        kept = np.arange(len(self)) if special else self.units.drop_special()
-        order = kept[np.argsort(-self.scores[kept], kind="stable")][:count]
+        indices = self.units.content_indices()
+        if include_special:
+            indices = np.arange(len(self))
+        order = indices[np.argsort(-self.scores[indices], kind="stable")][:count]
         return [(self.units.names[i], float(self.scores[i])) for i in order]
 
     def heat_map(self) -> Float[np.ndarray, "row column"]:
-        """The scores of a picture's patches, laid out as they lie in it."""
+        """Return the scores of image patches as a two-dimensional grid.
+
+        Returns:
+            One score per patch, by row and column.
+
+        Raises:
+            InputError: If the units are not patches of a grid.
+        """
         if self.units.grid is None:
-            raise InputError(f"{plural(self.units.kind)} lie on no grid, so they make no heat map")
-        return self.scores[self.units.drop_special()].reshape(self.units.grid)
+            raise InputError(f"{pluralize_unit(self.units.kind)} lie on no grid, so there is no heat map")
+        return self.scores[self.units.content_indices()].reshape(self.units.grid)
 
     def mask(self) -> Bool[np.ndarray, "height width"]:
-        """The pixels that the scores single out: the heat map scaled up to the picture, cut at Otsu's threshold."""
-        from clearhead.explanation.otsu_mask import mask_of
+        """Segment the image: upsample the heat map to the image and cut it at Otsu's threshold.
 
-        heat = self.heat_map()
-        return mask_of(heat, *(heat.shape if self.picture is None else self.picture.shape[:2]))
+        Returns:
+            True for the pixels above the threshold; all False for a constant heat map.
+
+        Raises:
+            InputError: If the units are not patches of a grid.
+        """
+        from clearhead.explanation.otsu_mask import compute_otsu_mask
+
+        heat_map = self.heat_map()
+        height, width = heat_map.shape
+        if self.image is not None:
+            height, width = self.image.shape[:2]
+        return compute_otsu_mask(heat_map, height, width)
 
     def __sub__(self, other: "Explanation") -> "Explanation":
-        """The difference of two explanations of one input.
+        """Subtract another explanation of the same input.
 
-        For methods linear in the target it explains the contrast of the two; otherwise it is a difference of scores,
-        and says so. On the scale "log-odds" it is always a difference of scores: the log-odds of one class against
-        another are not the difference of their log-odds against all others (`clearhead.Contrast`).
+        For methods that are linear in the target, the difference explains the contrast of the two targets. Otherwise
+        it is only a difference of scores, which its target's "kind" states. On the scale "log-odds" it is always a
+        difference of scores: the log-odds of one class against another are not the difference of their log-odds
+        against all others (see `clearhead.Contrast`).
+
+        Raises:
+            InputError: If the two explanations have different inputs or units.
         """
         if not isinstance(other, Explanation):
             return NotImplemented
@@ -184,60 +288,84 @@ class Explanation(Shown):
             raise InputError(
                 "only explanations of the same input can be subtracted: these have different units or content"
             )
-        alike = all(one == two for one, two in zip(self._made_by, other._made_by, strict=True))
         linear = bool(self.provenance.get("linear_in_target")) and self.target.get("scale") != "log-odds"
-        explains_contrast = linear and alike and self._same_model(other)
-        values = [side.target.get("value") for side in (self, other)]
+        explains_contrast = linear and self._origin == other._origin and self._is_same_model(other)
+
+        def subtract(first: Any, second: Any) -> Any:
+            if first is None or second is None or np.shape(first) != np.shape(second):
+                return None
+            return first - second
+
+        def convert_value(explanation: "Explanation") -> float | None:
+            value = explanation.target.get("value")
+            return None if value is None else float(value)
+
+        scale = self.target.get("scale")
+        method = self.method
+        if self.method != other.method:
+            method = f"{self.method} − {other.method}"
         target = {
             "kind": "contrast" if explains_contrast else "difference of scores",
             "name": f"{self.target.get('name')} − {other.target.get('name')}",
-            "scale": self.target.get("scale") if self.target.get("scale") == other.target.get("scale") else None,
-            "value": None if values[0] is None or values[1] is None else float(values[0]) - float(values[1]),
+            "scale": scale if scale == other.target.get("scale") else None,
+            "value": subtract(convert_value(self), convert_value(other)),
         }
-
-        def minus(one: Any, two: Any) -> Any:
-            return None if one is None or two is None or np.shape(one) != np.shape(two) else one - two
-
         return replace(
             self,
-            method=self.method if self.method == other.method else f"{self.method} − {other.method}",
+            method=method,
             scores=self.scores - other.scores,
             target=target,
             provenance={**self.provenance, "signed": True, "minus": dict(other.provenance)},
-            base_value=minus(self.base_value, other.base_value),
-            matrix=minus(self.matrix, other.matrix),
-            per_layer=minus(self.per_layer, other.per_layer),
-            per_head=minus(self.per_head, other.per_head),
+            base_value=subtract(self.base_value, other.base_value),
+            matrix=subtract(self.matrix, other.matrix),
+            per_layer=subtract(self.per_layer, other.per_layer),
+            per_head=subtract(self.per_head, other.per_head),
             factors=None,
         )
 
     @property
-    def _made_by(self) -> tuple[Any, ...]:
-        """What two explanations must share for their difference to explain the difference of their targets."""
+    def _origin(self) -> tuple[Any, ...]:
+        """The properties that two explanations must share for their difference to explain the targets' difference."""
         return self.method, self.provenance.get("model"), self.target.get("scale"), self.provenance.get("minus")
 
-    def _same_model(self, other: "Explanation") -> bool:
-        """Whether one model made both. Models given as objects all go by the name of their class: logits tell them."""
-        found = [{row.get("index"): row.get("logit") for row in e.prediction.get("top") or ()} for e in (self, other)]
-        logits = [np.asarray([one[index] for index in sorted(one)], dtype=float) for one in found]
-        if not found[0] and not found[1]:
-            return self.provenance.get("model") != self.provenance.get("model_class")
-        # The last bits depend on what shares a batch.
-        close = 1e-4 if self.certificate.get("dtype", "float32") in ("float32", "float64") else 2e-2
-        return found[0].keys() == found[1].keys() and bool(
-            np.abs(logits[0] - logits[1]).max() <= close * max(np.abs(logits[0]).max(), 1)
+    def _is_same_model(self, other: "Explanation") -> bool:
+        """Whether both explanations come from one model.
+
+        Models given as objects are all named after their class, so their logits are compared.
+        """
+        own_logits, other_logits = (
+            {row.get("index"): row.get("logit") for row in e.prediction.get("top") or ()} for e in (self, other)
         )
+        if not own_logits and not other_logits:
+            return self.provenance.get("model") != self.provenance.get("model_class")
+        if own_logits.keys() != other_logits.keys():
+            return False
+        values, other_values = (
+            np.asarray([logits[index] for index in sorted(logits)], dtype=float)
+            for logits in (own_logits, other_logits)
+        )
+        # The last bits of logits depend on the other samples of a batch.
+        tolerance = 2e-2
+        if self.certificate.get("dtype", "float32") in ("float32", "float64"):
+            tolerance = 1e-4
+        return bool(np.abs(values - other_values).max() <= tolerance * max(np.abs(values).max(), 1))
 
     def to_dict(self, short: bool = False) -> dict[str, Any]:
-        """The JSON form, as `explanation.schema.json` describes it; a number that is not finite is null.
+        """Return the JSON form, as described by `explanation.schema.json`.
 
-        Pictures stay in the file form. short: figures no longer than their precision, as in a page
+        Non-finite numbers become null. The image is not included; `save` keeps it.
+
+        Args:
+            short: Write numbers with no more digits than their precision, as in HTML pages.
+
+        Returns:
+            A dict of plain Python values. `clearhead.from_dict` reads it.
         """
-        form = {
-            "schema": SCHEMA,
-            "version": VERSION,
+        data: dict[str, Any] = {
+            "schema": EXPLANATION_SCHEMA,
+            "version": EXPLANATION_VERSION,
             "stream": self.stream,
-            "units": {name: part for name, part in asdict(self.units).items() if part is not None},
+            "units": {name: value for name, value in asdict(self.units).items() if value is not None},
             "scores": self.scores,
             "method": self.method,
             "target": self.target,
@@ -245,28 +373,43 @@ class Explanation(Shown):
             "base_value": self.base_value,
             "certificate": self.certificate,
             "provenance": self.provenance,
-            **({} if self.steps is None else {"steps": self.steps}),
-            **{name: part for name in _ARRAYS if (part := getattr(self, name)) is not None},
         }
-        made: dict[str, Any] = plain(form, short)
-        return made
+        if self.steps is not None:
+            data["steps"] = self.steps
+        data |= self._get_arrays(_ARRAY_FIELDS)
+        plain: dict[str, Any] = to_json_value(data, short)
+        return plain
 
-    def as_parts(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """The JSON form without its arrays, and the arrays: what a file holds."""
-        names = ("scores", "picture", *_ARRAYS)
-        arrays = {name: part for name in names if (part := getattr(self, name)) is not None}
-        return {key: value for key, value in self.to_dict().items() if key not in names}, arrays
+    def _get_arrays(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        return {name: array for name in names if (array := getattr(self, name)) is not None}
+
+    def to_arrays(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return the content of a saved file.
+
+        Returns:
+            The JSON form without its arrays, and the arrays by name.
+        """
+        names = ("scores", "image", *_ARRAY_FIELDS)
+        metadata = {key: value for key, value in self.to_dict().items() if key not in names}
+        return metadata, self._get_arrays(names)
 
     def save(self, path: str | Path) -> Path:
-        """Write one safetensors file: arrays as tensors, the rest as JSON metadata."""
+        """Write one safetensors file: arrays as tensors, everything else as JSON metadata.
+
+        Args:
+            path: The file to write. An existing file is replaced.
+
+        Returns:
+            The path. `clearhead.load_explanation` opens the file.
+        """
         from safetensors.numpy import save
 
-        about, arrays = self.as_parts()
+        metadata, arrays = self.to_arrays()
         content = save(
-            {name: np.ascontiguousarray(part) for name, part in arrays.items()},
-            metadata={"clearhead": json.dumps(about, ensure_ascii=False, allow_nan=False)},
+            {name: np.ascontiguousarray(array) for name, array in arrays.items()},
+            metadata={"clearhead": json.dumps(metadata, ensure_ascii=False, allow_nan=False)},
         )
-        with whole(path) as partial:
+        with atomic_write(path) as partial:
             partial.write_bytes(content)
         return Path(path)
 
@@ -277,111 +420,183 @@ class Explanation(Shown):
         ax: "Axes | None" = None,
         **options: Any,
     ) -> "Axes":
-        """Draw with matplotlib and return the axes; without a kind, what says most about these units.
+        """Draw the explanation with matplotlib.
 
-        ax: axes of your own to draw into; otherwise `e.plot().figure.savefig("why.pdf")` keeps the whole figure
+        Args:
+            kind: Type of plot. Default: the most informative one for these units.
+            ax: Axes to draw into. By default a new figure is made.
+            **options: Options of the plot type.
+
+        Returns:
+            The main axes.
+
+        Raises:
+            InputError: If the explanation lacks the data of that plot type.
+
+        Example:
+            >>> e.plot("bars").figure.savefig("why.pdf")  # doctest: +SKIP
         """
-        from clearhead.render.mpl.explanation import main_axes, plot
+        from clearhead.render.mpl.explanation import get_main_axes, plot_explanation
 
-        return main_axes(plot(self, kind, ax, **options), ax)
+        return get_main_axes(plot_explanation(self, kind, ax, **options), ax)
 
-    def latex(self, special: bool = False) -> str:
-        """The text for a paper, each unit on its colour, as LaTeX; special: also tokens such as [CLS]."""
-        from clearhead.render.latex import latex
+    def latex(self, include_special: bool = False) -> str:
+        """Return the text as LaTeX for a paper, with each unit on a coloured background.
 
-        return latex(self, special)
+        Args:
+            include_special: Whether special tokens such as [CLS] are included.
+
+        Returns:
+            LaTeX source.
+        """
+        from clearhead.render.latex import render_latex_text
+
+        return render_latex_text(self, include_special)
 
     def __repr__(self) -> str:
         top = ", ".join(f"{name} {score:.3g}" for name, score in self.top(3))
-        kinds = plural(self.units.kind)
-        return f"Explanation({self.method} of {self.target.get('name')!r}: {len(self)} {kinds}; top: {top})"
+        unit_kinds = pluralize_unit(self.units.kind)
+        return f"Explanation({self.method} of {self.target.get('name')!r}: {len(self)} {unit_kinds}; top: {top})"
 
 
-_ARRAYS = ("matrix", "per_layer", "per_head", "factors")
-_PLAIN = ("method", "target", "prediction", "base_value", "certificate", "provenance")
+_ARRAY_FIELDS = ("matrix", "per_layer", "per_head", "factors")
+_JSON_FIELDS = ("method", "target", "prediction", "base_value", "certificate", "provenance")
 
 
-def _summed(
+def _sum_with_nan(
     scores: Float[np.ndarray, "*part unit"], shares: Float[np.ndarray, "unit larger"]
 ) -> Float[np.ndarray, "*part larger"]:
-    """What larger units get; of a unit that has no score (NaN) nobody has one who holds any of it, and nobody else."""
+    """Aggregate scores by `shares`. A larger unit is NaN if and only if it contains any part of a NaN unit."""
     missing = np.isnan(scores)
     sums = np.where(missing, 0, scores) @ shares
     return np.where(missing @ (shares != 0), np.nan, sums)
 
 
-def load(path: str | Path) -> Any:
-    """Open a file that `save` wrote: an `Explanation`, or a `JointExplanation` of several streams."""
+def load_explanation(path: str | Path) -> Any:
+    """Open a file written by `Explanation.save`.
+
+    Args:
+        path: A safetensors file.
+
+    Returns:
+        An `Explanation`, or a `MultiStreamExplanation` for several streams.
+
+    Raises:
+        InputError: If the file does not exist, is damaged, or was written by a newer clearhead.
+
+    Example:
+        >>> clearhead.load_explanation("why.safetensors").top(3)  # doctest: +SKIP
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(path), framework="np") as file:
-            found = (file.metadata() or {}).get("clearhead")
-            if found is None:
-                raise ValueError("it holds tensors of something else")
-            about = json.loads(found)
+            header = (file.metadata() or {}).get("clearhead")
+            if header is None:
+                raise ValueError("its tensors are not those of an explanation")
+            metadata = json.loads(header)
             arrays = {name: file.get_tensor(name) for name in file.keys()}
-        if isinstance(about, Mapping) and about.get("schema") == "clearhead/joint-explanation":
-            from clearhead.explanation.multi_stream import joint_from
+        if isinstance(metadata, Mapping) and metadata.get("schema") == "clearhead/joint-explanation":
+            from clearhead.explanation.multi_stream import multi_stream_from_arrays
 
-            return joint_from(about, arrays)
-        return from_parts(about, arrays)
+            return multi_stream_from_arrays(metadata, arrays)
+        return explanation_from_arrays(metadata, arrays)
     except FileNotFoundError:
         raise InputError(f"there is no file {str(path)!r}") from None
-    except InputError as problem:
-        raise InputError(f"{str(path)!r} cannot be read: {problem}") from None
-    except (SafetensorError, ValueError, TypeError, OSError) as problem:
-        raise InputError(f"{str(path)!r} is not an explanation that clearhead saved ({problem})") from None
+    except InputError as error:
+        raise InputError(f"{str(path)!r} cannot be read: {error}") from None
+    except (SafetensorError, ValueError, TypeError, OSError) as error:
+        raise InputError(f"{str(path)!r} is not an explanation that clearhead saved ({error})") from None
 
 
 def from_dict(data: Mapping[str, Any]) -> Any:
-    """The explanation whose `to_dict()` this is, of one stream or several; null among its numbers is NaN."""
-    if isinstance(data, Mapping) and data.get("schema") == "clearhead/joint-explanation":
-        from clearhead.explanation.multi_stream import joint_of
+    """Read the JSON form written by `Explanation.to_dict`. Null in arrays becomes NaN.
 
-        return joint_of(data, lambda stream: from_dict(data["parts"][stream]))
-    found = {name: data.get(name) for name in ("scores", *_ARRAYS)} if isinstance(data, Mapping) else {}
+    Args:
+        data: The dict, of one stream or several.
+
+    Returns:
+        An `Explanation`, or a `MultiStreamExplanation` for several streams.
+
+    Raises:
+        InputError: If the data is not an explanation, is damaged, or was written by a newer clearhead.
+    """
+    if not isinstance(data, Mapping):
+        return explanation_from_arrays(data, {})  # raises the error for data of another type
+    if data.get("schema") == "clearhead/joint-explanation":
+        from clearhead.explanation.multi_stream import build_multi_stream_explanation
+
+        return build_multi_stream_explanation(data, lambda stream: from_dict(data["parts"][stream]))
+    values = {name: data.get(name) for name in ("scores", *_ARRAY_FIELDS)}
     try:
-        arrays = {name: np.asarray(part, dtype=float) for name, part in found.items() if part is not None}
-    except (TypeError, ValueError) as problem:
-        raise InputError(f"this is not an explanation that clearhead wrote ({problem})") from None
-    return from_parts(data, arrays)
+        arrays = {name: np.asarray(value, dtype=float) for name, value in values.items() if value is not None}
+    except (TypeError, ValueError) as error:
+        raise InputError(f"this is not an explanation that clearhead wrote ({error})") from None
+    return explanation_from_arrays(data, arrays)
 
 
-def from_parts(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Explanation:
-    """An explanation from its JSON form and its arrays: the one border where types and lengths are checked."""
-    if not isinstance(about, Mapping) or about.get("schema") != SCHEMA or not isinstance(about.get("version"), int):
+def explanation_from_arrays(metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Explanation:
+    """Build and validate an explanation from its JSON form and its arrays.
+
+    Everything read from outside passes through here; types and lengths are checked nowhere else.
+
+    Args:
+        metadata: The JSON form without arrays.
+        arrays: "scores" and the optional arrays, by name.
+
+    Returns:
+        The explanation.
+
+    Raises:
+        InputError: If the data is damaged or was written by a newer clearhead.
+    """
+    if (
+        not isinstance(metadata, Mapping)
+        or metadata.get("schema") != EXPLANATION_SCHEMA
+        or not isinstance(metadata.get("version"), int)
+    ):
         raise InputError("this is not an explanation that clearhead wrote")
-    if about["version"] > VERSION:
-        raise InputError(f"written by a newer clearhead (form {about['version']}, this one reads up to {VERSION})")
+    if metadata["version"] > EXPLANATION_VERSION:
+        raise InputError(
+            f"written by a newer clearhead (version {metadata['version']}, this one reads up to {EXPLANATION_VERSION})"
+        )
     try:
-        units = Units(**{key: frozen(value) for key, value in about["units"].items()})
-        plain = {name: about[name] for name in _PLAIN}
-        steps = None if about.get("steps") is None else frozen(about["steps"])
-        made = Explanation(units=units, steps=steps, **plain, **arrays)  # type: ignore[arg-type]
-    except (KeyError, TypeError, AttributeError) as problem:
-        raise InputError(f"this explanation is damaged: {type(problem).__name__} {problem}") from None
-    for wrong in problems(made):
-        raise InputError(f"this explanation is damaged: {wrong}")
-    return made
+        units = Units(**{key: lists_to_tuples(value) for key, value in metadata["units"].items()})
+        properties = {name: metadata[name] for name in _JSON_FIELDS}
+        steps = lists_to_tuples(metadata.get("steps"))
+        explanation = Explanation(units=units, steps=steps, **properties, **arrays)  # type: ignore[arg-type]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"this explanation is damaged: {type(error).__name__} {error}") from None
+    for problem in iter_explanation_problems(explanation):
+        raise InputError(f"this explanation is damaged: {problem}")
+    return explanation
 
 
-def plain(value: Any, short: bool = False) -> Any:
-    """Only what JSON knows: a number that is not finite becomes null.
+def to_json_value(value: Any, short: bool = False) -> Any:
+    """Convert arrays, tuples and mappings to plain JSON values; non-finite numbers become null.
 
-    short: arrays with no more digits than their precision has, nine for a float32 where exactness takes seventeen
+    Args:
+        value: Any nested value.
+        short: Write array elements with no more digits than their precision: nine for float32, where an exact
+            representation takes seventeen.
 
-    >>> plain({"scores": np.array([0.1, np.nan], dtype=np.float32)}, short=True)
-    {'scores': [0.1, None]}
+    Returns:
+        Dicts, lists, strings, numbers, booleans and None.
+
+    Example:
+        >>> to_json_value({"scores": np.array([0.1, np.nan], dtype=np.float32)}, short=True)
+        {'scores': [0.1, None]}
     """
     if short and isinstance(value, np.ndarray) and value.dtype.kind == "f":
         value = value.astype(str).astype(float)
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): plain(item, short) for key, item in value.items()}
+        return {str(key): to_json_value(item, short) for key, item in value.items()}
     if isinstance(value, list | tuple | range | set | frozenset):
-        return [plain(item, short) for item in value]
+        return [to_json_value(item, short) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, str | int) else str(value)
+    if value is None or isinstance(value, str | int):
+        return value
+    return str(value)

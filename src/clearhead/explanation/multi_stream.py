@@ -1,4 +1,7 @@
-"""The explanation of an input of several streams: a picture and a text, a source and what was said so far."""
+"""`MultiStreamExplanation`: the explanation of a model with several inputs, such as an image and a text.
+
+In encoder–decoders the streams are the source and the tokens generated so far.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -8,189 +11,310 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import UInt8
 
-from clearhead.data.atomic_file import whole
-from clearhead.errors import InputError, unknown
-from clearhead.explanation.display import Shown
-from clearhead.explanation.explanation import Explanation, from_parts
-from clearhead.units import LEVELS
+from clearhead.data.atomic_file import atomic_write
+from clearhead.errors import InputError, unknown_value_error
+from clearhead.explanation.display import DisplayMixin
+from clearhead.explanation.explanation import Explanation, explanation_from_arrays
+from clearhead.units import TEXT_LEVELS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from clearhead.explanation.regions import Where
+    from clearhead.explanation.regions import RegionSpec
 
-SCHEMA = "clearhead/joint-explanation"
-VERSION = 1
+MULTI_STREAM_SCHEMA = "clearhead/joint-explanation"
+MULTI_STREAM_VERSION = 1
 
 
-class JointExplanation(Shown):
-    """One result whose parts are the streams: `e["text"]`, `e["image"]`. What was explained is the same for all."""
+class MultiStreamExplanation(DisplayMixin):
+    """Explanation of an input with several streams: `e["text"]`, `e["image"]`.
 
-    def __init__(self, parts: Mapping[str, Explanation]) -> None:
-        self.parts = dict(parts)
+    Holds one `Explanation` per stream. Target, prediction, certificate and provenance are common to all of them.
+
+    Attributes:
+        by_stream: The explanations by stream.
+
+    Example:
+        >>> e = ex.explain(text="two cats", image="cats.jpg")  # doctest: +SKIP
+        >>> e["text"].top(3), e["image"].heat_map()  # doctest: +SKIP
+    """
+
+    def __init__(self, by_stream: Mapping[str, Explanation]) -> None:
+        self.by_stream = dict(by_stream)
 
     @property
     def streams(self) -> tuple[str, ...]:
-        return tuple(self.parts)
+        """Names of the streams."""
+        return tuple(self.by_stream)
 
     def __getitem__(self, stream: str) -> Explanation:
-        if stream not in self.parts:
-            raise unknown("stream", stream, self.parts)
-        return self.parts[stream]
+        if stream not in self.by_stream:
+            raise unknown_value_error("stream", stream, self.by_stream)
+        return self.by_stream[stream]
 
     def __iter__(self) -> Iterator[Explanation]:
-        return iter(self.parts.values())
+        return iter(self.by_stream.values())
 
     def __len__(self) -> int:
-        return sum(len(part) for part in self)
+        return sum(map(len, self))
 
     def __eq__(self, other: object) -> bool:
-        return self.parts == other.parts if isinstance(other, JointExplanation) else NotImplemented
+        if not isinstance(other, MultiStreamExplanation):
+            return NotImplemented
+        return self.by_stream == other.by_stream
 
     __hash__ = None  # type: ignore[assignment]
 
     @property
-    def _any(self) -> Explanation:
+    def _first_stream(self) -> Explanation:
         return next(iter(self))
 
     @property
     def method(self) -> str:
-        return self._any.method
+        """The method with its options."""
+        return self._first_stream.method
 
     @property
     def target(self) -> Mapping[str, Any]:
-        return self._any.target
+        """The explained output, as in `Explanation.target`."""
+        return self._first_stream.target
 
     @property
     def prediction(self) -> Mapping[str, Any]:
-        return self._any.prediction
+        """The model's prediction."""
+        return self._first_stream.prediction
 
     @property
     def certificate(self) -> Mapping[str, Any]:
-        return self._any.certificate
+        """Results of the checks."""
+        return self._first_stream.certificate
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        return self._any.provenance
+        """How the scores were computed."""
+        return self._first_stream.provenance
 
     @property
     def base_value(self) -> float | None:
-        return self._any.base_value
+        """The target's value at the baseline, if the method has one."""
+        return self._first_stream.base_value
 
     @property
     def steps(self) -> tuple[str, ...] | None:
-        return self._any.steps
+        """Names of several explained outputs, if there are several."""
+        return self._first_stream.steps
 
     @property
-    def picture(self) -> UInt8[np.ndarray, "height width 3"] | None:
-        """The picture among the streams, if there is one."""
-        return next((part.picture for part in self if part.picture is not None), None)
+    def image(self) -> UInt8[np.ndarray, "height width 3"] | None:
+        """The image among the streams, if there is one."""
+        return next((explanation.image for explanation in self if explanation.image is not None), None)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("scores", "units", "tokens", "matrix", "stream", "heat_map", "per_layer", "per_head"):
-            named = " or ".join(f"e[{stream!r}].{name}" for stream in self.parts)
-            raise InputError(f"this explanation has several streams: say {named}")
+            named = " or ".join(f"e[{stream!r}].{name}" for stream in self.by_stream)
+            raise InputError(f"this explanation has several streams: use {named}")
         raise AttributeError(name)
 
-    def words(self, absolute: bool = False) -> "JointExplanation":
-        """Word pieces merged into words; what is no text stays as it is."""
-        return JointExplanation(
-            {stream: part.words(absolute) if _is_text(part) else part for stream, part in self.parts.items()}
+    def words(self, absolute: bool = False) -> "MultiStreamExplanation":
+        """Merge subword tokens into words in the text streams; other streams stay unchanged.
+
+        Args:
+            absolute: Add up absolute values, so that positive and negative scores do not cancel.
+
+        Returns:
+            The explanation with words as units of its texts.
+        """
+        return self._map_streams(lambda explanation: explanation.words(absolute), _is_text)
+
+    def sentences(self, absolute: bool = False) -> "MultiStreamExplanation":
+        """Merge units into sentences in the text streams; other streams stay unchanged.
+
+        Args:
+            absolute: Add up absolute values, so that positive and negative scores do not cancel.
+
+        Returns:
+            The explanation with sentences as units of its texts.
+        """
+        return self._map_streams(lambda explanation: explanation.sentences(absolute), _is_text)
+
+    def regions(self, regions: "RegionSpec", absolute: bool = False) -> "MultiStreamExplanation":
+        """Merge image patches into regions; other streams stay unchanged.
+
+        Args:
+            regions: As in `Explanation.regions`.
+            absolute: Add up absolute values, so that positive and negative scores do not cancel.
+
+        Returns:
+            The explanation with regions as units of its image.
+
+        Raises:
+            InputError: If no stream has image patches, or the regions are malformed.
+        """
+        if not any(map(_has_patch_grid, self)):
+            raise InputError("no stream of this explanation has patches of an image")
+        return self._map_streams(lambda explanation: explanation.regions(regions, absolute), _has_patch_grid)
+
+    def _map_streams(
+        self, convert: Callable[[Explanation], Explanation], applies_to: Callable[[Explanation], bool]
+    ) -> "MultiStreamExplanation":
+        converted = dict(self.by_stream)
+        for stream, explanation in self.by_stream.items():
+            if applies_to(explanation):
+                converted[stream] = convert(explanation)
+        return MultiStreamExplanation(converted)
+
+    def step(self, which: int) -> "MultiStreamExplanation":
+        """Return the explanation of one of several outputs, such as one generated token.
+
+        Args:
+            which: Index of the step; negative values count from the end.
+
+        Returns:
+            The explanation of that step, for all streams.
+
+        Raises:
+            InputError: If the explanation has no steps, or the index is out of range.
+        """
+        return MultiStreamExplanation(
+            {stream: explanation.step(which) for stream, explanation in self.by_stream.items()}
         )
 
-    def sentences(self, absolute: bool = False) -> "JointExplanation":
-        """Units of texts merged into sentences; what is no text stays as it is."""
-        return JointExplanation(
-            {stream: part.sentences(absolute) if _is_text(part) else part for stream, part in self.parts.items()}
-        )
+    def top(self, count: int = 5, include_special: bool = False) -> list[tuple[str, float]]:
+        """Return the units with the largest scores of all streams, in descending order.
 
-    def regions(self, where: "Where", absolute: bool = False) -> "JointExplanation":
-        """Patches merged into regions of the picture; what is no picture stays as it is."""
-        pictures = [stream for stream, part in self.parts.items() if part.units.grid is not None]
-        if not pictures:
-            raise InputError("no stream of this explanation has patches of a picture")
-        return JointExplanation(
-            {s: part.regions(where, absolute) if s in pictures else part for s, part in self.parts.items()}
-        )
+        Args:
+            count: Number of units.
+            include_special: Whether special tokens such as [CLS] are included.
 
-    def step(self, which: int) -> "JointExplanation":
-        """The explanation of one of several steps alone."""
-        return JointExplanation({stream: part.step(which) for stream, part in self.parts.items()})
+        Returns:
+            Pairs of name and score.
+        """
+        ranked = [pair for explanation in self for pair in explanation.top(len(explanation), include_special)]
+        return sorted(ranked, key=lambda pair: -pair[1])[:count]
 
-    def top(self, count: int = 5, special: bool = False) -> list[tuple[str, float]]:
-        """The units with the largest scores, of all streams together."""
-        every = [pair for part in self for pair in part.top(len(part), special)]
-        return sorted(every, key=lambda pair: -pair[1])[:count]
-
-    def __sub__(self, other: "JointExplanation") -> "JointExplanation":
-        if not isinstance(other, JointExplanation) or other.streams != self.streams:
+    def __sub__(self, other: "MultiStreamExplanation") -> "MultiStreamExplanation":
+        """Subtract another explanation of the same input, stream by stream (see `Explanation.__sub__`)."""
+        if not isinstance(other, MultiStreamExplanation) or other.streams != self.streams:
             return NotImplemented
-        return JointExplanation({stream: part - other[stream] for stream, part in self.parts.items()})
+        return MultiStreamExplanation(
+            {stream: explanation - other[stream] for stream, explanation in self.by_stream.items()}
+        )
 
     def to_dict(self, short: bool = False) -> dict[str, Any]:
-        """The JSON form: that of each part, by stream."""
-        parts = {stream: part.to_dict(short) for stream, part in self.parts.items()}
-        return {"schema": SCHEMA, "version": VERSION, "parts": parts}
+        """Return the JSON form: the JSON forms of the streams by name.
+
+        Args:
+            short: Write numbers with no more digits than their precision.
+
+        Returns:
+            A dict of plain Python values. `clearhead.from_dict` reads it.
+        """
+        streams = {stream: explanation.to_dict(short) for stream, explanation in self.by_stream.items()}
+        return {"schema": MULTI_STREAM_SCHEMA, "version": MULTI_STREAM_VERSION, "parts": streams}
 
     def save(self, path: str | Path) -> Path:
-        """Write one safetensors file: arrays as tensors, the rest as JSON metadata."""
+        """Write one safetensors file: arrays as tensors, everything else as JSON metadata.
+
+        Args:
+            path: The file to write. An existing file is replaced.
+
+        Returns:
+            The path. `clearhead.load_explanation` opens the file.
+        """
         from safetensors.numpy import save
 
-        arrays: dict[str, np.ndarray] = {}
-        about: dict[str, Any] = {"schema": SCHEMA, "version": VERSION, "parts": {}}
-        for stream, part in self.parts.items():
-            plain, tensors = part.as_parts()
-            about["parts"][stream] = plain
-            arrays |= {f"{stream}/{name}": np.ascontiguousarray(array) for name, array in tensors.items()}
-        content = save(arrays, metadata={"clearhead": json.dumps(about, ensure_ascii=False, allow_nan=False)})
-        with whole(path) as partial:
+        tensors: dict[str, np.ndarray] = {}
+        metadata: dict[str, Any] = {"schema": MULTI_STREAM_SCHEMA, "version": MULTI_STREAM_VERSION, "parts": {}}
+        for stream, explanation in self.by_stream.items():
+            stream_metadata, arrays = explanation.to_arrays()
+            metadata["parts"][stream] = stream_metadata
+            tensors |= {f"{stream}/{name}": np.ascontiguousarray(array) for name, array in arrays.items()}
+        content = save(tensors, metadata={"clearhead": json.dumps(metadata, ensure_ascii=False, allow_nan=False)})
+        with atomic_write(path) as partial:
             partial.write_bytes(content)
         return Path(path)
 
     def plot(self, kind: str | None = None, **options: Any) -> "Axes":
-        """Draw with matplotlib, the streams side by side; a kind is drawn for the streams that have it.
+        """Draw the streams next to each other with matplotlib.
 
-        Returns the first axes; `e.plot().get_figure(root=True)` is the whole figure.
+        Args:
+            kind: Type of plot, drawn for the streams that support it. Default: the most informative one per stream.
+            **options: Options of the plot type.
+
+        Returns:
+            The first axes. `e.plot().get_figure(root=True)` is the whole figure.
+
+        Raises:
+            InputError: If no stream has the data of that plot type.
         """
-        from clearhead.render.mpl.explanation import main_axes, plot
+        from clearhead.render.mpl.explanation import get_main_axes, plot_explanation
 
-        return main_axes(plot(self, kind, **options))
+        return get_main_axes(plot_explanation(self, kind, **options))
 
     def __repr__(self) -> str:
-        inside = "; ".join(
-            f"{stream}: {', '.join(name for name, _ in part.top(3))}" for stream, part in self.parts.items()
+        streams = "; ".join(
+            f"{stream}: {', '.join(name for name, _ in explanation.top(3))}"
+            for stream, explanation in self.by_stream.items()
         )
-        return f"JointExplanation({self.method} of {self.target.get('name')!r}: {inside})"
+        return f"MultiStreamExplanation({self.method} of {self.target.get('name')!r}: {streams})"
 
 
-AnyExplanation = Explanation | JointExplanation
+AnyExplanation = Explanation | MultiStreamExplanation
 
 
-def _is_text(part: Explanation) -> bool:
-    return part.units.kind in LEVELS and part.units.boxes is None
+def _is_text(explanation: Explanation) -> bool:
+    return explanation.units.kind in TEXT_LEVELS and explanation.units.boxes is None
 
 
-def joint_from(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> JointExplanation:
-    """A joint explanation from its JSON form and its arrays."""
-
-    def opened(stream: str) -> Explanation:
-        own = {name.removeprefix(f"{stream}/"): part for name, part in arrays.items() if name.startswith(f"{stream}/")}
-        return from_parts(about["parts"][stream], own)
-
-    return joint_of(about, opened)
+def _has_patch_grid(explanation: Explanation) -> bool:
+    return explanation.units.grid is not None
 
 
-def joint_of(about: Mapping[str, Any], opened: Callable[[str], Explanation]) -> JointExplanation:
-    """A joint explanation of which `opened` gives the part of each stream: the border where its form is checked."""
-    version, parts = about.get("version"), about.get("parts")
-    if not isinstance(version, int) or not isinstance(parts, Mapping) or not parts:
+def multi_stream_from_arrays(metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> MultiStreamExplanation:
+    """Build and validate a multi-stream explanation from the JSON form and arrays of a file.
+
+    Args:
+        metadata: The JSON form without arrays.
+        arrays: The arrays by "stream/name".
+    """
+
+    def load_stream(stream: str) -> Explanation:
+        prefix = f"{stream}/"
+        stream_arrays = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+        return explanation_from_arrays(metadata["parts"][stream], stream_arrays)
+
+    return build_multi_stream_explanation(metadata, load_stream)
+
+
+def build_multi_stream_explanation(
+    metadata: Mapping[str, Any], load_stream: Callable[[str], Explanation]
+) -> MultiStreamExplanation:
+    """Build and validate a multi-stream explanation.
+
+    Args:
+        metadata: The JSON form.
+        load_stream: Returns the validated explanation of a stream by its name.
+
+    Returns:
+        The explanation.
+
+    Raises:
+        InputError: If the data is damaged or was written by a newer clearhead.
+    """
+    version = metadata.get("version")
+    streams = metadata.get("parts")
+    if not isinstance(version, int) or not isinstance(streams, Mapping) or not streams:
         raise InputError("this is not an explanation that clearhead wrote")
-    if version > VERSION:
-        raise InputError(f"written by a newer clearhead (form {version}, this one reads up to {VERSION})")
-    made = JointExplanation({str(stream): opened(stream) for stream in parts})
-    for stream, part in made.parts.items():
-        if part.stream != stream:
-            raise InputError(f"this explanation is damaged: the part {stream!r} has the units of {part.stream!r}")
-        if part.steps != made.steps:
-            raise InputError("this explanation is damaged: its parts do not have the same steps")
-    return made
+    if version > MULTI_STREAM_VERSION:
+        raise InputError(
+            f"written by a newer clearhead (version {version}, this one reads up to {MULTI_STREAM_VERSION})"
+        )
+    result = MultiStreamExplanation({str(stream): load_stream(stream) for stream in streams})
+    for stream, explanation in result.by_stream.items():
+        if explanation.stream != stream:
+            raise InputError(
+                f"this explanation is damaged: the stream {stream!r} has the units of {explanation.stream!r}"
+            )
+        if explanation.steps != result.steps:
+            raise InputError("this explanation is damaged: its streams do not have the same steps")
+    return result

@@ -1,56 +1,88 @@
-"""From a heat map to a mask: the pixels that it singles out."""
+"""Binary masks of heat maps by Otsu's threshold."""
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
-from clearhead.images import upsample
+from clearhead.images import upsample_heat_map
 
 
-def mask_of(heat: Float[np.ndarray, "row column"], height: int, width: int) -> Bool[np.ndarray, "{height} {width}"]:
-    """The heat map scaled up bilinearly and to 0 … 255, and cut at Otsu's threshold; nothing of a flat one.
+def compute_otsu_mask(
+    heat_map: Float[np.ndarray, "row column"], height: int, width: int
+) -> Bool[np.ndarray, "{height} {width}"]:
+    """Upsample a heat map bilinearly, quantise it to 0 … 255 and cut it at Otsu's threshold.
 
-    >>> mask_of(np.array([[0.0, 1.0], [0.0, 0.0]]), 2, 4).astype(int)
-    array([[0, 0, 1, 1],
-           [0, 0, 0, 0]])
+    A constant heat map gives an empty mask.
+
+    Args:
+        heat_map: One value per patch; NaN counts as zero.
+        height: Height of the image in pixels.
+        width: Width of the image in pixels.
+
+    Returns:
+        True for the pixels above the threshold.
+
+    Example:
+        >>> compute_otsu_mask(np.array([[0.0, 1.0], [0.0, 0.0]]), 2, 4).astype(int)
+        array([[0, 0, 1, 1],
+               [0, 0, 0, 0]])
     """
-    values = np.nan_to_num(upsample(heat, height, width))
-    low, high = values.min(), values.max()
+    values = np.nan_to_num(upsample_heat_map(heat_map, height, width))
+    low = values.min()
+    high = values.max()
     if low == high:
         return np.zeros((height, width), dtype=bool)
-    levels = _levels(values, low, high)
-    return levels > otsu(levels)
+    levels = _quantise_levels(values, low, high)
+    return levels > threshold_otsu(levels)
 
 
-def cut_of(heat: Float[np.ndarray, "row column"], height: int, width: int) -> float | None:
-    """The score from which on a pixel is in the mask; None of a flat heat map.
+def compute_otsu_cutoff(heat_map: Float[np.ndarray, "row column"], height: int, width: int) -> float | None:
+    """Return the lowest score that is inside `compute_otsu_mask`, or None for a constant heat map.
 
-    >>> cut_of(np.array([[0.0, 1.0], [0.0, 0.0]]), 2, 4)
-    0.25098039215686274
+    Args:
+        heat_map: One value per patch; NaN counts as zero.
+        height: Height of the image in pixels.
+        width: Width of the image in pixels.
+
+    Returns:
+        The cutoff on the scale of the heat map.
+
+    Example:
+        >>> compute_otsu_cutoff(np.array([[0.0, 1.0], [0.0, 0.0]]), 2, 4)
+        0.25098039215686274
     """
-    values = np.nan_to_num(upsample(heat, height, width)).astype(float)
-    low, high = values.min(), values.max()
+    values = np.nan_to_num(upsample_heat_map(heat_map, height, width)).astype(float)
+    low = values.min()
+    high = values.max()
     if low == high:
         return None
-    return float(low + (otsu(_levels(values, low, high)) + 1) / 255 * (high - low))
+    return float(low + (threshold_otsu(_quantise_levels(values, low, high)) + 1) / 255 * (high - low))
 
 
-def _levels(values: Float[np.ndarray, "*shape"], low: float, high: float) -> UInt8[np.ndarray, "*shape"]:
+def _quantise_levels(values: Float[np.ndarray, "*shape"], low: float, high: float) -> UInt8[np.ndarray, "*shape"]:
     return ((values - low) / (high - low) * 255).astype(np.uint8)
 
 
-def otsu(levels: UInt8[np.ndarray, "..."]) -> int:
-    """The level that parts bright from dark with the largest variance between the two (Otsu, 1979).
+def threshold_otsu(levels: UInt8[np.ndarray, "..."]) -> int:
+    """Return the threshold with the largest between-class variance of a greyscale image (Otsu, 1979).
 
-    >>> otsu(np.array([10, 12, 200, 210], dtype=np.uint8))
-    12
+    Args:
+        levels: Grey levels of any shape.
+
+    Returns:
+        The threshold; levels above it are foreground.
+
+    Example:
+        >>> threshold_otsu(np.array([10, 12, 200, 210], dtype=np.uint8))
+        12
     """
     counts = np.bincount(levels.ravel(), minlength=256).astype(float)
-    below, total = counts.cumsum(), counts.sum()
+    below = counts.cumsum()
+    total = counts.sum()
     mass = (counts * np.arange(256)).cumsum()
-    spread = np.divide(
+    between_class_variance = np.divide(
         (mass[-1] * below - total * mass) ** 2,
         below * (total - below),
         out=np.zeros(256),
         where=(below > 0) & (below < total),
     )
-    return int(spread.argmax())
+    return int(between_class_variance.argmax())

@@ -1,4 +1,4 @@
-"""Regions of a picture, chosen after the fact: which share of each patch lies in which of them."""
+"""Image regions: which share of each patch lies in which region."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,106 +8,134 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from clearhead.errors import InputError
-from clearhead.units import Box, Units, plural
+from clearhead.units import Box, Units, pluralize_unit
 
-#: A number of rows and columns; boxes (left, top, right, bottom) in fractions of the picture or its pixels, by name or
-#: numbered; or a map that says of every pixel, or patch, in which region it lies (negative: in none).
-Where = tuple[int, int] | Mapping[str, Box] | Sequence[Box] | Int[np.ndarray, "height width"]
-#: Pixels of a patch where the picture is not known.
-FINE = 16
-ELSEWHERE = "elsewhere"
+#: A number of rows and columns; boxes (left, top, right, bottom) in fractions of the image or in pixels, by name or
+#: numbered; or an integer map with the region of every pixel or patch (negative: none).
+RegionSpec = tuple[int, int] | Mapping[str, Box] | Sequence[Box] | Int[np.ndarray, "height width"]
+#: Assumed patch size where the image is not known.
+PIXELS_PER_PATCH = 16
+OUTSIDE_REGION_NAME = "elsewhere"
 
 
-def in_regions(
-    units: Units, where: Where, size: tuple[int, int] | None
+def merge_into_regions(
+    units: Units, regions: RegionSpec, image_size: tuple[int, int] | None
 ) -> tuple[Units, Float[np.ndarray, "patch region"]]:
-    """The regions as units, and which share of each patch lies in each; special units stay by themselves.
+    """Build units for regions, and compute which share of each patch lies in each region.
 
-    Where regions overlap, what lies in both counts for both. What lies in none of them is a region of its own.
+    Special units stay separate. Pixels in several regions count for all of them. Pixels outside all regions form a
+    region of their own.
+
+    Args:
+        units: The patches.
+        regions: A grid, boxes or an integer map.
+        image_size: Height and width in pixels, if known.
+
+    Returns:
+        The units (special units, then regions), and the shares.
+
+    Raises:
+        InputError: If the units are not patches, or the regions are malformed.
     """
     if units.grid is None or units.boxes is None:
         raise InputError(
-            f"only patches of a picture can be merged into regions, and these units are {plural(units.kind)}"
+            f"only patches of an image can be merged into regions, and these units are {pluralize_unit(units.kind)}"
         )
-    high, wide = size or (units.grid[0] * FINE, units.grid[1] * FINE)
-    masks = _masks(where, high, wide, units.grid)
-    rest = ~np.any(list(masks.values()), axis=0)
-    if rest.any():
-        masks[ELSEWHERE] = rest
+    height, width = image_size or (units.grid[0] * PIXELS_PER_PATCH, units.grid[1] * PIXELS_PER_PATCH)
+    masks = _build_region_masks(regions, height, width, units.grid)
+    outside = ~np.any(list(masks.values()), axis=0)
+    if outside.any():
+        masks[OUTSIDE_REGION_NAME] = outside
     special = np.flatnonzero(units.special)
     shares = np.zeros((len(units), len(special) + len(masks)))
     shares[special, np.arange(len(special))] = 1
-    for place in units.drop_special():
-        box = units.boxes[place]
+    for i in units.content_indices():
+        box = units.boxes[i]
         assert box is not None
-        rows, columns = _span(box[1], box[3], high), _span(box[0], box[2], wide)
-        shares[place, len(special) :] = [mask[rows, columns].mean() for mask in masks.values()]
+        rows = _to_pixel_slice(box[1], box[3], height)
+        columns = _to_pixel_slice(box[0], box[2], width)
+        shares[i, len(special) :] = [mask[rows, columns].mean() for mask in masks.values()]
     merged = replace(
         units,
         kind="region",
         names=(*(units.names[i] for i in special), *masks),
         special=(True,) * len(special) + (False,) * len(masks),
         grid=None,
-        boxes=(*(None for _ in special), *(_around(mask) for mask in masks.values())),
+        boxes=(*(None for _ in special), *(_compute_bounding_box(mask) for mask in masks.values())),
     )
     return merged, shares
 
 
-def _masks(where: Any, high: int, wide: int, grid: tuple[int, int]) -> dict[str, Bool[np.ndarray, "height width"]]:
-    if isinstance(where, np.ndarray) and where.ndim == 2 and where.dtype.kind in "iub":
-        return _of_map(where.astype(int), high, wide, grid)
-    if isinstance(where, tuple) and len(where) == 2 and all(isinstance(side, int) and side > 0 for side in where):
-        rows, columns = where
-        cells = [(row, column) for row in range(rows) for column in range(columns)]
-        named = {f"{r},{c}": (c / columns, r / rows, (c + 1) / columns, (r + 1) / rows) for r, c in cells}
-    elif isinstance(where, Mapping):
-        named = {str(name): box for name, box in where.items()}
-    elif isinstance(where, Sequence) and not isinstance(where, str):
-        named = {f"region {place}": box for place, box in enumerate(where)}
-    else:
-        named = {}
-    if not named or any(np.shape(box) != (4,) for box in named.values()):
+def _build_region_masks(
+    regions: Any, height: int, width: int, grid: tuple[int, int]
+) -> dict[str, Bool[np.ndarray, "height width"]]:
+    """One boolean mask per region, in pixels."""
+    if isinstance(regions, np.ndarray) and regions.ndim == 2 and regions.dtype.kind in "iub":
+        return _masks_from_label_map(regions.astype(int), height, width, grid)
+    boxes = _list_region_boxes(regions)
+    if not boxes or any(np.shape(box) != (4,) for box in boxes.values()):
         raise InputError(
-            "regions must be (rows, columns), boxes (left, top, right, bottom) by name or as a list, or a map of whole "
-            f"numbers, one for each pixel or patch; not {where!r:.60}"
+            "regions must be (rows, columns), boxes (left, top, right, bottom) by name or as a list, or an array of "
+            f"integers, one for each pixel or patch; not {regions!r:.60}"
         )
-    pixels = max(max(box) for box in named.values()) > 1
-    masks = {name: np.zeros((high, wide), dtype=bool) for name in named}
-    for name, (left, top, right, bottom) in named.items():
-        across, down = (wide, high) if pixels else (1, 1)
-        inside = 0 <= left < right <= across and 0 <= top < bottom <= down
-        if not inside:
+    max_x = max_y = 1
+    if max(max(box) for box in boxes.values()) > 1:  # boxes in pixels
+        max_x = width
+        max_y = height
+    masks = {name: np.zeros((height, width), dtype=bool) for name in boxes}
+    for name, (left, top, right, bottom) in boxes.items():
+        if not (0 <= left < right <= max_x and 0 <= top < bottom <= max_y):
             raise InputError(
                 f"the box of {name!r} is {(left, top, right, bottom)}: it must be (left, top, right, bottom) within "
-                f"the picture, in fractions, or in its {wide} × {high} pixels"
+                f"the image, in fractions, or in its {width} × {height} pixels"
             )
-        masks[name][_span(top / down, bottom / down, high), _span(left / across, right / across, wide)] = True
+        rows = _to_pixel_slice(top / max_y, bottom / max_y, height)
+        columns = _to_pixel_slice(left / max_x, right / max_x, width)
+        masks[name][rows, columns] = True
     return masks
 
 
-def _of_map(
-    where: Int[np.ndarray, "row column"], high: int, wide: int, grid: tuple[int, int]
+def _list_region_boxes(regions: Any) -> dict[str, Any]:
+    """Boxes by name; empty if `regions` is neither a grid nor boxes."""
+    if isinstance(regions, tuple) and len(regions) == 2 and all(isinstance(side, int) and side > 0 for side in regions):
+        rows, columns = regions
+        cells = [(row, column) for row in range(rows) for column in range(columns)]
+        return {f"{r},{c}": (c / columns, r / rows, (c + 1) / columns, (r + 1) / rows) for r, c in cells}
+    if isinstance(regions, Mapping):
+        return {str(name): box for name, box in regions.items()}
+    if isinstance(regions, Sequence) and not isinstance(regions, str):
+        return {f"region {i}": box for i, box in enumerate(regions)}
+    return {}
+
+
+def _masks_from_label_map(
+    labels: Int[np.ndarray, "row column"], height: int, width: int, grid: tuple[int, int]
 ) -> dict[str, Bool[np.ndarray, "height width"]]:
-    if where.shape not in ((high, wide), grid):
-        said = " × ".join(map(str, where.shape))
-        raise InputError(f"a map of regions must have the picture's {high} × {wide} pixels or its {grid}, not {said}")
-    if where.shape == grid:  # the pixels of each patch
-        down, right = (np.arange(length) * parts // length for length, parts in zip((high, wide), grid, strict=True))
-        where = where[down][:, right]
-    masks = {f"region {number}": where == number for number in np.unique(where) if number >= 0}
+    if labels.shape not in ((height, width), grid):
+        shape = " × ".join(map(str, labels.shape))
+        raise InputError(
+            f"a map of regions must have the size of the image, {height} × {width} pixels, or of its patches, {grid}; "
+            f"not {shape}"
+        )
+    if labels.shape == grid:  # repeat each patch over its pixels
+        rows = np.arange(height) * grid[0] // height
+        columns = np.arange(width) * grid[1] // width
+        labels = labels[rows][:, columns]
+    masks = {f"region {number}": labels == number for number in np.unique(labels) if number >= 0}
     if not masks:
-        raise InputError("a map of regions says of no pixel that it lies in one: regions are numbered from 0")
+        raise InputError("this map of regions assigns no pixel to a region: regions are numbered from 0")
     return masks
 
 
-def _span(start: float, stop: float, length: int) -> slice:
-    """At least one pixel."""
+def _to_pixel_slice(start: float, stop: float, length: int) -> slice:
+    """Convert fractions to a slice of at least one pixel."""
     first = min(round(start * length), length - 1)
     return slice(first, max(round(stop * length), first + 1))
 
 
-def _around(mask: Bool[np.ndarray, "height width"]) -> Box:
-    """The smallest box that holds a region."""
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    high, wide = mask.shape
-    return columns[0] / wide, rows[0] / high, (columns[-1] + 1) / wide, (rows[-1] + 1) / high
+def _compute_bounding_box(mask: Bool[np.ndarray, "height width"]) -> Box:
+    """Return the smallest box around a region, in fractions of the image."""
+    rows = np.flatnonzero(mask.any(1))
+    columns = np.flatnonzero(mask.any(0))
+    height, width = mask.shape
+    return columns[0] / width, rows[0] / height, (columns[-1] + 1) / width, (rows[-1] + 1) / height

@@ -1,4 +1,4 @@
-"""Is what came from outside, out of a file or as JSON, an explanation that can be shown?"""
+"""Validation of explanations read from files or JSON."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,84 +11,107 @@ from clearhead.units import Units
 if TYPE_CHECKING:
     from clearhead.explanation.explanation import Explanation
 
-#: The shape of each array: None for any number of rows, "unit" for one entry per unit.
-_SHAPES: dict[str, tuple[int | str | None, ...]] = {
+#: The shape of each array: None for any size, "unit" for one entry per unit.
+_ARRAY_SHAPES: dict[str, tuple[int | str | None, ...]] = {
     "scores": ("unit",),
     "matrix": (None, "unit"),
     "per_layer": (None, "unit"),
     "per_head": (None, None, "unit"),
     "factors": (None, "unit"),
-    "picture": (None, None, 3),
+    "image": (None, None, 3),
 }
 
 
-def problems(made: "Explanation") -> Iterator[str]:
-    """What is wrong with an explanation that came from outside."""
-    yield from _problems_of_units(made.units)
-    if made.steps is not None and (made.matrix is None or len(made.matrix) != len(made.steps)):
-        yield f"a matrix that does not fit its {len(made.steps)} steps"
-    for name, shape in _SHAPES.items():
-        part, kinds = getattr(made, name), "u" if name == "picture" else "fiu"
-        if part is None and name != "scores":
+def iter_explanation_problems(explanation: "Explanation") -> Iterator[str]:
+    """Yield every problem of an explanation that was read from a file or JSON.
+
+    Args:
+        explanation: An explanation whose fields may have any type.
+
+    Yields:
+        A description of each problem. Nothing is yielded for a valid explanation.
+    """
+    yield from _iter_unit_problems(explanation.units)
+    if explanation.steps is not None and (
+        explanation.matrix is None or len(explanation.matrix) != len(explanation.steps)
+    ):
+        yield f"a matrix that does not fit its {len(explanation.steps)} steps"
+    for name, shape in _ARRAY_SHAPES.items():
+        array = getattr(explanation, name)
+        if array is None and name != "scores":
             continue
-        wanted = [len(made.units) if side == "unit" else side for side in shape]
-        there = np.shape(part)
-        if len(there) != len(wanted) or any(side not in (None, size) for side, size in zip(wanted, there, strict=True)):
-            yield f"{name} of the shape {there} for {len(made.units)} units"
-        if part.dtype.kind not in kinds:
-            yield f"{name} of {part.dtype}"
+        if not _has_shape(array, shape, len(explanation.units)):
+            yield f"{name} of the shape {np.shape(array)} for {len(explanation.units)} units"
+        dtype_kinds = "u" if name == "image" else "fiu"
+        if array.dtype.kind not in dtype_kinds:
+            yield f"{name} of {array.dtype}"
     for name in ("target", "prediction", "certificate", "provenance"):
-        if not isinstance(getattr(made, name), Mapping):
-            yield f"its {name} is {getattr(made, name)!r:.40}"
-    described = made.target.get("steps", [])
-    fit = isinstance(described, list) and len(described) in (0, len(made.steps or ()))
-    if not fit or not all(isinstance(step, Mapping) for step in described):
-        yield f"its target has the steps {described!r:.40}"
-        described = []
-    for step in (made.target, *described):
-        if step.get("box") is not None and not _are((int, float), frozen(step["box"]), 4):
-            yield f"{step['box']!r:.40} stands where a box should"
-    rows = made.prediction.get("top", [])
-    if not isinstance(rows, list) or not all(isinstance(row, Mapping) and "label" in row for row in rows):
-        yield f"its prediction lists {rows!r:.40}"
-        rows = []
-    figures = [made.base_value, made.target.get("value"), made.prediction.get("value")]
-    figures += [made.certificate.get(name) for name in ("capture_error", "truncated_tokens")]
-    figures += [row.get(name) for row in rows for name in ("probability", "logit")]
-    figures += [step.get(name) for step in described for name in ("value", "probability")]
-    for figure in figures:
-        if figure is not None and not isinstance(figure, int | float):
-            yield f"{figure!r:.40} stands where a number should"
-    if not isinstance(made.method, str):
-        yield f"its method is {made.method!r:.40}"
+        if not isinstance(getattr(explanation, name), Mapping):
+            yield f"its {name} is {getattr(explanation, name)!r:.40}"
+    step_targets = explanation.target.get("steps", [])
+    fits = isinstance(step_targets, list) and len(step_targets) in (0, len(explanation.steps or ()))
+    if not fits or not all(isinstance(target, Mapping) for target in step_targets):
+        yield f"its target has the steps {step_targets!r:.40}"
+        step_targets = []
+    for target in (explanation.target, *step_targets):
+        if target.get("box") is not None and not _is_tuple_of((int, float), lists_to_tuples(target["box"]), 4):
+            yield f"{target['box']!r:.40} is not a box"
+    top_labels = explanation.prediction.get("top", [])
+    if not isinstance(top_labels, list) or not all(isinstance(row, Mapping) and "label" in row for row in top_labels):
+        yield f"its prediction lists {top_labels!r:.40}"
+        top_labels = []
+    numbers = [explanation.base_value, explanation.target.get("value"), explanation.prediction.get("value")]
+    numbers += [explanation.certificate.get(name) for name in ("capture_error", "truncated_tokens")]
+    numbers += [row.get(name) for row in top_labels for name in ("probability", "logit")]
+    numbers += [target.get(name) for target in step_targets for name in ("value", "probability")]
+    for number in numbers:
+        if number is not None and not isinstance(number, int | float):
+            yield f"{number!r:.40} is not a number"
+    if not isinstance(explanation.method, str):
+        yield f"its method is {explanation.method!r:.40}"
 
 
-def _problems_of_units(units: Units) -> Iterator[str]:
+def _has_shape(array: Any, shape: tuple[int | str | None, ...], num_units: int) -> bool:
+    sizes = np.shape(array)
+    expected = [num_units if side == "unit" else side for side in shape]
+    return len(sizes) == len(expected) and all(side in (None, size) for side, size in zip(expected, sizes, strict=True))
+
+
+def _iter_unit_problems(units: Units) -> Iterator[str]:
     if not isinstance(units.names, tuple) or not all(isinstance(name, str) for name in units.names):
-        yield "the names of its units are no list of texts"
+        yield "the names of its units are not a list of texts"
     for name in ("special", "segments", "offsets", "boxes"):
-        part = getattr(units, name)
-        if part is None and name != "special":
+        values = getattr(units, name)
+        if values is None and name != "special":
             continue
-        if not isinstance(part, tuple) or len(part) != len(units):
+        if not isinstance(values, tuple) or len(values) != len(units):
             yield f"units.{name} do not fit the {len(units)} units"
     if not isinstance(units.texts, tuple) or not all(isinstance(text, str) for text in units.texts):
-        yield "units.texts are no list of texts"
+        yield "units.texts is not a list of texts"
     if not all(segment in range(max(len(units.texts), 1)) for segment in units.segments or ()):
-        yield "units.segments name texts that are not there"
-    if not all(_are(int, span, 2) for span in units.offsets or ()):
-        yield "units.offsets are no pairs of numbers"
-    if not all(box is None or _are((int, float), box, 4) for box in units.boxes or ()):
-        yield "units.boxes are no fours of numbers"
+        yield "units.segments refers to texts that do not exist"
+    if not all(_is_tuple_of(int, span, 2) for span in units.offsets or ()):
+        yield "units.offsets are not pairs of integers"
+    if not all(box is None or _is_tuple_of((int, float), box, 4) for box in units.boxes or ()):
+        yield "units.boxes do not have four numbers each"
     grid = units.grid
-    if grid is not None and (not _are(int, grid, 2) or math.prod(grid) != len(units.drop_special())):
+    if grid is not None and (not _is_tuple_of(int, grid, 2) or math.prod(grid) != len(units.content_indices())):
         yield f"units.grid={units.grid} does not fit its patches"
 
 
-def _are(kind: Any, parts: Any, count: int) -> bool:
-    return isinstance(parts, tuple) and len(parts) == count and all(isinstance(part, kind) for part in parts)
+def _is_tuple_of(types: Any, value: Any, length: int) -> bool:
+    return isinstance(value, tuple) and len(value) == length and all(isinstance(item, types) for item in value)
 
 
-def frozen(value: Any) -> Any:
-    """Lists, as JSON has them, as tuples."""
-    return tuple(frozen(item) for item in value) if isinstance(value, list | tuple) else value
+def lists_to_tuples(value: Any) -> Any:
+    """Convert nested lists, as JSON has them, to tuples.
+
+    Args:
+        value: Any value.
+
+    Returns:
+        A nested tuple for a list or tuple, and any other value unchanged.
+    """
+    if isinstance(value, list | tuple):
+        return tuple(lists_to_tuples(item) for item in value)
+    return value

@@ -1,8 +1,9 @@
-"""Replacing attention: chosen rows of chosen heads and layers, after the softmax and before the values.
+"""Attention patching: replaces the attention weights of chosen layers, heads and query rows during a forward pass.
 
-What is put in place stays in the graph, so gradients flow to whatever it was made from. Keys that a query cannot see
-keep the weight zero, and a row keeps its sum. Live, later layers attend to what they then see; frozen, their attention
-is pinned to what it was in a clean pass, and only the direct path is left.
+Weights are replaced after the softmax and before the multiplication with the values. The new weights stay in the
+autograd graph, so gradients flow to the tensors they were computed from. Masked keys keep the weight zero, and each row
+keeps its sum. In a live pass, later layers compute their attention from the changed hidden states; in a frozen pass,
+their attention is pinned to that of a clean pass, and only the direct path remains.
 """
 
 import threading
@@ -19,182 +20,242 @@ from torch.overrides import TorchFunctionMode
 
 from clearhead.capture.checks.self_test import SelfTest
 from clearhead.capture.recorder import Recorder
-from clearhead.capture.session import at_rest, hooks
-from clearhead.capture.sources.attention_interface import Captured, capture, patching
-from clearhead.capture.sources.custom_modules import replacing
-from clearhead.capture.sources.returned_attentions import attention_modules
-from clearhead.capture.tape import Asks
-from clearhead.errors import InputError, Refusal
+from clearhead.capture.session import frozen_eval_mode, remove_hooks_on_exit
+from clearhead.capture.sources.attention_interface import CapturedCall, capture_attention_calls, patched_attention
+from clearhead.capture.sources.custom_modules import replaced_custom_attention
+from clearhead.capture.sources.returned_attentions import find_attention_modules
+from clearhead.capture.tape import Requirements
+from clearhead.errors import InputError, UnsupportedError
 
-Weights = Float[Tensor, "batch head query key"]
-Visible = Bool[Tensor, "#batch #head query key"]
-#: The attention of a layer, which keys each query can see, and the layer → the weights to put in their place.
-Replacing = Callable[[Weights, Visible, int], Weights]
+AttentionWeights = Float[Tensor, "batch head query key"]
+VisibleKeys = Bool[Tensor, "#batch #head query key"]
+#: The attention of a layer, the keys that each query can see, and the layer index → the weights that replace it.
+ReplacementFunction = Callable[[AttentionWeights, VisibleKeys, int], AttentionWeights]
 
-#: Masks add so much, or less, to the scores of keys that are hidden.
-HIDDEN = -1e4
-_SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax)
+#: An additive mask of this value or less hides a key.
+MASKED_SCORE_THRESHOLD = -1e4
+_SOFTMAX_FUNCTIONS = (functional.softmax, torch.softmax, Tensor.softmax)
 
 
 @dataclass(frozen=True)
-class Patch:
-    """What is put in place of attention, and where: None is everywhere.
+class AttentionPatch:
+    """Replacement of attention weights, and where it applies.
 
-    normalised: whether rows keep their sums; without it, a head whose weights are zero is silent
+    Attributes:
+        compute_weights: Computes the new weights from the attention of a layer, its visible keys and its index.
+        layers: The layer indices to patch; None for all.
+        heads: The head indices to patch; None for all.
+        query_mask: The query rows to patch; None for all.
+        keep_row_sums: Whether the new rows are scaled to the sums of the old ones. Without it, weights of zero silence
+            a head.
     """
 
-    weights: Replacing
+    compute_weights: ReplacementFunction
     layers: Collection[int] | None = None
     heads: Collection[int] | None = None
-    rows: Bool[Tensor, "batch query"] | None = None
-    normalised: bool = True
+    query_mask: Bool[Tensor, "batch query"] | None = None
+    keep_row_sums: bool = True
 
-    def into(self, attention: Weights, visible: Visible, layer: int) -> Weights:
-        """The attention of one layer with the patch in its place."""
+    def apply(self, attention: AttentionWeights, visible: VisibleKeys, layer: int) -> AttentionWeights:
+        """Return the attention of one layer after the patch.
+
+        Args:
+            attention: The attention weights of the layer.
+            visible: The keys that each query can see.
+            layer: The index of the layer.
+
+        Raises:
+            InputError: If a head index is out of range.
+        """
         if self.layers is not None and layer not in self.layers:
             return attention
-        wanted = self.weights(attention, visible, layer).to(attention.dtype) * visible
-        if self.normalised:
-            sums = wanted.sum(-1, keepdim=True)
-            wanted = wanted * (attention.sum(-1, keepdim=True) / torch.where(sums == 0, 1, sums))
-        return torch.where(self._chosen(attention), wanted, attention)
+        weights = self.compute_weights(attention, visible, layer).to(attention.dtype) * visible
+        if self.keep_row_sums:
+            sums = weights.sum(-1, keepdim=True)
+            weights = weights * (attention.sum(-1, keepdim=True) / torch.where(sums == 0, 1, sums))
+        return torch.where(self._build_selection_mask(attention), weights, attention)
 
-    def _chosen(self, attention: Weights) -> Bool[Tensor, "#batch head #query 1"]:
-        count = attention.shape[1]
-        heads = range(count) if self.heads is None else self.heads
-        if any(not 0 <= head < count for head in heads):
-            raise InputError(f"heads={list(heads)} is not possible: the model has {count} heads, counted from 0")
-        chosen = torch.zeros(1, count, 1, 1, dtype=torch.bool, device=attention.device)
-        chosen[:, list(heads)] = True
-        return chosen if self.rows is None else chosen & self.rows.to(attention.device)[:, None, :, None]
+    def _build_selection_mask(self, attention: AttentionWeights) -> Bool[Tensor, "#batch head #query 1"]:
+        num_heads = attention.shape[1]
+        heads = range(num_heads) if self.heads is None else self.heads
+        if any(not 0 <= head < num_heads for head in heads):
+            raise InputError(f"heads={list(heads)} is not possible: the model has {num_heads} heads, counted from 0")
+        selected = torch.zeros(1, num_heads, 1, 1, dtype=torch.bool, device=attention.device)
+        selected[:, list(heads)] = True
+        if self.query_mask is None:
+            return selected
+        return selected & self.query_mask.to(attention.device)[:, None, :, None]
 
 
 class _Patcher:
-    """Puts patches in place, call by call, and remembers what it put there."""
+    """Applies patches call by call, and records the attention that each call should have used."""
 
-    def __init__(self, patches: Sequence[Patch], clean: Sequence[Weights] | None) -> None:
-        self.patches, self.clean = patches, clean
-        self.placed: list[Weights] = []
+    def __init__(self, patches: Sequence[AttentionPatch], clean_attention: Sequence[AttentionWeights] | None) -> None:
+        self.patches = patches
+        self.clean_attention = clean_attention
+        self.applied: list[AttentionWeights] = []
 
-    def attention(self, attention: Weights, visible: Visible) -> Weights:
-        layer = len(self.placed)
-        now = attention if self.clean is None else self.clean[layer].to(attention)
+    def apply_patches(self, attention: AttentionWeights, visible: VisibleKeys) -> AttentionWeights:
+        """Return the patched attention of the next call; in a frozen pass, patches apply to the clean attention."""
+        layer = len(self.applied)
+        patched = attention
+        if self.clean_attention is not None:
+            patched = self.clean_attention[layer].to(attention)
         for patch in self.patches:
-            now = patch.into(now, visible, layer)
-        self.placed.append(now)
-        return now
+            patched = patch.apply(patched, visible, layer)
+        self.applied.append(patched)
+        return patched
 
-    def call(self, output: Tensor, attention: Weights, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Weights]:
-        """A call through the interface. What is not changed stays the same to the last bit: O + (A' − A)·V."""
-        now = self.attention(attention, visible_keys(attention, mask))
-        if now is attention:
+    def patch_call(
+        self, output: Tensor, attention: AttentionWeights, values: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, AttentionWeights]:
+        """Patch a call through the attention interface, as O + (A' − A)·V: unpatched rows stay bit-identical."""
+        patched = self.apply_patches(attention, find_visible_keys(attention, mask))
+        if patched is attention:
             return output, attention
         per_head = values.repeat_interleave(attention.shape[1] // values.shape[1], dim=1)
-        moved = ((now - attention).to(per_head.dtype) @ per_head).transpose(1, 2)
-        return output + moved.reshape(output.shape), now
+        delta = ((patched - attention).to(per_head.dtype) @ per_head).transpose(1, 2)
+        return output + delta.reshape(output.shape), patched
 
-    def alone(self, attention: Weights) -> Weights:
-        """A call that no mask is known of."""
-        return self.attention(attention, visible_keys(attention, None))
+    def patch_unmasked(self, attention: AttentionWeights) -> AttentionWeights:
+        """Patch a call whose mask is unknown."""
+        return self.apply_patches(attention, find_visible_keys(attention, None))
 
-    def check(self, calls: Sequence[Captured], model: nn.Module) -> None:
-        """What was heard must be what was put in place."""
+    def check_recorded(self, calls: Sequence[CapturedCall], model: nn.Module) -> None:
+        """Check that the recorded attention is the patched one.
+
+        Raises:
+            UnsupportedError: If the model computes attention elsewhere, or does not use the patched weights.
+        """
         name = type(model).__name__
-        if len(calls) != len(self.placed):
-            raise Refusal(
-                f"the attention of {name} cannot be replaced: it was met at {len(self.placed)} places, but "
-                f"{len(calls)} calls were recorded"
+        if len(calls) != len(self.applied):
+            raise UnsupportedError(
+                f"the attention of {name} cannot be replaced: {len(self.applied)} calls were patched, but {len(calls)} "
+                "calls were recorded"
             )
-        for call, placed in zip(calls, self.placed, strict=True):
-            if call.attention.shape != placed.shape or not torch.equal(call.attention, placed.to(call.attention)):
-                raise Refusal(f"the attention of {name} cannot be replaced: {call.module} went on with another one")
+        for call, patched in zip(calls, self.applied, strict=True):
+            if call.attention.shape != patched.shape or not torch.equal(call.attention, patched.to(call.attention)):
+                raise UnsupportedError(
+                    f"the attention of {name} cannot be replaced: {call.module} does not use the replaced weights"
+                )
 
 
-def visible_keys(attention: Weights, mask: Tensor | None) -> Visible:
-    """The keys that a query may see: by the mask or, where none is known, those that any head gives weight to."""
+def find_visible_keys(attention: AttentionWeights, mask: Tensor | None) -> VisibleKeys:
+    """Return the keys that each query can see.
+
+    Args:
+        attention: The attention weights of a call.
+        mask: Its Boolean or additive mask. Without one, a key is visible if any head gives it weight.
+    """
     if mask is None:
         return (attention > 0).any(1, keepdim=True)
     mask = mask[..., : attention.shape[-1]]
-    seen = mask if mask.dtype == torch.bool else mask > HIDDEN
-    return seen.expand(-1, -1, attention.shape[2], -1)
+    if mask.dtype != torch.bool:
+        mask = mask > MASKED_SCORE_THRESHOLD
+    return mask.expand(-1, -1, attention.shape[2], -1)
 
 
-class _AtSoftmax(TorchFunctionMode):
-    """For models that ignore the interface: replaces what the softmax of an attention module gives."""
+class _SoftmaxPatchMode(TorchFunctionMode):
+    """Replaces the output of softmax in attention modules, for models that ignore the attention interface."""
 
     def __init__(self, patcher: _Patcher) -> None:
         super().__init__()
-        self.patcher, self.thread = patcher, threading.get_ident()
-        self.inside: nn.Module | None = None
+        self.patcher = patcher
+        self.thread_id = threading.get_ident()
+        self.current_module: nn.Module | None = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if self.inside is None or func not in _SOFTMAX or made.dim() != 4:
-            return made
-        return self.patcher.alone(made)
+        output = func(*args, **(kwargs or {}))
+        if self.current_module is None or func not in _SOFTMAX_FUNCTIONS or output.dim() != 4:
+            return output
+        return self.patcher.patch_unmasked(output)
 
-    def handles(self, model: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
-        modules = attention_modules(model)
+    def register_hooks(self, model: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
+        modules = find_attention_modules(model)
         return [
-            *(module.register_forward_pre_hook(self._enter) for module in modules),
-            *(module.register_forward_hook(self._leave) for module in modules),
+            *(module.register_forward_pre_hook(self._pre_forward_hook) for module in modules),
+            *(module.register_forward_hook(self._forward_hook) for module in modules),
         ]
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
-        if threading.get_ident() == self.thread:
-            self.inside = module
+    def _pre_forward_hook(self, module: nn.Module, args: Any) -> None:
+        if threading.get_ident() == self.thread_id:
+            self.current_module = module
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() == self.thread:
-            self.inside = None
+    def _forward_hook(self, module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() == self.thread_id:
+            self.current_module = None
 
 
 @contextmanager
-def _placing(model: nn.Module, path: str, patcher: _Patcher) -> Iterator[None]:
-    if path != "returned":
-        with patching(patcher.call), replacing(patcher.alone):
+def _applied_patches(model: nn.Module, capture_source: str, patcher: _Patcher) -> Iterator[None]:
+    """Apply patches inside the `with`, where the model's attention is captured."""
+    if capture_source != "returned":
+        with patched_attention(patcher.patch_call), replaced_custom_attention(patcher.patch_unmasked):
             yield
         return
-    mode = _AtSoftmax(patcher)
-    with hooks(mode.handles(model)), mode:
+    mode = _SoftmaxPatchMode(patcher)
+    with remove_hooks_on_exit(mode.register_hooks(model)), mode:
         yield
 
 
-def patched(
+def run_patched_forward(
     recorder: Recorder,
     inputs: Mapping[str, Any],
-    patches: Sequence[Patch],
-    clean: Sequence[Weights] | None = None,
+    patches: Sequence[AttentionPatch],
+    clean_attention: Sequence[AttentionWeights] | None = None,
     leaves: Sequence[str] = (),
-    asks: Asks = frozenset({"attention"}),
-) -> tuple[Any, list[Captured], dict[str, Tensor]]:
-    """The output of one pass with patches in place, its calls, and the vectors of `leaves` that the graph starts from.
+    requires: Requirements = frozenset({"attention"}),
+) -> tuple[Any, list[CapturedCall], dict[str, Tensor]]:
+    """Run one recorded forward pass with patched attention.
 
-    clean: the attention of every call in a clean pass, to pin what is not patched to (frozen); without it, later
-    layers attend anew (live)
+    Args:
+        recorder: Recorder of the model.
+        inputs: The model's keyword arguments.
+        patches: The patches, applied in this order.
+        clean_attention: The attention of every call in a clean pass, which replaces all attention that is not patched
+            (frozen). Without it, later layers compute their attention from the changed hidden states (live).
+        leaves: Names of the embeddings at which the graph starts.
+        requires: The tensors to record.
+
+    Returns:
+        The model's output, the recorded attention calls, and the leaf tensors by name.
+
+    Raises:
+        UnsupportedError: If the model does not use the patched weights.
     """
     with recorder.lock:
-        patcher = _Patcher(patches, clean)
-        path = recorder.test(inputs).path
-        with at_rest(recorder.model), torch.inference_mode(False), _placing(recorder.model, path, patcher):
-            output, calls, starts = recorder.forward(inputs, asks, leaves)
-        patcher.check(calls, recorder.model)
-    return output, calls, starts
+        patcher = _Patcher(patches, clean_attention)
+        capture_source = recorder.run_self_test(inputs).capture_source
+        with (
+            frozen_eval_mode(recorder.model),
+            torch.inference_mode(False),
+            _applied_patches(recorder.model, capture_source, patcher),
+        ):
+            output, calls, leaf_tensors = recorder.forward(inputs, requires, leaves)
+        patcher.check_recorded(calls, recorder.model)
+    return output, calls, leaf_tensors
 
 
-def learning(
-    model: nn.Module, tested: SelfTest, inputs: Mapping[str, Any], patches: Sequence[Patch] = ()
-) -> tuple[Any, list[Captured]]:
-    """One pass of a model that is being trained, in whatever mode it is: gradients go to its parameters, too.
+def run_training_forward(
+    model: nn.Module, self_test: SelfTest, inputs: Mapping[str, Any], patches: Sequence[AttentionPatch] = ()
+) -> tuple[Any, list[CapturedCall]]:
+    """Run one forward pass of a model in training, with gradients to its parameters and in its current mode.
 
-    tested: what was found out about the model that it is a copy of
+    Args:
+        model: The model, a copy of the one that `self_test` tested.
+        self_test: The result of the recorder's self-test.
+        inputs: The model's keyword arguments.
+        patches: The attention patches.
+
+    Returns:
+        The model's output and the captured attention calls.
     """
     patcher = _Patcher(patches, None)
     with (
-        _placing(model, tested.path, patcher) if patches else nullcontext(),
-        capture(model, implementation=tested.implementation) as calls,
+        _applied_patches(model, self_test.capture_source, patcher) if patches else nullcontext(),
+        capture_attention_calls(model, implementation=self_test.implementation) as calls,
     ):
         output = model(**inputs)
     return output, calls

@@ -1,4 +1,4 @@
-"""A pass in which each layer is run again without the values of one unit after another."""
+"""Value zeroing: reruns each layer with the value vectors of one unit set to zero and measures how its output moves."""
 
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -9,69 +9,89 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.capture.checks.self_test import TOLERANCE, Place
-from clearhead.capture.layers import blocks_of
-from clearhead.capture.session import hooks
-from clearhead.capture.sources.attention_interface import editing_values
-from clearhead.errors import Refusal
+from clearhead.capture.checks.self_test import RELATIVE_TOLERANCE_BY_DTYPE, CallSite
+from clearhead.capture.layers import map_modules_to_layers
+from clearhead.capture.session import remove_hooks_on_exit
+from clearhead.capture.sources.attention_interface import zeroed_values
+from clearhead.errors import UnsupportedError
 
-#: What a layer may be handed to remember the past in: run again, it must not find itself there.
-_CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
-Moved = Float[Tensor, "batch query key"]
+#: Key-value cache arguments of a layer. They are removed for a rerun, which would otherwise see its own first run.
+_CACHE_ARGUMENTS = ("past_key_values", "past_key_value", "layer_past", "cache_params")
+ValueZeroingDistances = Float[Tensor, "batch query key"]
 
 
 @contextmanager
-def zeroing(model: nn.Module, places: Sequence[Place], chosen: Collection[int]) -> Iterator[dict[int, Moved]]:
-    """Inside the `with`, a recorded pass leaves behind how far each unit moves without the values of each other.
+def value_zeroing_distances(
+    model: nn.Module, call_sites: Sequence[CallSite], call_indices: Collection[int]
+) -> Iterator[dict[int, ValueZeroingDistances]]:
+    """Measure, during the pass inside the `with`, how far each unit's state moves without another unit's values.
 
-    `places` are all attention calls of a pass in their order, `chosen` those that are wanted.
+    Args:
+        model: The model, in evaluation mode.
+        call_sites: All attention calls of a pass, in their order.
+        call_indices: The calls to measure.
+
+    Yields:
+        Call index → cosine distances of each query's layer output, by the key whose values are zero. The dictionary is
+        filled during the pass.
+
+    Raises:
+        UnsupportedError: If an attention module is outside of all layers, a layer has several of them, or a layer is
+            not deterministic.
     """
-    found: dict[int, Moved] = {}
-    thread, blocks = threading.get_ident(), blocks_of(model)
+    distances: dict[int, ValueZeroingDistances] = {}
+    thread = threading.get_ident()
+    layer_of_module = map_modules_to_layers(model)
     name = type(model).__name__
-    waiting: dict[int, list[int]] = {}
+    call_indices_by_layer: dict[int, list[int]] = {}
     layers: dict[int, nn.Module] = {}
-    for number, place in enumerate(places):
-        block = blocks.get(id(model.get_submodule(place.module)))
-        if block is None:
-            raise Refusal(f"value-zeroing cannot explain {name}: its attention {place.module} sits in no layer")
-        if any(places[other].module != place.module for other in waiting.get(id(block), ())):
-            raise Refusal(f"value-zeroing cannot explain {name}: one of its layers attends more than once")
-        waiting.setdefault(id(block), []).append(number)
-        layers[id(block)] = block
-    runs = {key: iter(numbers) for key, numbers in waiting.items()}
+    for index, site in enumerate(call_sites):
+        layer = layer_of_module.get(id(model.get_submodule(site.module)))
+        if layer is None:
+            raise UnsupportedError(
+                f"value-zeroing cannot explain {name}: its attention {site.module} is not inside a layer"
+            )
+        layer_calls = call_indices_by_layer.setdefault(id(layer), [])
+        if any(call_sites[layer_call].module != site.module for layer_call in layer_calls):
+            raise UnsupportedError(f"value-zeroing cannot explain {name}: one of its layers attends more than once")
+        layer_calls.append(index)
+        layers[id(layer)] = layer
+    next_calls = {layer_id: iter(indices) for layer_id, indices in call_indices_by_layer.items()}
 
-    def again(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def rerun_layer(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if threading.get_ident() != thread:
             return
-        number = next(runs[id(block)], None)
-        if number is None or number not in chosen:
+        index = next(next_calls[id(layer)], None)
+        if index is None or index not in call_indices:
             return
-        fresh = {key: None if key in _CACHES else value for key, value in kwargs.items()}
+        kwargs_without_cache = {key: None if key in _CACHE_ARGUMENTS else value for key, value in kwargs.items()}
 
-        def state(without: int | None) -> Float[Tensor, "batch unit model"]:
-            with editing_values(without):
-                return _unit(_state(block.forward(*args, **fresh)))
+        def compute_state(zeroed_unit: int | None) -> Float[Tensor, "batch unit model"]:
+            with zeroed_values(zeroed_unit):
+                return _normalise_to_unit(_get_hidden_state(layer.forward(*args, **kwargs_without_cache)))
 
-        plain = _unit(_state(output))
-        gap = float((state(None) - plain).abs().max())
-        if not gap <= TOLERANCE.get(_state(output).dtype, 1e-4):
-            raise Refusal(
-                f"value-zeroing cannot explain {name}: the layer of {places[number].module} does not give the same "
-                f"output when it runs again (gap {gap:.1e}), so what changes it cannot be seen"
+        clean_state = _normalise_to_unit(_get_hidden_state(output))
+        gap = float((compute_state(None) - clean_state).abs().max())
+        if not gap <= RELATIVE_TOLERANCE_BY_DTYPE.get(_get_hidden_state(output).dtype, 1e-4):
+            raise UnsupportedError(
+                f"value-zeroing cannot explain {name}: the layer of {call_sites[index].module} does not give the same "
+                f"output when it runs again (gap {gap:.1e}), so the effect of values cannot be measured"
             )
-        # 1 − cos(a, b) = |a − b|² / 2 for vectors of length one, without the rounding of a difference of ones
-        moved = [(state(j) - plain).square().sum(-1) / 2 for j in range(plain.shape[1])]
-        found[number] = torch.stack(moved, dim=-1)
+        # 1 − cos(a, b) = |a − b|² / 2 for unit vectors, without the cancellation of 1 − cos
+        per_unit = [(compute_state(j) - clean_state).square().sum(-1) / 2 for j in range(clean_state.shape[1])]
+        distances[index] = torch.stack(per_unit, dim=-1)
 
-    with hooks([block.register_forward_hook(again, with_kwargs=True) for block in layers.values()]):
-        yield found
+    with remove_hooks_on_exit(
+        [layer.register_forward_hook(rerun_layer, with_kwargs=True) for layer in layers.values()]
+    ):
+        yield distances
 
 
-def _state(output: Any) -> Tensor:
+def _get_hidden_state(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple | list) else output
 
 
-def _unit(state: Float[Tensor, "batch unit model"]) -> Float[Tensor, "batch unit model"]:
-    wide = state.detach().double()
-    return wide / wide.norm(dim=-1, keepdim=True).clamp(min=1e-300)
+def _normalise_to_unit(state: Float[Tensor, "batch unit model"]) -> Float[Tensor, "batch unit model"]:
+    """Scale hidden states to unit length, in float64."""
+    state64 = state.detach().double()
+    return state64 / state64.norm(dim=-1, keepdim=True).clamp(min=1e-300)

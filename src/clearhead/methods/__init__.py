@@ -1,6 +1,6 @@
-"""One file a method: the formula, and what it declares."""
+"""Attribution methods: one module per method, with its formula, its declaration and its computation."""
 
-from clearhead.methods import (  # noqa: F401  (importing a method registers it)
+from clearhead.methods import (  # noqa: F401  (importing a module registers its method)
     attcat,
     attention,
     attention_gradcam,
@@ -36,27 +36,27 @@ from clearhead.methods import (  # noqa: F401  (importing a method registers it)
     value_zeroing,
 )
 from clearhead.methods.base import (
-    ACROSS,
-    REGISTRY,
-    AcrossFold,
+    CROSS_STREAM_REGISTRY,
+    METHOD_REGISTRY,
+    AttributionMethod,
+    CrossStreamMethod,
     Declaration,
-    Fold,
-    Frame,
     Method,
-    Scores,
-    across,
-    register,
+    MethodScores,
+    UnitContext,
+    register_cross_stream_method,
+    register_method,
 )
 
 __all__ = [
-    "ACROSS",
-    "REGISTRY",
-    "AcrossFold",
+    "CROSS_STREAM_REGISTRY",
+    "METHOD_REGISTRY",
+    "AttributionMethod",
+    "CrossStreamMethod",
     "Declaration",
-    "Fold",
-    "Frame",
     "Method",
-    "Scores",
-    "across",
-    "register",
+    "MethodScores",
+    "UnitContext",
+    "register_cross_stream_method",
+    "register_method",
 ]

@@ -1,32 +1,35 @@
-"""What methods of the kind "rules" have in common."""
+"""Base classes of methods that modify the backward pass by propagation rules (LRP, AttnLRP)."""
 
 from typing import ClassVar
 
-from clearhead.backward_rules.base import Family
-from clearhead.methods.base import AcrossFold, Fold
+from clearhead.backward_rules.base import RuleSet
+from clearhead.methods.base import AttributionMethod, CrossStreamMethod
 
-PATENTS = (
+LRP_PATENT_NOTE = (
     "Others claim patents on layer-wise relevance propagation: the documentation of LXT, an implementation of AttnLRP, "
-    "says that LRP is patented, and free of charge for personal and scientific use only. The licence of clearhead is "
-    "about its code, and grants no rights that others hold."
+    "states that LRP is patented, and free of charge for personal and scientific use only. The licence of clearhead "
+    "covers its code and grants no rights that others hold."
 )
 
 
-class ByRules:
-    """What a pass under rules asks of a method."""
+class ModifiedBackwardMixin:
+    """Interface between a method and the modified backward pass."""
 
-    #: Whether it is handed the ordinary gradient of the same calls, too, which costs another pass.
-    beside: ClassVar[bool] = False
+    #: Whether the method also needs the standard gradient of the same calls, which costs another pass.
+    needs_standard_gradient: ClassVar[bool] = False
 
     @property
-    def family(self) -> Family:
-        """The rules, with these options."""
+    def rule_set(self) -> RuleSet:
+        """The propagation rules to use with these options."""
         raise NotImplementedError
 
 
-class UnderRules(ByRules, Fold):
-    """A fold over a pass under rules: `call.relevance` and `tape.input_gradient` are what arrives under them."""
+class ModifiedBackwardMethod(ModifiedBackwardMixin, AttributionMethod):
+    """Base class of methods that read a modified backward pass.
+
+    `call.relevance` and `tape.input_gradient` hold the relevance that the rules propagate to attention and inputs.
+    """
 
 
-class UnderRulesAcross(ByRules, AcrossFold):
-    """The same where streams look at each other."""
+class CrossStreamModifiedBackwardMethod(ModifiedBackwardMixin, CrossStreamMethod):
+    """Base class of the variants of these methods for models whose streams attend to each other."""

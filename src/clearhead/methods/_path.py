@@ -1,9 +1,9 @@
-"""Paths: where a method wants to see the model beside the input itself, and what it is shown there.
+"""Base class of methods that evaluate the model on a path from a baseline to the input, or at noisy inputs.
 
     x(α) = x′ + α (x + ε − x′)
 
-x′ is a baseline, ε noise. A method of this kind says which points it wants and is handed the tape of each; points that
-several methods want are run once.
+x′ is a baseline, ε noise. Such a method lists the points it needs and receives the tape of each. Points that several
+methods need are run once.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,143 +16,174 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.capture.tape import Asks, Call, Tape, check_asks
+from clearhead.capture.tape import AttentionCall, Requirements, Tape, resolve_requirements
 from clearhead.errors import InputError
-from clearhead.methods.base import Fold
+from clearhead.methods.base import AttributionMethod
 
 #: Rules by which an integral over 0…1 becomes a weighted sum.
-Rule = Literal["gauss-legendre", "riemann-middle", "riemann-left", "riemann-right", "riemann-trapezoid"]
+QuadratureRule = Literal["gauss-legendre", "riemann-middle", "riemann-left", "riemann-right", "riemann-trapezoid"]
 
 
-class Nothing(Enum):
-    """In the place of a baseline's name: no name that a caller could give."""
+class NoBaseline(Enum):
+    """Type of the sentinel `NO_BASELINE`, which differs from every baseline name that a caller could give."""
 
-    NOTHING = 0
+    NO_BASELINE = 0
 
 
-NOTHING = Nothing.NOTHING
+NO_BASELINE = NoBaseline.NO_BASELINE
 
 
 @dataclass(frozen=True)
-class Point:
-    """One place of a path.
+class PathPoint:
+    """A point on a path at which the model is evaluated.
 
-    along: α; None for a random one, drawn for each sample
-    baseline: x′ by name, None for the one that is safe for the model; of several names one is drawn for each sample;
-        NOTHING where the input is scaled or moved by itself, and held against nothing
-    noise: σ of ε; in the units of the input, or as a share of its range
-    draw: which of the random draws, keyed by the content of the input
-    at: what α scales: the inputs (word embeddings, pixels), or, of words, what enters the first layer (with positions)
-    only: the one stream that is moved, of several
+    Attributes:
+        alpha: α; None for a random value, drawn for each sample.
+        baseline: Name of x′, None for the default of the model. Of several names, one is drawn for each sample.
+            `NO_BASELINE` if the input is scaled or perturbed without a baseline.
+        noise_std: σ of ε.
+        noise_relative_to: Whether σ is in the units of the input or a fraction of its range.
+        sample_index: Number of the random draw, keyed by the content of the input.
+        interpolate_at: What α scales: the inputs (token embeddings, pixels), or, for texts, the input of the first
+            layer, which includes positions.
+        stream: The only stream that is changed; None for all.
     """
 
-    along: float | None = 1.0
-    baseline: str | tuple[str, ...] | Nothing | None = NOTHING
-    noise: float = 0.0
-    noise_of: Literal["units", "range"] = "units"
-    draw: int | None = None
-    at: Literal["inputs", "layers"] = "inputs"
-    only: str | None = None
+    alpha: float | None = 1.0
+    baseline: str | tuple[str, ...] | NoBaseline | None = NO_BASELINE
+    noise_std: float = 0.0
+    noise_relative_to: Literal["units", "range"] = "units"
+    sample_index: int | None = None
+    interpolate_at: Literal["inputs", "layers"] = "inputs"
+    stream: str | None = None
 
 
 @dataclass
-class Step:
-    """What one point shows: the tape there, and the way to the input, x + ε − x′, unit by unit."""
+class PathPointResult:
+    """Result of one point.
 
-    point: Point
+    Attributes:
+        point: The point.
+        tape: The tape recorded there.
+        input_delta: x + ε − x′ for each unit, by stream.
+    """
+
+    point: PathPoint
     tape: Tape
-    way: "dict[str, Float[Tensor, 'batch unit feature']]"
+    input_delta: "dict[str, Float[Tensor, 'batch unit feature']]"
 
 
 @dataclass
-class Normed:
-    """What the first norm of a layer is given, and the values that attention would make of what the second is given.
+class NormInputs:
+    """Inputs of the norms of one layer.
 
-    The first norm's input is the layer's input where norms come first, and what attention gave added to it where they
-    come last; the second norm's, where norms come first, is what attention gave added to the layer's input.
+    Attributes:
+        first_norm_input: Input of the first norm: the layer input in pre-norm models, the layer input plus the
+            attention output in post-norm models.
+        values_after_attention: Computes the value vectors of the input of the second norm, which in pre-norm models is
+            the layer input plus the attention output.
     """
 
-    first: Float[Tensor, "batch unit model"]
-    late_values: "Callable[[], Float[Tensor, 'batch unit heads']]"
+    first_norm_input: Float[Tensor, "batch unit model"]
+    values_after_attention: "Callable[[], Float[Tensor, 'batch unit heads']]"
 
 
-class PathFold(Fold):
-    """Base of every method of the kind "path". `finish` gets the tape of the input itself."""
+class PathMethod(AttributionMethod):
+    """Base class of methods with `pass_type="path"`. `compute_scores` receives the tape of the input itself.
 
-    #: What is asked for at each point, and at the input itself (all of it stands in the declaration, too).
-    along: ClassVar[Asks] = check_asks("input_gradient")
-    clean: ClassVar[Asks] = frozenset()
-    #: Which layers are shown at each point, where what is asked for lies in layers.
-    at_layers: ClassVar[Literal["last", "all"]] = "last"
-    #: Whether the tape of the input itself is that of the predicted class, whichever one is explained.
+    Attributes:
+        requires_on_path: Tensors to record at each point (all of them are in the declaration, too).
+        requires_at_input: Tensors to record at the input itself (likewise).
+        path_layers: The layers passed to `on_point_call`: the last one or all selected ones.
+        of_predicted: Whether the tape of the input itself is that of the predicted class, whatever the target.
+        norm_inputs: Inputs of the norms of each layer, set if `needs_norm_inputs`.
+        attributed_total: Sum of the scores of this stream, for completeness: over all streams the sums should add to
+            y(x) − y(x′). None if the method is not complete.
+        base_value: y(x′).
+    """
+
+    requires_on_path: ClassVar[Requirements] = resolve_requirements("input_gradient")
+    requires_at_input: ClassVar[Requirements] = frozenset()
+    path_layers: ClassVar[Literal["last", "all"]] = "last"
     of_predicted: bool = False
-    #: What goes into the norms of each layer, for those that read it.
-    norms: "Mapping[int, Normed]"
-    #: What the scores of this axis add up to, where those of all axes together should be y(x) − y(x′), the base value.
-    explained: Float[Tensor, "batch"] | None = None
+    norm_inputs: "Mapping[int, NormInputs]"
+    attributed_total: Float[Tensor, "batch"] | None = None
     base_value: Float[Tensor, "batch"] | None = None
 
     @property
-    def reads_norms(self) -> bool:
+    def needs_norm_inputs(self) -> bool:
+        """Whether `norm_inputs` must be recorded."""
         return False
 
-    def points(self) -> Iterable[Point]:
-        """Where the model is to be looked at."""
+    def iter_points(self) -> Iterable[PathPoint]:
+        """Return the points at which the model must be evaluated."""
         raise NotImplementedError
 
-    def at(self, step: Step) -> None:
-        """Fold one point into the state."""
+    def on_point(self, result: PathPointResult) -> None:
+        """Process the result of one point."""
 
-    def at_call(self, point: Point, call: Call, queries: slice | None = None) -> None:
-        """One layer of this stream at one point: the last one, or each of those that were chosen.
+    def on_point_call(self, point: PathPoint, call: AttentionCall, queries: slice | None = None) -> None:
+        """Process one attention call of this stream at one point.
 
-        Maps are whole, or (`queries`) those of a tile, each of which is shown once.
+        Args:
+            point: The point.
+            call: The call of the last layer, or of each selected layer (`path_layers`).
+            queries: The queries of a tile, each of which comes once; None for full maps.
         """
 
 
-#: How the name of a baseline begins that is another input.
-EXAMPLE = "example: "
+#: Prefix of baseline names that are other inputs.
+EXAMPLE_PREFIX = "example: "
 
 
-def named(baselines: str | tuple[str, ...] | None, examples: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The names of baselines, those that are other inputs among them; a text alone is one of them, not its letters.
+def build_baseline_names(baselines: str | tuple[str, ...] | None, examples: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of all baselines; examples get a prefix. A single string is one name, not its letters.
 
-    >>> named("zero", "good"), named(None, ("good", "bad"))
+    >>> build_baseline_names("zero", "good"), build_baseline_names(None, ("good", "bad"))
     (('zero', 'example: good'), ('example: good', 'example: bad'))
     """
-    own = (baselines,) if isinstance(baselines, str) else baselines or ()
-    others = (examples,) if isinstance(examples, str) else examples
-    return (*own, *(EXAMPLE + other for other in others))
+    if isinstance(baselines, str):
+        baselines = (baselines,)
+    if isinstance(examples, str):
+        examples = (examples,)
+    return (*(baselines or ()), *(EXAMPLE_PREFIX + example for example in examples))
 
 
-def counted(steps: int, least: int = 1, name: str = "steps") -> int:
-    """A number of steps, or of what `name` says, made sure of."""
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < least:
-        raise InputError(f"{name}={steps!r} is not possible: give a whole number of at least {least}")
-    return steps
+def check_step_count(count: int, minimum: int = 1, name: str = "steps") -> int:
+    """Check a number of steps or samples and return it; `name` is the option for the message."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < minimum:
+        raise InputError(f"{name}={count!r} is not possible: give an integer of at least {minimum}")
+    return count
 
 
-def quadrature(rule: Rule, steps: int, captum: bool = False) -> list[tuple[float, float]]:
-    """Points of 0…1 and their weights, which sum to one.
+def compute_quadrature(rule: QuadratureRule, steps: int, captum_compatible: bool = False) -> list[tuple[float, float]]:
+    """Return the points in 0…1 of a quadrature rule, with their weights, which sum to one.
 
-    Captum's points of Riemann sums are rounded to float32, and its trapezoids are n where there are n − 1, so that
-    their sum is too small by 1/n: `captum` gives those.
+    Args:
+        rule: The quadrature rule.
+        steps: The number of points.
+        captum_compatible: Reproduce captum, which rounds the points of Riemann sums to float32 and divides trapezoids
+            by n instead of n − 1, so that the weights sum to 1 − 1/n.
 
-    >>> quadrature("riemann-middle", 2), quadrature("riemann-trapezoid", 3)
-    ([(0.25, 0.5), (0.75, 0.5)], [(0.0, 0.25), (0.5, 0.5), (1.0, 0.25)])
+    Example:
+        >>> compute_quadrature("riemann-middle", 2)
+        [(0.25, 0.5), (0.75, 0.5)]
+        >>> compute_quadrature("riemann-trapezoid", 3)
+        [(0.0, 0.25), (0.5, 0.5), (1.0, 0.25)]
     """
-    counted(steps, 2 if rule == "riemann-trapezoid" else 1)
+    check_step_count(steps, 2 if rule == "riemann-trapezoid" else 1)
     if rule == "gauss-legendre":
-        places, weights = np.polynomial.legendre.leggauss(steps)
-        return [((1 + place) / 2, weight / 2) for place, weight in zip(places.tolist(), weights.tolist(), strict=True)]
-    ends = {
+        nodes, weights = np.polynomial.legendre.leggauss(steps)
+        return [((1 + node) / 2, weight / 2) for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True)]
+    endpoints = {
         "riemann-left": (0.0, 1 - 1 / steps),
         "riemann-right": (1 / steps, 1.0),
         "riemann-middle": (0.5 / steps, 1 - 0.5 / steps),
         "riemann-trapezoid": (0.0, 1.0),
     }
-    points = torch.linspace(*ends[rule], steps, dtype=torch.float32 if captum else torch.float64).tolist()
+    dtype = torch.float32 if captum_compatible else torch.float64
+    points = torch.linspace(*endpoints[rule], steps, dtype=dtype).tolist()
     if rule != "riemann-trapezoid":
         return [(point, 1 / steps) for point in points]
-    each = 1 / steps if captum else 1 / (steps - 1)
-    return [(point, each / 2 if i in (0, steps - 1) else each) for i, point in enumerate(points)]
+    weight = 1 / steps if captum_compatible else 1 / (steps - 1)
+    return [(point, weight / 2 if i in (0, steps - 1) else weight) for i, point in enumerate(points)]

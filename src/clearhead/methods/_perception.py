@@ -1,12 +1,12 @@
-"""Perception times feedback: what Beyond Intuition and TAM share.
+"""Base class of Beyond Intuition and TAM: attention perception times gradient feedback.
 
     P = Π_l (I + Ã_l),     F = E_h[(mean_k ∂y/∂A_last(α_k x))⁺],     r = Σ_i w_i P_i ⊙ F_i
 
-Perception P says how tokens mix, feedback F what the target wishes of the last attention. The feedback is taken along
-the way from nothing to the input (of pictures the normalised pixels are scaled, of words what enters the first layer):
-first the mean over the points, then the clamp, then the mean over heads.
+Perception P is how attention mixes tokens over the layers. Feedback F is the positive gradient of the target at the
+last attention, averaged over the path from zero to the input: first the mean over the points, then the clamp, then the
+mean over heads. α scales the normalised pixels of images, and the input of the first layer for texts.
 
-Both are in `factors`, w · P and w · F. Each factor can be exchanged: `feedback="none"` gives w · P alone,
+`factors` holds both, w · P and w · F. Each factor can be switched off: `feedback="none"` gives w · P alone,
 `perception="none"` w · F alone.
 """
 
@@ -19,124 +19,149 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.capture.attention.reductions import Reduce
-from clearhead.capture.tape import Asks, Call, Tape, check_asks
-from clearhead.methods._path import PathFold, Point, counted
-from clearhead.methods.base import Scores
+from clearhead.capture.attention.reductions import MapReduction
+from clearhead.capture.tape import AttentionCall, Requirements, Tape, resolve_requirements
+from clearhead.methods._path import PathMethod, PathPoint, check_step_count
+from clearhead.methods.base import MethodScores
 
-#: Integrated along the way; at the input alone; the mean over noisy inputs; left out.
-Feedback = Literal["integrated", "gradient", "smoothed", "none"]
-Rows = Float[Tensor, "batch row unit"]
+#: Gradient averaged over the path; at the input only; averaged over noisy inputs; no feedback.
+FeedbackMode = Literal["integrated", "gradient", "smoothed", "none"]
+PerceptionRows = Float[Tensor, "batch row unit"]
 
 
-class PerceptionFold(PathFold):
-    """Rows of P pushed down from the last layer to the first, one set for each depth at which perception may end.
+class PerceptionMethod(PathMethod):
+    """Base class that pushes rows of P from the last layer to the first, one set for each read-out depth.
 
-    Where one row speaks, it alone is pushed. A mean over rows cannot be pushed, since each row has a feedback of its
-    own: then all of them are.
+    For a read-out at a single position, only its row is pushed. For a mean over positions all rows are pushed, since
+    each row has a different feedback.
     """
 
-    along: ClassVar[Asks] = check_asks("attention_gradient")
-    clean: ClassVar[Asks] = check_asks("attention")
+    requires_on_path: ClassVar[Requirements] = resolve_requirements("attention_gradient")
+    requires_at_input: ClassVar[Requirements] = resolve_requirements("attention")
     steps: int = 20
-    feedback: Feedback = "integrated"
-    #: Whether words are scaled as they are looked up, without their positions (Beyond Intuition's code for CLIP).
+    feedback: FeedbackMode = "integrated"
+    #: Whether α scales token embeddings without positions (Beyond Intuition's code for CLIP).
     lookups: bool = False
 
-    #: Whether the topmost layer adds the identity, too.
-    top_keeps: ClassVar[bool] = True
+    #: Whether the last layer adds the identity, too.
+    adds_identity_at_top: ClassVar[bool] = True
 
-    sweeps: ClassVar[int] = 1
+    tile_passes: ClassVar[int] = 1
 
     @property
-    def perceives(self) -> bool:
+    def uses_perception(self) -> bool:
+        """Whether the scores have the factor P."""
         return True
 
     @property
-    def needs_whole(self) -> bool:
-        return not self.one_token  # every row then, with a feedback of its own
+    def needs_full_maps(self) -> bool:
+        return not self.reads_single_token  # otherwise all rows of P are needed, each with its own feedback
 
-    def begin(self) -> None:
-        counted(self.steps)
-        readout = self.frame.readout
-        self.one_token = bool(((readout != 0).sum(-1) <= 1).all())  # such a row can be pushed as it is
-        every = torch.eye(readout.shape[2], dtype=readout.dtype, device=readout.device) if not self.one_token else None
-        self.first: Rows = readout if every is None else every.expand(len(readout), -1, -1)
-        self.by_depth = readout.shape[1] == 1
-        depths = len(self.frame.layers) if self.by_depth else 1
-        self.pushed = torch.zeros_like(self.first)[:, None].repeat(1, depths, 1, 1)
-        self.wish: Tensor | float = 0.0
+    def setup(self) -> None:
+        check_step_count(self.steps)
+        readout = self.unit_context.readout
+        self.reads_single_token = bool(((readout != 0).sum(-1) <= 1).all())
+        self.initial_rows: PerceptionRows = readout
+        if not self.reads_single_token:
+            identity = torch.eye(readout.shape[2], dtype=readout.dtype, device=readout.device)
+            self.initial_rows = identity.expand(len(readout), -1, -1)
+        self.has_depth_scores = readout.shape[1] == 1
+        depths = len(self.unit_context.layers) if self.has_depth_scores else 1
+        self.perception_rows = torch.zeros_like(self.initial_rows)[:, None].repeat(1, depths, 1, 1)
+        self.feedback_gradient: Tensor | float = 0.0
 
-    def wanted_sum(self, call: Call) -> Reduce:
-        return Reduce("attention", self.started(call).flatten(1, 2))
+    def request_reduction(self, call: AttentionCall) -> MapReduction:
+        return MapReduction("attention", self.insert_readout_rows(call).flatten(1, 2))
 
-    def joined(self, call: Call, total: Tensor) -> None:
-        self.mix(call, total.sum(1).unflatten(1, self.pushed.shape[1:3]) * self.weight(call))
+    def on_call_total(self, call: AttentionCall, total: Tensor) -> None:
+        self.add_mixed_rows(
+            call, total.sum(1).unflatten(1, self.perception_rows.shape[1:3]) * self.compute_column_weights(call)
+        )
 
-    def weight(self, call: Call) -> Float[Tensor, "batch 1 1 key"] | float:
-        """What the columns of E_h A are multiplied with to make Ã."""
+    def compute_column_weights(self, call: AttentionCall) -> Float[Tensor, "batch 1 1 key"] | float:
+        """Return the weights by which Ã multiplies the columns of E_h A."""
         return 1.0
 
-    def mixing(self, call: Call) -> Float[Tensor, "batch query key"]:
-        """Ã of one layer, whole."""
-        weight = self.weight(call)
-        return call.mean_attention * (weight if isinstance(weight, float) else weight[:, 0])
+    def compute_mixing_map(self, call: AttentionCall) -> Float[Tensor, "batch query key"]:
+        """Return the full map Ã of one layer."""
+        weight = self.compute_column_weights(call)
+        if isinstance(weight, Tensor):
+            weight = weight[:, 0]
+        return call.mean_attention * weight
 
-    def started(self, call: Call) -> Float[Tensor, "batch depth row unit"]:
-        """The rows that come to a call, among them those that start there."""
-        top = self._top(call)
-        if top is not None:
-            self.pushed[:, top] = self.first
-        return self.pushed
+    def insert_readout_rows(self, call: AttentionCall) -> Float[Tensor, "batch depth row unit"]:
+        """Return the rows that enter a call, after starting those whose read-out depth is this layer."""
+        depth = self._find_starting_depth(call)
+        if depth is not None:
+            self.perception_rows[:, depth] = self.initial_rows
+        return self.perception_rows
 
-    def mix(self, call: Call, mixed: Float[Tensor, "batch depth row unit"]) -> None:
-        """P ← P + P · Ã, given P · Ã."""
-        top = self._top(call)
-        if top is not None and not self.top_keeps:
-            self.pushed[:, top] = 0
-        self.pushed = self.pushed + mixed
+    def add_mixed_rows(self, call: AttentionCall, mixed_rows: Float[Tensor, "batch depth row unit"]) -> None:
+        """Update P ← P + P · Ã, given P · Ã."""
+        depth = self._find_starting_depth(call)
+        if depth is not None and not self.adds_identity_at_top:
+            self.perception_rows[:, depth] = 0
+        self.perception_rows = self.perception_rows + mixed_rows
 
-    def _top(self, call: Call) -> int | None:
-        """The depth whose perception begins at this call, if one does."""
-        if self.by_depth:
-            return call.layer - self.frame.layers.start
-        return 0 if call.layer == self.frame.layers.stop - 1 else None
+    def _find_starting_depth(self, call: AttentionCall) -> int | None:
+        """Return the index of the read-out depth whose rows start at this call, if there is one."""
+        if self.has_depth_scores:
+            return call.layer - self.unit_context.layers.start
+        if call.layer == self.unit_context.layers.stop - 1:
+            return 0
+        return None
 
-    def points(self) -> Iterable[Point]:
-        point = Point(at="inputs" if self.lookups else "layers", only=self.frame.stream)
+    def iter_points(self) -> Iterable[PathPoint]:
+        point = PathPoint(interpolate_at="inputs" if self.lookups else "layers", stream=self.unit_context.stream)
         if self.feedback == "integrated":
-            ways = np.linspace(0, 1, self.steps).tolist() if self.steps > 1 else [1.0]
-            return [replace(point, along=along) for along in ways]
+            alphas = np.linspace(0, 1, self.steps).tolist() if self.steps > 1 else [1.0]
+            return [replace(point, alpha=alpha) for alpha in alphas]
         if self.feedback == "smoothed":
-            return [replace(point, noise=0.15, noise_of="range", draw=draw) for draw in range(self.steps)]
-        return [point] if self.feedback == "gradient" else []
+            return [
+                replace(point, noise_std=0.15, noise_relative_to="range", sample_index=draw)
+                for draw in range(self.steps)
+            ]
+        if self.feedback == "gradient":
+            return [point]
+        return []
 
-    def at_call(self, point: Point, call: Call, queries: slice | None = None) -> None:
+    def on_point_call(self, point: PathPoint, call: AttentionCall, queries: slice | None = None) -> None:
         assert call.attention_gradient is not None
         gradient = call.attention_gradient / (1 if self.feedback == "gradient" else self.steps)
-        self.wish = self.wish + (self._of_reading(gradient, queries) if self.one_token else gradient)
+        if self.reads_single_token:
+            gradient = self._select_readout_rows(gradient, queries)
+        self.feedback_gradient = self.feedback_gradient + gradient
 
-    def _of_reading(
+    def _select_readout_rows(
         self, gradient: Float[Tensor, "batch head query key"], queries: slice | None
     ) -> Float[Tensor, "batch head row key"]:
-        """The rows that are read, of those of some queries: each is the row of one token."""
-        which = self.frame.readout.abs().argmax(-1) - (0 if queries is None else queries.start)
-        inside = (which >= 0) & (which < gradient.shape[2]) & self.frame.readout.any(-1)
-        places = which.clamp(0, gradient.shape[2] - 1)[:, None, :, None]
-        return gradient.take_along_dim(places, 2) * inside[:, None, :, None]
+        """Select the rows of the read-out positions; zero if they are not among `queries`."""
+        first_query = 0 if queries is None else queries.start
+        row_index = self.unit_context.readout.abs().argmax(-1) - first_query
+        in_tile = (row_index >= 0) & (row_index < gradient.shape[2]) & self.unit_context.readout.any(-1)
+        row_index = row_index.clamp(0, gradient.shape[2] - 1)[:, None, :, None]
+        return gradient.take_along_dim(row_index, 2) * in_tile[:, None, :, None]
 
-    def finish(self, tape: Tape) -> Scores:
-        # where perception is left out, a row counts as much as it is read
-        perceived = self.pushed if self.perceives else self.first.sum(-1, keepdim=True)[:, None].expand_as(self.pushed)
-        rows, factors = perceived, None
-        if isinstance(self.wish, Tensor):
-            wished = self.wish.clamp(min=0).mean(1).to(rows)[:, None]
-            rows = perceived * wished
-            if self.perceives and self.by_depth:
-                factors = {"perception": self._read(perceived)[:, -1, 0], "feedback": self._read(wished)[:, 0, 0]}
-        rows = self._read(rows)
-        return Scores(rows[:, -1], per_layer=rows[:, :, 0] if self.by_depth else None, factors=factors)
+    def compute_scores(self, tape: Tape) -> MethodScores:
+        perception = self.perception_rows
+        if not self.uses_perception:  # each row is then weighted by the read-out alone
+            perception = self.initial_rows.sum(-1, keepdim=True)[:, None].expand_as(self.perception_rows)
+        rows = perception
+        factors = None
+        if isinstance(self.feedback_gradient, Tensor):
+            feedback = self.feedback_gradient.clamp(min=0).mean(1).to(rows)[:, None]
+            rows = perception * feedback
+            if self.uses_perception and self.has_depth_scores:
+                factors = {
+                    "perception": self._apply_readout(perception)[:, -1, 0],
+                    "feedback": self._apply_readout(feedback)[:, 0, 0],
+                }
+        rows = self._apply_readout(rows)
+        per_layer = rows[:, :, 0] if self.has_depth_scores else None
+        return MethodScores(rows[:, -1], per_layer=per_layer, factors=factors)
 
-    def _read(self, rows: Float[Tensor, "batch depth row unit"]) -> Float[Tensor, "batch depth read unit"]:
-        rows = rows if self.one_token else self.frame.readout[:, None] @ rows
-        return rows * self.frame.valid[:, None, None]
+    def _apply_readout(self, rows: Float[Tensor, "batch depth row unit"]) -> Float[Tensor, "batch depth read unit"]:
+        """Average rows by the read-out weights, and set padding to zero."""
+        if not self.reads_single_token:
+            rows = self.unit_context.readout[:, None] @ rows
+        return rows * self.unit_context.valid_mask[:, None, None]

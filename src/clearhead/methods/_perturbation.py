@@ -1,4 +1,4 @@
-"""What methods that take units away are made of: they ask what the target is worth with some players alone."""
+"""Base class of perturbation methods: they evaluate the target with some units masked, as a cooperative game."""
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -9,63 +9,85 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.methods.base import Fold
+from clearhead.methods.base import AttributionMethod
 
-#: A singular value of so little, relative to the largest, is a rounding error of none: coalitions have some of 1e-3
-#: and more, but where one says what others say it is zero, and comes out as up to 1e-13.
-NOTHING = 1e-9
-#: Yields coalitions (who is there), is sent what each is worth, returns what each player gets.
-Play = Generator[Bool[Tensor, "coalition player"], Float[Tensor, "coalition"], "Shares"]
+#: Relative cut-off of singular values in least-squares fits. Independent coalitions have singular values of 1e-3 and
+#: more; those of linearly dependent ones should be zero, and come out as up to 1e-13 by rounding.
+PINV_RTOL = 1e-9
+#: Yields coalitions (True for players present), receives the value of each, returns the scores of the players.
+CoalitionGenerator = Generator[Bool[Tensor, "coalition player"], Float[Tensor, "coalition"], "PlayerScores"]
 
 
 @dataclass
-class Shares:
-    """What a method gives each player, and what it adds up from, if it does so; `stays` is given to leaves
-    of the hierarchy that are never absent."""
+class PlayerScores:
+    """Scores of the players of one game.
+
+    Attributes:
+        scores: The score of each player.
+        base_value: The value that the scores add to; None if they do not sum to the target's value.
+        fixed_leaf_scores: Scores of leaves of the hierarchy that are never masked, such as special tokens.
+        diagnostics: Figures about the computation, for the certificate.
+    """
 
     scores: Float[Tensor, "player"]
     base_value: float | None = None
-    stays: Float[Tensor, "leaf"] | None = None
-    #: What is worth knowing about how they were found.
-    checks: dict[str, float] | None = None
+    fixed_leaf_scores: Float[Tensor, "leaf"] | None = None
+    diagnostics: dict[str, float] | None = None
 
 
 @dataclass(frozen=True)
-class Game:
-    """One input with one target, as such a method sees it; `seed` belongs to the content of the input."""
+class CoalitionGame:
+    """One input with one target, as a cooperative game whose players are units or groups of units.
 
-    players: int
+    Attributes:
+        num_players: The number of players.
+        seed: Random seed, derived from the content of the input.
+        get_windows: Returns the masks of all windows of a given size.
+        get_hierarchy: Returns the hierarchy of the units (`perturbation.hierarchy.Hierarchy`).
+    """
+
+    num_players: int
     seed: int
-    windows: Callable[[int], Bool[Tensor, "window player"]]
-    hierarchy: Callable[[], Any]
+    get_windows: Callable[[int], Bool[Tensor, "window player"]]
+    get_hierarchy: Callable[[], Any]
 
     @property
-    def nobody(self) -> Bool[Tensor, "player"]:
-        return torch.zeros(self.players, dtype=torch.bool)
+    def empty_coalition(self) -> Bool[Tensor, "player"]:
+        """The coalition without players: everything masked."""
+        return torch.zeros(self.num_players, dtype=torch.bool)
 
     @property
-    def everybody(self) -> Bool[Tensor, "player"]:
-        return ~self.nobody
+    def full_coalition(self) -> Bool[Tensor, "player"]:
+        """The coalition of all players: the unchanged input."""
+        return ~self.empty_coalition
 
-    def generator(self) -> torch.Generator:
+    def make_generator(self) -> torch.Generator:
+        """Return a random generator that depends on the input and the seed only."""
         return torch.Generator().manual_seed(self.seed)
 
 
 @dataclass
-class Perturbation(Fold):
-    """Base of these methods: `unit` are the players, `replacement` is what stands where one is absent."""
+class PerturbationMethod(AttributionMethod):
+    """Base class of perturbation methods.
 
-    #: Who plays in a picture, unless that is said.
-    pictures: ClassVar[str] = "patch"
+    Attributes:
+        replacement: What masked units are replaced with, by name; None for the default of the input.
+        unit: The kind of unit that is masked as one player, such as "token", "word" or "patch".
+    """
+
+    #: The players of an image if `unit` is None.
+    default_image_unit: ClassVar[str] = "patch"
 
     replacement: str | None = None
     unit: str | None = None
 
-    def play(self, game: Game) -> Play:
+    def iter_coalitions(self, game: CoalitionGame) -> CoalitionGenerator:
+        """Yield batches of coalitions, receive their values, and return the scores of the players."""
         raise NotImplementedError
 
 
-def whole_number(name: str, given: Any, least: int) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or given < least:
-        raise InputError(f"{name}={given!r} is not possible: give a whole number, {least} or more")
-    return given
+def check_min_int(name: str, value: Any, minimum: int) -> int:
+    """Return an integer option, or raise an `InputError` that names it."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise InputError(f"{name}={value!r} is not possible: give an integer, {minimum} or more")
+    return value

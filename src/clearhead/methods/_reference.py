@@ -1,4 +1,4 @@
-"""References: what an input is held against, operation by operation, and what a method is shown then."""
+"""Base class of DeepLIFT methods: they compare an input with a reference input, operation by operation."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,53 +8,74 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.methods.base import Fold
+from clearhead.methods.base import AttributionMethod
 
-#: Whose multipliers: by our rules, steadied or as they are, or by captum's own code.
-Multipliers = Literal["steady", "plain", "captum"]
+#: Where multipliers come from: clearhead's rules with stabilised or closed forms, or captum's code.
+MultiplierSource = Literal["steady", "plain", "captum"]
 
 
 @dataclass(frozen=True)
-class Reference:
-    """One reference: a baseline by name (None for the one that is safe for the model), or the `draw`-th random one."""
+class ReferenceInput:
+    """One reference input.
+
+    Attributes:
+        baseline: The baseline by name; None for the default of the model.
+        sample_index: Number of the random reference, if it is a random one.
+    """
 
     baseline: str | None = None
-    draw: int | None = None
+    sample_index: int | None = None
 
 
 @dataclass
-class Held:
-    """What one reference shows: the way from it to the input, the multipliers, and the target's value there."""
+class ReferenceResult:
+    """Result for one reference.
 
-    reference: Reference
-    way: "dict[str, Float[Tensor, 'batch unit feature']]"
+    Attributes:
+        reference: The reference.
+        input_delta: x − x′ for each unit, by stream.
+        multipliers: The multipliers of each unit, by stream.
+        target_value: y(x′).
+    """
+
+    reference: ReferenceInput
+    input_delta: "dict[str, Float[Tensor, 'batch unit feature']]"
     multipliers: "dict[str, Float[Tensor, 'batch unit feature']]"
-    value: Float[Tensor, "batch"]
+    target_value: Float[Tensor, "batch"]
 
 
-class ReferenceFold(Fold):
-    """Base of every method of the kind "reference"."""
+class ReferenceMethod(AttributionMethod):
+    """Base class of methods with `pass_type="reference"`.
 
-    #: Whether softmax and norms whose sides are far apart have steadied multipliers (`backward_rules/deeplift.py`).
+    Attributes:
+        steady: Whether softmax and norms use stabilised multipliers where input and reference are far apart
+            (`backward_rules/deeplift.py`).
+        captum: Whether captum's code computes the multipliers; it has no rules for softmax and norms.
+        attributed_total: Sum of the scores of this stream; over all streams the sums should add to y(x) − base value.
+        base_value: The target at the reference, or its mean over the references.
+    """
+
     steady: bool = True
-    #: Whether captum's own code computes the multipliers, which has no rule that could be steadied.
     captum: bool = False
-    #: What the scores of this axis add up to; those of all axes together should be y(x) − the base value.
-    explained: Float[Tensor, "batch"]
+    attributed_total: Float[Tensor, "batch"]
     base_value: Float[Tensor, "batch"]
 
     @property
-    def multipliers(self) -> Multipliers:
+    def multiplier_source(self) -> MultiplierSource:
+        """Where multipliers come from with these options."""
         if self.captum and not self.steady:
             raise InputError(
-                "steady=False is of our rules; captum has none for softmax and norms: leave one of the two"
+                "steady=False selects clearhead's closed forms for softmax and norms; captum=True has no rules for "
+                "them: leave out one of the two"
             )
-        return "captum" if self.captum else "steady" if self.steady else "plain"
+        if self.captum:
+            return "captum"
+        return "steady" if self.steady else "plain"
 
-    def references(self) -> Iterable[Reference]:
-        """What the input is to be held against."""
+    def iter_references(self) -> Iterable[ReferenceInput]:
+        """Return the references that the input is compared with."""
         raise NotImplementedError
 
-    def at(self, held: Held) -> None:
-        """Fold one reference into the state."""
+    def on_reference(self, result: ReferenceResult) -> None:
+        """Process the result of one reference."""
         raise NotImplementedError

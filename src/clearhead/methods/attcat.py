@@ -1,10 +1,11 @@
-"""AttCAT: CAT weighted, in each layer, by the attention that the token gets.
+"""AttCAT: CAT weighted, in each layer, by the attention that the token receives.
 
     a^l_i = E_h of the attention that token i receives,     AttCAT_i = Σ_l a^l_i · CAT^l_i
 
-`weights="received"` averages the attention over all queries (sentence classification); `weights="row"` takes the
-read-out row alone (the authors' variant for a masked word). Where an answer has a start and an end, the scores of the
-two are added; with `absolute` their absolute values are, as authors do for SQuAD 2, and layers have no shares.
+`weights="received"` averages the attention over all queries (sentence classification). `weights="row"` uses the
+read-out row only (the authors' variant for a masked token). For an answer span, the scores of its start and its end are
+added. With `absolute` their absolute values are added, as in the authors' code for SQuAD 2; there are then no
+contributions of layers.
 """
 
 from dataclasses import replace
@@ -13,47 +14,58 @@ from typing import ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.capture.attention.reductions import Reduce
-from clearhead.capture.tape import Call, Tape
-from clearhead.methods.base import Fold, Scores, of_authors, register
-from clearhead.methods.cat import features_x_gradient
+from clearhead.capture.attention.reductions import MapReduction
+from clearhead.capture.tape import AttentionCall, Tape
+from clearhead.methods.base import AttributionMethod, MethodScores, compat_option, register_method
+from clearhead.methods.cat import compute_features_x_gradient
 
 
-@register(
+@register_method(
     "attcat",
     family="relevance",
-    asks=("attention", "block_input", "block_input_gradient"),
+    requires=("attention", "block_input", "block_input_gradient"),
     cost="one forward and one backward",
     citation="Qiang et al. (2022), AttCAT: explaining transformers via attentive class activation tokens, NeurIPS",
     signed=True,
     target="any",
     linear_in_target=True,
-    has=("layers", "heads"),
-    parts="contributions",
+    supports=("layers", "heads"),
+    layer_scores="contributions",
 )
-class AttCAT(Fold):
-    sweeps: ClassVar[int] = 1
+class AttCAT(AttributionMethod):
+    """CAT weighted by the attention that each token receives.
+
+    Attributes:
+        weights: Attention averaged over all queries ("received"), or of the read-out row ("row").
+        absolute: Whether to add the absolute values of the scores of an answer's start and end.
+    """
+
+    tile_passes: ClassVar[int] = 1
     weights: Literal["received", "row"] = "received"
-    absolute: bool = of_authors(False)
+    absolute: bool = compat_option(False)
 
     @property
     def linear_in_target(self) -> bool:
         return not self.absolute
 
     @property
-    def reads_the_readout(self) -> bool:
+    def depends_on_readout(self) -> bool:
         return self.weights == "row"
 
-    def begin(self) -> None:
-        every = self.frame.valid[:, None].to(self.frame.readout.dtype)
-        self.looking = every / every.sum(-1, keepdim=True) if self.weights == "received" else self.frame.readout
+    def setup(self) -> None:
+        self.query_weights = self.unit_context.readout
+        if self.weights == "received":
+            valid = self.unit_context.valid_mask[:, None].to(self.unit_context.readout.dtype)
+            self.query_weights = valid / valid.sum(-1, keepdim=True)
 
-    def wanted_sum(self, call: Call) -> Reduce:
-        return Reduce("attention", self.looking)
+    def request_reduction(self, call: AttentionCall) -> MapReduction:
+        return MapReduction("attention", self.query_weights)
 
-    def joined(self, call: Call, total: Tensor) -> Float[Tensor, "batch head row unit"]:
-        return total * features_x_gradient(call)[:, None, None]
+    def on_call_total(self, call: AttentionCall, total: Tensor) -> Float[Tensor, "batch head row unit"]:
+        return total * compute_features_x_gradient(call)[:, None, None]
 
-    def finish(self, tape: Tape) -> Scores:
-        found = super().finish(tape)
-        return replace(found, scores=found.scores.abs(), per_layer=None, per_head=None) if self.absolute else found
+    def compute_scores(self, tape: Tape) -> MethodScores:
+        result = super().compute_scores(tape)
+        if not self.absolute:
+            return result
+        return replace(result, scores=result.scores.abs(), per_layer=None, per_head=None)

@@ -1,12 +1,12 @@
-"""Raw attention: what the read-out row looks at, as is.
+"""Raw attention: the attention weights of the read-out row, unchanged.
 
     r = w · E_h A_l          w: the read-out
 
-The last layer by default; over several layers their mean. Where streams look at each other, the rows that are read
-look at each of them.
+The last layer by default; the mean over several layers. If streams attend to each other, the read-out rows of the maps
+to each stream are used.
 
-With `by_query` a unit's score is instead how much it looks at the units that are not special, which is nearly the same
-for all: authors' code for pictures whose patches are averaged takes its mean along the wrong axis.
+With `by_query` a unit's score is instead its mean attention to the units that are not special, which is almost the same
+for all units: the authors' code for image models with mean pooling averages along the wrong axis.
 """
 
 from typing import ClassVar
@@ -15,68 +15,91 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.capture.attention.reductions import Reduce
-from clearhead.capture.tape import Call, Tape
+from clearhead.capture.attention.reductions import MapReduction
+from clearhead.capture.tape import AttentionCall, Tape
 from clearhead.errors import InputError
-from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, register
+from clearhead.methods.base import (
+    AttributionMethod,
+    CrossStreamMethod,
+    MethodScores,
+    UnitContext,
+    compat_option,
+    register_cross_stream_method,
+    register_method,
+)
 
 
-@register(
+@register_method(
     "attention",
     family="attention",
-    asks=("attention",),
+    requires=("attention",),
     cost="one forward",
     citation="Bahdanau, Cho & Bengio (2015), Neural machine translation by jointly learning to align and translate",
     signed=False,
     target="none",
     layers=(-1, None),
-    has=("layers", "heads", "rows"),
-    parts="contributions",
+    supports=("layers", "heads", "rows"),
+    layer_scores="contributions",
     axioms=("rows sum to one",),
 )
-class Attention(Fold):
-    sweeps: ClassVar[int] = 1
-    by_query: bool = of_authors(False)
+class RawAttention(AttributionMethod):
+    """Attention of the read-out row.
+
+    Attributes:
+        by_query: Whether to average over keys instead (the authors' code for image models with mean pooling).
+    """
+
+    tile_passes: ClassVar[int] = 1
+    by_query: bool = compat_option(False)
 
     @property
-    def needs_whole(self) -> bool:
+    def needs_full_maps(self) -> bool:
         return self.by_query
 
-    def wanted_sum(self, call: Call) -> Reduce:
-        return Reduce("attention", self.frame.readout)
+    def request_reduction(self, call: AttentionCall) -> MapReduction:
+        return MapReduction("attention", self.unit_context.readout)
 
-    def joined(self, call: Call, total: Tensor) -> Float[Tensor, "batch head row unit"]:
-        return total / len(self.frame.layers)
+    def on_call_total(self, call: AttentionCall, total: Tensor) -> Float[Tensor, "batch head row unit"]:
+        return total / len(self.unit_context.layers)
 
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"] | None:
+    def on_call(self, call: AttentionCall) -> Float[Tensor, "batch head row unit"] | None:
         if not self.by_query:
-            return super().visit(call)
+            return super().on_call(call)
         assert call.attention is not None
-        return looks_of(call.attention, self.frame)[:, :, None] / (call.attention.shape[1] * len(self.frame.layers))
+        return average_over_content_keys(call.attention, self.unit_context)[:, :, None] / (
+            call.attention.shape[1] * len(self.unit_context.layers)
+        )
 
 
-@across("attention")
-class AttentionAcross(AcrossFold):
-    sweeps: ClassVar[int] = 1
-    by_query: bool = of_authors(False)
+@register_cross_stream_method("attention")
+class CrossStreamRawAttention(CrossStreamMethod):
+    """Variant for models whose streams attend to each other; same options as `RawAttention`."""
 
-    def begin(self) -> None:
+    tile_passes: ClassVar[int] = 1
+    by_query: bool = compat_option(False)
+
+    def setup(self) -> None:
         if self.by_query:
-            raise InputError("by_query=True is for models of one stream, and here streams look at each other")
-        self.rows = {stream: torch.zeros_like(frame.readout) for stream, frame in self.frames.items()}
+            raise InputError("by_query=True is for models of one stream; here streams attend to each other")
+        self.scores_by_stream = {
+            stream: torch.zeros_like(unit_context.readout) for stream, unit_context in self.unit_contexts.items()
+        }
 
-    def wanted_sum(self, call: Call) -> Reduce:
-        return Reduce("attention", self.frames[call.query_stream].readout)
+    def request_reduction(self, call: AttentionCall) -> MapReduction:
+        return MapReduction("attention", self.unit_contexts[call.query_stream].readout)
 
-    def joined(self, call: Call, total: Tensor) -> None:
-        looks, seen = call.query_stream, call.key_stream
-        self.rows[seen] = self.rows[seen] + total.sum(1) / len(self.layers[looks, seen])
+    def on_call_total(self, call: AttentionCall, total: Tensor) -> None:
+        key_stream = call.key_stream
+        num_layers = len(self.layers[call.query_stream, key_stream])
+        self.scores_by_stream[key_stream] = self.scores_by_stream[key_stream] + total.sum(1) / num_layers
 
-    def finish(self, tape: Tape) -> dict[str, Scores]:
-        return {stream: Scores(rows) for stream, rows in self.rows.items()}
+    def compute_scores(self, tape: Tape) -> dict[str, MethodScores]:
+        return {stream: MethodScores(rows) for stream, rows in self.scores_by_stream.items()}
 
 
-def looks_of(maps: Float[Tensor, "batch head unit unit"], frame: Frame) -> Float[Tensor, "batch head unit"]:
-    """The mean of each row over the units that are not special."""
-    inside = frame.words.to(maps.dtype)
-    return (maps @ inside[:, None, :, None])[..., 0] / inside.sum(-1)[:, None, None]
+def average_over_content_keys(
+    query_key_maps: Float[Tensor, "batch head unit unit"], unit_context: UnitContext
+) -> Float[Tensor, "batch head unit"]:
+    """Return the mean of each row of a map over the keys that are not special tokens."""
+    content = unit_context.content_mask.to(query_key_maps.dtype)
+    return (query_key_maps @ content[:, None, :, None])[..., 0] / content.sum(-1)[:, None, None]

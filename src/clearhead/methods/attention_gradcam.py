@@ -1,15 +1,16 @@
-"""GradCAM on attention: heads weighted by the mean of their gradient, averaged, then clamped.
+"""GradCAM on attention: heads weighted by their mean gradient, averaged, then clamped.
 
     w_h = mean of ∂y/∂A_h over the whole map,     r = w · (E_h[w_h A_h])⁺
 
-The last layer by default; over several layers their mean. The clamp comes after the mean over heads (Generic
-Attention and its kin clamp before it). Where streams look at each other, each map is weighted by itself.
+The last layer by default; the mean over several layers. The clamp comes after the mean over heads (Generic Attention
+and related methods clamp before it). If streams attend to each other, each map has its own weights.
 
-With `region="row"` a head's weight is the mean gradient of what is read alone, at units that are not special:
-r = (E_h[w_h w·A_h])⁺ with w_h = mean of w·∂y/∂A_h, as authors do for ViT and CLIP. With `scaled` each map is brought
-to 0…1 before a row of it is read, as authors do for BERT and VisualBERT: scores then depend on rows that do not speak
-for the target, and are NaN where nothing of the map is left by the clamp. With `by_query` each row has one weight for
-all heads, and a unit's score is the mean of its row: the wrong axis, as in authors' code for averaged patches.
+With `region="row"` a head's weight is the mean gradient of the read-out row only, at units that are not special: r =
+(E_h[w_h w·A_h])⁺ with w_h = mean of w·∂y/∂A_h, as in the authors' code for ViT and CLIP. With `scaled` each map is
+rescaled to 0…1 before its read-out row is taken, as in the authors' code for BERT and VisualBERT: scores then depend on
+rows other than the read-out, and are NaN if the clamp leaves a constant map. With `by_query` each row has one weight
+for all heads, and a unit's score is the mean of its row: the wrong axis, as in the authors' code for mean-pooled
+patches.
 """
 
 from typing import ClassVar, Literal
@@ -18,131 +19,170 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.capture.tape import Call, Tape
+from clearhead.capture.tape import AttentionCall, Tape
 from clearhead.errors import InputError
-from clearhead.methods.attention import looks_of
-from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, register
+from clearhead.methods.attention import average_over_content_keys
+from clearhead.methods.base import (
+    AttributionMethod,
+    CrossStreamMethod,
+    MethodScores,
+    UnitContext,
+    compat_option,
+    register_cross_stream_method,
+    register_method,
+)
 
 
-@register(
+@register_method(
     "attention-gradcam",
     family="attention",
-    asks=("attention", "attention_gradient"),
+    requires=("attention", "attention_gradient"),
     cost="one forward and one backward",
     citation="Selvaraju et al. (2017), Grad-CAM, ICCV; on attention as in Chefer, Gur & Wolf (2021), CVPR",
     signed=False,
     target="any",
     layers=(-1, None),
-    has=("layers", "heads", "rows"),
-    parts="contributions",
-    head_shares=False,  # the clamp comes after the mean over heads
+    supports=("layers", "heads", "rows"),
+    layer_scores="contributions",
+    sums_over_heads=False,  # the clamp comes after the mean over heads
 )
-class AttentionGradCAM(Fold):
-    region: Literal["map", "row"] = of_authors("map")
-    scaled: bool = of_authors(False)
-    by_query: bool = of_authors(False)
+class AttentionGradCAM(AttributionMethod):
+    """Attention with heads weighted by their mean gradient.
 
-    sweeps: ClassVar[int] = 2
-    reads_hidden: ClassVar[bool] = True
+    Attributes:
+        region: Whether head weights are means over the full map ("map") or over the read-out row ("row").
+        scaled: Whether each map is rescaled to 0…1 before the read-out row is taken.
+        by_query: Whether to average over keys instead (the authors' code for image models with mean pooling).
+    """
+
+    region: Literal["map", "row"] = compat_option("map")
+    scaled: bool = compat_option(False)
+    by_query: bool = compat_option(False)
+
+    tile_passes: ClassVar[int] = 2
+    needs_masked_gradients: ClassVar[bool] = True
 
     @property
-    def needs_whole(self) -> bool:
+    def needs_full_maps(self) -> bool:
         return self.by_query or self.scaled or self.region == "row"
 
-    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Tensor:
-        """First what w_h is the mean of, then the rows that are read."""
-        if known is None:
-            return wishes(call, self.frame)
-        return self.frame.readout[:, :, queries] @ activation(call, known, self.frame, self.frame)
+    def on_tile(self, call: AttentionCall, queries: slice, previous_total: Tensor | None) -> Tensor:
+        """Sum the gradients for w_h in the first tile pass, and the weighted read-out rows in the second."""
+        if previous_total is None:
+            return sum_gradients_per_head(call, self.unit_context)
+        return self.unit_context.readout[:, :, queries] @ compute_weighted_attention(
+            call, previous_total, self.unit_context, self.unit_context
+        )
 
-    def joined(self, call: Call, total: Tensor) -> Float[Tensor, "batch 1 row unit"]:
-        return total[:, None] / len(self.frame.layers)
+    def on_call_total(self, call: AttentionCall, total: Tensor) -> Float[Tensor, "batch 1 row unit"]:
+        return total[:, None] / len(self.unit_context.layers)
 
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"] | None:
-        if not self.needs_whole:
-            return super().visit(call)
+    def on_call(self, call: AttentionCall) -> Float[Tensor, "batch head row unit"] | None:
+        if not self.needs_full_maps:
+            return super().on_call(call)
         if self.by_query:
             assert call.attention is not None and call.attention_gradient is not None
-            weight = looks_of(call.attention_gradient, self.frame).mean(1)
-            rows = (weight * looks_of(call.attention, self.frame).mean(1)).clamp(min=0)[:, None]
+            weight = average_over_content_keys(call.attention_gradient, self.unit_context).mean(1)
+            rows = (weight * average_over_content_keys(call.attention, self.unit_context).mean(1)).clamp(min=0)[:, None]
         else:
-            rows = activated_rows(call, self.frame, self.frame, self.region, self.scaled)
-        return rows[:, None] / len(self.frame.layers)
+            rows = compute_gradcam_rows(call, self.unit_context, self.unit_context, self.region, self.scaled)
+        return rows[:, None] / len(self.unit_context.layers)
 
 
-@across("attention-gradcam")
-class AttentionGradCAMAcross(AcrossFold):
-    sweeps: ClassVar[int] = 2
-    reads_hidden: ClassVar[bool] = True
-    region: Literal["map", "row"] = of_authors("map")
-    scaled: bool = of_authors(False)
-    by_query: bool = of_authors(False)
+@register_cross_stream_method("attention-gradcam")
+class CrossStreamAttentionGradCAM(CrossStreamMethod):
+    """Variant for models whose streams attend to each other; same options as `AttentionGradCAM`."""
 
-    def begin(self) -> None:
+    tile_passes: ClassVar[int] = 2
+    needs_masked_gradients: ClassVar[bool] = True
+    region: Literal["map", "row"] = compat_option("map")
+    scaled: bool = compat_option(False)
+    by_query: bool = compat_option(False)
+
+    def setup(self) -> None:
         if self.by_query:
-            raise InputError("by_query=True is for models of one stream, and here streams look at each other")
-        self.rows = {stream: torch.zeros_like(frame.readout) for stream, frame in self.frames.items()}
+            raise InputError("by_query=True is for models of one stream; here streams attend to each other")
+        self.scores_by_stream = {
+            stream: torch.zeros_like(unit_context.readout) for stream, unit_context in self.unit_contexts.items()
+        }
 
     @property
-    def needs_whole(self) -> bool:
+    def needs_full_maps(self) -> bool:
         return self.scaled or self.region == "row"
 
-    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Tensor:
-        """First what w_h is the mean of, then the rows that are read."""
-        looks, seen = self.frames[call.query_stream], self.frames[call.key_stream]
-        if known is None:
-            return wishes(call, seen)
-        return looks.readout[:, :, queries] @ activation(call, known, looks, seen)
+    def on_tile(self, call: AttentionCall, queries: slice, previous_total: Tensor | None) -> Tensor:
+        """Sum the gradients for w_h in the first tile pass, and the weighted read-out rows in the second."""
+        query_context = self.unit_contexts[call.query_stream]
+        key_context = self.unit_contexts[call.key_stream]
+        if previous_total is None:
+            return sum_gradients_per_head(call, key_context)
+        return query_context.readout[:, :, queries] @ compute_weighted_attention(
+            call, previous_total, query_context, key_context
+        )
 
-    def joined(self, call: Call, total: Tensor) -> None:
-        looks, seen = call.query_stream, call.key_stream
-        self.rows[seen] = self.rows[seen] + total / len(self.layers[looks, seen])
+    def on_call_total(self, call: AttentionCall, total: Tensor) -> None:
+        key_stream = call.key_stream
+        num_layers = len(self.layers[call.query_stream, key_stream])
+        self.scores_by_stream[key_stream] = self.scores_by_stream[key_stream] + total / num_layers
 
-    def visit(self, call: Call) -> None:
-        if not self.needs_whole:
-            super().visit(call)
+    def on_call(self, call: AttentionCall) -> None:
+        if not self.needs_full_maps:
+            super().on_call(call)
             return
-        looks, seen = self.frames[call.query_stream], self.frames[call.key_stream]
-        self.joined(call, activated_rows(call, looks, seen, self.region, self.scaled))
+        query_context = self.unit_contexts[call.query_stream]
+        key_context = self.unit_contexts[call.key_stream]
+        self.on_call_total(call, compute_gradcam_rows(call, query_context, key_context, self.region, self.scaled))
 
-    def finish(self, tape: Tape) -> dict[str, Scores]:
-        return {stream: Scores(rows) for stream, rows in self.rows.items()}
+    def compute_scores(self, tape: Tape) -> dict[str, MethodScores]:
+        return {stream: MethodScores(rows) for stream, rows in self.scores_by_stream.items()}
 
 
-def activated_rows(
-    call: Call, looks: Frame, seen: Frame, region: Literal["map", "row"], scaled: bool
+def compute_gradcam_rows(
+    call: AttentionCall,
+    query_context: UnitContext,
+    key_context: UnitContext,
+    region: Literal["map", "row"],
+    rescale: bool,
 ) -> Float[Tensor, "batch row key"]:
+    """Return the read-out rows of the weighted map, with the weights of the whole map or of the read-out rows."""
     if region == "map":
-        return looks.readout @ activation_map(call, looks, seen, scaled)
+        return query_context.readout @ compute_gradcam_map(call, query_context, key_context, rescale)
     assert call.attention is not None and call.attention_gradient is not None
-    read, inside = looks.readout[:, None], seen.words.to(call.attention.dtype)
-    weight = (read @ call.attention_gradient) @ inside[:, None, :, None] / inside.sum(-1)[:, None, None, None]
-    return (weight * (read @ call.attention)).mean(1).clamp_(min=0)
+    readout = query_context.readout[:, None]
+    content = key_context.content_mask.to(call.attention.dtype)
+    weight = (readout @ call.attention_gradient) @ content[:, None, :, None] / content.sum(-1)[:, None, None, None]
+    return (weight * (readout @ call.attention)).mean(1).clamp_(min=0)
 
 
-def activation_map(call: Call, looks: Frame, seen: Frame, scaled: bool = False) -> Float[Tensor, "batch query key"]:
-    """(E_h[w_h A_h])⁺, with w_h the mean gradient over the cells that are not padding."""
-    cam = activation(call, wishes(call, seen), looks, seen)
-    if not scaled:
+def compute_gradcam_map(
+    call: AttentionCall, query_context: UnitContext, key_context: UnitContext, rescale: bool = False
+) -> Float[Tensor, "batch query key"]:
+    """Compute (E_h[w_h A_h])⁺, with w_h the mean gradient over the cells that are not padding."""
+    cam = compute_weighted_attention(call, sum_gradients_per_head(call, key_context), query_context, key_context)
+    if not rescale:
         return cam
-    outside = ~(looks.valid[:, :, None] & seen.valid[:, None])
-    least, most = (cam.masked_fill(outside, end).flatten(1) for end in (torch.inf, -torch.inf))
-    low, high = least.amin(1)[:, None, None], most.amax(1)[:, None, None]
-    return ((cam - low) / (high - low)).masked_fill(outside, 0)
+    padding = ~(query_context.valid_mask[:, :, None] & key_context.valid_mask[:, None])
+    low = cam.masked_fill(padding, torch.inf).flatten(1).amin(1)[:, None, None]
+    high = cam.masked_fill(padding, -torch.inf).flatten(1).amax(1)[:, None, None]
+    return ((cam - low) / (high - low)).masked_fill(padding, 0)
 
 
-def wishes(call: Call, seen: Frame) -> Float[Tensor, "batch head"]:
-    """The gradient of each head, summed over cells that are not padding."""
+def sum_gradients_per_head(call: AttentionCall, key_context: UnitContext) -> Float[Tensor, "batch head"]:
+    """Return the gradient of each head, summed over the cells that are not padding."""
     assert call.attention_gradient is not None
-    # Padded rows carry no gradient, but padded columns do: attention that is held at zero can still be wished for.
-    valid = seen.valid.to(call.attention_gradient.dtype)
+    # Padded rows have no gradient, but padded columns do: the gradient of masked attention is not zero.
+    valid = key_context.valid_mask.to(call.attention_gradient.dtype)
     return (call.attention_gradient @ valid[:, None, :, None]).sum((2, 3))
 
 
-def activation(
-    call: Call, wished: Float[Tensor, "batch head"], looks: Frame, seen: Frame
+def compute_weighted_attention(
+    call: AttentionCall,
+    gradient_sums: Float[Tensor, "batch head"],
+    query_context: UnitContext,
+    key_context: UnitContext,
 ) -> Float[Tensor, "batch query key"]:
+    """Compute (E_h[w_h A_h])⁺ from the gradient sums of each head."""
     assert call.attention is not None
-    cells = looks.valid.sum(-1) * seen.valid.sum(-1)
-    weight = wished / cells[:, None]
+    cells = query_context.valid_mask.sum(-1) * key_context.valid_mask.sum(-1)
+    weight = gradient_sums / cells[:, None]
     return (weight[:, :, None, None] * call.attention).mean(1).clamp_(min=0)

@@ -1,8 +1,8 @@
-"""The gradient of attention: where looking more would raise the target.
+"""The gradient of attention: where more attention would increase the target.
 
     r = w · E_h[∂y/∂A_l]          w: the read-out
 
-The last layer by default; over several layers their mean. A baseline of AttCAT's authors (“Grads”).
+The last layer by default; the mean over several layers. A baseline of AttCAT's authors (“Grads”).
 """
 
 from typing import ClassVar
@@ -10,29 +10,37 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.capture.tape import Call
-from clearhead.methods.base import Fold, push, register
+from clearhead.capture.tape import AttentionCall
+from clearhead.methods.base import AttributionMethod, push_rows, register_method
 
 
-@register(
+@register_method(
     "attention-gradient",
     family="attention",
-    asks=("attention", "attention_gradient"),
+    requires=("attention", "attention_gradient"),
     cost="one forward and one backward",
     citation="Barkan et al. (2021), CIKM; as a baseline in Qiang et al. (2022), AttCAT, NeurIPS",
     signed=True,
     target="any",
     linear_in_target=True,
     layers=(-1, None),
-    has=("layers", "heads", "rows"),
-    parts="contributions",
+    supports=("layers", "heads", "rows"),
+    layer_scores="contributions",
 )
-class AttentionGradient(Fold):
-    sweeps: ClassVar[int] = 1
-    reads_hidden: ClassVar[bool] = True
+class AttentionGradient(AttributionMethod):
+    """Gradient of the target at the attention of the read-out row."""
 
-    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch head row unit"]:
+    tile_passes: ClassVar[int] = 1
+    needs_masked_gradients: ClassVar[bool] = True
+
+    def on_tile(
+        self, call: AttentionCall, queries: slice, previous_total: Tensor | None
+    ) -> Float[Tensor, "batch head row unit"]:
         assert call.attention_gradient is not None
-        # Attention that padding is held at can be wished for, too, but padding has no score.
-        kept = self.frame.valid[:, None, None].to(call.attention_gradient.dtype)
-        return push(self.frame.readout[:, :, queries], call.attention_gradient) * kept / len(self.frame.layers)
+        # The gradient of attention to padding is not zero, although that attention is masked.
+        valid = self.unit_context.valid_mask[:, None, None].to(call.attention_gradient.dtype)
+        return (
+            push_rows(self.unit_context.readout[:, :, queries], call.attention_gradient)
+            * valid
+            / len(self.unit_context.layers)
+        )

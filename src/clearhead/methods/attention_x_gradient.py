@@ -2,31 +2,34 @@
 
     r = w · Σ_l E_h[A_l ⊙ ∂y/∂A_l]          w: the read-out
 
-A baseline of AttCAT's authors (“AttGrads”): Generic Attention's maps without the clamp, added instead of multiplied.
+A baseline of AttCAT's authors (“AttGrads”): the maps of Generic Attention without the clamp, added over the layers
+instead of multiplied.
 """
 
 from typing import ClassVar
 
-from clearhead.capture.attention.reductions import Reduce
-from clearhead.capture.tape import Call
-from clearhead.methods.base import Fold, register
+from clearhead.capture.attention.reductions import MapReduction
+from clearhead.capture.tape import AttentionCall
+from clearhead.methods.base import AttributionMethod, register_method
 
 
-@register(
+@register_method(
     "attention-x-gradient",
     family="attention",
-    asks=("attention", "attention_gradient"),
+    requires=("attention", "attention_gradient"),
     cost="one forward and one backward",
     citation="as a baseline in Qiang et al. (2022), AttCAT: explaining transformers via attentive class activation "
     "tokens, NeurIPS",
     signed=True,
     target="any",
     linear_in_target=True,
-    has=("layers", "heads", "rows"),
-    parts="contributions",
+    supports=("layers", "heads", "rows"),
+    layer_scores="contributions",
 )
-class AttentionXGradient(Fold):
-    sweeps: ClassVar[int] = 1
+class AttentionXGradient(AttributionMethod):
+    """Attention of the read-out row times its gradient, summed over layers."""
 
-    def wanted_sum(self, call: Call) -> Reduce:
-        return Reduce("product", self.frame.readout)
+    tile_passes: ClassVar[int] = 1
+
+    def request_reduction(self, call: AttentionCall) -> MapReduction:
+        return MapReduction("product", self.unit_context.readout)

@@ -1,36 +1,39 @@
-"""AttnLRP: input × gradient, with gradients that let relevance through unchanged.
+"""AttnLRP: input × gradient, with a backward pass modified so that relevance is conserved.
 
     r_i = Σ_k x_ik · g_ik          x_i: a token's word embedding, or the pixels of a patch
 
-g is the gradient, but for activations (f(z)/z), products of two activations such as attention and gated units (halved
-for each of the two) and norms (what divides is a constant): `backward_rules/attn_lrp.py`. Relevance is conserved but
-for what biases, positions and the softmax's constant part take up.
+g is the gradient with three changes (`backward_rules/attn_lrp.py`): activation functions have the factor f(z)/z,
+products of two activations, such as attention and gated units, give half of the gradient to each factor, and the
+denominator of norms is treated as a constant. Relevance is conserved except for what biases, positions and the constant
+part of the softmax absorb.
 """
 
-from clearhead.backward_rules.attn_lrp import AttnLRP
+from clearhead.backward_rules.attn_lrp import AttnLRPRules
 from clearhead.capture.tape import Tape
-from clearhead.methods._modified_backward import PATENTS, UnderRules
-from clearhead.methods.base import Scores, register
+from clearhead.methods._modified_backward import LRP_PATENT_NOTE, ModifiedBackwardMethod
+from clearhead.methods.base import MethodScores, register_method
 
 
-@register(
+@register_method(
     "attn-lrp",
-    kind="rules",
+    pass_type="rules",
     family="relevance",
-    asks=("inputs", "input_gradient"),
+    requires=("inputs", "input_gradient"),
     cost="one forward and one backward, under rules",
     citation="Achtibat et al. (2024), AttnLRP: attention-aware layer-wise relevance propagation for transformers, ICML",
     signed=True,
     target="any",
     linear_in_target=True,
-    note=PATENTS,
+    note=LRP_PATENT_NOTE,
 )
-class AttnLRPMethod(UnderRules):
-    @property
-    def family(self) -> AttnLRP:
-        return AttnLRP()
+class AttnLRP(ModifiedBackwardMethod):
+    """Input × gradient under the rules of AttnLRP."""
 
-    def finish(self, tape: Tape) -> Scores:
+    @property
+    def rule_set(self) -> AttnLRPRules:
+        return AttnLRPRules()
+
+    def compute_scores(self, tape: Tape) -> MethodScores:
         assert tape.inputs is not None and tape.input_gradient is not None
-        stream = self.frame.stream
-        return Scores((tape.inputs[stream] * tape.input_gradient[stream]).sum(-1)[:, None])
+        stream = self.unit_context.stream
+        return MethodScores((tape.inputs[stream] * tape.input_gradient[stream]).sum(-1)[:, None])

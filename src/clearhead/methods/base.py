@@ -1,4 +1,8 @@
-"""What a method is: a declaration and a fold over the calls of a tape, from the last call to the first."""
+"""Base classes and registry of attribution methods.
+
+A method is a declaration (name, cost, requirements, ...) and a class that processes the attention calls of a tape, from
+the last call of the forward pass to the first.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -11,362 +15,518 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from clearhead.capture.attention.reductions import push as push
-from clearhead.capture.tape import Asks, Call, Tape, check_asks
-from clearhead.errors import InputError, unknown
-from clearhead.methods._tiled import Tiled
-from clearhead.methods.options import SHARED, Layers, own_option
-from clearhead.units import Axis
+from clearhead.capture.attention.reductions import push_rows as push_rows
+from clearhead.capture.tape import AttentionCall, Requirements, Tape, resolve_requirements
+from clearhead.errors import InputError, unknown_value_error
+from clearhead.methods._tiled import TiledMethod
+from clearhead.methods.options import SHARED_OPTION_PARSERS, LayerRange, validate_option
+from clearhead.units import UnitAxis
 
-Family = Literal["attention", "relevance", "gradient", "perturbation", "control"]
+MethodFamily = Literal["attention", "relevance", "gradient", "perturbation", "control"]
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """Everything that the planner, the documentation and the command line know about a method."""
+    """Properties of a method, as read by the engine, the documentation and the command line.
+
+    Attributes:
+        name: Name in the registry.
+        family: What the scores are computed from.
+        requires: Tensors that must be recorded.
+        cost: Number of passes, in words. `web/costs.py` parses this sentence.
+        citation: Authors (year), title, venue.
+        signed: Whether scores can be negative.
+        target: "any" if the scores depend on the explained target, "none" if they do not.
+        pass_type: The pass of `engine/passes` that the method needs: "tape" for one forward and backward pass.
+        linear_in_target: Whether the scores of a weighted sum of targets are the weighted sum of their scores.
+        layers: Default layers, half-open; a float is a fraction of the depth.
+        supports: The shared options that the method accepts: "layers", "heads", "rows".
+        layer_scores: "contributions" if per-layer scores sum to the scores, "depths" if each one is the result of
+            reading out at that depth, None without per-layer scores.
+        sums_over_heads: Whether the scores are a sum over heads.
+        axioms: Declared properties, tested on models with known results.
+        post_hoc: Whether an unchanged, trained model is explained.
+        model_agnostic: Whether only inputs and outputs of the model are used.
+        scope: Whether one input is explained or the model as a whole.
+        note: What a user should know before using the method, such as patent claims of third parties.
+        rounding_amplification: Factor by which rounding errors grow, since relevance is divided by activations that may
+            be almost zero. Such passes run in float64.
+        required_package: A package beyond the dependencies of clearhead.
+        pip_extra: The extra of clearhead that installs it.
+    """
 
     name: str
-    family: Family
-    asks: Asks
+    family: MethodFamily
+    requires: Requirements
     cost: str
     citation: str
     signed: bool
     target: Literal["any", "none"]
-    #: What it is handed: one tape, or something else that `engine/passes` knows.
-    kind: str = "tape"
+    pass_type: str = "tape"
     linear_in_target: bool = False
-    #: Half-open; what is no whole number is a share of the depth.
-    layers: "Layers | tuple[float | None, float | None]" = (None, None)
-    has: frozenset[str] = frozenset()
-    parts: Literal["contributions", "depths"] | None = None
-    head_shares: bool = True
+    layers: "LayerRange | tuple[float | None, float | None]" = (None, None)
+    supports: frozenset[str] = frozenset()
+    layer_scores: Literal["contributions", "depths"] | None = None
+    sums_over_heads: bool = True
     axioms: tuple[str, ...] = ()
     post_hoc: bool = True
     model_agnostic: bool = False
     scope: Literal["local", "global"] = "local"
-    #: What a user should know before using it, such as that others claim patents on it.
     note: str = ""
-    #: By how much rounding errors grow on the way: relevance is divided by activations that may be next to nothing (its
-    #: passes are made in float64).
-    amplifies: float = 1.0
-    #: A package that it needs beyond clearhead's own, and the extra that brings it.
-    package: str = ""
-    extra: str = ""
+    rounding_amplification: float = 1.0
+    required_package: str = ""
+    pip_extra: str = ""
 
     @property
-    def has_head_shares(self) -> bool:
-        """Whether the scores are a sum over heads, so that each head has a share."""
-        return "heads" in self.has and self.parts == "contributions" and self.head_shares
+    def has_head_contributions(self) -> bool:
+        """Whether the scores are a sum over heads, so that each head has a contribution."""
+        return "heads" in self.supports and self.layer_scores == "contributions" and self.sums_over_heads
 
     @property
     def taxonomy(self) -> str:
+        """The three terms by which surveys classify methods, e.g. "post-hoc, model-specific, local"."""
         agnostic = "model-agnostic" if self.model_agnostic else "model-specific"
         return f"{'post-hoc' if self.post_hoc else 'intrinsic'}, {agnostic}, {self.scope}"
 
 
 @dataclass(frozen=True)
-class Frame:
-    """The coordinates that every method of one batch works in.
+class UnitContext:
+    """Units, masks and read-out weights of one stream of a batch, shared by all methods of a pass.
 
-    `readout` holds, for each row that is read, how much each unit's row of a relevance matrix counts; the rows of
-    `noise` seeds are keyed by the content of the input, so that no sample depends on its batch.
+    Attributes:
+        readout: For each read-out, the weight of each unit's row of a relevance matrix.
+        valid_mask: False for padding.
+        seeds: One seed per sample, derived from its content, so that random scores do not depend on the batch.
+        axes: The unit axes of the samples, if known.
+        layers: The selected layers.
+        stream: Name of the stream (modality, encoder or decoder).
     """
 
     readout: Float[Tensor, "batch row unit"]
-    valid: Bool[Tensor, "batch unit"]
+    valid_mask: Bool[Tensor, "batch unit"]
     seeds: tuple[int, ...]
-    axes: tuple[Axis, ...] = ()  # of the samples, where it is known what their units are
+    axes: tuple[UnitAxis, ...] = ()
     layers: range = range(0)
     stream: str = ""
 
     @cached_property
-    def words(self) -> Bool[Tensor, "batch unit"]:
-        """The units that are neither padding nor special; all but padding where nothing else is left, or known."""
+    def content_mask(self) -> Bool[Tensor, "batch unit"]:
+        """Units that are neither padding nor special tokens.
+
+        Falls back to `valid_mask` if the unit axes are unknown, and for samples that have special tokens only.
+        """
         if not self.axes:
-            return self.valid
-        inside = self.valid & ~self._filled([np.asarray(axis.special, dtype=bool) for axis in self.axes])
-        return torch.where(inside.any(-1, keepdim=True), inside, self.valid)
+            return self.valid_mask
+        content = self.valid_mask & ~self._pad_per_unit([np.asarray(axis.special, dtype=bool) for axis in self.axes])
+        return torch.where(content.any(-1, keepdim=True), content, self.valid_mask)
 
     @property
-    def places(self) -> Float[Tensor, "batch unit axis"]:
-        """Where each unit lies in its own stream."""
-        return self._filled([axis.places for axis in self.axes]).to(self.readout.dtype)
+    def positions(self) -> Float[Tensor, "batch unit axis"]:
+        """Position of each unit in its stream: the distance from the start of a text, or from the image centre."""
+        return self._pad_per_unit([axis.positions for axis in self.axes]).to(self.readout.dtype)
 
-    def _filled(self, parts: Sequence[np.ndarray]) -> Shaped[Tensor, "batch unit *axis"]:
-        """What is known of the units of each sample, and zeros for padding."""
-        filled = np.zeros((*self.valid.shape, *parts[0].shape[1:]), dtype=parts[0].dtype)
-        for own, part in zip(filled, parts, strict=True):
-            own[: len(part)] = part
-        return torch.from_numpy(filled).to(self.valid.device)
+    def _pad_per_unit(self, arrays: Sequence[np.ndarray]) -> Shaped[Tensor, "batch unit *axis"]:
+        """Stack per-unit arrays of all samples into one tensor, zero-padded."""
+        padded = np.zeros((*self.valid_mask.shape, *arrays[0].shape[1:]), dtype=arrays[0].dtype)
+        for row, array in zip(padded, arrays, strict=True):
+            row[: len(array)] = array
+        return torch.from_numpy(padded).to(self.valid_mask.device)
 
     @property
     def lengths(self) -> Int[Tensor, "batch"]:
-        return self.valid.sum(-1)
+        """Number of units of each sample, without padding."""
+        return self.valid_mask.sum(-1)
 
 
 @dataclass
-class Scores:
-    """What a method returns, padding included; `per_layer` and `per_head` only where the method has them."""
+class MethodScores:
+    """Scores that a method returns for a batch, padding included.
+
+    Attributes:
+        scores: One score per unit for each read-out.
+        per_layer: Scores by layer, if the method has them and there is a single read-out.
+        per_head: Scores by layer and head, under the same condition.
+        base_value: The value of the target that the scores add to, such as that at the baseline.
+        factors: Named factors that the scores are the product of, if there is a single read-out.
+        diagnostics: Figures measured per sample during the computation, for the certificate: a completeness gap, an
+            integration error.
+        resolved_options: Values chosen per sample for options left open, for the provenance: the masking value.
+    """
 
     scores: Float[Tensor, "batch row unit"]
     per_layer: Float[Tensor, "batch layer unit"] | None = None
     per_head: Float[Tensor, "batch layer head unit"] | None = None
     base_value: Float[Tensor, "batch"] | None = None
-    #: What the scores are a product of, by name, where one row is read.
     factors: "dict[str, Float[Tensor, 'batch unit']] | None" = None
-    #: What was measured about each sample on the way, for the certificate: a completeness gap, an error of steps.
-    checks: "dict[str, Float[Tensor, 'batch']] | None" = None
-    #: What was chosen for each sample where the caller left it open, for the provenance: what stands for hidden units.
-    chosen: dict[str, list[str]] | None = None
+    diagnostics: "dict[str, Float[Tensor, 'batch']] | None" = None
+    resolved_options: dict[str, list[str]] | None = None
 
-    def cpu(self) -> "Scores":
-        """The same on the CPU."""
+    def cpu(self) -> "MethodScores":
+        """Return a copy with all tensors on the CPU."""
         return replace(
             self,
             scores=self.scores.cpu(),
-            per_layer=None if self.per_layer is None else self.per_layer.cpu(),
-            per_head=None if self.per_head is None else self.per_head.cpu(),
-            base_value=None if self.base_value is None else self.base_value.cpu(),
-            factors=None if self.factors is None else {name: part.cpu() for name, part in self.factors.items()},
-            checks=None if self.checks is None else {name: part.cpu() for name, part in self.checks.items()},
+            per_layer=_move_to_cpu(self.per_layer),
+            per_head=_move_to_cpu(self.per_head),
+            base_value=_move_to_cpu(self.base_value),
+            factors=_move_all_to_cpu(self.factors),
+            diagnostics=_move_all_to_cpu(self.diagnostics),
         )
 
 
+def _move_to_cpu(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None:
+        return None
+    return tensor.cpu()
+
+
+def _move_all_to_cpu(tensors: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
+    if tensors is None:
+        return None
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+
 @dataclass
-class Fold(Tiled):
-    """Base of every method that reads a tape: subclasses add options as fields, and `visit` or `finish`."""
+class AttributionMethod(TiledMethod):
+    """Base class of attribution methods.
+
+    A subclass adds options as dataclass fields and implements `on_call` (one attention call), `request_reduction` (a
+    sum of the attention maps, for long inputs) or `compute_scores` (the whole tape). Register it with
+    `register_method`. A new instance is made for each batch.
+
+    Attributes:
+        declaration: The properties given to `register_method`.
+        unit_context: Units, masks and read-out weights of the batch.
+    """
 
     declaration: ClassVar[Declaration]
-    frame: Frame = field(repr=False, kw_only=True)
+    unit_context: UnitContext = field(repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.start()
-        self.parts: list[Float[Tensor, "batch head row unit"]] = []
-        self.begin()
+        self._init_tile_state()
+        self.call_scores: list[Float[Tensor, "batch head row unit"]] = []
+        self.setup()
 
     @classmethod
-    def kind_with(cls, options: Mapping[str, Any]) -> str:
-        """What it is handed with these options."""
-        return cls.declaration.kind
+    def get_pass_type(cls, options: Mapping[str, Any]) -> str:
+        """Return the pass type ("tape", "path", "rules", ...) that the method needs with these options."""
+        return cls.declaration.pass_type
 
     @property
-    def frames(self) -> dict[str, Frame]:
-        return {self.frame.stream: self.frame}
+    def unit_contexts(self) -> dict[str, UnitContext]:
+        """The unit context by stream name: of one stream here."""
+        return {self.unit_context.stream: self.unit_context}
 
     @property
     def linear_in_target(self) -> bool:
-        """With these options."""
+        """Whether the scores are linear in the target, with these options."""
         return self.declaration.linear_in_target
 
     @property
     def signed(self) -> bool:
-        """Whether scores can be below zero, with these options: of vectors, a sum can, a length cannot."""
+        """Whether scores can be negative, with these options: the sum of a vector can, its norm cannot."""
         reduce = getattr(self, "reduce", None)
-        return self.declaration.signed if reduce is None else reduce == "sum"
+        if reduce is None:
+            return self.declaration.signed
+        return bool(reduce == "sum")
 
     @property
-    def reads_the_readout(self) -> bool:
-        """Whether the scores depend, with these options, on which row speaks for the target."""
-        return "rows" in self.declaration.has
+    def depends_on_readout(self) -> bool:
+        """Whether the scores depend, with these options, on the read-out position."""
+        return "rows" in self.declaration.supports
 
-    def begin(self) -> None:
-        """Set up the state before the first call."""
+    def setup(self) -> None:
+        """Initialise the state before the first call, and check the options."""
 
-    def fold(self, call: Call) -> None:
-        part = self.folded(call)
-        if part is not None:
-            self.parts.append(part)
+    def process_call(self, call: AttentionCall) -> None:
+        """Process one attention call and keep its contribution, if it has one."""
+        contribution = self._compute_call_scores(call)
+        if contribution is not None:
+            self.call_scores.append(contribution)
 
-    def finish(self, tape: Tape) -> Scores:
-        """By default the scores are the sum of all shares."""
-        shares = torch.stack(self.parts[::-1], dim=1)  # batch layer head row unit, the first layer first
-        one_row = shares.shape[3] == 1
-        return Scores(
-            scores=shares.sum((1, 2)),
-            per_layer=shares.sum((2, 3)) if one_row else None,
-            per_head=shares.sum(3) if one_row and self.declaration.has_head_shares else None,
-        )
+    def compute_scores(self, tape: Tape) -> MethodScores:
+        """Return the scores after the last call: by default the sum of the contributions of all calls.
+
+        Args:
+            tape: The recorded pass, with inputs, input gradients and the value of the target.
+
+        Returns:
+            The scores, by layer and head too if there is a single read-out.
+        """
+        contributions = torch.stack(self.call_scores[::-1], dim=1)  # batch layer head row unit, the first layer first
+        scores = MethodScores(contributions.sum((1, 2)))
+        if contributions.shape[3] == 1:
+            scores.per_layer = contributions.sum((2, 3))
+            if self.declaration.has_head_contributions:
+                scores.per_head = contributions.sum(3)
+        return scores
 
 
 @dataclass
-class AcrossFold(Tiled):
-    """What a method does where streams look at each other: one fold over the calls of all of them.
+class CrossStreamMethod(TiledMethod):
+    """Base class of a method for models whose streams attend to each other: one instance processes all calls.
 
-    `layers` are the layers that count, for each pair of a stream that looks and one that is looked at. `towers` are the
-    modules of towers: such a tower goes on beside a stream whose units it has, too, looks at nothing else, and is added
-    to the stream again after each of its layers; before the stream's own first call the two are one. `blocks` say of
-    modules which block they are in: in a block each stream sees the others as they were when it began. Subclasses have
-    the options of the method for one stream.
+    A subclass has the options of the method for one stream, and is registered with `register_cross_stream_method`.
+
+    Attributes:
+        declaration: The declaration of the method for one stream.
+        unit_contexts: The unit context of each stream.
+        layers: The selected layers for each pair (query stream, key stream).
+        residual_towers: Names of the attention modules of uni-modal towers that run in parallel to a fused stream with
+            the same units. Their output is added to the stream after each of its layers (BridgeTower); before the first
+            layer of the stream, the two are identical.
+        simultaneous_groups: Block of each attention module. Within a block, each stream attends to the other streams as
+            they were at the start of the block.
     """
 
     declaration: ClassVar[Declaration]
-    frames: dict[str, Frame] = field(repr=False, kw_only=True)
+    unit_contexts: dict[str, UnitContext] = field(repr=False, kw_only=True)
     layers: dict[tuple[str, str], range] = field(repr=False, kw_only=True)
-    towers: frozenset[str] = field(default=frozenset(), repr=False, kw_only=True)
-    blocks: dict[str, str] = field(default_factory=dict, repr=False, kw_only=True)
+    residual_towers: frozenset[str] = field(default=frozenset(), repr=False, kw_only=True)
+    simultaneous_groups: dict[str, str] = field(default_factory=dict, repr=False, kw_only=True)
     linear_in_target: ClassVar[bool] = False
-    reads_the_readout: ClassVar[bool] = True
+    depends_on_readout: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.start()
-        self.begin()
+        self._init_tile_state()
+        self.setup()
 
     @property
     def signed(self) -> bool:
+        """Whether scores can be negative."""
         return self.declaration.signed
 
-    def begin(self) -> None:
-        """Set up the state before the first call."""
+    def setup(self) -> None:
+        """Initialise the state before the first call, and check the options."""
 
-    def fold(self, call: Call) -> None:
-        self.folded(call)
+    def process_call(self, call: AttentionCall) -> None:
+        """Process one attention call."""
+        self._compute_call_scores(call)
 
-    def finish(self, tape: Tape) -> dict[str, Scores]:
-        """The scores of each stream's units."""
+    def compute_scores(self, tape: Tape) -> dict[str, MethodScores]:
+        """Return the scores of the units of each stream."""
         raise NotImplementedError
 
-    def speaks(self, stream: str) -> bool:
-        """Whether rows of this stream are read."""
-        return bool(self.frames[stream].readout.any())
+    def has_readout(self, stream: str) -> bool:
+        """Whether a read-out position lies in this stream."""
+        return bool(self.unit_contexts[stream].readout.any())
 
 
-def of_authors(default: Any) -> Any:
-    """The default of an option that is there to reproduce an author's code: laws bind defaults, not such options."""
+def compat_option(default: Any) -> Any:
+    """Declare an option that only reproduces an author's code.
+
+    Declared properties are verified for the other options, not for these.
+    """
     return field(default=default, metadata={"of authors": True})
 
 
-REGISTRY: dict[str, type[Fold]] = {}
-#: What a method does where streams look at each other, for those that say.
-ACROSS: dict[str, type[AcrossFold]] = {}
-A = TypeVar("A", bound=type[AcrossFold])
-M = TypeVar("M", bound=type[Fold])
+METHOD_REGISTRY: dict[str, type[AttributionMethod]] = {}
+#: The variants of methods for models whose streams attend to each other.
+CROSS_STREAM_REGISTRY: dict[str, type[CrossStreamMethod]] = {}
+CrossStreamMethodT = TypeVar("CrossStreamMethodT", bound=type[CrossStreamMethod])
+MethodT = TypeVar("MethodT", bound=type[AttributionMethod])
 
 
-def register(name: str, *, asks: tuple[str, ...] = (), **declared: Any) -> Callable[[M], M]:
-    """Add a method to the registry, from inside or outside the package.
+def register_method(
+    name: str, *, requires: tuple[str, ...] = (), **declaration_fields: Any
+) -> Callable[[MethodT], MethodT]:
+    """Register a method under a name, from inside or outside the package.
 
-    >>> @register("flat", family="control", cost="nothing", citation="–", signed=False, target="none")
-    ... class Flat(Fold):
-    ...     def finish(self, tape):
-    ...         return Scores(self.frame.valid[:, None].double())
-    >>> REGISTRY.pop("flat").declaration.taxonomy
-    'post-hoc, model-specific, local'
+    Args:
+        name: Name for `explain(method=...)` and the command line.
+        requires: Tensors that must be recorded, such as "attention" or "attention_gradient".
+        **declaration_fields: The other fields of `Declaration`; `family`, `cost`, `citation`, `signed` and `target`
+            have no default.
+
+    Returns:
+        A class decorator. It makes the class a dataclass, whose fields are the options of the method.
+
+    Raises:
+        InputError: Another class has this name.
+
+    Example:
+        >>> @register_method("flat", family="control", cost="nothing", citation="–", signed=False, target="none")
+        ... class Flat(AttributionMethod):
+        ...     def compute_scores(self, tape):
+        ...         return MethodScores(self.unit_context.valid_mask[:, None].double())
+        >>> METHOD_REGISTRY.pop("flat").declaration.taxonomy
+        'post-hoc, model-specific, local'
     """
 
-    def decorate(cls: M) -> M:
-        has = frozenset(declared.pop("has", ()))
-        taken = REGISTRY.get(name)
-        if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
+    def decorate(cls: MethodT) -> MethodT:
+        supports = frozenset(declaration_fields.pop("supports", ()))
+        registered = METHOD_REGISTRY.get(name)
+        if registered is not None and (registered.__module__, registered.__qualname__) != (
+            cls.__module__,
+            cls.__qualname__,
+        ):
             raise InputError(
-                f"a method named {name!r} is registered already, by {taken.__module__}: choose another name"
+                f"a method named {name!r} is already registered by {registered.__module__}: choose another name"
             )
-        cls.declaration = Declaration(name=name, asks=check_asks(asks), has=has, **declared)
-        made = dataclass(cls)  # options are plain fields of the class
-        REGISTRY[name] = made
-        return made  # type: ignore[return-value]
+        cls.declaration = Declaration(
+            name=name, requires=resolve_requirements(requires), supports=supports, **declaration_fields
+        )
+        method_class = dataclass(cls)  # options are plain fields of the class
+        METHOD_REGISTRY[name] = method_class
+        return method_class  # type: ignore[return-value]
 
     return decorate
 
 
-def across(name: str) -> Callable[[A], A]:
-    """Say what a registered method does where streams look at each other."""
+def register_cross_stream_method(name: str) -> Callable[[CrossStreamMethodT], CrossStreamMethodT]:
+    """Register the variant of a registered method for models whose streams attend to each other.
 
-    def decorate(cls: A) -> A:
-        cls.declaration = REGISTRY[name].declaration
-        made = dataclass(cls)
-        ACROSS[name] = made
-        return made  # type: ignore[return-value]
+    Args:
+        name: The name of the method, which must be registered already.
+
+    Returns:
+        A class decorator. It makes the class a dataclass with the declaration of the registered method.
+    """
+
+    def decorate(cls: CrossStreamMethodT) -> CrossStreamMethodT:
+        cls.declaration = METHOD_REGISTRY[name].declaration
+        method_class = dataclass(cls)
+        CROSS_STREAM_REGISTRY[name] = method_class
+        return method_class  # type: ignore[return-value]
 
     return decorate
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method with its own arguments: `clearhead.Method("generic", layers=(-4, None))`.
+    """A method with its options: `clearhead.Method("generic", layers=(-4, None))`.
 
-    >>> str(Method("grad-sam", received=True))
-    'grad-sam(received=True)'
+    Args:
+        name: The name of a registered method.
+        **options: Options of the method, and `layers`, `heads` and `rows` if it supports them. A value of None for
+            one of these three means the default.
+
+    Raises:
+        InputError: The method or the option is unknown, or the value is not accepted.
+
+    Example:
+        >>> str(Method("grad-sam", received=True))
+        'grad-sam(received=True)'
     """
 
     name: str
     options: tuple[tuple[str, Any], ...]
 
     def __init__(self, name: str, **options: Any) -> None:
-        if name not in REGISTRY:
-            raise unknown("method", name, sorted(REGISTRY))
-        accepted = {*self.option_names(name), *REGISTRY[name].declaration.has}
+        if name not in METHOD_REGISTRY:
+            raise unknown_value_error("method", name, sorted(METHOD_REGISTRY))
+        accepted = {*self.option_names(name), *METHOD_REGISTRY[name].declaration.supports}
         for option in options:
-            if option not in accepted and option not in SHARED:
-                raise unknown(f"option of {name}", option, sorted(accepted))
-        given = {key: value for key, value in options.items() if value is not None or key not in SHARED}
-        for key in given:
-            if key in SHARED and key not in REGISTRY[name].declaration.has:
-                with_it = ", ".join(sorted(n for n, cls in REGISTRY.items() if key in cls.declaration.has))
-                raise InputError(f"{name} has no {key}=: methods that have it are {with_it}")
-        hints = get_type_hints(REGISTRY[name])
-        frozen = {
-            key: SHARED[key](value) if key in SHARED else own_option(key, value, hints[key])
-            for key, value in given.items()
+            if option not in accepted and option not in SHARED_OPTION_PARSERS:
+                raise unknown_value_error(f"option of {name}", option, sorted(accepted))
+        set_options = {
+            key: value for key, value in options.items() if value is not None or key not in SHARED_OPTION_PARSERS
         }
+        for key in set_options:
+            if key in SHARED_OPTION_PARSERS and key not in METHOD_REGISTRY[name].declaration.supports:
+                supporting = sorted(n for n, cls in METHOD_REGISTRY.items() if key in cls.declaration.supports)
+                raise InputError(f"{name} has no {key}=: methods that have it are {', '.join(supporting)}")
+        hints = get_type_hints(METHOD_REGISTRY[name])
+        validated = {}
+        for key, value in set_options.items():
+            if key in SHARED_OPTION_PARSERS:
+                validated[key] = SHARED_OPTION_PARSERS[key](value)
+            else:
+                validated[key] = validate_option(key, value, hints[key])
         object.__setattr__(self, "name", name)
-        object.__setattr__(self, "options", tuple(sorted(frozen.items())))
+        object.__setattr__(self, "options", tuple(sorted(validated.items())))
 
     @staticmethod
     def option_names(name: str) -> list[str]:
-        return [f.name for f in fields(REGISTRY[name]) if f.name != "frame"]
+        """Return the names of the options that only this method has (without `layers`, `heads` and `rows`)."""
+        return [f.name for f in fields(METHOD_REGISTRY[name]) if f.name != "unit_context"]
 
     @property
     def declaration(self) -> Declaration:
-        return REGISTRY[self.name].declaration
+        """The declared properties of the method."""
+        return METHOD_REGISTRY[self.name].declaration
 
     @property
-    def kind(self) -> str:
-        return REGISTRY[self.name].kind_with(dict(self.options))
+    def pass_type(self) -> str:
+        """The pass type that the method needs with these options."""
+        return METHOD_REGISTRY[self.name].get_pass_type(dict(self.options))
 
     @property
-    def own_options(self) -> dict[str, Any]:
+    def constructor_kwargs(self) -> dict[str, Any]:
+        """The options that the class of the method takes; the engine handles `layers`, `heads` and `rows`."""
         return {key: value for key, value in self.options if key in self.option_names(self.name)}
 
-    def option(self, name: str, default: Any = None) -> Any:
+    def get_option(self, name: str, default: Any = None) -> Any:
+        """Return the value of an option if it was set, else `default`."""
         return dict(self.options).get(name, default)
 
-    def defaults(self, **options: Any) -> "Method":
-        """This method with options that it has and was not given."""
+    def with_defaults(self, **options: Any) -> "Method":
+        """Return the method with these options added; options already set, and values of None, are left out."""
         extra = {key: value for key, value in options.items() if value is not None and key not in dict(self.options)}
         return Method(self.name, **dict(self.options), **extra)
 
     def __str__(self) -> str:
-        inside = ", ".join(f"{key}={value!r}" for key, value in self.options)
-        return f"{self.name}({inside})" if inside else self.name
+        if not self.options:
+            return self.name
+        arguments = ", ".join(f"{key}={value!r}" for key, value in self.options)
+        return f"{self.name}({arguments})"
 
 
-def methods_of(given: Any) -> list[Method]:
-    """A method or several, by name or with arguments of their own.
+def parse_methods(methods: Any) -> list[Method]:
+    """Return a list of methods from one or several names or `Method` objects.
 
-    >>> [str(method) for method in methods_of(["generic", Method("tam", steps=5)])]
-    ['generic', 'tam(steps=5)']
+    Args:
+        methods: A name, a `Method`, or an iterable of them.
+
+    Returns:
+        One `Method` per item.
+
+    Raises:
+        InputError: A method is unknown, or there is none.
+
+    Example:
+        >>> [str(method) for method in parse_methods(["generic", Method("tam", steps=5)])]
+        ['generic', 'tam(steps=5)']
     """
+    if isinstance(methods, str | Method):
+        methods = [methods]
     try:
-        several = [given] if isinstance(given, str | Method) else list(given)
+        items = list(methods)
     except TypeError:
-        raise unknown("method", given, sorted(REGISTRY)) from None
-    if not several:
+        raise unknown_value_error("method", methods, sorted(METHOD_REGISTRY)) from None
+    if not items:
         raise InputError("no method was given")
-    return [one if isinstance(one, Method) else Method(one) for one in several]
+    return [item if isinstance(item, Method) else Method(item) for item in items]
 
 
-def layer_range(layers: Layers | tuple[float | None, float | None] | None, count: int) -> range:
-    """Half-open, negative from the end, as in a slice; what is no whole number is a share of the depth.
+def resolve_layer_range(layers: LayerRange | tuple[float | None, float | None] | None, num_layers: int) -> range:
+    """Return the layers that a half-open range selects.
 
-    >>> layer_range((-4, None), 12), layer_range(None, 3), layer_range((0.25, None), 24), layer_range((None, 0.5), 1)
-    (range(8, 12), range(0, 3), range(6, 24), range(0, 1))
+    Args:
+        layers: (first, stop) as in a slice, negative from the end; a float is a fraction of the depth. None for all.
+        num_layers: The number of layers of the model.
+
+    Returns:
+        The selected layers, counted from 0.
+
+    Raises:
+        InputError: No layer is selected.
+
+    Example:
+        >>> [resolve_layer_range(layers, 12) for layers in [(-4, None), None, (0.25, None)]]
+        [range(8, 12), range(0, 12), range(3, 12)]
+        >>> resolve_layer_range((None, 0.5), 1)
+        range(0, 1)
     """
     first, stop = layers or (None, None)
-    first = floor(first * count + 1e-9) if isinstance(first, float) else first
-    stop = ceil(stop * count - 1e-9) if isinstance(stop, float) else stop  # a share is never nothing
-    chosen = range(count)[slice(first, stop)]
-    if not chosen:
+    if isinstance(first, float):
+        first = floor(first * num_layers + 1e-9)
+    if isinstance(stop, float):
+        stop = ceil(stop * num_layers - 1e-9)  # rounded up, so that a fraction selects at least one layer
+    selected = range(num_layers)[slice(first, stop)]
+    if not selected:
         raise InputError(
-            f"layers={layers} leaves none of the {count} layers: give others; it is half-open, e.g. layers=(-4, None)"
+            f"layers={layers} leaves none of the {num_layers} layers: choose others; the range is half-open, "
+            "e.g. layers=(-4, None)"
         )
-    return chosen
+    return selected

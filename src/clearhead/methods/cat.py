@@ -1,35 +1,38 @@
-"""CAT: each token's features times their gradient, summed over the layers.
+"""CAT: hidden states times their gradient, summed over the layers.
 
     CAT^l_i = Σ_k h^l_ik · ∂y/∂h^l_ik,     CAT_i = Σ_l CAT^l_i
 
-h^l is the *input* of layer l, the embedding output included. The output of the last layer is left out: its gradient
-is zero everywhere but at the pooled token.
+h^l is the *input* of layer l, the embedding output included. The output of the last layer is left out: its gradient is
+zero except at the read-out position.
 """
 
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.capture.tape import Call
-from clearhead.methods.base import Fold, register
+from clearhead.capture.tape import AttentionCall
+from clearhead.methods.base import AttributionMethod, register_method
 
 
-def features_x_gradient(call: Call) -> Float[Tensor, "batch unit"]:
+def compute_features_x_gradient(call: AttentionCall) -> Float[Tensor, "batch unit"]:
+    """Return Σ_k h_ik · ∂y/∂h_ik for the input h of the call's layer."""
     assert call.block_input is not None and call.block_input_gradient is not None
     return (call.block_input * call.block_input_gradient).sum(-1)
 
 
-@register(
+@register_method(
     "cat",
     family="relevance",
-    asks=("block_input", "block_input_gradient"),
+    requires=("block_input", "block_input_gradient"),
     cost="one forward and one backward",
     citation="Qiang et al. (2022), AttCAT: explaining transformers via attentive class activation tokens, NeurIPS",
     signed=True,
     target="any",
     linear_in_target=True,
-    has=("layers",),
-    parts="contributions",
+    supports=("layers",),
+    layer_scores="contributions",
 )
-class CAT(Fold):
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
-        return features_x_gradient(call)[:, None, None]
+class CAT(AttributionMethod):
+    """Hidden states times their gradient."""
+
+    def on_call(self, call: AttentionCall) -> Float[Tensor, "batch head row unit"]:
+        return compute_features_x_gradient(call)[:, None, None]

@@ -1,47 +1,49 @@
-"""The table of methods for the documentation, generated from what the methods declare.
+"""Generate the methods page of the documentation from the declarations and docstrings of the methods.
 
 python -m clearhead.methods.catalogue > docs/methods.md
 """
 
 import sys
 
-from clearhead.methods.base import REGISTRY, Declaration, Fold, Method
+from clearhead.methods.base import METHOD_REGISTRY, AttributionMethod, Declaration, Method
 
-INTRODUCTION = """\
+CATALOGUE_INTRODUCTION = """\
 # Methods
 
-This page is generated from the declarations in `src/clearhead/methods` (`make docs`); a test holds it to them.
-Axioms are tested on models with known answers; `clearhead.verify("generic", ex)` (`clearhead verify generic`) measures
-on your model what a method declares and what is promised of every method.
+This page is generated from the declarations in `src/clearhead/methods` (`make docs`); a test compares the two.
+Axioms are tested on models with known results. `clearhead.verify("generic", ex)` (`clearhead verify generic`) measures
+the declared properties of a method, and the invariants of all methods, on your model.
 
-| method | family | scores | depends on the target | cost | has | taxonomy |
+| method | family | scores | depends on the target | cost | options | taxonomy |
 | --- | --- | --- | --- | --- | --- | --- |
 """
 
 
-def row(declaration: Declaration) -> str:
-    has = ", ".join(f"`{name}=`" for name in sorted(declaration.has)) or "–"
+def format_table_row(declaration: Declaration) -> str:
+    """Return the Markdown table row of one method."""
+    options = ", ".join(f"`{name}=`" for name in sorted(declaration.supports)) or "–"
     cells = (
         f"[`{declaration.name}`](#{declaration.name})",
         declaration.family,
         "signed" if declaration.signed else "not negative",
         "yes" if declaration.target == "any" else "no",
         declaration.cost,
-        has,
+        options,
         declaration.taxonomy,
     )
     return "| " + " | ".join(cells) + " |"
 
 
-def section(method: type[Fold]) -> str:
-    """One method: its formula as its file states it, its options, its source."""
+def format_method_section(method: type[AttributionMethod]) -> str:
+    """Return the Markdown section of one method: the docstring of its module, options, requirements and source."""
     declaration = method.declaration
     module = sys.modules[method.__module__]
     lines = [f"## {declaration.name}", "", (module.__doc__ or "").strip(), ""]
     options = Method.option_names(declaration.name)
     if options:
         lines += ["Options: " + ", ".join(f"`{name}={getattr(method, name)!r}`" for name in options) + ".", ""]
-    lines += [f"Asks for: {', '.join(sorted(a.replace('_', ' ') for a in declaration.asks)) or 'nothing'}.", ""]
+    requirements = ", ".join(sorted(name.replace("_", " ") for name in declaration.requires)) or "nothing"
+    lines += [f"Requires: {requirements}.", ""]
     if declaration.axioms:
         lines += [f"Axioms (tested): {'; '.join(declaration.axioms)}.", ""]
     if declaration.citation != "–":
@@ -51,11 +53,18 @@ def section(method: type[Fold]) -> str:
     return "\n".join(lines)
 
 
-def markdown() -> str:
-    ours = [REGISTRY[name] for name in sorted(REGISTRY) if REGISTRY[name].__module__.startswith("clearhead.")]
-    table = "\n".join(row(method.declaration) for method in ours)
-    return INTRODUCTION + table + "\n\n" + "\n".join(section(method) for method in ours)
+def render_catalogue() -> str:
+    """Return the whole page: a table of the methods of clearhead, then one section per method."""
+    builtin_methods = [
+        METHOD_REGISTRY[name]
+        for name in sorted(METHOD_REGISTRY)
+        if METHOD_REGISTRY[name].__module__.startswith("clearhead.")
+    ]
+    table = "\n".join(format_table_row(method.declaration) for method in builtin_methods)
+    return (
+        CATALOGUE_INTRODUCTION + table + "\n\n" + "\n".join(format_method_section(method) for method in builtin_methods)
+    )
 
 
 if __name__ == "__main__":
-    print(markdown(), end="")
+    print(render_catalogue(), end="")

@@ -1,35 +1,34 @@
-"""DeepLIFT: the difference between the input and a reference, carried back operation by operation.
+"""DeepLIFT: the difference between the input and a reference, propagated back operation by operation.
 
     r_i = Σ_k (x_ik − x′_ik) · m_ik          Σ_i r_i = y(x) − y(x′)
 
-x_i is a token's word embedding, or the pixels of a patch; m are multipliers, chained as gradients are. Each operation
-has some with Σ m · Δin = Δout, exactly: Δf/Δz for functions of one number, and closed forms for products (attention,
-gated units), quotients, softmax and norms (`backward_rules/deeplift.py`). So the scores add up on transformers, too;
-how far they are from it (`completeness_gap`) is in the certificate. The class is the one that is predicted at the
-input.
+x_i is a token's word embedding, or the pixels of a patch; m are multipliers, chained like gradients. Each operation has
+multipliers with Σ m · Δin = Δout, exactly: Δf/Δz for scalar functions, and closed forms for products (attention, gated
+units), quotients, softmax and norms (`backward_rules/deeplift.py`). So the scores are complete on transformers, too;
+the certificate has the remaining error (`completeness_gap`). The class is the one predicted at the input.
 
-Where the sums of a softmax or the scales of a norm differ by more than e² between x and x′, as they do in ordinary
-models, the closed forms have multipliers that must cancel, and float32 loses the scores in them. There the default
-takes other ones, complete too, that stay small: its scores are not those of the closed forms, which `steady=False`
-gives.
+If the denominators of a softmax or the scales of a norm differ by more than e² between x and x′, which is common, the
+closed forms have large multipliers that must cancel, and float32 loses the scores in rounding. In these places the
+default uses stabilised multipliers, which are complete and stay small. Its scores differ from those of the closed
+forms, which `steady=False` gives.
 
-captum has a rule for a few activation modules alone and takes the plain gradient of all else, so that its scores do
-not add up: `profile="captum"` gives them, and warns. Baselines by name as in integrated gradients.
+captum has rules for a few activation modules only and uses the gradient elsewhere, so that its scores are not complete:
+`profile="captum"` gives them, with a warning. Baselines by name as in integrated gradients.
 """
 
 from collections.abc import Iterable
 
 from clearhead.capture.tape import Tape
-from clearhead.methods._reference import Held, Reference, ReferenceFold
-from clearhead.methods.base import Scores, of_authors, register
-from clearhead.methods.input_x_gradient import Reduce, reduced
+from clearhead.methods._reference import ReferenceInput, ReferenceMethod, ReferenceResult
+from clearhead.methods.base import MethodScores, compat_option, register_method
+from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
 
 
-@register(
+@register_method(
     "deeplift",
-    kind="reference",
+    pass_type="reference",
     family="gradient",
-    asks=("inputs", "input_gradient"),
+    requires=("inputs", "input_gradient"),
     cost="two forward and one backward, under rules",
     citation="Shrikumar, Greenside & Kundaje (2017), Learning important features through propagating activation "
     "differences, ICML",
@@ -38,23 +37,36 @@ from clearhead.methods.input_x_gradient import Reduce, reduced
     linear_in_target=True,
     axioms=("complete",),
 )
-class DeepLift(ReferenceFold):
+class DeepLift(ReferenceMethod):
+    """DeepLIFT with one reference.
+
+    Attributes:
+        baseline: The baseline x′ by name; None for the default of the model.
+        reduce: How vectors become scores: signed sum, Euclidean norm, or sum of absolute values.
+        steady: Whether to use stabilised multipliers where the closed forms are unstable. Not verified if False: the
+            closed forms amplify rounding errors without bound.
+        captum: Whether captum's code computes the multipliers.
+    """
+
     baseline: str | None = None
-    reduce: Reduce = "sum"
-    steady: bool = of_authors(True)  # the closed forms enlarge rounding without bound, so that no law could bind them
-    captum: bool = of_authors(False)
+    reduce: VectorReduction = "sum"
+    steady: bool = compat_option(True)
+    captum: bool = compat_option(False)
 
     @property
     def linear_in_target(self) -> bool:
         return self.reduce == "sum"
 
-    def references(self) -> Iterable[Reference]:
-        return [Reference(self.baseline)]
+    def iter_references(self) -> Iterable[ReferenceInput]:
+        return [ReferenceInput(self.baseline)]
 
-    def at(self, held: Held) -> None:
-        stream = self.frame.stream
-        self.product = held.way[stream] * held.multipliers[stream] * self.frame.valid[..., None]
-        self.explained, self.base_value = self.product.sum((1, 2)), held.value
+    def on_reference(self, result: ReferenceResult) -> None:
+        stream = self.unit_context.stream
+        self.delta_x_multipliers = (
+            result.input_delta[stream] * result.multipliers[stream] * self.unit_context.valid_mask[..., None]
+        )
+        self.attributed_total = self.delta_x_multipliers.sum((1, 2))
+        self.base_value = result.target_value
 
-    def finish(self, tape: Tape) -> Scores:
-        return Scores(reduced(self.product, self.reduce)[:, None], base_value=self.base_value)
+    def compute_scores(self, tape: Tape) -> MethodScores:
+        return MethodScores(reduce_vectors(self.delta_x_multipliers, self.reduce)[:, None], base_value=self.base_value)

@@ -2,11 +2,11 @@
 
     r_i = E_x′ Σ_k (x_ik − x′_ik) · m_ik(x, x′)          Σ_i r_i = y(x) − E_x′ y(x′)
 
-The distribution is that of the `baselines` (by name, as in integrated gradients) and `examples` (texts, or paths of
-pictures, whose vectors take the place of the input's), each once. Without any it is `samples` random ones: texts with
-every word drawn from the vocabulary, special tokens as they are; pictures of one colour, that of one of their own
-pixels; for other inputs, the one baseline that is safe. Random numbers are keyed by seed and content, each word's by
-the words up to it. The multipliers are complete (see `deeplift`, also for `steady`), so the scores add up for any
+The references are the `baselines` (by name, as in integrated gradients) and the `examples` (texts, or paths of images,
+whose vectors replace those of the input), each once. Without either, `samples` references are drawn at random: texts
+with every token drawn from the vocabulary and special tokens unchanged; images of a single colour, that of one of their
+pixels; for other inputs, the default baseline. Random numbers are keyed by seed and content, those of a token by the
+tokens up to it. The multipliers are complete (see `deeplift`, also for `steady`), so the scores are complete for any
 distribution.
 """
 
@@ -15,17 +15,17 @@ from collections.abc import Iterable
 import torch
 
 from clearhead.capture.tape import Tape
-from clearhead.methods._path import counted, named
-from clearhead.methods._reference import Held, Reference, ReferenceFold
-from clearhead.methods.base import Scores, of_authors, register
-from clearhead.methods.input_x_gradient import Reduce, reduced
+from clearhead.methods._path import build_baseline_names, check_step_count
+from clearhead.methods._reference import ReferenceInput, ReferenceMethod, ReferenceResult
+from clearhead.methods.base import MethodScores, compat_option, register_method
+from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
 
 
-@register(
+@register_method(
     "deeplift-shap",
-    kind="reference",
+    pass_type="reference",
     family="gradient",
-    asks=("inputs", "input_gradient"),
+    requires=("inputs", "input_gradient"),
     cost="9 forward and 8 backward passes, under rules (one each a sample, and one forward)",
     citation="Lundberg & Lee (2017), A unified approach to interpreting model predictions, NeurIPS; multipliers as in "
     "Shrikumar, Greenside & Kundaje (2017), ICML",
@@ -34,35 +34,50 @@ from clearhead.methods.input_x_gradient import Reduce, reduced
     linear_in_target=True,
     axioms=("complete",),
 )
-class DeepLiftShap(ReferenceFold):
+class DeepLiftShap(ReferenceMethod):
+    """Mean of DeepLIFT over several references.
+
+    Attributes:
+        samples: Number of random references, if neither baselines nor examples are given.
+        baselines: Baselines by name; None for the default (see the module).
+        examples: Other inputs (texts, or paths of images) to use as baselines.
+        reduce: How vectors become scores: signed sum, Euclidean norm, or sum of absolute values.
+        steady: Whether to use stabilised multipliers where the closed forms are unstable. Not verified if False: the
+            closed forms amplify rounding errors without bound.
+        captum: Whether captum's code computes the multipliers.
+    """
+
     samples: int = 8
     baselines: str | tuple[str, ...] | None = None
     examples: str | tuple[str, ...] = ()
-    reduce: Reduce = "sum"
-    steady: bool = of_authors(True)  # the closed forms enlarge rounding without bound, so that no law could bind them
-    captum: bool = of_authors(False)
+    reduce: VectorReduction = "sum"
+    steady: bool = compat_option(True)
+    captum: bool = compat_option(False)
 
     @property
     def linear_in_target(self) -> bool:
         return self.reduce == "sum"
 
-    def begin(self) -> None:
-        counted(self.samples, name="samples")
-        self.among = named(self.baselines, self.examples)
-        self.products: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
+    def setup(self) -> None:
+        check_step_count(self.samples, name="samples")
+        self.baseline_names = build_baseline_names(self.baselines, self.examples)
+        self.delta_x_multipliers: list[torch.Tensor] = []
+        self.reference_values: list[torch.Tensor] = []
 
-    def references(self) -> Iterable[Reference]:
-        if self.among:
-            return [Reference(name) for name in self.among]
-        return [Reference(draw=draw) for draw in range(self.samples)]
+    def iter_references(self) -> Iterable[ReferenceInput]:
+        if self.baseline_names:
+            return [ReferenceInput(name) for name in self.baseline_names]
+        return [ReferenceInput(sample_index=draw) for draw in range(self.samples)]
 
-    def at(self, held: Held) -> None:
-        stream = self.frame.stream
-        self.products.append(held.way[stream] * held.multipliers[stream] * self.frame.valid[..., None])
-        self.values.append(held.value)
+    def on_reference(self, result: ReferenceResult) -> None:
+        stream = self.unit_context.stream
+        self.delta_x_multipliers.append(
+            result.input_delta[stream] * result.multipliers[stream] * self.unit_context.valid_mask[..., None]
+        )
+        self.reference_values.append(result.target_value)
 
-    def finish(self, tape: Tape) -> Scores:
-        product = torch.stack(self.products).mean(0)
-        self.explained, self.base_value = product.sum((1, 2)), torch.stack(self.values).mean(0)
-        return Scores(reduced(product, self.reduce)[:, None], base_value=self.base_value)
+    def compute_scores(self, tape: Tape) -> MethodScores:
+        product = torch.stack(self.delta_x_multipliers).mean(0)
+        self.attributed_total = product.sum((1, 2))
+        self.base_value = torch.stack(self.reference_values).mean(0)
+        return MethodScores(reduce_vectors(product, self.reduce)[:, None], base_value=self.base_value)

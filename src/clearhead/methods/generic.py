@@ -1,13 +1,13 @@
-"""Generic Attention: relevance gathered layer by layer from attention times its gradient.
+"""Generic Attention: relevance accumulated over the layers from attention times its gradient.
 
     Ā_l = E_h[(∂y/∂A_l ⊙ A_l)⁺],     R ← R + Ā_l R  from R = I,     r = w · (R − I)
 
-The read-out row alone is pushed, from the last layer to the first: r ← r + r Ā_l. What each layer adds is kept, so the
-scores are the sum of the layers' and heads' shares, and the identity is never added (subtracting it afterwards would
-lose what lies below float32's 1e-7). Where streams look at each other: `generic_cross_attention.py`, whose rules the
-options concern: `normalise`, `within` and `guard` are refused elsewhere. Everywhere: `aggregate` (without it R is
-replaced, not added to), `fusion`, and `lrp`, the authors' ablation: the relevance of A_l by rules of propagation
-(`backward_rules/lrp.py`) in place of A_l.
+Only the read-out row is pushed, from the last layer to the first: r ← r + r Ā_l. The addition of each layer is kept, so
+the scores are the sum of the contributions of layers and heads. The identity is never added: subtracting it afterwards
+would lose everything below float32's 1e-7. For streams that attend to each other see `generic_cross_attention.py`; the
+options `normalise`, `within` and `guard` concern its rules and are refused elsewhere. The other options apply always:
+`aggregate` (without it R is replaced, not added to), `fusion`, and `lrp`, the authors' ablation, which uses the
+relevance of A_l by propagation rules (`backward_rules/lrp.py`) in place of A_l.
 """
 
 from collections.abc import Mapping
@@ -18,80 +18,104 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.backward_rules.lrp import Relevance
-from clearhead.capture.attention.reductions import Reduce
-from clearhead.capture.tape import Call, Tape
+from clearhead.backward_rules.lrp import LRPRules
+from clearhead.capture.attention.reductions import MapReduction
+from clearhead.capture.tape import AttentionCall, Tape
 from clearhead.errors import InputError
-from clearhead.methods.base import Fold, Scores, of_authors, push, register
+from clearhead.methods.base import AttributionMethod, MethodScores, compat_option, push_rows, register_method
 
-#: What becomes of a row of relevance that is zero when it is divided by its sum: it stays zero (ours), or it becomes
-#: NaN, and additions that hold NaN are left out (the authors' DETR) or are not (their LXMERT).
-Guard = Literal["rows", "additions", "none"]
-#: How heads are joined: clamp, then mean over heads (as published); mean, then clamp (Beyond Intuition's code
-#: for ViT); means of attention and gradient apart, then product and clamp (InterpretDL).
-Fusion = Literal["clamp-mean", "mean-clamp", "separate-means"]
+#: Handling of zero rows of relevance when rows are divided by their sums: "rows" keeps them zero (default),
+#: "additions" produces NaN and skips updates where they are NaN (the authors' code for DETR), "none" keeps NaN (their
+#: code for LXMERT).
+ZeroRowGuard = Literal["rows", "additions", "none"]
+#: How heads are combined: clamp, then mean over heads (as published); mean, then clamp (Beyond Intuition's code for
+#: ViT); separate means of attention and gradient, then product and clamp (InterpretDL).
+HeadFusion = Literal["clamp-mean", "mean-clamp", "separate-means"]
 
 
-@register(
+@register_method(
     "generic",
     family="relevance",
-    asks=("attention", "attention_gradient"),
+    requires=("attention", "attention_gradient"),
     cost="one forward and one backward",
     citation="Chefer, Gur & Wolf (2021), Generic attention-model explainability for interpreting bi-modal and "
     "encoder-decoder transformers, ICCV",
     signed=False,
     target="any",
-    has=("layers", "heads", "rows"),
-    parts="contributions",
+    supports=("layers", "heads", "rows"),
+    layer_scores="contributions",
 )
-class Generic(Fold):
-    sweeps: ClassVar[int] = 1
-    aggregate: bool = True
-    normalise: bool = of_authors(True)
-    within: bool = of_authors(True)
-    guard: Guard = of_authors("rows")
-    fusion: Fusion = of_authors("clamp-mean")
-    lrp: bool = of_authors(False)
+class GenericAttention(AttributionMethod):
+    """Generic Attention for models with one stream, or streams without cross-attention.
 
-    beside: ClassVar[bool] = True
-    family: ClassVar[Relevance] = Relevance()
+    Attributes:
+        aggregate: Whether R is added to over the layers; else it is replaced.
+        normalise: Only for streams that attend to each other (rules 8 and 9).
+        within: Only for streams that attend to each other (rule 10).
+        guard: Only for streams that attend to each other: handling of zero rows.
+        fusion: How heads are combined.
+        lrp: Whether LRP relevance replaces attention in the product with the gradient.
+    """
+
+    tile_passes: ClassVar[int] = 1
+    aggregate: bool = True
+    normalise: bool = compat_option(True)
+    within: bool = compat_option(True)
+    guard: ZeroRowGuard = compat_option("rows")
+    fusion: HeadFusion = compat_option("clamp-mean")
+    lrp: bool = compat_option(False)
+
+    needs_standard_gradient: ClassVar[bool] = True
+    rule_set: ClassVar[LRPRules] = LRPRules()
 
     @classmethod
-    def kind_with(cls, options: Mapping[str, Any]) -> str:
-        return "rules" if options.get("lrp") else "tape"
+    def get_pass_type(cls, options: Mapping[str, Any]) -> str:
+        if options.get("lrp"):
+            return "rules"
+        return "tape"
 
-    def begin(self) -> None:
+    def setup(self) -> None:
         if not self.normalise or not self.within or self.guard != "rows":
             raise InputError(
-                "normalise=, within= and guard= are about streams that look at each other (rules 8 to 10), and here "
-                "there is one, or each looks at itself alone: leave them out"
+                "normalise=, within= and guard= concern streams that attend to each other (rules 8 to 10); here there "
+                "is one stream, or each attends to itself only: leave them out"
             )
-        self.rows = self.frame.readout
+        self.relevance_rows = self.unit_context.readout
 
-    def wanted_sum(self, call: Call) -> Reduce | None:
-        return Reduce("positive", self.rows) if self.fusion == "clamp-mean" and not self.lrp else None
+    def request_reduction(self, call: AttentionCall) -> MapReduction | None:
+        if self.fusion != "clamp-mean" or self.lrp:
+            return None
+        return MapReduction("positive", self.relevance_rows)
 
-    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch head row unit"]:
-        return push(self.rows[:, :, queries], relevance_of(call, self.fusion, self.lrp))
+    def on_tile(
+        self, call: AttentionCall, queries: slice, previous_total: Tensor | None
+    ) -> Float[Tensor, "batch head row unit"]:
+        return push_rows(self.relevance_rows[:, :, queries], compute_head_relevance(call, self.fusion, self.lrp))
 
-    def joined(self, call: Call, added: Tensor) -> Float[Tensor, "batch head row unit"]:
+    def on_call_total(self, call: AttentionCall, total: Tensor) -> Float[Tensor, "batch head row unit"]:
         if self.aggregate:
-            self.rows = self.rows + added.sum(1)
-            return added
-        self.rows = added.sum(1)
-        return added if call.layer == self.frame.layers.start else torch.zeros_like(added)
+            self.relevance_rows = self.relevance_rows + total.sum(1)
+            return total
+        self.relevance_rows = total.sum(1)
+        if call.layer == self.unit_context.layers.start:
+            return total
+        return torch.zeros_like(total)
 
-    def finish(self, tape: Tape) -> Scores:
-        found = super().finish(tape)
-        return found if self.fusion == "clamp-mean" else replace(found, per_head=None)  # heads were joined before
+    def compute_scores(self, tape: Tape) -> MethodScores:
+        result = super().compute_scores(tape)
+        if self.fusion == "clamp-mean":
+            return result
+        return replace(result, per_head=None)  # the other modes average heads before the clamp
 
 
-def relevance_of(call: Call, fusion: Fusion, lrp: bool = False) -> Float[Tensor, "batch head query key"]:
-    """Head by head where each is clamped by itself, else one map for all."""
+def compute_head_relevance(
+    call: AttentionCall, fusion: HeadFusion, lrp: bool = False
+) -> Float[Tensor, "batch head query key"]:
+    """Compute the clamped product of attention and gradient: per head for "clamp-mean", else one map for all heads."""
     if lrp:
         call = replace(call, attention=call.relevance)
     if fusion == "clamp-mean":
-        return call.positive
+        return call.positive_product
     assert call.attention is not None and call.attention_gradient is not None
     if fusion == "mean-clamp":
         return (call.attention * call.attention_gradient).mean(1, keepdim=True).clamp_(min=0)

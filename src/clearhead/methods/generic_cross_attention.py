@@ -1,28 +1,29 @@
-"""Generic Attention where streams look at each other (co-attention, encoder–decoders): rules 5–11 of the paper.
+"""Generic Attention for streams that attend to each other (co-attention, encoder–decoders): rules 5–11 of the paper.
 
     Ā = E_h[(∂y/∂A ⊙ A)⁺]                                                             (5)
-    s looks at itself:     R_ss ← R_ss + Ā R_ss,     R_sq ← R_sq + Ā R_sq             (6, 7)
-    s looks at q:          R_sq ← R_sq + R̄_ssᵀ Ā R̄_qq,    R_ss ← R_ss + Ā R_qs      (10, 11)
+    s attends to itself:   R_ss ← R_ss + Ā R_ss,     R_sq ← R_sq + Ā R_sq             (6, 7)
+    s attends to q:        R_sq ← R_sq + R̄_ssᵀ Ā R̄_qq,    R_ss ← R_ss + Ā R_qs      (10, 11)
     R̄ = R̂ / (row sums of R̂) + I,     R̂ = R − I                                      (8, 9)
 
-from R_ss = I, R_sq = 0. R̂ is gathered instead of R, so that nothing small is lost beside the identity, and a row of it
-that is zero stays zero; with another `guard` R is gathered, the identity is subtracted where rows are divided, and a
-row that is zero is divided by zero, as in the authors' code. Two streams that look at each other at once, as in a block
-of LXMERT, are both read before either is changed. The scores are the read-out rows of R̂_ss and R_sq.
+from R_ss = I, R_sq = 0. R̂ is accumulated instead of R, so that small values are not lost in rounding next to the
+identity, and a zero row of it stays zero. With another `guard` R is accumulated, the identity is subtracted before rows
+are divided, and a zero row is divided by zero, as in the authors' code. If two streams attend to each other
+simultaneously, as in a block of LXMERT, both are read before either is updated. The scores are the read-out rows of
+R̂_ss and R_sq.
 
-Where a tower t goes on beside a stream s and is added to it again after each of its layers (BridgeTower), these are
-layers of the stream, too, which look at the tower:
+A residual tower t runs in parallel to a stream s and is added to it after each of its layers (BridgeTower). Its layers
+count as layers of the stream that attend to the tower:
 
     R_tt ← R_tt + Ā R_tt,     R_ss ← R_ss + Ā R_tt
 
-since the sum of both states is the stream's, which holds the tower as it was before, and what the layer added. So each
-Ā counts once: its gradient has measured how much of it reaches y over all bridges together. (The mean of both R would
-halve at every bridge what was measured below; their sum would count the tower's lower layers, and the identity, anew at
-every bridge.) Without `aggregate` such a layer replaces R_ss, as every other does. A state that is joined with itself
-stays what it is, as it does under the layer norm that follows.
+because the state of the stream is the sum of both: the tower before the layer, and the output of the layer. So each Ā
+counts once: its gradient already measures how much of it reaches y over all bridges. (The mean of both R would halve,
+at every bridge, the relevance measured below it; their sum would count the lower layers of the tower, and the identity,
+again at every bridge.) Without `aggregate` such a layer replaces R_ss, like every other layer. Adding a state to itself
+does not change R, since the layer norm that follows removes the factor.
 
-Where a stream that is looked at looks at itself alone, as in encoder–decoders, the rows that are read are made without
-any R (`_generic_encoder_decoder.py`), as long as no option says otherwise.
+If every stream that is attended to attends to itself only, as in encoder–decoders, the read-out rows are computed
+without R (`_generic_encoder_decoder.py`), with default options.
 """
 
 from dataclasses import dataclass
@@ -32,143 +33,194 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.backward_rules.lrp import Relevance
-from clearhead.capture.tape import Call, Tape
-from clearhead.methods._generic_encoder_decoder import Rows, rows_by_stream
-from clearhead.methods._stream_maps import Map, Matrix, aside_of, map_of, one_way, steps
-from clearhead.methods.base import AcrossFold, Scores, across, of_authors
-from clearhead.methods.generic import Fusion, Guard, relevance_of
+from clearhead.backward_rules.lrp import LRPRules
+from clearhead.capture.tape import AttentionCall, Tape
+from clearhead.methods._generic_encoder_decoder import RelevanceRows, compute_rows_by_stream
+from clearhead.methods._stream_maps import (
+    StreamMap,
+    StreamMatrix,
+    build_deferred_map,
+    build_stream_map,
+    is_unidirectional,
+    iter_simultaneous_maps,
+)
+from clearhead.methods.base import CrossStreamMethod, MethodScores, compat_option, register_cross_stream_method
+from clearhead.methods.generic import HeadFusion, ZeroRowGuard, compute_head_relevance
 
-Pair = tuple[str, str]
+StreamPair = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Own:
-    """R̂_ss; or R_ss itself: once it was replaced, which leaves no identity to set aside, and as authors gather it."""
+class SelfRelevance:
+    """The relevance R̂_ss of a stream to itself, or R_ss, which includes the identity.
 
-    relevance: Matrix
-    whole: bool = False
+    R_ss is stored after a replacement, which leaves no separate identity, and to reproduce the authors' code.
+    """
+
+    relevance: StreamMatrix
+    includes_identity: bool = False
 
 
-@across("generic")
-class GenericAcross(AcrossFold):
+@register_cross_stream_method("generic")
+class CrossStreamGenericAttention(CrossStreamMethod):
+    """Generic Attention for models whose streams attend to each other.
+
+    Attributes:
+        aggregate: Whether R is added to over the layers; else it is replaced.
+        normalise: Whether rows of R̂ are divided by their sums (rules 8 and 9).
+        within: Whether cross-attention is multiplied by the relevance within both streams (rule 10).
+        guard: Handling of zero rows when rows are divided by their sums.
+        fusion: How heads are combined.
+        lrp: Whether LRP relevance replaces attention in the product with the gradient.
+    """
+
     aggregate: bool = True
     normalise: bool = True
     within: bool = True
-    guard: Guard = "rows"
-    fusion: Fusion = of_authors("clamp-mean")
-    lrp: bool = of_authors(False)
+    guard: ZeroRowGuard = "rows"
+    fusion: HeadFusion = compat_option("clamp-mean")
+    lrp: bool = compat_option(False)
 
-    beside: ClassVar[bool] = True
-
-    @property
-    def family(self) -> Relevance:
-        """Rules of relevance; those of the authors' DETR differ."""
-        return Relevance(positions=False, kept=True) if "queries" in self.frames else Relevance()
-
-    def begin(self) -> None:
-        self.maps: list[Map] = []
+    needs_standard_gradient: ClassVar[bool] = True
 
     @property
-    def by_rows(self) -> bool:
-        """Whether no R is needed."""
+    def rule_set(self) -> LRPRules:
+        """The propagation rules of the option `lrp`; the authors' code for DETR has different ones."""
+        if "queries" in self.unit_contexts:
+            return LRPRules(positions_take_relevance=False, conserves_linear=True)
+        return LRPRules()
+
+    def setup(self) -> None:
+        self.stream_maps: list[StreamMap] = []
+
+    @property
+    def uses_row_form(self) -> bool:
+        """Whether the scores can be computed from rows, without relevance matrices."""
         as_published = self.aggregate and self.normalise and self.within and self.guard == "rows"
-        return as_published and one_way(self)
+        return as_published and is_unidirectional(self)
 
     @property
-    def sets_aside(self) -> bool:
-        return self.by_rows and self.fusion == "clamp-mean" and not self.lrp
+    def defers_reductions(self) -> bool:
+        return self.uses_row_form and self.fusion == "clamp-mean" and not self.lrp
 
-    def visit(self, call: Call) -> None:
-        if call.aside is not None:
-            self.maps.append(aside_of(self, call, "positive"))
+    def on_call(self, call: AttentionCall) -> None:
+        if call.deferred is not None:
+            self.stream_maps.append(build_deferred_map(self, call, "positive"))
         else:
-            self.maps.append(map_of(self, call, relevance_of(call, self.fusion, self.lrp).mean(1)))
+            head_mean = compute_head_relevance(call, self.fusion, self.lrp).mean(1)
+            self.stream_maps.append(build_stream_map(self, call, head_mean))
 
-    def finish(self, tape: Tape) -> dict[str, Scores]:
-        rows = self._by_rows() if self.by_rows else self._by_matrices()
-        self.maps = []  # as large as the inputs, and there are others to come
-        return {stream: Scores(row) for stream, row in rows.items()}
+    def compute_scores(self, tape: Tape) -> dict[str, MethodScores]:
+        rows = self._compute_by_rows() if self.uses_row_form else self._compute_by_matrices()
+        self.stream_maps = []  # free the maps, which are as large as the inputs, before the next method runs
+        return {stream: MethodScores(stream_rows) for stream, stream_rows in rows.items()}
 
-    def _by_rows(self) -> dict[str, Rows]:
-        return rows_by_stream(self.maps[::-1], self.frames, [*filter(self.speaks, self.frames)])
+    def _compute_by_rows(self) -> dict[str, RelevanceRows]:
+        readout_streams = [*filter(self.has_readout, self.unit_contexts)]
+        return compute_rows_by_stream(self.stream_maps[::-1], self.unit_contexts, readout_streams)
 
-    def _by_matrices(self) -> dict[str, Rows]:
-        self.own = {stream: self._first(stream) for stream in self.frames}
-        self.of_towers = dict(self.own)
-        self.between: dict[Pair, Matrix] = {}  # R_sq
-        for step in steps(self.maps):
-            own, between = dict(self.own), dict(self.between)
-            for one in step:
-                if one.looks == one.seen:
-                    self._look_within(one)
+    def _compute_by_matrices(self) -> dict[str, RelevanceRows]:
+        self.self_relevance = {stream: self._build_initial_relevance(stream) for stream in self.unit_contexts}
+        self.tower_relevance = dict(self.self_relevance)
+        self.cross_relevance: dict[StreamPair, StreamMatrix] = {}  # R_sq
+        for step in iter_simultaneous_maps(self.stream_maps):
+            previous_self = dict(self.self_relevance)
+            previous_cross = dict(self.cross_relevance)
+            for stream_map in step:
+                if stream_map.query_stream == stream_map.key_stream:
+                    self._apply_self_attention(stream_map)
                 else:
-                    self._look_across(one, own, between)
-        rows = {stream: torch.zeros_like(frame.readout) for stream, frame in self.frames.items()}
-        for stream in filter(self.speaks, self.frames):  # what is NaN elsewhere, the authors do not read either
-            rows[stream] = rows[stream] + self.frames[stream].readout @ self._without_identity(stream)
-            for (looks, seen), relevance in self.between.items():
-                if looks == stream:
-                    rows[seen] = rows[seen] + self.frames[looks].readout @ relevance
+                    self._apply_cross_attention(stream_map, previous_self, previous_cross)
+        rows = {stream: torch.zeros_like(unit_context.readout) for stream, unit_context in self.unit_contexts.items()}
+        # only streams with a read-out: others may hold NaN, which the authors' code does not read either
+        for stream in filter(self.has_readout, self.unit_contexts):
+            readout = self.unit_contexts[stream].readout
+            rows[stream] = rows[stream] + readout @ self._remove_identity(stream)
+            for (query_stream, key_stream), relevance in self.cross_relevance.items():
+                if query_stream == stream:
+                    rows[key_stream] = rows[key_stream] + readout @ relevance
         return rows
 
-    def _first(self, stream: str) -> Own:
+    def _build_initial_relevance(self, stream: str) -> SelfRelevance:
         if self.guard == "rows" or not self.aggregate:
-            return Own(self._zeros(stream, stream))
-        identity = self._identity(stream)
-        return Own(identity.expand(len(self.frames[stream].readout), *identity.shape), whole=True)
+            return SelfRelevance(self._build_zeros(stream, stream))
+        identity = self._build_identity(stream)
+        batch_size = len(self.unit_contexts[stream].readout)
+        return SelfRelevance(identity.expand(batch_size, *identity.shape), includes_identity=True)
 
-    def _without_identity(self, stream: str) -> Matrix:
-        own = self.own[stream]
-        return own.relevance - self._identity(stream) if own.whole and self.aggregate else own.relevance
+    def _remove_identity(self, stream: str) -> StreamMatrix:
+        """Return R̂_ss; after a replacement R_ss has no identity to remove."""
+        state = self.self_relevance[stream]
+        if state.includes_identity and self.aggregate:
+            return state.relevance - self._build_identity(stream)
+        return state.relevance
 
-    def _look_within(self, one: Map) -> None:
-        stream, states = one.looks, [self.own, self.of_towers] if one.tower else [self.own]
-        seen = states[-1][stream]
-        added = one.joined @ seen.relevance  # ĀR
-        added = added if seen.whole else one.joined + added
+    def _apply_self_attention(self, stream_map: StreamMap) -> None:
+        """Rules 6 and 7; the layer of a tower updates the tower and its stream."""
+        stream = stream_map.query_stream
+        states = [self.self_relevance]
+        if stream_map.in_tower:
+            states.append(self.tower_relevance)
+        attended = states[-1][stream]
+        added = stream_map.head_mean @ attended.relevance  # ĀR
+        if not attended.includes_identity:
+            added = stream_map.head_mean + added
         for state in states:
-            state[stream] = self._gathered(state[stream], added)
-        if one.tower:
-            return  # it has seen no other stream
-        for pair in [pair for pair in self.between if pair[0] == stream]:
-            kept = self.between[pair] if self.aggregate else 0
-            self.between[pair] = kept + one.joined @ self.between[pair]
+            state[stream] = self._accumulate(state[stream], added)
+        if stream_map.in_tower:
+            return  # a tower does not depend on other streams
+        for pair in [pair for pair in self.cross_relevance if pair[0] == stream]:
+            previous = self.cross_relevance[pair] if self.aggregate else 0
+            self.cross_relevance[pair] = previous + stream_map.head_mean @ self.cross_relevance[pair]
 
-    def _gathered(self, own: Own, added: Matrix) -> Own:
-        """Without aggregation R is replaced, not added to."""
-        return Own(own.relevance + added, own.whole) if self.aggregate else Own(added, whole=True)
+    def _accumulate(self, state: SelfRelevance, added: StreamMatrix) -> SelfRelevance:
+        """Add to R; without aggregation, replace it."""
+        if not self.aggregate:
+            return SelfRelevance(added, includes_identity=True)
+        return SelfRelevance(state.relevance + added, state.includes_identity)
 
-    def _look_across(self, one: Map, own: dict[str, Own], between: dict[Pair, Matrix]) -> None:
-        """`own` and `between` are what is seen of the other stream."""
-        s, q = one.looks, one.seen
-        across = one.joined
+    def _apply_cross_attention(
+        self,
+        stream_map: StreamMap,
+        previous_self: dict[str, SelfRelevance],
+        previous_cross: dict[StreamPair, StreamMatrix],
+    ) -> None:
+        """Rules 10 and 11; the relevance of the key stream is that before the simultaneous calls of the step."""
+        s = stream_map.query_stream
+        q = stream_map.key_stream
+        added = stream_map.head_mean
         if self.within:
-            across = self._normalised(s, self.own[s]).mT @ one.joined @ self._normalised(q, own[q])
-            across = across.masked_fill(across.isnan(), 0) if self.guard == "additions" else across
-        back = one.joined @ between.get((q, s), self._zeros(q, s))
-        kept = self.between.get((s, q), 0) if self.aggregate else 0
-        self.between[s, q] = kept + across
-        if self.aggregate or any((other.looks, other.seen) == (q, s) for other in self.maps):
-            self.own[s] = self._gathered(self.own[s], back)
+            query_relevance = self._normalise_rows(s, self.self_relevance[s])
+            added = query_relevance.mT @ stream_map.head_mean @ self._normalise_rows(q, previous_self[q])
+            if self.guard == "additions":
+                added = added.masked_fill(added.isnan(), 0)
+        added_to_self = stream_map.head_mean @ previous_cross.get((q, s), self._build_zeros(q, s))
+        previous = self.cross_relevance.get((s, q), 0) if self.aggregate else 0
+        self.cross_relevance[s, q] = previous + added
+        is_mutual = any((item.query_stream, item.key_stream) == (q, s) for item in self.stream_maps)
+        if self.aggregate or is_mutual:
+            self.self_relevance[s] = self._accumulate(self.self_relevance[s], added_to_self)
 
-    def _normalised(self, stream: str, own: Own) -> Matrix:
-        """R̄_ss; R_ss itself without normalisation."""
-        relevance = own.relevance
-        if own.whole:
+    def _normalise_rows(self, stream: str, state: SelfRelevance) -> StreamMatrix:
+        """Compute R̄_ss (rules 8 and 9); without normalisation return R_ss."""
+        relevance = state.relevance
+        if state.includes_identity:
             if not self.normalise:
                 return relevance
-            relevance = relevance - self._identity(stream)
+            relevance = relevance - self._build_identity(stream)
         if self.normalise:
-            sums = relevance.sum(-1, keepdim=True)
-            sums = sums.masked_fill(~self.frames[stream].valid[..., None], 1)  # padding is none of the sample's rows
-            relevance = relevance / (torch.where(sums == 0, 1, sums) if self.guard == "rows" else sums)
-        return relevance + self._identity(stream)
+            padding = ~self.unit_contexts[stream].valid_mask[..., None]
+            sums = relevance.sum(-1, keepdim=True).masked_fill(padding, 1)
+            if self.guard == "rows":
+                sums = torch.where(sums == 0, 1, sums)
+            relevance = relevance / sums
+        return relevance + self._build_identity(stream)
 
-    def _zeros(self, looks: str, seen: str) -> Matrix:
-        one, other = self.frames[looks].readout, self.frames[seen].readout
-        return one.new_zeros(len(one), one.shape[2], other.shape[2])
+    def _build_zeros(self, query_stream: str, key_stream: str) -> StreamMatrix:
+        query_readout = self.unit_contexts[query_stream].readout
+        key_readout = self.unit_contexts[key_stream].readout
+        return query_readout.new_zeros(len(query_readout), query_readout.shape[2], key_readout.shape[2])
 
-    def _identity(self, stream: str) -> Float[Tensor, "row row"]:
-        readout = self.frames[stream].readout
+    def _build_identity(self, stream: str) -> Float[Tensor, "row row"]:
+        readout = self.unit_contexts[stream].readout
         return torch.eye(readout.shape[2], dtype=readout.dtype, device=readout.device)

@@ -1,13 +1,13 @@
-"""Gradient SHAP: the expected gradient at random places between random baselines and the input.
+"""Gradient SHAP: the expected gradient at random points between random baselines and the input.
 
     r_i = E_{x′, α, ε} Σ_k (x_ik + ε_ik − x′_ik) · ∂y(x′ + α(x + ε − x′))/∂x_ik
 
 α is uniform on 0…1, ε Gaussian with σ = `noise` in the units of the input, x′ one of the `baselines` (by name, as in
-integrated gradients) or of the `examples`: texts, or paths of pictures, whose vectors take the place of the input's (a
-shorter text is filled up with the default baseline). Random numbers are keyed by seed and content. With one baseline
-the scores are an estimate of integrated gradients; how uncertain their sum is (`standard_error`, of the mean over the
-draws) is in the certificate, and with one baseline how far it is from y(x) − y(x′), relative to the largest
-score (`completeness_gap`).
+integrated gradients) or of the `examples`: texts, or paths of images, whose vectors replace those of the input (a
+shorter text is padded with the default baseline). Random numbers are keyed by seed and content. With a single baseline
+the scores estimate integrated gradients. The certificate has the standard error of their sum (`standard_error`, of the
+mean over the draws), and with a single baseline the difference between the sum and y(x) − y(x′), relative to the
+largest score (`completeness_gap`).
 """
 
 from collections.abc import Iterable
@@ -15,16 +15,16 @@ from collections.abc import Iterable
 import torch
 
 from clearhead.capture.tape import Tape
-from clearhead.methods._path import PathFold, Point, Step, counted, named
-from clearhead.methods.base import Scores, register
-from clearhead.methods.input_x_gradient import Reduce, reduced
+from clearhead.methods._path import PathMethod, PathPoint, PathPointResult, build_baseline_names, check_step_count
+from clearhead.methods.base import MethodScores, register_method
+from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
 
 
-@register(
+@register_method(
     "gradient-shap",
-    kind="path",
+    pass_type="path",
     family="gradient",
-    asks=("inputs", "input_gradient"),
+    requires=("inputs", "input_gradient"),
     cost="50 forward and backward passes (one a sample), several at once",
     citation="Lundberg & Lee (2017), A unified approach to interpreting model predictions, NeurIPS; expected gradients "
     "as in Erion et al. (2021), Nature Machine Intelligence",
@@ -33,43 +33,59 @@ from clearhead.methods.input_x_gradient import Reduce, reduced
     linear_in_target=True,
     axioms=("nothing for what does not count", "implementation invariant"),
 )
-class GradientShap(PathFold):
+class GradientShap(PathMethod):
+    """Expected gradients over random baselines, noise and path positions.
+
+    Attributes:
+        samples: Number of random points.
+        noise: σ of the Gaussian noise, in the units of the input.
+        baselines: Baselines by name; None for the default (see the module).
+        examples: Other inputs (texts, or paths of images) to use as baselines.
+        reduce: How vectors become scores: signed sum, Euclidean norm, or sum of absolute values.
+    """
+
     samples: int = 50
     noise: float = 0.0
     baselines: str | tuple[str, ...] | None = None
     examples: str | tuple[str, ...] = ()
-    reduce: Reduce = "sum"
+    reduce: VectorReduction = "sum"
 
     @property
     def linear_in_target(self) -> bool:
         return self.reduce == "sum"
 
-    def begin(self) -> None:
-        counted(self.samples, name="samples")
-        self.among = named(self.baselines, self.examples)
-        self.baseline = self.among if len(self.among) > 1 else next(iter(self.among), None)
-        self.mean: torch.Tensor | float = 0.0
-        self.sums: list[torch.Tensor] = []
+    def setup(self) -> None:
+        check_step_count(self.samples, name="samples")
+        self.baseline_names = build_baseline_names(self.baselines, self.examples)
+        self.baseline: str | tuple[str, ...] | None = self.baseline_names
+        if len(self.baseline_names) < 2:
+            self.baseline = next(iter(self.baseline_names), None)
+        self.mean_product: torch.Tensor | float = 0.0
+        self.sample_totals: list[torch.Tensor] = []
 
-    def points(self) -> Iterable[Point]:
-        drawn = [Point(None, self.baseline, self.noise, draw=draw) for draw in range(self.samples)]
-        return drawn if len(self.among) > 1 else [*drawn, Point(0.0, self.baseline)]
+    def iter_points(self) -> Iterable[PathPoint]:
+        points = [PathPoint(None, self.baseline, self.noise, sample_index=index) for index in range(self.samples)]
+        if len(self.baseline_names) < 2:
+            points.append(PathPoint(0.0, self.baseline))
+        return points
 
-    def at(self, step: Step) -> None:
-        assert step.tape.input_gradient is not None
-        if step.point.along == 0:
-            self.base_value = step.tape.value
+    def on_point(self, result: PathPointResult) -> None:
+        assert result.tape.input_gradient is not None
+        if result.point.alpha == 0:
+            self.base_value = result.tape.value
             return
-        product = step.way[self.frame.stream] * step.tape.input_gradient[self.frame.stream]
-        product = product * self.frame.valid[..., None]
-        self.mean = self.mean + product / self.samples
-        self.sums.append(product.sum((1, 2)))
+        product = result.input_delta[self.unit_context.stream] * result.tape.input_gradient[self.unit_context.stream]
+        product = product * self.unit_context.valid_mask[..., None]
+        self.mean_product = self.mean_product + product / self.samples
+        self.sample_totals.append(product.sum((1, 2)))
 
-    def finish(self, tape: Tape) -> Scores:
-        assert isinstance(self.mean, torch.Tensor)
-        checks = {}
+    def compute_scores(self, tape: Tape) -> MethodScores:
+        assert isinstance(self.mean_product, torch.Tensor)
+        diagnostics = {}
         if self.samples > 1:
-            checks["standard_error"] = torch.stack(self.sums).std(0) / self.samples**0.5
+            diagnostics["standard_error"] = torch.stack(self.sample_totals).std(0) / self.samples**0.5
         if self.base_value is not None:
-            self.explained = torch.stack(self.sums).mean(0)
-        return Scores(reduced(self.mean, self.reduce)[:, None], base_value=self.base_value, checks=checks)
+            self.attributed_total = torch.stack(self.sample_totals).mean(0)
+        return MethodScores(
+            reduce_vectors(self.mean_product, self.reduce)[:, None], base_value=self.base_value, diagnostics=diagnostics
+        )

@@ -1,4 +1,4 @@
-"""Input × gradient: the first-order share of each unit's input vector in the target.
+"""Input × gradient: the first-order contribution of each unit's input vector to the target.
 
     r_i = Σ_k x_ik · ∂y/∂x_ik
 
@@ -11,24 +11,26 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.capture.tape import Tape
-from clearhead.methods.base import Fold, Scores, register
+from clearhead.methods.base import AttributionMethod, MethodScores, register_method
 
-Reduce = Literal["sum", "l2", "abs"]
+VectorReduction = Literal["sum", "l2", "abs"]
 
 
-def reduced(vectors: Float[Tensor, "batch unit feature"], how: Reduce) -> Float[Tensor, "batch unit"]:
-    """One number per unit: the signed sum, the Euclidean norm, or the sum of absolute values."""
-    if how == "sum":
+def reduce_vectors(
+    vectors: Float[Tensor, "batch unit feature"], reduction: VectorReduction
+) -> Float[Tensor, "batch unit"]:
+    """Reduce vectors to one number per unit: the signed sum, the Euclidean norm, or the sum of absolute values."""
+    if reduction == "sum":
         return vectors.sum(-1)
-    if how == "l2":
+    if reduction == "l2":
         return vectors.norm(dim=-1)
     return vectors.abs().sum(-1)
 
 
-@register(
+@register_method(
     "input-x-gradient",
     family="gradient",
-    asks=("inputs", "input_gradient"),
+    requires=("inputs", "input_gradient"),
     cost="one forward and one backward",
     citation="Shrikumar et al. (2016), Not just a black box: learning important features through propagating "
     "activation differences",
@@ -37,14 +39,20 @@ def reduced(vectors: Float[Tensor, "batch unit feature"], how: Reduce) -> Float[
     linear_in_target=True,
     axioms=("exact on linear models",),
 )
-class InputXGradient(Fold):
-    reduce: Reduce = "sum"
+class InputXGradient(AttributionMethod):
+    """Input vectors times their gradient.
+
+    Attributes:
+        reduce: How vectors become scores: signed sum, Euclidean norm, or sum of absolute values.
+    """
+
+    reduce: VectorReduction = "sum"
 
     @property
     def linear_in_target(self) -> bool:
-        return self.reduce == "sum"  # absolute values and norms are not linear, whatever they are taken of
+        return self.reduce == "sum"  # absolute values and norms are not linear
 
-    def finish(self, tape: Tape) -> Scores:
+    def compute_scores(self, tape: Tape) -> MethodScores:
         assert tape.inputs is not None and tape.input_gradient is not None
-        stream = self.frame.stream
-        return Scores(reduced(tape.inputs[stream] * tape.input_gradient[stream], self.reduce)[:, None])
+        stream = self.unit_context.stream
+        return MethodScores(reduce_vectors(tape.inputs[stream] * tape.input_gradient[stream], self.reduce)[:, None])

@@ -1,17 +1,17 @@
-"""Integrated gradients: the gradient gathered on the straight way from a baseline to the input.
+"""Integrated gradients: the gradient integrated along the straight path from a baseline to the input.
 
     r_i = Σ_k (x_ik − x′_ik) · ∫₀¹ ∂y(x′ + α(x − x′))/∂x_ik dα
 
-x_i is a token's word embedding, or the pixels of a patch; the class is the one that is predicted at the input. The
-scores add up to y(x) − y(x′), and y(x′) is the base value. How far they are from that (`completeness_gap`), and how
-much they moved when half the steps became all of them (`step_doubling_error`), both relative to
-the largest, is in the certificate.
+x_i is a token's word embedding, or the pixels of a patch; the class is the one predicted at the input. The scores sum
+to y(x) − y(x′), and y(x′) is the base value. The certificate has the error of the sum (`completeness_gap`), and the
+largest change of a score when the number of steps was doubled (`step_doubling_error`), both relative to the largest
+score.
 
-Baselines by name: of words `pad`, `mask`, `mean` (of the whole vocabulary) – these leave special tokens as they are –
-or `zero`; of pictures `zero` (after normalisation, so the mean colour), `black`, `mean` (of the picture) or `blur`. By
-default the padding's embedding, or the mean where that is zero or unknown, and `zero` for pictures. A baseline of zero
-is refused where words go through a norm before positions are added: it forgets the length of a vector, so the integrand
-piles up at α = 0.
+Baselines by name: for texts `pad`, `mask`, `mean` (of the whole vocabulary), which leave special tokens unchanged, or
+`zero`; for images `zero` (after normalisation, so the mean colour), `black`, `mean` (of the image) or `blur`. The
+default is the embedding of the padding token, or `mean` if that is zero or unknown, and `zero` for images. The baseline
+`zero` is refused if token embeddings go through a norm before positions are added: the norm removes the length of a
+vector, so the integrand is concentrated at α = 0.
 """
 
 from collections.abc import Iterable
@@ -19,17 +19,17 @@ from collections.abc import Iterable
 import torch
 
 from clearhead.capture.tape import Tape
-from clearhead.errors import Refusal
-from clearhead.methods._path import PathFold, Point, Rule, Step, quadrature
-from clearhead.methods.base import Scores, of_authors, register
-from clearhead.methods.input_x_gradient import Reduce, reduced
+from clearhead.errors import UnsupportedError
+from clearhead.methods._path import PathMethod, PathPoint, PathPointResult, QuadratureRule, compute_quadrature
+from clearhead.methods.base import MethodScores, compat_option, register_method
+from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
 
 
-@register(
+@register_method(
     "integrated-gradients",
-    kind="path",
+    pass_type="path",
     family="gradient",
-    asks=("inputs", "input_gradient"),
+    requires=("inputs", "input_gradient"),
     cost="76 forward and backward passes (one and a half a step), several at once",
     citation="Sundararajan, Taly & Yan (2017), Axiomatic attribution for deep networks, ICML",
     signed=True,
@@ -37,50 +37,65 @@ from clearhead.methods.input_x_gradient import Reduce, reduced
     linear_in_target=True,
     axioms=("complete", "nothing for what does not count", "implementation invariant"),
 )
-class IntegratedGradients(PathFold):
+class IntegratedGradients(PathMethod):
+    """Gradient integrated along the straight path from a baseline.
+
+    Attributes:
+        steps: Number of points of the quadrature.
+        rule: The quadrature rule.
+        baseline: The baseline x′ by name; None for the default of the model.
+        reduce: How vectors become scores: signed sum, Euclidean norm, or sum of absolute values.
+        captum: Whether points and weights are those of captum.
+    """
+
     steps: int = 50
-    rule: Rule = of_authors("gauss-legendre")
+    rule: QuadratureRule = compat_option("gauss-legendre")
     baseline: str | None = None
-    reduce: Reduce = "sum"
-    captum: bool = of_authors(False)
+    reduce: VectorReduction = "sum"
+    captum: bool = compat_option(False)
 
     @property
     def linear_in_target(self) -> bool:
         return self.reduce == "sum"
 
-    def begin(self) -> None:
-        self.fine = dict(quadrature(self.rule, self.steps, self.captum))
-        least = 2 if self.rule == "riemann-trapezoid" else 1
-        half = self.steps // 2
-        self.coarse = dict(quadrature(self.rule, half, self.captum)) if half >= least else {}
-        self.sums: list[torch.Tensor | float] = [0.0, 0.0]
+    def setup(self) -> None:
+        self.fine_weights = dict(compute_quadrature(self.rule, self.steps, self.captum))
+        min_steps = 2 if self.rule == "riemann-trapezoid" else 1
+        coarse_steps = self.steps // 2
+        self.coarse_weights: dict[float, float] = {}
+        if coarse_steps >= min_steps:
+            self.coarse_weights = dict(compute_quadrature(self.rule, coarse_steps, self.captum))
+        self.fine_and_coarse_sums: list[torch.Tensor | float] = [0.0, 0.0]
 
-    def points(self) -> Iterable[Point]:
-        return [Point(along, self.baseline) for along in (0.0, *self.fine, *self.coarse)]
+    def iter_points(self) -> Iterable[PathPoint]:
+        return [PathPoint(alpha, self.baseline) for alpha in (0.0, *self.fine_weights, *self.coarse_weights)]
 
-    def at(self, step: Step) -> None:
-        assert step.tape.input_gradient is not None and step.point.along is not None
-        along, stream = step.point.along, self.frame.stream
-        if along == 0:
-            self.base_value = step.tape.value
-        product = step.way[stream] * step.tape.input_gradient[stream]
-        for i, weights in enumerate((self.fine, self.coarse)):
-            if along in weights:
-                self.sums[i] = self.sums[i] + weights[along] * product
+    def on_point(self, result: PathPointResult) -> None:
+        assert result.tape.input_gradient is not None and result.point.alpha is not None
+        alpha = result.point.alpha
+        stream = self.unit_context.stream
+        if alpha == 0:
+            self.base_value = result.tape.value
+        product = result.input_delta[stream] * result.tape.input_gradient[stream]
+        for i, weights in enumerate((self.fine_weights, self.coarse_weights)):
+            if alpha in weights:
+                self.fine_and_coarse_sums[i] = self.fine_and_coarse_sums[i] + weights[alpha] * product
 
-    def finish(self, tape: Tape) -> Scores:
-        fine, coarse = self.sums
+    def compute_scores(self, tape: Tape) -> MethodScores:
+        fine, coarse = self.fine_and_coarse_sums
         assert isinstance(fine, torch.Tensor)
-        fine = fine * self.frame.valid[..., None]
+        fine = fine * self.unit_context.valid_mask[..., None]
         if not torch.isfinite(fine).all():
-            raise Refusal(
-                f"the gradient is not finite on the way from baseline={self.baseline!r}: a norm of the model is given "
-                "a vector of zeros there. Choose another baseline, or a rule that leaves the ends out, such as "
-                "'gauss-legendre'"
+            raise UnsupportedError(
+                f"the gradient is not finite on the path from baseline={self.baseline!r}: the input of a norm of the "
+                "model is a zero vector there. Choose another baseline, or a quadrature rule without the end points, "
+                "such as rule='gauss-legendre'"
             )
-        self.explained = fine.sum((1, 2))
-        scores, checks = reduced(fine, self.reduce), {}
+        self.attributed_total = fine.sum((1, 2))
+        scores = reduce_vectors(fine, self.reduce)
+        diagnostics = {}
         if isinstance(coarse, torch.Tensor):
-            moved = (scores - reduced(coarse * self.frame.valid[..., None], self.reduce)).abs().amax(1)
-            checks["step_doubling_error"] = moved / scores.abs().amax(1).clamp(min=1e-30)
-        return Scores(scores[:, None], base_value=self.base_value, checks=checks)
+            coarse_scores = reduce_vectors(coarse * self.unit_context.valid_mask[..., None], self.reduce)
+            largest_change = (scores - coarse_scores).abs().amax(1)
+            diagnostics["step_doubling_error"] = largest_change / scores.abs().amax(1).clamp(min=1e-30)
+        return MethodScores(scores[:, None], base_value=self.base_value, diagnostics=diagnostics)

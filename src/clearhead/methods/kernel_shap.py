@@ -2,9 +2,9 @@
 
     φ = argmin Σ_z π(z) (v(z) − v(∅) − z·φ)²     with Σ φ = v(all) − v(∅),   π(z) = (M − 1) / (C(M, |z|) |z| (M − |z|))
 
-v(z) is the target's value with the units z alone, `replacement` in the place of the others. With up to 11 players all
-coalitions are enumerated, and φ are the exact Shapley values. With more, the sizes whose coalitions all fit into
-`evaluations` (by default 1024 and two for each player) are enumerated, and the others drawn from π, each coalition
+v(z) is the target's value with only the units z present, and the others masked by `replacement`. With up to 11 players
+all coalitions are enumerated, and φ are the exact Shapley values. With more, the coalition sizes that fit into
+`evaluations` (by default 1024 and two for each player) are enumerated, and the others are drawn from π, each coalition
 together with its complement (Covert & Lee, 2021).
 """
 
@@ -15,16 +15,23 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.methods._perturbation import NOTHING, Game, Perturbation, Play, Shares, whole_number
-from clearhead.methods.base import register
+from clearhead.methods._perturbation import (
+    PINV_RTOL,
+    CoalitionGame,
+    CoalitionGenerator,
+    PerturbationMethod,
+    PlayerScores,
+    check_min_int,
+)
+from clearhead.methods.base import register_method
 
-#: Up to so many players, all coalitions.
-EXACT = 11
+#: Maximum number of players for which all coalitions are enumerated.
+MAX_EXACT_PLAYERS = 11
 
 
-@register(
+@register_method(
     "kernel-shap",
-    kind="values",
+    pass_type="values",
     family="perturbation",
     cost="2048 forward passes or fewer (two to the number of units, or evaluations=), in batches",
     citation="Lundberg & Lee (2017), A unified approach to interpreting model predictions; Covert & Lee (2021), "
@@ -35,69 +42,84 @@ EXACT = 11
     model_agnostic=True,
     axioms=("exact on additive games", "complete"),
 )
-class KernelShap(Perturbation):
+class KernelShap(PerturbationMethod):
+    """Shapley values by weighted least squares.
+
+    Attributes:
+        evaluations: Maximum number of coalitions; None for the default.
+    """
+
     evaluations: int | None = None
 
-    def play(self, game: Game) -> Play:
-        count = game.players
+    def iter_coalitions(self, game: CoalitionGame) -> CoalitionGenerator:
+        count = game.num_players
         if self.evaluations is None:
-            budget = 2**EXACT if count <= EXACT else 2 * count + 1024
+            budget = 2**MAX_EXACT_PLAYERS if count <= MAX_EXACT_PLAYERS else 2 * count + 1024
         else:
-            budget = whole_number("evaluations", self.evaluations, 4)
-        z, weights = coalitions(count, budget - 2, game.generator())
-        worth = yield torch.cat([torch.stack([game.nobody, game.everybody]), z])
-        base, full = worth[0], worth[1]
-        return Shares(constrained_fit(z.double(), weights, worth[2:] - base, full - base), float(base))
+            budget = check_min_int("evaluations", self.evaluations, 4)
+        z, weights = sample_coalitions(count, budget - 2, game.make_generator())
+        values = yield torch.cat([torch.stack([game.empty_coalition, game.full_coalition]), z])
+        base, full = values[:2]
+        scores = fit_constrained_least_squares(z.double(), weights, values[2:] - base, full - base)
+        return PlayerScores(scores, float(base))
 
 
-def coalitions(
-    count: int, budget: int, generator: torch.Generator
+def sample_coalitions(
+    num_players: int, max_coalitions: int, generator: torch.Generator
 ) -> tuple[Bool[Tensor, "coalition player"], Float[Tensor, "coalition"]]:
-    """Coalitions but for the empty and the full one, and what each counts; those of one size count π together."""
+    """Return coalitions, without the empty and the full one, and their weights.
+
+    The weights of the coalitions of one size sum to π of this size. Sizes are enumerated from the smallest (with its
+    complement) while all coalitions of a size fit into the size's share of the budget; the others are sampled.
+    """
     rows: list[Tensor] = []
     weights: list[float] = []
-    sizes = list(range(1, count // 2 + 1))  # a size stands for its complement, too
-    shares = {s: (count - 1) / (s * (count - s)) * (1 if 2 * s == count else 2) for s in sizes}
+    sizes = list(range(1, num_players // 2 + 1))  # each size includes that of its complement
+    multiplicity = {size: 1 if 2 * size == num_players else 2 for size in sizes}
+    size_weights = {size: (num_players - 1) / (size * (num_players - size)) * multiplicity[size] for size in sizes}
     while sizes:
         size = sizes[0]
-        every = math.comb(count, size) * (1 if 2 * size == count else 2)
-        if every > budget * shares[size] / sum(shares[s] for s in sizes):
+        num_coalitions = math.comb(num_players, size) * multiplicity[size]
+        if num_coalitions > max_coalitions * size_weights[size] / sum(size_weights[s] for s in sizes):
             break
-        for members in combinations(range(count), size):
-            row = torch.zeros(count, dtype=torch.bool)
+        for members in combinations(range(num_players), size):
+            row = torch.zeros(num_players, dtype=torch.bool)
             row[list(members)] = True
-            both = [row] if 2 * size == count else [row, ~row]
-            rows += both
-            weights += [shares[size] / every] * len(both)
-        budget -= every
+            rows += [row, ~row][: multiplicity[size]]
+            weights += [size_weights[size] / num_coalitions] * multiplicity[size]
+        max_coalitions -= num_coalitions
         sizes.pop(0)
-    pairs = budget // 2 if sizes else 0
-    if pairs:
-        left = torch.tensor([shares[size] for size in sizes], dtype=torch.float64)
-        drawn = torch.multinomial(left, pairs, replacement=True, generator=generator)
-        for place in drawn.tolist():
-            row = torch.zeros(count, dtype=torch.bool)
-            row[torch.randperm(count, generator=generator)[: sizes[place]]] = True
+    num_pairs = 0
+    if sizes:
+        num_pairs = max_coalitions // 2
+    if num_pairs:
+        remaining_weights = torch.tensor([size_weights[size] for size in sizes], dtype=torch.float64)
+        size_indices = torch.multinomial(remaining_weights, num_pairs, replacement=True, generator=generator)
+        for size_index in size_indices.tolist():
+            row = torch.zeros(num_players, dtype=torch.bool)
+            row[torch.randperm(num_players, generator=generator)[: sizes[size_index]]] = True
             rows += [row, ~row]
-        weights += [float(left.sum()) / (2 * pairs)] * (2 * pairs)
-    z = torch.stack(rows) if rows else torch.zeros(0, count, dtype=torch.bool)
-    return z, torch.tensor(weights, dtype=torch.float64)
+        weights += [float(remaining_weights.sum()) / (2 * num_pairs)] * (2 * num_pairs)
+    coalitions = torch.zeros(0, num_players, dtype=torch.bool)
+    if rows:
+        coalitions = torch.stack(rows)
+    return coalitions, torch.tensor(weights, dtype=torch.float64)
 
 
-def constrained_fit(
-    z: Float[Tensor, "coalition player"],
+def fit_constrained_least_squares(
+    coalitions: Float[Tensor, "coalition player"],
     weights: Float[Tensor, "coalition"],
-    worth: Float[Tensor, "coalition"],
+    values: Float[Tensor, "coalition"],
     total: Float[Tensor, ""],
 ) -> Float[Tensor, "player"]:
-    """Least squares under Σ φ = total. Of several solutions, where there are too few coalitions, the smallest."""
-    count = z.shape[1]
-    even = (total / count).expand(count)
-    if not len(z):
-        return even
-    # φ = total/M + B θ with Σ (B θ) = 0: what is left is a plain least-squares problem.
-    basis = torch.linalg.qr(torch.eye(count, dtype=z.dtype) - 1 / count)[0][:, : count - 1]
+    """Fit the scores φ of players by weighted least squares under Σ φ = total; of several solutions, the smallest."""
+    num_players = coalitions.shape[1]
+    equal_scores = (total / num_players).expand(num_players)
+    if not len(coalitions):
+        return equal_scores
+    # With φ = total/M + B θ and Σ (B θ) = 0 for every θ, the problem has no constraint any more.
+    basis = torch.linalg.qr(torch.eye(num_players, dtype=coalitions.dtype) - 1 / num_players)[0][:, : num_players - 1]
     root = weights.sqrt()[:, None]
-    left = worth - z @ even
-    theta = torch.linalg.pinv(root * (z @ basis), rtol=NOTHING) @ (root[:, 0] * left)
-    return even + basis @ theta
+    residual = values - coalitions @ equal_scores
+    theta = torch.linalg.pinv(root * (coalitions @ basis), rtol=PINV_RTOL) @ (root[:, 0] * residual)
+    return equal_scores + basis @ theta

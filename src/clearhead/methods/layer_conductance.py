@@ -1,14 +1,14 @@
-"""Layer conductance: how much of what the target gains on the way from a baseline flows through each unit of a layer.
+"""Layer conductance: the contribution of each unit of a layer to the change of the target along a path from a baseline.
 
     r_i = Σ_k ∫₀¹ ∂y/∂h_ik (x(α)) · ∂h_ik(x(α))/∂α dα,     x(α) = x′ + α(x − x′)
         ≈ Σ_k Σ_s ½ (g_s + g_{s+1})_ik · (h_{s+1} − h_s)_ik
 
-h_i is what comes out of the layer at unit i, g its gradient, s the points of the way. (In the first stretch, g at its
-end alone: at the baseline itself norms may have next to nothing to divide by, and gradients then know no bounds.) The
-scores of every layer add up to y(x) − y(x′), the base value being y(x′) (where the target is reached through the layer
-alone); how far the last layer's are from that is in the certificate (`completeness_gap`). The scores are those of the
-last of `layers`, and `per_layer` shows them all, so that one sees where the target's reasons lie at each depth: at the
-top they lie where the target is read. Baselines as in integrated gradients; `rule` says how the `steps` divide the way.
+h_i is the output of the layer at unit i, g its gradient, s the points of the path. (The first interval uses only g at
+its end: at the baseline norms may divide by almost zero, and gradients are then unbounded.) The scores of every layer
+sum to y(x) − y(x′) if the target depends on the input through the layer only; the base value is y(x′). The certificate
+has the error of the last layer's sum (`completeness_gap`). The scores are those of the last of `layers`, and
+`per_layer` has all of them. They move towards the read-out position with depth. Baselines as in integrated gradients;
+`rule` is the quadrature rule of the `steps`.
 """
 
 from collections.abc import Iterable
@@ -18,20 +18,27 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.capture.tape import Asks, Call, Tape, check_asks
-from clearhead.methods._path import PathFold, Point, Rule, Step, counted, quadrature
-from clearhead.methods.base import Scores, of_authors, register
-from clearhead.methods.input_x_gradient import Reduce, reduced
+from clearhead.capture.tape import AttentionCall, Requirements, Tape, resolve_requirements
+from clearhead.methods._path import (
+    PathMethod,
+    PathPoint,
+    PathPointResult,
+    QuadratureRule,
+    check_step_count,
+    compute_quadrature,
+)
+from clearhead.methods.base import MethodScores, compat_option, register_method
+from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
 
-#: What comes out of a layer at one point of the way, and the gradient there.
-Seen = tuple[Float[Tensor, "batch unit model"], Float[Tensor, "batch unit model"]]
+#: The output of a layer at one point of the path, and its gradient.
+StateAndGradient = tuple[Float[Tensor, "batch unit model"], Float[Tensor, "batch unit model"]]
 
 
-@register(
+@register_method(
     "layer-conductance",
-    kind="path",
+    pass_type="path",
     family="gradient",
-    asks=("hidden_state_gradient",),
+    requires=("hidden_state_gradient",),
     cost="52 forward and backward passes (one a point of the way), several at once",
     citation="Dhamdhere, Sundararajan & Yan (2019), How important is a neuron?, ICLR; as differences along the way, "
     "Shrikumar, Su & Kundaje (2018), Computationally efficient measures of internal neuron importance",
@@ -39,66 +46,91 @@ Seen = tuple[Float[Tensor, "batch unit model"], Float[Tensor, "batch unit model"
     target="any",
     linear_in_target=True,
     layers=(None, 0.5),
-    has=("layers",),
-    parts="depths",
+    supports=("layers",),
+    layer_scores="depths",
     axioms=("complete in the limit",),
 )
-class LayerConductance(PathFold):
-    along: ClassVar[Asks] = check_asks("hidden_state_gradient")
-    at_layers: ClassVar[Literal["last", "all"]] = "all"
+class LayerConductance(PathMethod):
+    """Conductance of the units of each layer.
+
+    Attributes:
+        steps: Number of intervals of the path.
+        rule: The quadrature rule whose points divide the path.
+        baseline: The baseline x′ by name; None for the default of the model.
+        reduce: How vectors become scores: signed sum, Euclidean norm, or sum of absolute values.
+        captum: Whether points and gradients are those of captum.
+    """
+
+    requires_on_path: ClassVar[Requirements] = resolve_requirements("hidden_state_gradient")
+    path_layers: ClassVar[Literal["last", "all"]] = "all"
     steps: int = 50
-    rule: Rule = of_authors("riemann-trapezoid")
+    rule: QuadratureRule = compat_option("riemann-trapezoid")
     baseline: str | None = None
-    reduce: Reduce = "sum"
-    captum: bool = of_authors(False)
+    reduce: VectorReduction = "sum"
+    captum: bool = compat_option(False)
 
     @property
     def linear_in_target(self) -> bool:
         return self.reduce == "sum"
 
-    def begin(self) -> None:
-        ways = [along for along, _ in quadrature(self.rule, counted(self.steps) + 1, self.captum)]
-        self.ways = ways if self.captum else sorted({0.0, *ways, 1.0})
-        self.waiting: dict[int, dict[float, Seen]] = {layer: {} for layer in self.frame.layers}
-        self.sums: dict[int, Tensor | float] = dict.fromkeys(self.frame.layers, 0.0)
+    def setup(self) -> None:
+        num_points = check_step_count(self.steps) + 1
+        self.alphas = [alpha for alpha, _ in compute_quadrature(self.rule, num_points, self.captum)]
+        if not self.captum:  # captum leaves out the ends of the path
+            self.alphas = sorted({0.0, *self.alphas, 1.0})
+        self.pending_states: dict[int, dict[float, StateAndGradient]] = {
+            layer: {} for layer in self.unit_context.layers
+        }
+        self.layer_integrals: dict[int, Tensor | float] = dict.fromkeys(self.unit_context.layers, 0.0)
 
-    def points(self) -> Iterable[Point]:
-        return [Point(along, self.baseline) for along in sorted({0.0, *self.ways})]
+    def iter_points(self) -> Iterable[PathPoint]:
+        return [PathPoint(alpha, self.baseline) for alpha in sorted({0.0, *self.alphas})]
 
-    def at(self, step: Step) -> None:
-        if step.point.along == 0:
-            self.base_value = step.tape.value
+    def on_point(self, result: PathPointResult) -> None:
+        if result.point.alpha == 0:
+            self.base_value = result.tape.value
 
-    def at_call(self, point: Point, call: Call, queries: slice | None = None) -> None:
-        assert point.along is not None and call.hidden_state is not None and call.hidden_state_gradient is not None
-        if point.along not in self.ways:
+    def on_point_call(self, point: PathPoint, call: AttentionCall, queries: slice | None = None) -> None:
+        assert point.alpha is not None and call.hidden_state is not None and call.hidden_state_gradient is not None
+        if point.alpha not in self.alphas:
             return
-        seen = self.waiting[call.layer]
-        # copies: a view of one point would keep all that ran with it
-        seen[point.along] = (call.hidden_state.clone(), call.hidden_state_gradient.clone())
-        place = self.ways.index(point.along)
-        for near in (place - 1, place):  # the stretches that begin and end here
-            ends = [seen.get(along) for along in self.ways[near : near + 2]] if near >= 0 else []
-            if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
-                self.sums[call.layer] = self.sums[call.layer] + self._stretch(ends[0], ends[1], first=near == 0)
-        for along in [one for one in seen if self._done(one, seen)]:
-            seen[along] = (call.hidden_state.new_empty(0), call.hidden_state.new_empty(0))  # of no more use
+        states = self.pending_states[call.layer]
+        # cloned, since a view of one point would keep the tensors of the whole batch of points alive
+        states[point.alpha] = (call.hidden_state.clone(), call.hidden_state_gradient.clone())
+        point_index = self.alphas.index(point.alpha)
+        for start_index in (point_index - 1, point_index):  # the intervals that end and begin at this point
+            if not 0 <= start_index < len(self.alphas) - 1:
+                continue
+            start = states.get(self.alphas[start_index])
+            end = states.get(self.alphas[start_index + 1])
+            if start is not None and end is not None:
+                self.layer_integrals[call.layer] = self.layer_integrals[call.layer] + self._integrate_interval(
+                    start, end, is_first=start_index == 0
+                )
+        for alpha in [alpha for alpha in states if self._is_consumed(alpha, states)]:
+            states[alpha] = (call.hidden_state.new_empty(0), call.hidden_state.new_empty(0))  # free the memory
 
-    def _stretch(self, start: Seen, end: Seen, first: bool) -> Float[Tensor, "batch unit model"]:
+    def _integrate_interval(
+        self, start: StateAndGradient, end: StateAndGradient, is_first: bool
+    ) -> Float[Tensor, "batch unit model"]:
+        """Return mean gradient × change of the state over one interval of the path."""
         if self.captum:
             gradient = start[1]
+        elif is_first:
+            gradient = end[1]
         else:
-            gradient = end[1] if first else (start[1] + end[1]) / 2
+            gradient = (start[1] + end[1]) / 2
         return gradient * (end[0] - start[0])
 
-    def _done(self, along: float, seen: dict[float, Seen]) -> bool:
-        place = self.ways.index(along)
-        return all(near in seen for near in self.ways[max(place - 1, 0) : place + 2])
+    def _is_consumed(self, alpha: float, states: dict[float, StateAndGradient]) -> bool:
+        """Whether both intervals at this point are integrated."""
+        point_index = self.alphas.index(alpha)
+        return all(neighbour in states for neighbour in self.alphas[max(point_index - 1, 0) : point_index + 2])
 
-    def finish(self, tape: Tape) -> Scores:
-        by_layer = [self.sums[layer] for layer in self.frame.layers]
-        whole = torch.stack([part for part in by_layer if isinstance(part, Tensor)], dim=1)
-        whole = whole.to(self.frame.readout) * self.frame.valid[:, None, :, None]
-        self.explained = whole[:, -1].sum((1, 2))
-        per_layer = reduced(whole.flatten(0, 1), self.reduce).unflatten(0, whole.shape[:2])
-        return Scores(per_layer[:, -1:], per_layer=per_layer, base_value=self.base_value)
+    def compute_scores(self, tape: Tape) -> MethodScores:
+        by_layer = [self.layer_integrals[layer] for layer in self.unit_context.layers]
+        integrals = torch.stack([integral for integral in by_layer if isinstance(integral, Tensor)], dim=1)
+        integrals = integrals.to(self.unit_context.readout) * self.unit_context.valid_mask[:, None, :, None]
+        self.attributed_total = integrals[:, -1].sum((1, 2))
+        per_layer = reduce_vectors(integrals.flatten(0, 1), self.reduce).unflatten(0, integrals.shape[:2])
+        return MethodScores(per_layer[:, -1:], per_layer=per_layer, base_value=self.base_value)

@@ -1,12 +1,12 @@
-"""LIME: the weights of a linear model that fits the target's values near the input.
+"""LIME: the weights of a linear surrogate model fitted to the target's values near the input.
 
     φ = argmin Σ_z w(z) (v(z) − c − z·φ)² + α |φ|²,     w(z) = exp(−d(z)² / σ²),     d(z) = 1 − cos(z, 1) = 1 − √(|z|/M)
 
-over coalitions z with each unit present with probability ½, and the whole input. σ is 0.25·√M unless `width` is given;
-`ridge` is α. Units are tokens (`unit="word"` for words) and the superpixels of a picture (`unit="patch"` for patches);
-a picture that falls into too few of them, such as noise, is cut along a grid, and provenance says so (`players`).
-LIME is not complete: the certificate holds how badly the linear model fits (`misfit`, 1 − R²) and how far off it is
-at the input itself (`completeness_gap`).
+over random coalitions z, each unit being present with probability ½, and the full input. σ is 0.25·√M unless `width` is
+given; `ridge` is α. Units are tokens (`unit="word"` for words) and the superpixels of an image (`unit="patch"` for
+patches). An image with too few superpixels, such as noise, is divided by a grid, and the provenance has this
+(`players`). LIME is not complete: the certificate has the misfit of the surrogate model (`misfit`, 1 − R²) and its
+error at the input itself (`completeness_gap`).
 """
 
 import torch
@@ -14,13 +14,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.methods._perturbation import NOTHING, Game, Perturbation, Play, Shares, whole_number
-from clearhead.methods.base import register
+from clearhead.methods._perturbation import (
+    PINV_RTOL,
+    CoalitionGame,
+    CoalitionGenerator,
+    PerturbationMethod,
+    PlayerScores,
+    check_min_int,
+)
+from clearhead.methods.base import register_method
 
 
-@register(
+@register_method(
     "lime",
-    kind="values",
+    pass_type="values",
     family="perturbation",
     cost="1000 forward passes (evaluations=), in batches",
     citation='Ribeiro, Singh & Guestrin (2016), "Why should I trust you?" Explaining the predictions of any classifier',
@@ -29,37 +36,48 @@ from clearhead.methods.base import register
     linear_in_target=True,
     model_agnostic=True,
 )
-class Lime(Perturbation):
-    pictures = "superpixel"
+class Lime(PerturbationMethod):
+    """Coefficients of a local linear surrogate model.
+
+    Attributes:
+        evaluations: Number of coalitions, the full input included.
+        width: σ of the kernel; None for 0.25·√M.
+        ridge: α of the ridge penalty.
+    """
+
+    default_image_unit = "superpixel"
 
     evaluations: int = 1000
     width: float | None = None
     ridge: float = 1.0
 
-    def play(self, game: Game) -> Play:
-        count = game.players
-        drawn = torch.rand(whole_number("evaluations", self.evaluations, 2) - 1, count, generator=game.generator())
-        z = torch.cat([game.everybody[None], drawn < 0.5])
-        worth = yield z
+    def iter_coalitions(self, game: CoalitionGame) -> CoalitionGenerator:
+        count = game.num_players
+        num_samples = check_min_int("evaluations", self.evaluations, 2) - 1
+        uniform = torch.rand(num_samples, count, generator=game.make_generator())
+        z = torch.cat([game.full_coalition[None], uniform < 0.5])
+        values = yield z
         width = 0.25 * count**0.5 if self.width is None else self.width
         if width <= 0 or self.ridge < 0:
-            raise InputError(f"width={width} must be above zero, and ridge={self.ridge} not below it")
+            raise InputError(f"width={width} must be above zero, and ridge={self.ridge} must not be negative")
         distance = 1 - (z.sum(1).double() / count).sqrt()
         weights = (-(distance**2) / width**2).exp()
-        slopes, start = ridge_fit(z.double(), worth, weights, self.ridge)
-        rest = worth - start - z.double() @ slopes
-        spread = worth - (weights @ worth) / weights.sum()
-        misfit = float(weights @ rest**2) / max(float(weights @ spread**2), 1e-300)
-        return Shares(slopes, float(start), checks={"misfit": misfit})
+        coefficients, intercept = fit_weighted_ridge(z.double(), values, weights, self.ridge)
+        residuals = values - intercept - z.double() @ coefficients
+        deviations = values - (weights @ values) / weights.sum()
+        misfit = float(weights @ residuals**2) / max(float(weights @ deviations**2), 1e-300)
+        return PlayerScores(coefficients, float(intercept), diagnostics={"misfit": misfit})
 
 
-def ridge_fit(
-    z: Float[Tensor, "row player"], y: Float[Tensor, "row"], weights: Float[Tensor, "row"], ridge: float
+def fit_weighted_ridge(
+    coalitions: Float[Tensor, "row player"], values: Float[Tensor, "row"], weights: Float[Tensor, "row"], ridge: float
 ) -> tuple[Float[Tensor, "player"], Float[Tensor, ""]]:
-    """Slopes and start of a weighted ridge regression; the start is not held small."""
-    middle, mean = (weights @ z) / weights.sum(), (weights @ y) / weights.sum()
-    x = z - middle
+    """Return the coefficients and the intercept of a weighted ridge regression; the intercept is not penalised."""
+    mean_coalition = (weights @ coalitions) / weights.sum()
+    mean_value = (weights @ values) / weights.sum()
+    x = coalitions - mean_coalition
     root = weights.sqrt()
-    rows = torch.cat([root[:, None] * x, ridge**0.5 * torch.eye(z.shape[1], dtype=z.dtype)])
-    slopes = torch.linalg.pinv(rows, rtol=NOTHING) @ torch.cat([root * (y - mean), y.new_zeros(z.shape[1])])
-    return slopes, mean - middle @ slopes
+    rows = torch.cat([root[:, None] * x, ridge**0.5 * torch.eye(coalitions.shape[1], dtype=coalitions.dtype)])
+    targets = torch.cat([root * (values - mean_value), values.new_zeros(coalitions.shape[1])])
+    coefficients = torch.linalg.pinv(rows, rtol=PINV_RTOL) @ targets
+    return coefficients, mean_value - mean_coalition @ coefficients

@@ -2,48 +2,57 @@
 
     r_i = Σ_k R_ik          R: the relevance of a token's embedding, or of the pixels of a patch
 
-`rules` is the family of rules (`backward_rules/lrp.py`): "ours", which conserves relevance, so that the scores of a
-text add up to one, what the target starts with; or "orig", as in published comparisons, where it doubles at each linear
-map. With `positions` the positions that are added to embeddings take their share, which then belongs to no unit, as in
-the authors' code for ViT; without, a token's share is its own. What a class token is given is no pixel's. What starts
-with a sum of zero (a contrast, a probability, log-odds) is refused by rules that keep sums: nothing of it would arrive.
+`rules` is the rule set (`backward_rules/lrp.py`): "ours" conserves relevance, so that the scores of a text sum to one,
+the relevance of the target; with "orig", as in published comparisons, relevance doubles at each linear layer. With
+`positions` the position embeddings take their part of the relevance, which then belongs to no unit, as in the authors'
+code for ViT; without it all relevance goes to the token. The relevance of a class token belongs to no pixel. Targets
+whose relevance starts with a sum of zero (a contrast, a probability, log-odds) are refused by rules that conserve sums:
+all scores would be zero.
 """
 
 from typing import Literal
 
-from clearhead.backward_rules.lrp import Relevance
+from clearhead.backward_rules.lrp import LRPRules
 from clearhead.capture.tape import Tape
-from clearhead.methods._modified_backward import PATENTS, UnderRules
-from clearhead.methods.base import Scores, of_authors, register
+from clearhead.methods._modified_backward import LRP_PATENT_NOTE, ModifiedBackwardMethod
+from clearhead.methods.base import MethodScores, compat_option, register_method
 
 
-@register(
+@register_method(
     "lrp",
-    kind="rules",
+    pass_type="rules",
     family="relevance",
-    asks=("input_gradient",),
+    requires=("input_gradient",),
     cost="one forward and one backward, under rules, in float64",
     citation="Bach et al. (2015), On pixel-wise explanations for non-linear classifier decisions by layer-wise "
     "relevance propagation, PLoS ONE; on transformers as in Chefer, Gur & Wolf (2021), CVPR",
     signed=True,
     target="any",
     axioms=("conserves relevance",),
-    note=PATENTS,
-    amplifies=1e4,
+    note=LRP_PATENT_NOTE,
+    rounding_amplification=1e4,
 )
-class LRP(UnderRules):
+class LRP(ModifiedBackwardMethod):
+    """Relevance propagated to the inputs.
+
+    Attributes:
+        rules: The rule set: "ours" conserves relevance, "orig" is that of published comparisons.
+        positions: Whether position embeddings take a part of the relevance.
+        mask: Whether a mask is added to attention even if no token is masked, as in the authors' code for BERT.
+    """
+
     rules: Literal["ours", "orig"] = "ours"
     positions: bool = False
-    mask: bool = of_authors(False)
+    mask: bool = compat_option(False)
 
     @property
-    def family(self) -> Relevance:
-        return Relevance(self.rules, self.positions, self.mask)
+    def rule_set(self) -> LRPRules:
+        return LRPRules(self.rules, self.positions, self.mask)
 
     @property
     def linear_in_target(self) -> bool:
-        return self.rules == "orig"  # "ours" scales the branches of a sum by how much relevance each gets
+        return self.rules == "orig"  # "ours" scales the branches of a sum by the relevance of each
 
-    def finish(self, tape: Tape) -> Scores:
+    def compute_scores(self, tape: Tape) -> MethodScores:
         assert tape.input_gradient is not None
-        return Scores(tape.input_gradient[self.frame.stream].sum(-1)[:, None])
+        return MethodScores(tape.input_gradient[self.unit_context.stream].sum(-1)[:, None])

@@ -1,22 +1,28 @@
-"""Occlusion: what the target loses when a unit is taken away.
+"""Occlusion (leave-one-out): the decrease of the target when a unit is masked.
 
     r_u = y(x) − y(x without u)
 
-`replacement` says what stands in its place: in texts the mask token (or `delete`, `pad`, `unk`), in pictures their
-mean (or `blur`, `black`). `unit="word"` takes words away as a whole, and each of its tokens gets an equal share.
-`window` neighbours (in pictures, a square with that side) go at a time: a unit then gets the mean of what its windows
-lose, per unit of a window.
+`replacement` is the masking value: in texts the mask token (or `delete`, `pad`, `unk`), in images their mean (or
+`blur`, `black`). `unit="word"` masks whole words, and each token of a word gets an equal part of the score. With
+`window`, several neighbours (in images, a square with that side) are masked at a time: a unit then gets the mean
+decrease of its windows, per unit of a window.
 """
 
 import torch
 
-from clearhead.methods._perturbation import Game, Perturbation, Play, Shares, whole_number
-from clearhead.methods.base import register
+from clearhead.methods._perturbation import (
+    CoalitionGame,
+    CoalitionGenerator,
+    PerturbationMethod,
+    PlayerScores,
+    check_min_int,
+)
+from clearhead.methods.base import register_method
 
 
-@register(
+@register_method(
     "occlusion",
-    kind="values",
+    pass_type="values",
     family="perturbation",
     cost="one forward for each unit, in batches",
     citation="Zeiler & Fergus (2014), Visualizing and understanding convolutional networks; Li, Monroe & Jurafsky "
@@ -27,12 +33,18 @@ from clearhead.methods.base import register
     model_agnostic=True,
     axioms=("exact on additive games",),
 )
-class Occlusion(Perturbation):
+class Occlusion(PerturbationMethod):
+    """Decrease of the target when units are masked.
+
+    Attributes:
+        window: Number of neighbouring units that are masked together; in images the side of a square.
+    """
+
     window: int = 1
 
-    def play(self, game: Game) -> Play:
-        hidden = game.windows(whole_number("window", self.window, 1))
-        worth = yield torch.cat([game.everybody[None], ~hidden])
-        lost = worth[0] - worth[1:]
-        share = hidden.double() / hidden.sum(1, keepdim=True)
-        return Shares((lost @ share) / hidden.sum(0))
+    def iter_coalitions(self, game: CoalitionGame) -> CoalitionGenerator:
+        windows = game.get_windows(check_min_int("window", self.window, 1))
+        values = yield torch.cat([game.full_coalition[None], ~windows])
+        decreases = values[0] - values[1:]
+        unit_weights = windows.double() / windows.sum(1, keepdim=True)
+        return PlayerScores((decreases @ unit_weights) / windows.sum(0))

@@ -1,4 +1,4 @@
-"""Options of methods, made sure of when a method is named: bad ones give one clear message."""
+"""Validation of method options, done once when a `Method` is created."""
 
 from collections.abc import Callable
 from math import inf
@@ -7,71 +7,96 @@ from operator import index
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
-from clearhead.errors import InputError, unknown
+from clearhead.errors import InputError, unknown_value_error
 
-Layers = tuple[int | None, int | None]
+LayerRange = tuple[int | None, int | None]
 
 
-def _layers(given: Any) -> Layers:
-    ends = given
-    if isinstance(given, range):
-        ends = (given.start, given.stop) if given.step == 1 else ()
+def _parse_layers(value: Any) -> LayerRange:
+    bounds = value
+    if isinstance(value, range):
+        bounds = (value.start, value.stop) if value.step == 1 else ()
     try:
-        first, stop = ends
-        return None if first is None else index(first), None if stop is None else index(stop)
+        first, stop = bounds
+        return _parse_index(first), _parse_index(stop)
     except (TypeError, ValueError):
-        said = f"layers={given!r} is not a half-open range: say (first, stop), e.g. (-4, None) or (0, 6)"
-        raise InputError(said) from None
+        message = f"layers={value!r} is not a half-open range: use (first, stop), e.g. (-4, None) or (0, 6)"
+        raise InputError(message) from None
 
 
-def _heads(given: Any) -> tuple[int, ...]:
+def _parse_index(value: Any) -> int | None:
+    if value is None:
+        return None
+    return index(value)
+
+
+def _parse_heads(value: Any) -> tuple[int, ...]:
     try:
-        return tuple(index(head) for head in given)
+        return tuple(index(head) for head in value)
     except TypeError:
-        said = f"heads={given!r} is not a list of heads: say which ones, counted from 0, e.g. [0, 3]"
-        raise InputError(said) from None
+        message = f"heads={value!r} is not a list of heads: give head indices, counted from 0, e.g. [0, 3]"
+        raise InputError(message) from None
 
 
-def _rows(given: Any) -> str:
-    if given != "all":
-        raise InputError(f"rows={given!r} is not known: leave it out for the read-out, or say rows='all'")
+def _parse_rows(value: Any) -> str:
+    if value != "all":
+        raise InputError(f"rows={value!r} is not known: leave it out for the read-out, or use rows='all'")
     return "all"
 
 
-def own_option(key: str, given: Any, hint: Any) -> Any:
-    """An option of one method, held to its type: any text is true to Python, "False" among them."""
-    if hint is bool and not isinstance(given, bool):
-        raise InputError(f"{key}={given!r} is neither True nor False")
-    if get_origin(hint) is Literal and given not in get_args(hint):
-        raise unknown(key, given, get_args(hint))
-    given = tuple(given) if isinstance(given, list) else given
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    if not any(_is_one(given, kind) for kind in kinds):
-        wanted = " or ".join(said for kind, said in SAID.items() if kind in kinds)
-        raise InputError(f"{key}={given!r} is not possible: give {wanted or hint}")
-    return given
+def validate_option(name: str, value: Any, type_hint: Any) -> Any:
+    """Check an option of a method against its type annotation and return it.
+
+    Types are checked strictly, since any non-empty string is true in Python, "False" included.
+
+    Args:
+        name: The name of the option, for the message.
+        value: The value; a list becomes a tuple.
+        type_hint: The annotation of the option's field.
+
+    Raises:
+        InputError: The value is not of this type.
+    """
+    if type_hint is bool and not isinstance(value, bool):
+        raise InputError(f"{name}={value!r} is neither True nor False")
+    if get_origin(type_hint) is Literal and value not in get_args(type_hint):
+        raise unknown_value_error(name, value, get_args(type_hint))
+    if isinstance(value, list):
+        value = tuple(value)
+    accepted_types = (type_hint,)
+    if isinstance(type_hint, UnionType):
+        accepted_types = get_args(type_hint)
+    if not any(_matches_type(value, accepted_type) for accepted_type in accepted_types):
+        descriptions = [text for known_type, text in TYPE_DESCRIPTIONS.items() if known_type in accepted_types]
+        raise InputError(f"{name}={value!r} is not possible: give {' or '.join(descriptions) or type_hint}")
+    return value
 
 
-#: Types of options, in words.
-SAID: dict[Any, str] = {
-    int: "a whole number",
+#: Descriptions of option types, for messages.
+TYPE_DESCRIPTIONS: dict[Any, str] = {
+    int: "an integer",
     float: "a number that is not negative",
-    str: "a text",
-    tuple[str, ...]: "several texts",
+    str: "a string",
+    tuple[str, ...]: "several strings",
     NoneType: "None",
 }
 
 
-def _is_one(given: Any, kind: Any) -> bool:
-    """Whether an option is of this type. Numbers are sizes, counts and widths: none of them is below zero or NaN."""
-    if kind is float:
-        return isinstance(given, Real) and not isinstance(given, bool) and 0 <= float(given) < inf
-    if kind is int:
-        return isinstance(given, int) and not isinstance(given, bool)
-    if kind == tuple[str, ...]:
-        return isinstance(given, tuple) and all(isinstance(one, str) for one in given)
-    return not isinstance(kind, type) or isinstance(given, kind)  # other types are their methods' own to check
+def _matches_type(value: Any, expected_type: Any) -> bool:
+    """Whether a value is of this type. Floats are sizes and widths, so they must be finite and not negative."""
+    if expected_type is float:
+        return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < inf
+    if expected_type is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if expected_type == tuple[str, ...]:
+        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+    # the method itself checks types that `isinstance` cannot
+    return not isinstance(expected_type, type) or isinstance(value, expected_type)
 
 
-#: The options that methods share, and how each is made sure of.
-SHARED: dict[str, Callable[[Any], Any]] = {"layers": _layers, "heads": _heads, "rows": _rows}
+#: The options that several methods share, with their validation.
+SHARED_OPTION_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "layers": _parse_layers,
+    "heads": _parse_heads,
+    "rows": _parse_rows,
+}

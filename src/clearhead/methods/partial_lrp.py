@@ -1,14 +1,14 @@
-"""Partial LRP: the relevance that arrives at the attention of the last layer, what is negative left out.
+"""Partial LRP: the positive part of the relevance that is propagated to the attention of the last layer.
 
     r = w · E_h[P_l⁺]          w: the read-out,  P_l: the relevance of A_l
 
-The last layer by default; over several layers their mean. `rules` is the family of rules (`backward_rules/lrp.py`):
-"orig" as published, or "ours", those of Transformer Attribution. Where streams look at each other, each map is read by
-itself.
+The last layer by default; the mean over several layers. `rules` is the rule set (`backward_rules/lrp.py`): "orig" as
+published, or "ours", the rules of Transformer Attribution. If streams attend to each other, each map is read
+separately.
 
-With `scaled` each map is taken as it is, negative or not, and brought to 0…1 before a row of it is read, as authors do
-for LXMERT, VisualBERT and DETR: scores then depend on rows that do not speak for the target. With `repeated`, each
-patch gets all the relevance of their mean, as in authors' code for pictures whose patches are averaged.
+With `scaled` each map keeps its negative values and is rescaled to 0…1 before its read-out row is taken, as in the
+authors' code for LXMERT, VisualBERT and DETR: scores then depend on rows other than the read-out. With `repeated`, each
+patch gets all the relevance of the patches' mean, as in the authors' code for image models with mean pooling.
 """
 
 from typing import Literal
@@ -17,77 +17,106 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.backward_rules.lrp import Relevance
-from clearhead.capture.tape import Call, Tape
-from clearhead.methods._modified_backward import PATENTS, UnderRules, UnderRulesAcross
-from clearhead.methods.base import Frame, Scores, across, of_authors, push, register
+from clearhead.backward_rules.lrp import LRPRules
+from clearhead.capture.tape import AttentionCall, Tape
+from clearhead.methods._modified_backward import (
+    LRP_PATENT_NOTE,
+    CrossStreamModifiedBackwardMethod,
+    ModifiedBackwardMethod,
+)
+from clearhead.methods.base import (
+    MethodScores,
+    UnitContext,
+    compat_option,
+    push_rows,
+    register_cross_stream_method,
+    register_method,
+)
 
 
-@register(
+@register_method(
     "partial-lrp",
-    kind="rules",
+    pass_type="rules",
     family="relevance",
-    asks=("attention_gradient",),
+    requires=("attention_gradient",),
     cost="one forward and one backward, under rules, in float64",
     citation="Voita et al. (2019), Analyzing multi-head self-attention, ACL; as in Chefer, Gur & Wolf (2021), "
     "Transformer interpretability beyond attention visualization, CVPR",
     signed=False,
     target="any",
     layers=(-1, None),
-    has=("layers", "heads", "rows"),
-    parts="contributions",
-    note=PATENTS,
-    amplifies=1e4,
+    supports=("layers", "heads", "rows"),
+    layer_scores="contributions",
+    note=LRP_PATENT_NOTE,
+    rounding_amplification=1e4,
 )
-class PartialLRP(UnderRules):
+class PartialLRP(ModifiedBackwardMethod):
+    """Positive relevance of the attention of the last layer.
+
+    Attributes:
+        rules: The rule set: "orig" as published, "ours" that of Transformer Attribution.
+        mask: Whether a mask is added to attention even if no token is masked, as in the authors' code for BERT.
+        repeated: Whether each patch gets all the relevance of the patches' mean, as in the authors' code for mean
+            pooling.
+        scaled: Whether each map keeps negative values and is rescaled to 0…1 before the read-out row is taken.
+    """
+
     rules: Literal["orig", "ours"] = "orig"
-    mask: bool = of_authors(False)
-    repeated: bool = of_authors(False)
-    scaled: bool = of_authors(False)
+    mask: bool = compat_option(False)
+    repeated: bool = compat_option(False)
+    scaled: bool = compat_option(False)
 
     @property
-    def family(self) -> Relevance:
-        return Relevance(self.rules, mask=self.mask, repeated=self.repeated)
+    def rule_set(self) -> LRPRules:
+        return LRPRules(self.rules, mask_takes_relevance=self.mask, repeats_mean_relevance=self.repeated)
 
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
-        return push(self.frame.readout, relevance_map(call, self.frame, self.frame, self.scaled)) / len(
-            self.frame.layers
-        )
+    def on_call(self, call: AttentionCall) -> Float[Tensor, "batch head row unit"]:
+        return push_rows(
+            self.unit_context.readout, compute_relevance_map(call, self.unit_context, self.unit_context, self.scaled)
+        ) / len(self.unit_context.layers)
 
 
-@across("partial-lrp")
-class PartialLRPAcross(UnderRulesAcross):
+@register_cross_stream_method("partial-lrp")
+class CrossStreamPartialLRP(CrossStreamModifiedBackwardMethod):
+    """Variant for models whose streams attend to each other; same options as `PartialLRP`."""
+
     rules: Literal["orig", "ours"] = "orig"
-    mask: bool = of_authors(False)
-    repeated: bool = of_authors(False)
-    scaled: bool = of_authors(False)
+    mask: bool = compat_option(False)
+    repeated: bool = compat_option(False)
+    scaled: bool = compat_option(False)
 
     @property
-    def family(self) -> Relevance:
-        return Relevance(self.rules, mask=self.mask, repeated=self.repeated)
+    def rule_set(self) -> LRPRules:
+        return LRPRules(self.rules, mask_takes_relevance=self.mask, repeats_mean_relevance=self.repeated)
 
-    def begin(self) -> None:
-        self.rows = {stream: torch.zeros_like(frame.readout) for stream, frame in self.frames.items()}
+    def setup(self) -> None:
+        self.scores_by_stream = {
+            stream: torch.zeros_like(unit_context.readout) for stream, unit_context in self.unit_contexts.items()
+        }
 
-    def visit(self, call: Call) -> None:
-        looks, seen = self.frames[call.query_stream], self.frames[call.key_stream]
-        if not self.speaks(looks.stream):
+    def on_call(self, call: AttentionCall) -> None:
+        query_context = self.unit_contexts[call.query_stream]
+        key_context = self.unit_contexts[call.key_stream]
+        if not self.has_readout(query_context.stream):
             return
-        count = len(self.layers[looks.stream, seen.stream])
-        read = push(looks.readout, relevance_map(call, looks, seen, self.scaled)).sum(1)
-        self.rows[seen.stream] = self.rows[seen.stream] + read / count
+        num_layers = len(self.layers[query_context.stream, key_context.stream])
+        relevance_map = compute_relevance_map(call, query_context, key_context, self.scaled)
+        rows = push_rows(query_context.readout, relevance_map).sum(1)
+        self.scores_by_stream[key_context.stream] = self.scores_by_stream[key_context.stream] + rows / num_layers
 
-    def finish(self, tape: Tape) -> dict[str, Scores]:
-        return {stream: Scores(rows) for stream, rows in self.rows.items()}
+    def compute_scores(self, tape: Tape) -> dict[str, MethodScores]:
+        return {stream: MethodScores(rows) for stream, rows in self.scores_by_stream.items()}
 
 
-def relevance_map(call: Call, looks: Frame, seen: Frame, scaled: bool) -> Float[Tensor, "batch head query key"]:
-    """P⁺ head by head; or E_h P, the whole map of each sample brought to 0…1, as one head."""
+def compute_relevance_map(
+    call: AttentionCall, query_context: UnitContext, key_context: UnitContext, rescale: bool
+) -> Float[Tensor, "batch head query key"]:
+    """Return P⁺ per head; or E_h P as a single head, with the map of each sample rescaled to 0…1."""
     assert call.relevance is not None
-    if not scaled:
+    if not rescale:
         return call.relevance.clamp(min=0)
     mean = call.relevance.mean(1, keepdim=True)
-    outside = ~(looks.valid[:, None, :, None] & seen.valid[:, None, None])
-    low = mean.masked_fill(outside, torch.inf).amin((2, 3), keepdim=True)
-    high = mean.masked_fill(outside, -torch.inf).amax((2, 3), keepdim=True)
-    return ((mean - low) / (high - low)).masked_fill(outside, 0)
+    padding = ~(query_context.valid_mask[:, None, :, None] & key_context.valid_mask[:, None, None])
+    low = mean.masked_fill(padding, torch.inf).amin((2, 3), keepdim=True)
+    high = mean.masked_fill(padding, -torch.inf).amax((2, 3), keepdim=True)
+    return ((mean - low) / (high - low)).masked_fill(padding, 0)

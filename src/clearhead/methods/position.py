@@ -1,15 +1,15 @@
-"""Position alone: early words, patches near the middle. A reference that knows nothing of the model.
+"""Position control: high scores for early tokens and central patches, whatever the model.
 
     r_i = 1 − ‖p_i‖
 
-p_i says how far unit i lies from the start of the text, or from the middle of the picture.
+p_i is the distance of unit i from the start of the text, or from the centre of the image.
 """
 
 from clearhead.capture.tape import Tape
-from clearhead.methods.base import Fold, Scores, register
+from clearhead.methods.base import AttributionMethod, MethodScores, register_method
 
 
-@register(
+@register_method(
     "position",
     family="control",
     cost="one forward",
@@ -18,6 +18,8 @@ from clearhead.methods.base import Fold, Scores, register
     target="none",
     model_agnostic=True,
 )
-class Position(Fold):
-    def finish(self, tape: Tape) -> Scores:
-        return Scores((1 - self.frame.places.norm(dim=-1))[:, None])
+class PositionControl(AttributionMethod):
+    """Scores by the position of each unit; no property of the model is used."""
+
+    def compute_scores(self, tape: Tape) -> MethodScores:
+        return MethodScores((1 - self.unit_context.positions.norm(dim=-1))[:, None])

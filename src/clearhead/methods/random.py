@@ -1,12 +1,15 @@
-"""Random scores: the reference that every method must beat. Keyed by the seed and the content of the input."""
+"""Random control: uniform random scores, keyed by the seed and the content of the input.
+
+Every method must do better than this control.
+"""
 
 import torch
 
 from clearhead.capture.tape import Tape
-from clearhead.methods.base import Fold, Scores, register
+from clearhead.methods.base import AttributionMethod, MethodScores, register_method
 
 
-@register(
+@register_method(
     "random",
     family="control",
     cost="one forward",
@@ -15,11 +18,14 @@ from clearhead.methods.base import Fold, Scores, register
     target="none",
     model_agnostic=True,
 )
-class Random(Fold):
-    def finish(self, tape: Tape) -> Scores:
-        scores = torch.zeros(self.frame.valid.shape, dtype=self.frame.readout.dtype)
-        for place, (seed, length) in enumerate(zip(self.frame.seeds, self.frame.lengths.tolist(), strict=True)):
+class RandomControl(AttributionMethod):
+    """Uniform random scores."""
+
+    def compute_scores(self, tape: Tape) -> MethodScores:
+        scores = torch.zeros(self.unit_context.valid_mask.shape, dtype=self.unit_context.readout.dtype)
+        lengths = self.unit_context.lengths.tolist()
+        for sample_index, (seed, length) in enumerate(zip(self.unit_context.seeds, lengths, strict=True)):
             generator = torch.Generator().manual_seed(seed)
             noise = torch.rand(length, generator=generator, dtype=torch.float64)
-            scores[place, self.frame.valid[place].cpu()] = noise.to(scores.dtype)
-        return Scores(scores[:, None].to(self.frame.readout.device))
+            scores[sample_index, self.unit_context.valid_mask[sample_index].cpu()] = noise.to(scores.dtype)
+        return MethodScores(scores[:, None].to(self.unit_context.readout.device))

@@ -1,21 +1,23 @@
-"""Attention rollout: attention multiplied through the layers, half of each layer being the residual stream.
+"""Attention rollout: attention multiplied over the layers, averaged with the identity for the residual connection.
 
     Â_l = (E_h A_l + I) / 2,     r = w · Â_{L-1} ⋯ Â_s
 
-with rows divided by their sums (2, or less where part of the attention goes to a sink), pushed as a row from the last
-layer to the first; no matrices are multiplied. `per_layer[l]` is the same read-out taken
-after layer l (R^l[p, :] of the paper's figures).
+with rows divided by their sums (2, or less if part of the attention goes to a sink). A row is pushed from the last
+layer to the first; no matrices are multiplied. `per_layer[l]` is the read-out after layer l (R^l[p, :] of the paper's
+figures).
 
-Where a stream s looks at another, q, the two rollouts meet in the last map between them (Chefer et al., 2021):
+If a stream s attends to another stream q, the last map between them connects the two rollouts (Chefer et al., 2021):
 
     R_sq = R_ssᵀ · E_h A_sq · R_qq
 
-Where a tower t goes on beside a stream s and is added to it again after each of its layers (BridgeTower), these are
-layers of the stream, too, which look at the tower (why: `generic_cross_attention.py`), and rows still sum to one:
+A residual tower t runs in parallel to a stream s and is added to it after each of its layers (BridgeTower). Its layers
+count as layers of the stream that attend to the tower (reason: `generic_cross_attention.py`), and rows still sum to
+one:
 
     R_tt ← (E_h A + I) / 2 · R_tt,     R_ss ← (E_h A · R_tt + R_ss) / 2
 
-Without `half` nothing is halved, as in the authors' VisualBERT: the scores are larger by a factor of 2 a layer.
+Without `half` rows are not halved, as in the authors' code for VisualBERT: the scores are larger by a factor of 2 per
+layer.
 """
 
 from collections.abc import Sequence
@@ -26,141 +28,192 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from clearhead.capture.attention.reductions import Reduce
-from clearhead.capture.tape import Call, Tape
-from clearhead.methods._stream_maps import Map, Matrix, aside_of, map_of, one_way, steps
-from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, register
+from clearhead.capture.attention.reductions import MapReduction
+from clearhead.capture.tape import AttentionCall, Tape
+from clearhead.methods._stream_maps import (
+    StreamMap,
+    StreamMatrix,
+    build_deferred_map,
+    build_stream_map,
+    is_unidirectional,
+    iter_simultaneous_maps,
+)
+from clearhead.methods.base import (
+    AttributionMethod,
+    CrossStreamMethod,
+    MethodScores,
+    UnitContext,
+    compat_option,
+    register_cross_stream_method,
+    register_method,
+)
 
 
-@register(
+@register_method(
     "rollout",
     family="attention",
-    asks=("attention",),
+    requires=("attention",),
     cost="one forward",
     citation="Abnar & Zuidema (2020), Quantifying attention flow in transformers, ACL",
     signed=False,
     target="none",
-    has=("layers", "heads", "rows"),
-    parts="depths",
+    supports=("layers", "heads", "rows"),
+    layer_scores="depths",
     axioms=("rows sum to one",),
 )
-class Rollout(Fold):
-    sweeps: ClassVar[int] = 1
-    half: bool = of_authors(True)
+class AttentionRollout(AttributionMethod):
+    """Product of the attention maps of all layers, for the read-out row.
 
-    def begin(self) -> None:
-        self.one_row = self.frame.readout.shape[1] == 1
-        # One row per depth: the row that is read after layer l starts when the fold comes to layer l.
-        depths = len(self.frame.layers)
-        self.rows = torch.zeros_like(self.frame.readout).repeat(1, depths, 1) if self.one_row else self.frame.readout
+    Attributes:
+        half: Whether attention and identity are averaged, not summed.
+    """
 
-    def started(self, call: Call) -> Float[Tensor, "batch row unit"]:
-        """The rows that come to a call, among them the one that starts there."""
-        if self.one_row:
-            self.rows[:, call.layer - self.frame.layers.start] = self.frame.readout[:, 0]
-        return self.rows
+    tile_passes: ClassVar[int] = 1
+    half: bool = compat_option(True)
 
-    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch row unit"]:
-        rows = self.started(call)[:, :, queries]
-        rows = rows / _sums(call.mean_attention).mT if self.half else rows
-        kept = pad(rows, (queries.start, self.rows.shape[2] - queries.stop))
-        return kept + rows @ call.mean_attention
+    def setup(self) -> None:
+        self.has_single_row = self.unit_context.readout.shape[1] == 1
+        self.rollout_rows = self.unit_context.readout
+        if self.has_single_row:  # one row per depth: the row of the read-out after layer l starts at layer l
+            depths = len(self.unit_context.layers)
+            self.rollout_rows = torch.zeros_like(self.unit_context.readout).repeat(1, depths, 1)
 
-    def wanted_sum(self, call: Call) -> Reduce:
-        return Reduce("attention", self.started(call) / 2 if self.half else self.started(call))
+    def insert_readout_row(self, call: AttentionCall) -> Float[Tensor, "batch row unit"]:
+        """Return the rows that enter a call, after starting the one whose read-out depth is this layer."""
+        if self.has_single_row:
+            self.rollout_rows[:, call.layer - self.unit_context.layers.start] = self.unit_context.readout[:, 0]
+        return self.rollout_rows
 
-    def fold_sum(self, call: Call, total: Tensor) -> None:
-        kept = self.rows / 2 if self.half else self.rows
-        self.tile_sums = [kept + total.sum(1)]
+    def on_tile(
+        self, call: AttentionCall, queries: slice, previous_total: Tensor | None
+    ) -> Float[Tensor, "batch row unit"]:
+        rows = self.insert_readout_row(call)[:, :, queries]
+        if self.half:
+            rows = rows / _sum_rows_with_identity(call.mean_attention).mT
+        residual = pad(rows, (queries.start, self.rollout_rows.shape[2] - queries.stop))
+        return residual + rows @ call.mean_attention
 
-    def joined(self, call: Call, total: Tensor) -> None:
-        self.rows = total
+    def request_reduction(self, call: AttentionCall) -> MapReduction:
+        rows = self.insert_readout_row(call)
+        return MapReduction("attention", rows / 2 if self.half else rows)
 
-    def finish(self, tape: Tape) -> Scores:
-        if self.one_row:
-            return Scores(self.rows[:, -1:], per_layer=self.rows)
-        return Scores(self.rows)
+    def receive_reduction(self, call: AttentionCall, total: Tensor) -> None:
+        residual = self.rollout_rows / 2 if self.half else self.rollout_rows
+        self.tile_sums = [residual + total.sum(1)]
+
+    def on_call_total(self, call: AttentionCall, total: Tensor) -> None:
+        self.rollout_rows = total
+
+    def compute_scores(self, tape: Tape) -> MethodScores:
+        if self.has_single_row:
+            return MethodScores(self.rollout_rows[:, -1:], per_layer=self.rollout_rows)
+        return MethodScores(self.rollout_rows)
 
 
-@across("rollout")
-class RolloutAcross(AcrossFold):
-    half: bool = of_authors(True)
+@register_cross_stream_method("rollout")
+class CrossStreamAttentionRollout(CrossStreamMethod):
+    """Variant for models whose streams attend to each other; same options as `AttentionRollout`."""
 
-    def begin(self) -> None:
-        self.maps: list[Map] = []
+    half: bool = compat_option(True)
+
+    def setup(self) -> None:
+        self.stream_maps: list[StreamMap] = []
 
     @property
-    def sets_aside(self) -> bool:
-        return one_way(self)
+    def defers_reductions(self) -> bool:
+        return is_unidirectional(self)
 
-    def visit(self, call: Call) -> None:
-        if call.aside is not None:
-            self.maps.append(aside_of(self, call, "attention", self._looking(call)))
+    def on_call(self, call: AttentionCall) -> None:
+        if call.deferred is not None:
+            self.stream_maps.append(build_deferred_map(self, call, "attention", self._build_query_mask(call)))
         else:
-            self.maps.append(map_of(self, call, call.mean_attention * self._looking(call).mT))
+            self.stream_maps.append(build_stream_map(self, call, call.mean_attention * self._build_query_mask(call).mT))
 
-    def _looking(self, call: Call) -> Float[Tensor, "batch 1 query"]:
-        """The transpose in R_sq reads columns: padding, and what comes after the word explained, looks nowhere."""
-        frame = self.frames[call.query_stream]
-        return frame.valid[:, None].to(frame.readout)
+    def _build_query_mask(self, call: AttentionCall) -> Float[Tensor, "batch 1 query"]:
+        """Return zero for padded queries and those after the explained token, since R_ssᵀ reads columns of the map."""
+        unit_context = self.unit_contexts[call.query_stream]
+        return unit_context.valid_mask[:, None].to(unit_context.readout)
 
-    def finish(self, tape: Tape) -> dict[str, Scores]:
-        rows = self._by_rows(self.maps[::-1]) if one_way(self) else self._by_matrices()
-        self.maps = []  # as large as the inputs, and there are others to come
-        return {stream: Scores(row) for stream, row in rows.items()}
+    def compute_scores(self, tape: Tape) -> dict[str, MethodScores]:
+        rows = self._compute_by_rows(self.stream_maps[::-1]) if is_unidirectional(self) else self._compute_by_matrices()
+        self.stream_maps = []  # free the maps, which are as large as the inputs, before the next method runs
+        return {stream: MethodScores(stream_rows) for stream, stream_rows in rows.items()}
 
-    def _by_rows(self, maps: Sequence[Map]) -> dict[str, Matrix]:
-        """A row times R_qq is pushed from its last layer to its first; R_ssᵀ, which takes columns, the other way."""
-        rows = {stream: frame.readout for stream, frame in self.frames.items()}
-        rows |= {stream: self._pushed(maps, stream, rows[stream]) for stream in rows if self.speaks(stream)}
-        last = {(one.looks, one.seen): place for place, one in enumerate(maps) if one.looks != one.seen}
-        for (looks, seen), place in last.items():
-            met = maps[place].push(self._pulled(maps[:place], looks, self.frames[looks].readout))
-            rows[seen] = rows[seen] + self._pushed(maps[:place], seen, met)
+    def _compute_by_rows(self, maps: Sequence[StreamMap]) -> dict[str, StreamMatrix]:
+        """Compute the scores of encoder–decoders by products with rows and columns, without matrices R.
+
+        Rows are multiplied with R_qq from its last layer to its first, columns with R_ssᵀ from the first to the last.
+        """
+        rows = {stream: unit_context.readout for stream, unit_context in self.unit_contexts.items()}
+        rows |= {stream: self._push_rows(maps, stream, rows[stream]) for stream in rows if self.has_readout(stream)}
+        last_call_index = {
+            (stream_map.query_stream, stream_map.key_stream): call_index
+            for call_index, stream_map in enumerate(maps)
+            if stream_map.query_stream != stream_map.key_stream
+        }
+        for (query_stream, key_stream), call_index in last_call_index.items():
+            readout = self.unit_contexts[query_stream].readout
+            cross_rows = maps[call_index].push(self._pull_columns(maps[:call_index], query_stream, readout))
+            rows[key_stream] = rows[key_stream] + self._push_rows(maps[:call_index], key_stream, cross_rows)
         return rows
 
-    def _pushed(self, maps: Sequence[Map], stream: str, rows: Matrix) -> Matrix:
-        for one in reversed([one for one in maps if one.looks == one.seen == stream]):
-            rows = self._halved(rows, one)
-            rows = rows + one.push(rows)
+    def _push_rows(self, maps: Sequence[StreamMap], stream: str, rows: StreamMatrix) -> StreamMatrix:
+        """Multiply rows with the rollout of a stream."""
+        for stream_map in reversed(maps):
+            if stream_map.query_stream == stream_map.key_stream == stream:
+                rows = self._divide_by_row_sums(rows, stream_map)
+                rows = rows + stream_map.push(rows)
         return rows
 
-    def _pulled(self, maps: Sequence[Map], stream: str, columns: Matrix) -> Matrix:
-        for one in maps:
-            if one.looks == one.seen == stream:
-                columns = self._halved(columns + one.pull(columns), one)
+    def _pull_columns(self, maps: Sequence[StreamMap], stream: str, columns: StreamMatrix) -> StreamMatrix:
+        """Multiply the rollout of a stream with columns."""
+        for stream_map in maps:
+            if stream_map.query_stream == stream_map.key_stream == stream:
+                columns = self._divide_by_row_sums(columns + stream_map.pull(columns), stream_map)
         return columns
 
-    def _by_matrices(self) -> dict[str, Matrix]:
-        rolled = {stream: _identity(frame) for stream, frame in self.frames.items()}
-        towers = dict(rolled)
-        between: dict[tuple[str, str], Tensor] = {}
-        for step in steps(self.maps):
-            before = dict(rolled)
-            for one in step:
-                looks, seen = one.looks, one.seen
-                if looks == seen:
-                    added = one.joined @ (towers if one.tower else rolled)[seen]
-                    rolled[looks] = self._halved((rolled[looks] + added).mT, one).mT
-                    if one.tower:
-                        towers[looks] = self._halved((towers[looks] + added).mT, one).mT
-                else:
-                    between[looks, seen] = rolled[looks].mT @ one.joined @ before[seen]
-        rows = {stream: frame.readout @ rolled[stream] for stream, frame in self.frames.items()}
-        for (looks, seen), rollout in between.items():
-            rows[seen] = rows[seen] + self.frames[looks].readout @ rollout
+    def _compute_by_matrices(self) -> dict[str, StreamMatrix]:
+        """Compute the scores of any layout of streams from the matrices R."""
+        rollouts = {stream: _build_identity(unit_context) for stream, unit_context in self.unit_contexts.items()}
+        towers = dict(rollouts)
+        cross_rollouts: dict[tuple[str, str], Tensor] = {}
+        for step in iter_simultaneous_maps(self.stream_maps):
+            previous = dict(rollouts)
+            for stream_map in step:
+                query_stream = stream_map.query_stream
+                key_stream = stream_map.key_stream
+                if query_stream != key_stream:
+                    cross_rollouts[query_stream, key_stream] = (
+                        rollouts[query_stream].mT @ stream_map.head_mean @ previous[key_stream]
+                    )
+                    continue
+                attended = towers if stream_map.in_tower else rollouts
+                added = stream_map.head_mean @ attended[key_stream]
+                rollouts[query_stream] = self._average(rollouts[query_stream], added, stream_map)
+                if stream_map.in_tower:
+                    towers[query_stream] = self._average(towers[query_stream], added, stream_map)
+        rows = {stream: unit_context.readout @ rollouts[stream] for stream, unit_context in self.unit_contexts.items()}
+        for (query_stream, key_stream), rollout in cross_rollouts.items():
+            rows[key_stream] = rows[key_stream] + self.unit_contexts[query_stream].readout @ rollout
         return rows
 
-    def _halved(self, both: Matrix, one: Map) -> Matrix:
-        """Rows or columns over the queries, divided by the sums of the rows of E_h A + I."""
-        return both / (1 + one.sums()) if self.half else both
+    def _average(self, rollout: StreamMatrix, added: StreamMatrix, stream_map: StreamMap) -> StreamMatrix:
+        """Return the mean of a rollout and its product with the attention of a layer (the sum without `half`)."""
+        return self._divide_by_row_sums((rollout + added).mT, stream_map).mT
+
+    def _divide_by_row_sums(self, values: StreamMatrix, stream_map: StreamMap) -> StreamMatrix:
+        """Divide rows or columns over the queries by the row sums of E_h A + I."""
+        if not self.half:
+            return values
+        return values / (1 + stream_map.compute_row_sums())
 
 
-def _sums(attention: Float[Tensor, "batch query key"]) -> Float[Tensor, "batch query 1"]:
-    """The sums of the rows of E_h A + I: two, but where part of the attention goes to a sink that is no unit."""
+def _sum_rows_with_identity(attention: Float[Tensor, "batch query key"]) -> Float[Tensor, "batch query 1"]:
+    """Return the row sums of E_h A + I: two, or less if part of the attention goes to a sink that is not a unit."""
     return 1 + attention.sum(-1, keepdim=True)
 
 
-def _identity(frame: Frame) -> Float[Tensor, "batch unit unit"]:
-    batch, _, width = frame.readout.shape
-    return torch.eye(width, dtype=frame.readout.dtype, device=frame.readout.device).expand(batch, width, width)
+def _build_identity(unit_context: UnitContext) -> Float[Tensor, "batch unit unit"]:
+    batch, _, width = unit_context.readout.shape
+    identity = torch.eye(width, dtype=unit_context.readout.dtype, device=unit_context.readout.device)
+    return identity.expand(batch, width, width)

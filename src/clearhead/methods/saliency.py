@@ -1,4 +1,4 @@
-"""Saliency: how steeply the target changes with each unit's input vector.
+"""Saliency: the norm of the gradient of the target with respect to each unit's input vector.
 
     r_i = ‖∂y/∂x_i‖
 
@@ -6,22 +6,28 @@ x_i is a token's word embedding, or the pixels of a patch.
 """
 
 from clearhead.capture.tape import Tape
-from clearhead.methods.base import Fold, Scores, register
-from clearhead.methods.input_x_gradient import Reduce, reduced
+from clearhead.methods.base import AttributionMethod, MethodScores, register_method
+from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
 
 
-@register(
+@register_method(
     "saliency",
     family="gradient",
-    asks=("input_gradient",),
+    requires=("input_gradient",),
     cost="one forward and one backward",
     citation="Simonyan, Vedaldi & Zisserman (2014), Deep inside convolutional networks, ICLR workshop",
     signed=False,
     target="any",
 )
-class Saliency(Fold):
-    reduce: Reduce = "l2"
+class Saliency(AttributionMethod):
+    """Norm of the input gradient.
 
-    def finish(self, tape: Tape) -> Scores:
+    Attributes:
+        reduce: How vectors become scores: signed sum, Euclidean norm, or sum of absolute values.
+    """
+
+    reduce: VectorReduction = "l2"
+
+    def compute_scores(self, tape: Tape) -> MethodScores:
         assert tape.input_gradient is not None
-        return Scores(reduced(tape.input_gradient[self.frame.stream], self.reduce)[:, None])
+        return MethodScores(reduce_vectors(tape.input_gradient[self.unit_context.stream], self.reduce)[:, None])

@@ -1,22 +1,22 @@
-"""SHAP over a hierarchy: Owen values, which give a group of units what it would get as one player, and then split it.
+"""Partition SHAP: Owen values, which assign a score to a group of units as one player, and then divide it.
 
     φ_a(c) = ½ [v(c + a) − v(c)] + ½ [v(c + a + b) − v(c + b)]
 
-for the two halves a and b of a group that meets the players c. Each half goes on with both contexts (c and c + b), at
-half the weight, down to single units: so cost grows as the square of their number. Texts are joined as by the shap
-package (pieces of words first, then words, across commas and sentences last), pictures are halved along their longer
-side. All coalitions go through the model together; where there are more than `evaluations`, level by level, and what a
-group has is then spread evenly over its units, the smallest effects first. A warning says so beforehand, and the
-certificate how much of all effects' sizes was left on groups (`unopened`): scores within a group are then no scores of
-its units.
+for the two halves a and b of a group in the context of the players c. Each half is divided further in both contexts (c
+and c + b), with half the weight, down to single units: the cost grows with the square of their number. The hierarchy of
+texts is that of the shap package (subword tokens are joined first, then words, commas and sentences last). Images are
+halved along their longer side. All coalitions are evaluated together. If there are more than `evaluations`, they are
+evaluated level by level, the largest effects first, and the score of a group that is not divided is spread evenly over
+its units. A warning announces this, and the certificate has the fraction of the absolute effects that was not divided
+(`unopened`): the scores of the units within such a group are not individual scores.
 
-`context="present"` and `"absent"` follow one context alone, and what a group has beyond its halves, v(c + a + b) −
-v(c + a) − v(c + b) + v(c), is spread over its units: that is shap's fixed_context=1 and 0, cheaper, but units that
-never matter get a score. `replacement="written-mask"` masks as the package does.
+`context="present"` and `"absent"` use a single context, and the interaction of the halves, v(c + a + b) − v(c + a) −
+v(c + b) + v(c), is spread over the units of the group. This is fixed_context=1 and 0 of the shap package: cheaper, but
+units that never matter get a score. `replacement="written-mask"` masks as the package does.
 
-The values are those of the shap package's PartitionExplainer, and tests hold them to it. The package itself is not
-called: it asks for ten coalitions of one input at a time, for many of them twice, and draws from the global random
-numbers.
+The values are those of the shap package's PartitionExplainer, which tests compare them with. The package itself is not
+called: it evaluates ten coalitions of one input at a time, many of them twice, and uses the global random number
+generator.
 """
 
 import warnings
@@ -28,29 +28,44 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.errors import CostWarning
-from clearhead.methods._perturbation import Game, Perturbation, Play, Shares, whole_number
-from clearhead.methods.base import register
+from clearhead.methods._perturbation import (
+    CoalitionGame,
+    CoalitionGenerator,
+    PerturbationMethod,
+    PlayerScores,
+    check_min_int,
+)
+from clearhead.methods.base import register_method
 from clearhead.perturbation.hierarchy import Hierarchy
 
 
 @dataclass
-class _Node:
-    """A node in one context: who is around it, what that is worth without it and with it, how much it counts."""
+class _NodeInContext:
+    """A node of the hierarchy in one context.
+
+    Attributes:
+        node: The node.
+        context_players: The other players that are present.
+        value_without: The value of the context.
+        value_with: The value of the context with the players of the node.
+        weight: The weight of this context.
+    """
 
     node: int
-    around: Bool[Tensor, "player"]
-    without: Float[Tensor, ""]
-    within: Float[Tensor, ""]
+    context_players: Bool[Tensor, "player"]
+    value_without: Float[Tensor, ""]
+    value_with: Float[Tensor, ""]
     weight: float
 
     @property
     def effect(self) -> Float[Tensor, ""]:
-        return (self.within - self.without) * self.weight
+        """The weighted effect of adding the node to its context."""
+        return (self.value_with - self.value_without) * self.weight
 
 
-@register(
+@register_method(
     "shap",
-    kind="values",
+    pass_type="values",
     family="perturbation",
     cost="500 forward passes or fewer (evaluations=), in batches",
     citation="Lundberg & Lee (2017), A unified approach to interpreting model predictions; Owen (1977), Values of "
@@ -60,117 +75,153 @@ class _Node:
     model_agnostic=True,
     axioms=("exact on additive games", "complete"),
 )
-class Shap(Perturbation):
+class PartitionShap(PerturbationMethod):
+    """Owen values over a hierarchy of units.
+
+    Attributes:
+        evaluations: Maximum number of coalitions.
+        context: Contexts in which a half of a group is evaluated: with the other half, without it, or both.
+    """
+
     evaluations: int = 500
     context: Literal["both", "present", "absent"] = "both"
 
-    def play(self, game: Game) -> Play:
-        budget = whole_number("evaluations", self.evaluations, 2)
-        tree = game.hierarchy()
-        members = tree.members()
-        players = [game.nobody for _ in members]
+    def iter_coalitions(self, game: CoalitionGame) -> CoalitionGenerator:
+        budget = check_min_int("evaluations", self.evaluations, 2)
+        tree = game.get_hierarchy()
+        members = tree.list_leaves_by_node()
+        players = [game.empty_coalition for _ in members]
         for node, leaves in enumerate(members):
-            players[node][[tree.leaves[leaf] for leaf in leaves if tree.leaves[leaf] >= 0]] = True
-        if (needed := self._needed(tree, players)) > budget:
+            players[node][[tree.player_of_leaf[leaf] for leaf in leaves if tree.player_of_leaf[leaf] >= 0]] = True
+        if (needed := self._count_coalitions(tree, players)) > budget:
             warnings.warn(
-                f"shap: to open every group of {game.players} units takes {needed:,} evaluations, and there are "
-                f"{budget:,}: what other groups have is spread evenly over their units. How much that is, says "
-                "`unopened` in the certificate; give evaluations=, or larger units (unit=)",
+                f"shap: dividing every group of {game.num_players} units takes {needed:,} evaluations, and there are "
+                f"{budget:,}: the scores of undivided groups are spread evenly over their units. `unopened` in the "
+                "certificate is their fraction; increase evaluations=, or choose larger units (unit=)",
                 CostWarning,
                 stacklevel=2,
             )
-        ends = [game.nobody, game.everybody]
-        ahead = torch.stack([*ends, *self._all(tree, players, game.nobody, budget)])
-        known = dict(zip(map(_code, ahead), (yield ahead), strict=True))
-        base, full = (known[_code(end)] for end in ends)
-        given = torch.zeros(len(members), dtype=base.dtype)  # what stays on each node
-        opened, unopened = 0.0, 0.0  # sizes of effects
-        level = [_Node(tree.root, game.nobody, base, full, 1.0)]
+        initial = [game.empty_coalition, game.full_coalition]
+        batch = torch.stack([*initial, *self._enumerate_coalitions(tree, players, game.empty_coalition, budget)])
+        values = dict(zip(map(_encode_coalition, batch), (yield batch), strict=True))
+        base, full = (values[_encode_coalition(coalition)] for coalition in initial)
+        node_scores = torch.zeros(len(members), dtype=base.dtype)  # scores that are not divided further
+        leaf_effect = 0.0  # sum of absolute effects
+        unopened_effect = 0.0
+        level = [_NodeInContext(tree.root, game.empty_coalition, base, full, 1.0)]
         while level:
-            level.sort(key=lambda at: -abs(float(at.effect)))
-            split: list[_Node] = []
-            asked: dict[bytes, Tensor] = {}
-            for at in level:
-                new = {_code(row): row for row in _halves(at.node, at.around, tree, players)}
-                fresh = {code: row for code, row in new.items() if code not in known and code not in asked}
-                if not new or len(known) + len(asked) + len(fresh) > budget:
-                    given[at.node] += at.effect
-                    opened += 0.0 if new else abs(float(at.effect))
-                    unopened += abs(float(at.effect)) if new else 0.0
+            level.sort(key=lambda item: -abs(float(item.effect)))
+            divided: list[_NodeInContext] = []
+            requested: dict[bytes, Tensor] = {}
+            for item in level:
+                coalitions = {
+                    _encode_coalition(row): row
+                    for row in _add_each_half(item.node, item.context_players, tree, players)
+                }
+                unknown = {
+                    code: row for code, row in coalitions.items() if code not in values and code not in requested
+                }
+                if not coalitions or len(values) + len(requested) + len(unknown) > budget:
+                    node_scores[item.node] += item.effect
+                    if coalitions:
+                        unopened_effect += abs(float(item.effect))
+                    else:
+                        leaf_effect += abs(float(item.effect))
                     continue
-                asked |= fresh
-                split.append(at)
-            if asked:
-                known |= dict(zip(asked, (yield torch.stack(list(asked.values()))), strict=True))
+                requested |= unknown
+                divided.append(item)
+            if requested:
+                values |= dict(zip(requested, (yield torch.stack(list(requested.values()))), strict=True))
             level = []
-            for at in split:
-                a, b = tree.children(at.node)
-                with_a, with_b = (known[_code(row)] for row in _halves(at.node, at.around, tree, players))
-                rest = (at.within - with_a - with_b + at.without) * at.weight
-                half = at.weight / 2 if self.context == "both" else at.weight
+            for item in divided:
+                a, b = tree.get_children(item.node)
+                with_a, with_b = (
+                    values[_encode_coalition(row)]
+                    for row in _add_each_half(item.node, item.context_players, tree, players)
+                )
+                interaction = (item.value_with - with_a - with_b + item.value_without) * item.weight
+                weight = item.weight / 2 if self.context == "both" else item.weight
                 if self.context == "absent":
-                    given[at.node] += rest
+                    node_scores[item.node] += interaction
                 elif self.context == "present":
-                    given[at.node] -= rest
+                    node_scores[item.node] -= interaction
                 if self.context != "present":
                     level += [
-                        _Node(a, at.around, at.without, with_a, half),
-                        _Node(b, at.around, at.without, with_b, half),
+                        _NodeInContext(a, item.context_players, item.value_without, with_a, weight),
+                        _NodeInContext(b, item.context_players, item.value_without, with_b, weight),
                     ]
                 if self.context != "absent":
                     level += [
-                        _Node(a, at.around | players[b], with_b, at.within, half),
-                        _Node(b, at.around | players[a], with_a, at.within, half),
+                        _NodeInContext(a, item.context_players | players[b], with_b, item.value_with, weight),
+                        _NodeInContext(b, item.context_players | players[a], with_a, item.value_with, weight),
                     ]
-        leaves = torch.zeros(len(tree.leaves), dtype=base.dtype)
-        for node, own in enumerate(members):
-            leaves[own] += given[node] / len(own)
-        left = unopened / max(opened + unopened, 1e-300)
-        return _shares(leaves, tree.leaves, game.players, float(base), {"unopened": left})
+        leaf_scores = torch.zeros(len(tree.player_of_leaf), dtype=base.dtype)
+        for node, leaves in enumerate(members):
+            leaf_scores[leaves] += node_scores[node] / len(leaves)
+        unopened = unopened_effect / max(leaf_effect + unopened_effect, 1e-300)
+        return _build_player_scores(
+            leaf_scores, tree.player_of_leaf, game.num_players, float(base), {"unopened": unopened}
+        )
 
-    def _needed(self, tree: Hierarchy, players: list[Tensor]) -> int:
-        """How many coalitions there are when every group is opened: two for each context that a group meets."""
-        found, waiting = 2, [(tree.root, 1)]
-        while waiting:
-            node, contexts = waiting.pop()
-            if (pair := tree.children(node)) is None:
+    def _count_coalitions(self, tree: Hierarchy, players: list[Tensor]) -> int:
+        """Count the coalitions needed to divide every group: two for each context of a group."""
+        count = 2
+        pending = [(tree.root, 1)]
+        while pending:
+            node, num_contexts = pending.pop()
+            if (halves := tree.get_children(node)) is None:
                 continue
-            # units that always stay make no difference, neither as halves nor as contexts
-            split = all(bool(players[half].any()) for half in pair)
-            found += 2 * contexts if split else 0
-            waiting += [(half, contexts * (2 if split and self.context == "both" else 1)) for half in pair]
-        return found
+            # units that are never masked add no coalitions, neither as halves nor as contexts
+            if all(bool(players[half].any()) for half in halves):
+                count += 2 * num_contexts
+                if self.context == "both":
+                    num_contexts *= 2
+            pending += [(half, num_contexts) for half in halves]
+        return count
 
-    def _all(self, tree: Hierarchy, players: list[Tensor], nobody: Tensor, budget: int) -> list[Tensor]:
-        """Every coalition that will be asked for, so that they go together; none where they go beyond the budget."""
-        found = {_code(nobody): nobody, _code(~nobody): ~nobody}
-        waiting = [(tree.root, nobody)]
-        while waiting:
-            node, around = waiting.pop()
-            new = _halves(node, around, tree, players)
-            found |= {_code(row): row for row in new}
-            if len(found) > budget:
+    def _enumerate_coalitions(self, tree: Hierarchy, players: list[Tensor], empty: Tensor, budget: int) -> list[Tensor]:
+        """Return all coalitions that will be needed, to evaluate them together; none if they exceed the budget."""
+        coalitions = {_encode_coalition(empty): empty, _encode_coalition(~empty): ~empty}
+        pending = [(tree.root, empty)]
+        while pending:
+            node, context_players = pending.pop()
+            with_halves = _add_each_half(node, context_players, tree, players)
+            coalitions |= {_encode_coalition(row): row for row in with_halves}
+            if len(coalitions) > budget:
                 return []
-            if (pair := tree.children(node)) is not None:
-                a, b = pair
-                waiting += [(a, around), (b, around)] if self.context != "present" else []
-                waiting += [(a, new[1]), (b, new[0])] if self.context != "absent" else []
-        return list(found.values())[2:]
+            if (halves := tree.get_children(node)) is not None:
+                a, b = halves
+                if self.context != "present":
+                    pending += [(a, context_players), (b, context_players)]
+                if self.context != "absent":
+                    pending += [(a, with_halves[1]), (b, with_halves[0])]
+        return list(coalitions.values())[2:]
 
 
-def _halves(node: int, around: Tensor, tree: Hierarchy, players: list[Tensor]) -> list[Bool[Tensor, "player"]]:
-    """The players around with either half of a node; nothing for a leaf."""
-    return [around | players[half] for half in tree.children(node) or ()]
+def _add_each_half(
+    node: int, context_players: Tensor, tree: Hierarchy, players: list[Tensor]
+) -> list[Bool[Tensor, "player"]]:
+    """Return the context with either half of a node; an empty list for a leaf."""
+    return [context_players | players[half] for half in tree.get_children(node) or ()]
 
 
-def _code(coalition: Bool[Tensor, "player"]) -> bytes:
+def _encode_coalition(coalition: Bool[Tensor, "player"]) -> bytes:
     return coalition.numpy().tobytes()
 
 
-def _shares(
-    leaves: Float[Tensor, "leaf"], players: tuple[int, ...], count: int, base: float, checks: dict[str, float]
-) -> Shares:
-    """What leaves that are players got, and what those that always stay got."""
-    who = torch.tensor(players)
-    scores = torch.zeros(count, dtype=leaves.dtype).index_add_(0, who[who >= 0], leaves[who >= 0])
-    return Shares(scores, base, stays=leaves.masked_fill(who >= 0, 0) if (who < 0).any() else None, checks=checks)
+def _build_player_scores(
+    leaf_scores: Float[Tensor, "leaf"],
+    player_of_leaf: tuple[int, ...],
+    num_players: int,
+    base_value: float,
+    diagnostics: dict[str, float],
+) -> PlayerScores:
+    """Sum the scores of leaves by player; leaves that are never masked (player −1) keep their own."""
+    player_index = torch.tensor(player_of_leaf)
+    is_player = player_index >= 0
+    scores = torch.zeros(num_players, dtype=leaf_scores.dtype)
+    scores.index_add_(0, player_index[is_player], leaf_scores[is_player])
+    result = PlayerScores(scores, base_value, diagnostics=diagnostics)
+    if not is_player.all():
+        result.fixed_leaf_scores = leaf_scores.masked_fill(is_player, 0)
+    return result

@@ -2,9 +2,9 @@
 
     r_i = ‖E_ε ∂y(x + ε)/∂x_i‖
 
-ε is Gaussian, its σ `noise` times the range of the input: of pixels the largest minus the smallest, of words that of
-the lengths of their embeddings. x_i is a token's word embedding, or the pixels of a patch. Random numbers are keyed by
-seed and content.
+ε is Gaussian with σ = `noise` times the range of the input: the largest minus the smallest pixel, or the largest minus
+the smallest norm of the token embeddings. x_i is a token's word embedding, or the pixels of a patch. Random numbers are
+keyed by seed and content.
 """
 
 from collections.abc import Iterable
@@ -12,38 +12,49 @@ from collections.abc import Iterable
 import torch
 
 from clearhead.capture.tape import Tape
-from clearhead.methods._path import PathFold, Point, Step, counted
-from clearhead.methods.base import Scores, register
-from clearhead.methods.input_x_gradient import Reduce, reduced
+from clearhead.methods._path import PathMethod, PathPoint, PathPointResult, check_step_count
+from clearhead.methods.base import MethodScores, register_method
+from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
 
 
-@register(
+@register_method(
     "smoothgrad",
-    kind="path",
+    pass_type="path",
     family="gradient",
-    asks=("input_gradient",),
+    requires=("input_gradient",),
     cost="50 forward and backward passes (one a sample), several at once",
     citation="Smilkov et al. (2017), SmoothGrad: removing noise by adding noise, ICML workshop",
     signed=False,
     target="any",
     axioms=("nothing for what does not count", "implementation invariant"),
 )
-class SmoothGrad(PathFold):
+class SmoothGrad(PathMethod):
+    """Mean gradient at noisy inputs.
+
+    Attributes:
+        samples: Number of noisy inputs.
+        noise: σ of the Gaussian noise, relative to the range of the input.
+        reduce: How vectors become scores: signed sum, Euclidean norm, or sum of absolute values.
+    """
+
     samples: int = 50
     noise: float = 0.15
-    reduce: Reduce = "l2"
+    reduce: VectorReduction = "l2"
 
-    def begin(self) -> None:
-        counted(self.samples, name="samples")
-        self.mean: torch.Tensor | float = 0.0
+    def setup(self) -> None:
+        check_step_count(self.samples, name="samples")
+        self.mean_gradient: torch.Tensor | float = 0.0
 
-    def points(self) -> Iterable[Point]:
-        return [Point(noise=self.noise, noise_of="range", draw=draw) for draw in range(self.samples)]
+    def iter_points(self) -> Iterable[PathPoint]:
+        return [
+            PathPoint(noise_std=self.noise, noise_relative_to="range", sample_index=index)
+            for index in range(self.samples)
+        ]
 
-    def at(self, step: Step) -> None:
-        assert step.tape.input_gradient is not None
-        self.mean = self.mean + step.tape.input_gradient[self.frame.stream] / self.samples
+    def on_point(self, result: PathPointResult) -> None:
+        assert result.tape.input_gradient is not None
+        self.mean_gradient = self.mean_gradient + result.tape.input_gradient[self.unit_context.stream] / self.samples
 
-    def finish(self, tape: Tape) -> Scores:
-        assert isinstance(self.mean, torch.Tensor)
-        return Scores(reduced(self.mean, self.reduce)[:, None])
+    def compute_scores(self, tape: Tape) -> MethodScores:
+        assert isinstance(self.mean_gradient, torch.Tensor)
+        return MethodScores(reduce_vectors(self.mean_gradient, self.reduce)[:, None])

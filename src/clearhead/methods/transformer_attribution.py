@@ -1,18 +1,18 @@
-"""Transformer Attribution: relevance of attention times its gradient, gathered layer by layer.
+"""Transformer Attribution: LRP relevance of attention times its gradient, accumulated over the layers.
 
     Ā_l = E_h[(∂y/∂A_l ⊙ P_l)⁺],     R = (I + Ā_{L-1}) ⋯ (I + Ā_s),     r = w · (R − I)
 
-P_l is the relevance of A_l by the authors' rules of relevance propagation (`backward_rules/lrp.py`). The read-out row
-alone is pushed, from the last layer to the first, and what each layer adds is kept: r ← r + r Ā_l. With `normalise`
-each row of I + Ā_l is divided by its sum, as in the authors' code for BERT, and r = w · R: what is left of w is in the
-scores, and in the share of the first layer. With `repeated`, each patch gets all the relevance of their mean, as in
-authors' code for pictures whose patches are averaged: as many times too much as there are patches.
+P_l is the relevance of A_l by the authors' propagation rules (`backward_rules/lrp.py`). Only the read-out row is
+pushed, from the last layer to the first, and the addition of each layer is kept: r ← r + r Ā_l. With `normalise` each
+row of I + Ā_l is divided by its sum, as in the authors' code for BERT, and r = w · R: the remainder of w is part of the
+scores, and of the contribution of the first layer. With `repeated`, each patch gets all the relevance of the patches'
+mean, as in the authors' code for image models with mean pooling: too large by a factor of the number of patches.
 
-Where streams look at each other (co-attention, encoder–decoders), as in the authors' comparisons: R gathers what a
-stream that is read sees of itself; of another stream it looks at, r = w · Ā of the last layer that does. Where a tower
-goes on beside a stream and is added to it again after each of its layers (BridgeTower), these are layers of the stream,
-too, which look at the tower (why: `generic_cross_attention.py`): a row x of the stream and one t of the tower become x
-and t + (x + t) Ā. A stream that never looks at itself has R = I, of which nothing is told.
+If streams attend to each other (co-attention, encoder–decoders), as in the authors' comparisons: R accumulates the
+self-attention of a read-out stream; for another stream, r = w · Ā of the last layer that attends to it. The layers of a
+residual tower, which runs in parallel to a stream and is added to it after each of its layers (BridgeTower), count as
+layers of the stream that attend to the tower (reason: `generic_cross_attention.py`): a row x of the stream and a row t
+of the tower become x and t + (x + t) Ā. A stream without self-attention has R = I and contributes no scores.
 """
 
 from typing import Literal
@@ -21,115 +21,160 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.backward_rules.lrp import Relevance
-from clearhead.capture.tape import Call, Tape
-from clearhead.methods._modified_backward import PATENTS, UnderRules, UnderRulesAcross
-from clearhead.methods.base import Scores, across, of_authors, push, register
+from clearhead.backward_rules.lrp import LRPRules
+from clearhead.capture.tape import AttentionCall, Tape
+from clearhead.methods._modified_backward import (
+    LRP_PATENT_NOTE,
+    CrossStreamModifiedBackwardMethod,
+    ModifiedBackwardMethod,
+)
+from clearhead.methods.base import MethodScores, compat_option, push_rows, register_cross_stream_method, register_method
 
 
-@register(
+@register_method(
     "transformer-attribution",
-    kind="rules",
+    pass_type="rules",
     family="relevance",
-    asks=("attention_gradient",),
+    requires=("attention_gradient",),
     cost="two forward and two backward in float64, one of each under rules",
     citation="Chefer, Gur & Wolf (2021), Transformer interpretability beyond attention visualization, CVPR",
     signed=False,
     target="any",
-    has=("layers", "heads", "rows"),
-    parts="contributions",
-    note=PATENTS,
-    amplifies=1e4,
+    supports=("layers", "heads", "rows"),
+    layer_scores="contributions",
+    note=LRP_PATENT_NOTE,
+    rounding_amplification=1e4,
 )
-class TransformerAttribution(UnderRules):
+class TransformerAttribution(ModifiedBackwardMethod):
+    """Relevance of attention times its gradient, for the read-out row.
+
+    Attributes:
+        normalise: Whether rows of I + Ā are divided by their sums (the authors' code for BERT).
+        rules: The rule set of LRP.
+        mask: Whether a mask is added to attention even if no token is masked, as in the authors' code for BERT.
+        repeated: Whether each patch gets all the relevance of the patches' mean, as in the authors' code for mean
+            pooling.
+    """
+
     normalise: bool = False
     rules: Literal["ours", "orig"] = "ours"
-    mask: bool = of_authors(False)
-    repeated: bool = of_authors(False)
+    mask: bool = compat_option(False)
+    repeated: bool = compat_option(False)
 
-    beside = True
+    needs_standard_gradient = True
 
     @property
-    def family(self) -> Relevance:
-        return Relevance(self.rules, mask=self.mask, repeated=self.repeated)
+    def rule_set(self) -> LRPRules:
+        return LRPRules(self.rules, mask_takes_relevance=self.mask, repeats_mean_relevance=self.repeated)
 
-    def begin(self) -> None:
-        self.rows = self.own = self.frame.readout
+    def setup(self) -> None:
+        self.relevance_rows = self.identity_rows = self.unit_context.readout
 
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
-        relevance = positive(call)
+    def on_call(self, call: AttentionCall) -> Float[Tensor, "batch head row unit"]:
+        relevance = compute_positive_relevance(call)
         if self.normalise:
-            self._divide(1 + relevance.mean(1).sum(-1))
-        added = push(self.rows, relevance)
-        self.rows = self.rows + added.sum(1)
+            self._divide_by_row_sums(1 + relevance.mean(1).sum(-1))
+        added = push_rows(self.relevance_rows, relevance)
+        self.relevance_rows = self.relevance_rows + added.sum(1)
         return added
 
-    def _divide(self, sums: Float[Tensor, "batch unit"]) -> None:
-        """All that was gathered so far goes through the rows of this layer, too."""
-        self.rows, self.own = self.rows / sums[:, None], self.own / sums[:, None]
-        self.parts = [part / sums[:, None, None] for part in self.parts]
+    def _divide_by_row_sums(self, sums: Float[Tensor, "batch unit"]) -> None:
+        """Normalise everything accumulated so far by the row sums of this layer."""
+        self.relevance_rows = self.relevance_rows / sums[:, None]
+        self.identity_rows = self.identity_rows / sums[:, None]
+        self.call_scores = [contribution / sums[:, None, None] for contribution in self.call_scores]
 
-    def finish(self, tape: Tape) -> Scores:
+    def compute_scores(self, tape: Tape) -> MethodScores:
         if self.normalise:
-            self.parts[-1] = self.parts[-1] + self.own[:, None] / self.parts[-1].shape[1]
-        return super().finish(tape)
+            self.call_scores[-1] = self.call_scores[-1] + self.identity_rows[:, None] / self.call_scores[-1].shape[1]
+        return super().compute_scores(tape)
 
 
-@across("transformer-attribution")
-class TransformerAttributionAcross(UnderRulesAcross):
+@register_cross_stream_method("transformer-attribution")
+class CrossStreamTransformerAttribution(CrossStreamModifiedBackwardMethod):
+    """Variant for models whose streams attend to each other; same options as `TransformerAttribution`."""
+
     normalise: bool = False
     rules: Literal["ours", "orig"] = "ours"
-    mask: bool = of_authors(False)
-    repeated: bool = of_authors(False)
+    mask: bool = compat_option(False)
+    repeated: bool = compat_option(False)
 
-    beside = True
+    needs_standard_gradient = True
 
     @property
-    def family(self) -> Relevance:
-        return Relevance(self.rules, mask=self.mask, repeated=self.repeated)
+    def rule_set(self) -> LRPRules:
+        return LRPRules(self.rules, mask_takes_relevance=self.mask, repeats_mean_relevance=self.repeated)
 
-    def begin(self) -> None:
-        self.within = {stream: Rows(frame.readout) for stream, frame in self.frames.items()}
-        self.seen: dict[tuple[str, str], Float[Tensor, "batch row unit"]] = {}
+    def setup(self) -> None:
+        self.self_relevance = {
+            stream: StreamRelevanceRows(unit_context.readout) for stream, unit_context in self.unit_contexts.items()
+        }
+        self.cross_rows: dict[tuple[str, str], Float[Tensor, "batch row unit"]] = {}
 
-    def visit(self, call: Call) -> None:
-        looks, seen = call.query_stream, call.key_stream
-        if looks == seen:
-            self.within[looks].push(positive(call).mean(1), call.module in self.towers, self.normalise)
-        elif (looks, seen) not in self.seen:  # calls come from the last to the first
-            self.seen[looks, seen] = push(self.frames[looks].readout, positive(call)).sum(1)
+    def on_call(self, call: AttentionCall) -> None:
+        query_stream = call.query_stream
+        key_stream = call.key_stream
+        if query_stream == key_stream:
+            self.self_relevance[query_stream].push_through(
+                compute_positive_relevance(call).mean(1), call.module in self.residual_towers, self.normalise
+            )
+        elif (query_stream, key_stream) not in self.cross_rows:  # calls come from the last to the first
+            readout = self.unit_contexts[query_stream].readout
+            self.cross_rows[query_stream, key_stream] = push_rows(readout, compute_positive_relevance(call)).sum(1)
 
-    def finish(self, tape: Tape) -> dict[str, Scores]:
-        rows = {stream: rows.scores(self.normalise) for stream, rows in self.within.items()}
-        for (_, seen), row in self.seen.items():
-            rows[seen] = rows[seen] + row
-        return {stream: Scores(row) for stream, row in rows.items()}
+    def compute_scores(self, tape: Tape) -> dict[str, MethodScores]:
+        rows = {stream: relevance.compute_rows(self.normalise) for stream, relevance in self.self_relevance.items()}
+        for (_, key_stream), cross_rows in self.cross_rows.items():
+            rows[key_stream] = rows[key_stream] + cross_rows
+        return {stream: MethodScores(stream_rows) for stream, stream_rows in rows.items()}
 
 
-class Rows:
-    """The rows of one stream on their way down: what is left of w, what was gathered, and what is in its tower."""
+class StreamRelevanceRows:
+    """Rows of one stream while they are pushed from the last layer to the first.
+
+    Attributes:
+        identity_rows: The part of w that no layer has mixed.
+        accumulated_rows: The relevance accumulated in the stream.
+        tower_rows: The relevance accumulated in its residual tower.
+    """
 
     def __init__(self, readout: Float[Tensor, "batch row unit"]) -> None:
-        self.left, self.gathered, self.tower = readout, torch.zeros_like(readout), torch.zeros_like(readout)
-        self.pushed = False
+        self.identity_rows = readout
+        self.accumulated_rows = torch.zeros_like(readout)
+        self.tower_rows = torch.zeros_like(readout)
+        self.has_pushed = False
 
-    def push(self, relevance: Float[Tensor, "batch unit unit"], tower: bool, normalise: bool) -> None:
-        self.pushed = True
+    def push_through(self, relevance: Float[Tensor, "batch unit unit"], in_tower: bool, normalise: bool) -> None:
+        """Push the rows through one layer.
+
+        Args:
+            relevance: Ā of the layer.
+            in_tower: Whether the layer belongs to the residual tower.
+            normalise: Whether the rows of I + Ā are divided by their sums.
+        """
+        self.has_pushed = True
         if normalise:
             sums = 1 + relevance.sum(-1)[:, None]
-            self.left, self.gathered = self.left / sums, self.gathered / sums
-            self.tower = self.tower / sums if tower else self.tower
-        if tower:
-            self.tower = self.tower + (self.left + self.gathered + self.tower) @ relevance
+            self.identity_rows = self.identity_rows / sums
+            self.accumulated_rows = self.accumulated_rows / sums
+            if in_tower:
+                self.tower_rows = self.tower_rows / sums
+        if in_tower:
+            self.tower_rows = (
+                self.tower_rows + (self.identity_rows + self.accumulated_rows + self.tower_rows) @ relevance
+            )
         else:
-            self.gathered = self.gathered + (self.left + self.gathered) @ relevance
+            self.accumulated_rows = self.accumulated_rows + (self.identity_rows + self.accumulated_rows) @ relevance
 
-    def scores(self, normalise: bool) -> Float[Tensor, "batch row unit"]:
-        found = self.gathered + self.tower
-        return found + self.left if normalise and self.pushed else found
+    def compute_rows(self, normalise: bool) -> Float[Tensor, "batch row unit"]:
+        """Return the scores; with `normalise` they include the remainder of the read-out weights."""
+        rows = self.accumulated_rows + self.tower_rows
+        if normalise and self.has_pushed:
+            rows = rows + self.identity_rows
+        return rows
 
 
-def positive(call: Call) -> Float[Tensor, "batch head query key"]:
-    """(∂y/∂A ⊙ P)⁺."""
+def compute_positive_relevance(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
+    """Compute (∂y/∂A ⊙ P)⁺."""
     assert call.relevance is not None and call.attention_gradient is not None
     return (call.attention_gradient * call.relevance).clamp_(min=0)

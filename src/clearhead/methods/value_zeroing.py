@@ -1,55 +1,59 @@
-"""Value zeroing: how far each token's state moves when another token has nothing to give.
+"""Value zeroing: the change of each token's state when the value vector of another token is set to zero.
 
     C_l[i,j] = 1 − cos(h_i, h_i without v_j),     r = w · Ĉ_L · … · Ĉ_1          w: the read-out
 
-h_i is what layer l makes of token i; without v_j the value vector of token j is zero in all heads of that layer, and
-nothing else is changed: the attention stays as it was. Ĉ is C with rows that sum to one. No identity is added: a
-layer's residual connection is in its states.
+h_i is the output of layer l at token i. Without v_j, the value vector of token j is zero in all heads of that layer,
+and the attention weights are unchanged. Ĉ is C with rows divided by their sums. No identity is added: the states
+already include the residual connection of the layer.
 """
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.capture.tape import Call, Tape
-from clearhead.methods.base import Fold, Scores, register
+from clearhead.capture.tape import AttentionCall, Tape
+from clearhead.methods.base import AttributionMethod, MethodScores, register_method
 
 
-@register(
+@register_method(
     "value-zeroing",
-    kind="edits",
+    pass_type="edits",
     family="perturbation",
-    asks=("attention", "values"),
+    requires=("attention", "values"),
     cost="one forward, in which each layer runs once more for every unit",
     citation="Mohebbi et al. (2023), Quantifying context mixing in transformers, EACL",
     signed=False,
     target="none",
-    has=("layers", "rows"),
-    parts="depths",
+    supports=("layers", "rows"),
+    layer_scores="depths",
     axioms=("rows sum to one",),
-    # a distance is half a squared difference of two states that are nearly the same
-    amplifies=100.0,
+    # the distance is half the squared difference of two almost equal states
+    rounding_amplification=100.0,
 )
-class ValueZeroing(Fold):
-    def begin(self) -> None:
-        self.one_row = self.frame.readout.shape[1] == 1
-        # One row per depth: the row that is read after layer l starts when the fold comes to layer l.
-        depths = len(self.frame.layers)
-        self.rows = torch.zeros_like(self.frame.readout).repeat(1, depths, 1) if self.one_row else self.frame.readout
+class ValueZeroing(AttributionMethod):
+    """Cosine distance of hidden states with and without the value vector of each token."""
 
-    def visit(self, call: Call) -> None:
+    def setup(self) -> None:
+        self.has_single_row = self.unit_context.readout.shape[1] == 1
+        self.mixing_rows = self.unit_context.readout
+        if self.has_single_row:  # one row per depth: the row of the read-out after layer l starts at layer l
+            depths = len(self.unit_context.layers)
+            self.mixing_rows = torch.zeros_like(self.unit_context.readout).repeat(1, depths, 1)
+
+    def on_call(self, call: AttentionCall) -> None:
         assert call.moved is not None
-        if self.one_row:
-            self.rows[:, call.layer - self.frame.layers.start] = self.frame.readout[:, 0]
-        self.rows = self.rows @ self._normalised(call.moved)
+        if self.has_single_row:
+            self.mixing_rows[:, call.layer - self.unit_context.layers.start] = self.unit_context.readout[:, 0]
+        self.mixing_rows = self.mixing_rows @ self._normalise_rows(call.moved)
 
-    def _normalised(self, moved: Float[Tensor, "batch query key"]) -> Float[Tensor, "batch query key"]:
-        valid = self.frame.valid
-        own = moved.masked_fill(~(valid[:, :, None] & valid[:, None]), 0).to(self.rows)
-        sums = own.sum(-1, keepdim=True)
-        return own / torch.where(sums > 0, sums, 1)
+    def _normalise_rows(self, moved: Float[Tensor, "batch query key"]) -> Float[Tensor, "batch query key"]:
+        """Compute Ĉ: distances divided by their row sums, without padding."""
+        valid = self.unit_context.valid_mask
+        distances = moved.masked_fill(~(valid[:, :, None] & valid[:, None]), 0).to(self.mixing_rows)
+        sums = distances.sum(-1, keepdim=True)
+        return distances / torch.where(sums > 0, sums, 1)
 
-    def finish(self, tape: Tape) -> Scores:
-        if self.one_row:
-            return Scores(self.rows[:, -1:], per_layer=self.rows)
-        return Scores(self.rows)
+    def compute_scores(self, tape: Tape) -> MethodScores:
+        if self.has_single_row:
+            return MethodScores(self.mixing_rows[:, -1:], per_layer=self.mixing_rows)
+        return MethodScores(self.mixing_rows)

@@ -1,4 +1,4 @@
-"""Which units belong together, pair by pair up to the whole: words of a sentence, neighbours in a picture."""
+"""Binary trees of units for Owen values: neighbouring tokens of a text, neighbouring areas of an image."""
 
 import re
 from collections.abc import Sequence
@@ -10,137 +10,216 @@ from jaxtyping import Float
 
 from clearhead.units import Units
 
-_OPEN, _CLOSE, _CONNECTORS, _ENDS = "(", ")", ("but", "and", "or"), (".", "?", "!")
+_OPEN_BRACKET = "("
+_CLOSE_BRACKET = ")"
+_CONNECTORS = ("but", "and", "or")
+_SENTENCE_ENDS = (".", "?", "!")
 
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """A tree of pairs. `leaves` says which player each leaf is (−1 for a unit that always stays); node len(leaves) + k
-    joins the two nodes `pairs[k]`, and the last one is the whole."""
+    """A binary tree over units.
 
-    leaves: tuple[int, ...]
-    pairs: tuple[tuple[int, int], ...]
+    Attributes:
+        player_of_leaf: The player of each leaf, −1 for a unit that is never masked. Leaf i is node i.
+        merged_pairs: Node len(player_of_leaf) + k joins the two nodes `merged_pairs[k]`; the last node is the root.
+    """
+
+    player_of_leaf: tuple[int, ...]
+    merged_pairs: tuple[tuple[int, int], ...]
 
     @property
     def root(self) -> int:
-        return len(self.leaves) + len(self.pairs) - 1
+        """The root node."""
+        return len(self.player_of_leaf) + len(self.merged_pairs) - 1
 
-    def children(self, node: int) -> tuple[int, int] | None:
-        return None if node < len(self.leaves) else self.pairs[node - len(self.leaves)]
+    def get_children(self, node: int) -> tuple[int, int] | None:
+        """Return the children of a node, or None for a leaf.
 
-    def members(self) -> list[list[int]]:
-        """The leaves below each node."""
-        found = [[leaf] for leaf in range(len(self.leaves))]
-        for left, right in self.pairs:
-            found.append(found[left] + found[right])
-        return found
+        Args:
+            node: Index of the node.
+        """
+        if node < len(self.player_of_leaf):
+            return None
+        return self.merged_pairs[node - len(self.player_of_leaf)]
+
+    def list_leaves_by_node(self) -> list[list[int]]:
+        """Return the leaves below each node."""
+        leaves = [[leaf] for leaf in range(len(self.player_of_leaf))]
+        for first, second in self.merged_pairs:
+            leaves.append(leaves[first] + leaves[second])
+        return leaves
 
 
-def together(trees: Sequence[Hierarchy], counts: Sequence[int]) -> Hierarchy:
-    """Trees side by side, joined at the top; each has so many players, and numbers them from 0."""
+def merge_hierarchies(hierarchies: Sequence[Hierarchy], num_players: Sequence[int]) -> Hierarchy:
+    """Join the trees of several streams at the top.
+
+    Args:
+        hierarchies: The trees; each numbers its players from 0.
+        num_players: Number of players of each tree.
+
+    Returns:
+        One tree, with the players numbered consecutively.
+    """
+    total_leaves = sum(len(tree.player_of_leaf) for tree in hierarchies)
     leaves: list[int] = []
     pairs: list[tuple[int, int]] = []
-    total, player, tops = sum(len(tree.leaves) for tree in trees), 0, list[int]()
-    for tree, count in zip(trees, counts, strict=True):
-        first, inner = len(leaves), total + len(pairs)
-        nodes = [*range(first, first + len(tree.leaves)), *range(inner, inner + len(tree.pairs))]
-        leaves += [leaf if leaf < 0 else leaf + player for leaf in tree.leaves]
-        pairs += [(nodes[a], nodes[b]) for a, b in tree.pairs]
-        tops.append(nodes[tree.root])
-        player += count
-    while len(tops) > 1:
-        pairs.append((tops[0], tops[1]))
-        tops = [total + len(pairs) - 1, *tops[2:]]
+    roots: list[int] = []
+    first_player = 0
+    for tree, count in zip(hierarchies, num_players, strict=True):
+        first_leaf = len(leaves)
+        first_inner = total_leaves + len(pairs)
+        leaf_nodes = range(first_leaf, first_leaf + len(tree.player_of_leaf))
+        inner_nodes = range(first_inner, first_inner + len(tree.merged_pairs))
+        nodes = [*leaf_nodes, *inner_nodes]
+        leaves += [leaf if leaf < 0 else leaf + first_player for leaf in tree.player_of_leaf]
+        pairs += [(nodes[a], nodes[b]) for a, b in tree.merged_pairs]
+        roots.append(nodes[tree.root])
+        first_player += count
+    while len(roots) > 1:
+        pairs.append((roots[0], roots[1]))
+        roots = [total_leaves + len(pairs) - 1, *roots[2:]]
     return Hierarchy(tuple(leaves), tuple(pairs))
 
 
-def of_words(units: Units, players: Sequence[int]) -> Hierarchy:
-    """Neighbours joined greedily as shap's masker for texts does: pieces of words first, across sentences last."""
-    tokens, separators = _tokens(units)
-    return Hierarchy(tuple(players), tuple(joined(tokens, separators)))
+def build_text_hierarchy(units: Units, player_of_unit: Sequence[int]) -> Hierarchy:
+    """Build the tree of a text by greedy merging, as shap's text masker does: words first, across sentences last.
+
+    Args:
+        units: The units of the text.
+        player_of_unit: The player of each unit, −1 for units that are never masked.
+
+    Returns:
+        The tree.
+    """
+    tokens, separators = _prepare_tokens(units)
+    return Hierarchy(tuple(player_of_unit), tuple(merge_tokens_greedily(tokens, separators)))
 
 
-def joined(tokens: Sequence[str], separators: Sequence[bool]) -> list[tuple[int, int]]:
-    """Pairs of nodes, best first. A token that goes on with a word starts with ##; brackets are held together."""
+def merge_tokens_greedily(tokens: Sequence[str], is_separator: Sequence[bool]) -> list[tuple[int, int]]:
+    """Merge neighbouring groups of tokens greedily, as in shap 0.51.
+
+    Args:
+        tokens: The tokens; one that continues a word starts with ##.
+        is_separator: Whether each token separates two texts.
+
+    Returns:
+        The merged pairs of nodes, in the order of merging. Brackets keep their content together.
+    """
     groups = [[i] for i in range(len(tokens))]
-    nodes, pairs = list(range(len(tokens))), []
-    balanced = [token not in (_OPEN, _CLOSE) for token in tokens]
+    nodes = list(range(len(tokens)))
+    pairs: list[tuple[int, int]] = []
+    balanced = [token not in (_OPEN_BRACKET, _CLOSE_BRACKET) for token in tokens]
     while len(groups) > 1:
-        merits = [_merit(tokens, separators, balanced, a, b) for a, b in pairwise(groups)]
+        merits = [_score_merge(tokens, is_separator, balanced, a, b) for a, b in pairwise(groups)]
         best = int(np.argmax(merits))
         pairs.append((nodes[best], nodes[best + 1]))
-        first, last = groups[best][0], groups[best + 1][-1]
-        if tokens[first] == _OPEN and tokens[last] == _CLOSE:
+        first = groups[best][0]
+        last = groups[best + 1][-1]
+        if tokens[first] == _OPEN_BRACKET and tokens[last] == _CLOSE_BRACKET:
             balanced[first] = balanced[last] = True
         groups[best : best + 2] = [groups[best] + groups[best + 1]]
         nodes[best : best + 2] = [len(tokens) + len(pairs) - 1]
     return pairs
 
 
-def _merit(
+def _score_merge(
     tokens: Sequence[str], separators: Sequence[bool], balanced: Sequence[bool], a: list[int], b: list[int]
 ) -> float:
-    """How well two neighbouring groups go together, as in shap 0.51."""
-    end, begin = tokens[a[-1]], tokens[b[0]]
+    """Score the merge of two neighbouring groups, as in shap 0.51."""
+    end = tokens[a[-1]]
+    begin = tokens[b[0]]
     merit = 0.0
-    merit -= 1000 * (separators[a[-1]] or separators[b[0]])  # two texts meet last
+    merit -= 1000 * (separators[a[-1]] or separators[b[0]])  # merge two texts last
     merit += 20 * begin.startswith("##")
     merit += 15 * (begin == "'" and (len(b) == 1 or (len(b) == 2 and tokens[b[1]] in ("t", "s"))))
     merit += 15 * (end == "'" and begin in ("t", "s"))
-    merit -= 1000 * (_control(tokens[a[0]]) != _control(tokens[b[-1]]))
-    merit -= 100 * (begin == _OPEN and not balanced[b[0]]) + 100 * (end == _CLOSE and not balanced[a[-1]])
-    merit -= 2 * (tokens[a[0]] == _OPEN)
+    merit -= 1000 * (_is_control_token(tokens[a[0]]) != _is_control_token(tokens[b[-1]]))
+    merit -= 100 * (begin == _OPEN_BRACKET and not balanced[b[0]]) + 100 * (
+        end == _CLOSE_BRACKET and not balanced[a[-1]]
+    )
+    merit -= 2 * (tokens[a[0]] == _OPEN_BRACKET)
     merit -= 2 * (end in _CONNECTORS or begin in _CONNECTORS)
     merit -= 10 * (end == ",") + (begin == ",") * (10 if len(b) > 1 else 1)
-    merit -= 20 * (end in _ENDS) + (begin in _ENDS) * (20 if len(b) > 1 else 1)
+    merit -= 20 * (end in _SENTENCE_ENDS) + (begin in _SENTENCE_ENDS) * (20 if len(b) > 1 else 1)
     return merit - len(a) - len(b)
 
 
-def _control(token: str) -> bool:
+def _is_control_token(token: str) -> bool:
     return token.startswith("[") and token.endswith("]")
 
 
-def _tokens(units: Units) -> tuple[list[str], list[bool]]:
-    """Tokens as they stand in the text, and which of them separate two texts."""
-    inside = [i for i, special in enumerate(units.special) if not special]
-    between = [bool(inside) and special and inside[0] < i < inside[-1] for i, special in enumerate(units.special)]
+def _prepare_tokens(units: Units) -> tuple[list[str], list[bool]]:
+    """Return the tokens in shap's notation, and which of them separate two texts."""
+    content = [i for i, special in enumerate(units.special) if not special]
+    is_separator = [
+        bool(content) and special and content[0] < i < content[-1] for i, special in enumerate(units.special)
+    ]
     if units.offsets is None:
-        begins = any(name.startswith(("Ġ", "▁")) for name in units.names)
-        marked = [name[1:] if name.startswith(("Ġ", "▁")) else f"##{name}" if begins else name for name in units.names]
-        return [mark if not special else "" for mark, special in zip(marked, units.special, strict=True)], between
-    parts, tokens = pieces(units), list[str]()
-    for i, piece in enumerate(parts):
-        inner = i > 0 and not re.match(r"^.*\W$", parts[i - 1]) and re.match(r"^[A-Za-z]", piece) and tokens[i - 1]
-        tokens.append(f"##{piece.strip()}" if inner else piece.strip())
-    return tokens, between
+        marks_beginnings = any(name.startswith(("Ġ", "▁")) for name in units.names)
+        tokens = [_mark_continuation(name, marks_beginnings) for name in units.names]
+        return ["" if special else token for token, special in zip(tokens, units.special, strict=True)], is_separator
+    texts = get_unit_texts(units)
+    tokens = []
+    for i, text in enumerate(texts):
+        continues = i > 0 and not re.match(r"^.*\W$", texts[i - 1]) and re.match(r"^[A-Za-z]", text) and tokens[i - 1]
+        prefix = "##" if continues else ""
+        tokens.append(f"{prefix}{text.strip()}")
+    return tokens, is_separator
 
 
-def pieces(units: Units) -> list[str]:
-    """The text of each unit, with the white space after it; special units have none."""
+def _mark_continuation(name: str, marks_beginnings: bool) -> str:
+    """Mark a token that continues a word with ##, whatever the tokenizer's own notation."""
+    if name.startswith(("Ġ", "▁")):
+        return name[1:]
+    return f"##{name}" if marks_beginnings else name
+
+
+def get_unit_texts(units: Units) -> list[str]:
+    """Return the text of each unit with the white space after it; special units have none.
+
+    Args:
+        units: Units with offsets.
+
+    Returns:
+        One text per unit.
+    """
     assert units.offsets is not None
-    segments, found = units.segments or (0,) * len(units), list[str]()
+    segments = units.segments or (0,) * len(units)
+    texts: list[str] = []
     for i, (start, stop) in enumerate(units.offsets):
-        goes_on = i + 1 < len(units) and segments[i + 1] == segments[i] and not units.special[i + 1]
-        until = max(stop, units.offsets[i + 1][0]) if goes_on else stop
-        found.append("" if units.special[i] else units.texts[segments[i]][start:until])
-    return found
+        if units.special[i]:
+            texts.append("")
+            continue
+        if i + 1 < len(units) and segments[i + 1] == segments[i] and not units.special[i + 1]:
+            stop = max(stop, units.offsets[i + 1][0])
+        texts.append(units.texts[segments[i]][start:stop])
+    return texts
 
 
-def of_places(places: Float[np.ndarray, "player 2"]) -> Hierarchy:
-    """A picture halved again and again along its longer side."""
+def build_spatial_hierarchy(centroids: Float[np.ndarray, "player 2"]) -> Hierarchy:
+    """Build the tree of an image by recursive halving along the longer side.
+
+    Args:
+        centroids: The centre of each player.
+
+    Returns:
+        The tree; every leaf is a player.
+    """
     pairs: list[tuple[int, int]] = []
 
-    def node(own: list[int]) -> int:
-        if len(own) == 1:
-            return own[0]
-        at = places[own]
-        along = int(np.argmax(np.ptp(at, axis=0)))
-        middle = (at[:, along].min() + at[:, along].max()) / 2
-        first = [player for player in own if places[player, along] < middle] or own[: len(own) // 2]
-        rest = [player for player in own if player not in set(first)]
-        left, right = node(first), node(rest)
-        pairs.append((left, right))
-        return len(places) + len(pairs) - 1
+    def add_node(players: list[int]) -> int:
+        if len(players) == 1:
+            return players[0]
+        positions = centroids[players]
+        axis = int(np.argmax(np.ptp(positions, axis=0)))
+        middle = (positions[:, axis].min() + positions[:, axis].max()) / 2
+        first_half = [p for p in players if centroids[p, axis] < middle] or players[: len(players) // 2]
+        second_half = [p for p in players if p not in set(first_half)]
+        first_node = add_node(first_half)
+        second_node = add_node(second_half)
+        pairs.append((first_node, second_node))
+        return len(centroids) + len(pairs) - 1
 
-    node(list(range(len(places))))
-    return Hierarchy(tuple(range(len(places))), tuple(pairs))
+    add_node(list(range(len(centroids))))
+    return Hierarchy(tuple(range(len(centroids))), tuple(pairs))

@@ -1,7 +1,7 @@
-"""Taking patches or superpixels away from a picture.
+"""Masking of image patches or superpixels.
 
-What is seen in their place is the picture's `mean`, `black`, or the picture in a `blur`: the same as those that a
-baseline has under these names. A picture without superpixels to speak of, such as noise, is cut along a grid.
+Masked pixels are replaced by the image's `mean`, by `black` or by a `blur` of the image, as in the baselines of these
+names. An image on which SLIC finds few superpixels, such as noise, is divided along a grid.
 """
 
 from dataclasses import replace
@@ -13,129 +13,156 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.adapters.base import Sample
-from clearhead.adapters.readers.image import pair
-from clearhead.errors import InputError, Refusal, unknown
-from clearhead.perturbation.hierarchy import Hierarchy, of_places
-from clearhead.perturbation.image_fill import black, blurred
-from clearhead.perturbation.players import Players, packed, rows_of
+from clearhead.adapters.readers.image import to_pair
+from clearhead.errors import InputError, UnsupportedError, unknown_value_error
+from clearhead.perturbation.hierarchy import Hierarchy, build_spatial_hierarchy
+from clearhead.perturbation.image_fill import blur_image, make_black_image
+from clearhead.perturbation.players import MaskablePlayers, make_membership_mask, pack_bits
 from clearhead.units import Units
 
-OF_PICTURES = ("mean", "blur", "black")
-#: About how many superpixels a picture is cut into.
-SEGMENTS = 50
+IMAGE_REPLACEMENTS = ("mean", "blur", "black")
+#: Approximate number of superpixels of an image.
+TARGET_NUM_SUPERPIXELS = 50
 
 
-class InPicture(Players):
-    """Patches or superpixels: whose each pixel is, and which patch it lies in."""
+class ImagePlayers(MaskablePlayers):
+    """The patches or superpixels of an image as players.
 
-    def __init__(self, subject: Any, sample: Sample, units: Units, unit: str, replacement: str) -> None:
-        self.subject, self.sample, self.units = subject, sample, units
+    Attributes:
+        pixels: The pixel values of the sample.
+        patch_of_pixel: The unit that each pixel lies in; −1 outside the patches.
+        player_of_pixel: The player that each pixel belongs to; −1 outside the patches.
+        replacement_pixels: The pixel values that replace masked ones.
+    """
+
+    def __init__(self, adapter: Any, sample: Sample, units: Units, unit: str, replacement: str) -> None:
+        self.adapter = adapter
+        self.sample = sample
+        self.units = units
         if unit not in ("patch", "superpixel"):
-            raise unknown("unit", unit, ("patch", "superpixel"))
-        if replacement not in OF_PICTURES:
-            raise unknown("replacement in a picture", replacement, OF_PICTURES)
-        self.unit, self.replacement, self.key = unit, replacement, (replacement, unit)
+            raise unknown_value_error("unit", unit, ("patch", "superpixel"))
+        if replacement not in IMAGE_REPLACEMENTS:
+            raise unknown_value_error("replacement in an image", replacement, IMAGE_REPLACEMENTS)
+        self.unit = unit
+        self.replacement = replacement
+        self.cache_key = (replacement, unit)
         self.pixels = sample.inputs["pixel_values"]
-        self.patch_of = self._patches()
-        self.labels = self._superpixels() if unit == "superpixel" else self._of_patches()
-        self.count = int(self.labels.max()) + 1
-        self.absent = self._absent()
+        self.patch_of_pixel = self._assign_pixels_to_patches()
+        if unit == "superpixel":
+            self.player_of_pixel = self._segment_superpixels()
+        else:
+            self.player_of_pixel = self._number_patches_from_zero()
+        self.num_players = int(self.player_of_pixel.max()) + 1
+        self.replacement_pixels = self._make_replacement_pixels()
 
     @property
-    def size(self) -> tuple[int, int]:
-        return pair(self.subject.patch_size)
+    def patch_size(self) -> tuple[int, int]:
+        """Height and width of a patch in pixels."""
+        return to_pair(self.adapter.patch_size)
 
-    def _patches(self) -> Int[Tensor, "height width"]:
-        """The unit that each pixel lies in; −1 beyond the last whole patch, where the model does not look."""
+    def _assign_pixels_to_patches(self) -> Int[Tensor, "height width"]:
+        """Return the unit of each pixel; −1 beyond the last complete patch, which the model does not process."""
         assert self.units.grid is not None and self.units.boxes is not None
-        (rows, columns), (high, wide) = self.units.grid, self.size
+        rows, columns = self.units.grid
+        height, width = self.patch_size
         first = next(i for i, box in enumerate(self.units.boxes) if box is not None)
-        cells = first + torch.arange(rows * columns).reshape(rows, columns)
-        found = torch.full(self.pixels.shape[1:], -1)
-        found[: rows * high, : columns * wide] = cells.repeat_interleave(high, 0).repeat_interleave(wide, 1)
-        return found
+        patches = first + torch.arange(rows * columns).reshape(rows, columns)
+        patch_of_pixel = torch.full(self.pixels.shape[1:], -1)
+        patch_of_pixel[: rows * height, : columns * width] = patches.repeat_interleave(height, 0).repeat_interleave(
+            width, 1
+        )
+        return patch_of_pixel
 
-    def _of_patches(self) -> Int[Tensor, "height width"]:
-        return torch.where(self.patch_of < 0, -1, self.patch_of - self.patch_of[self.patch_of >= 0].min())
+    def _number_patches_from_zero(self) -> Int[Tensor, "height width"]:
+        is_processed = self.patch_of_pixel >= 0
+        return torch.where(~is_processed, -1, self.patch_of_pixel - self.patch_of_pixel[is_processed].min())
 
-    def _superpixels(self) -> Int[Tensor, "height width"]:
-        """SLIC on the pixels that the model sees, whatever their scale."""
+    def _segment_superpixels(self) -> Int[Tensor, "height width"]:
+        """Segment the model's input pixels by SLIC, after rescaling them to 0 … 1."""
         try:
             from skimage.segmentation import slic
         except ImportError:
-            raise Refusal(
-                "superpixels are cut by scikit-image, which is not installed: pip install 'clearhead[vision]', or take "
-                "patches away (unit='patch')"
+            raise UnsupportedError(
+                "superpixels need scikit-image, which is not installed: pip install 'clearhead[vision]', or mask "
+                "patches (unit='patch')"
             ) from None
-        shown = self.pixels.detach().cpu().double().numpy()
-        low, high = shown.min(), shown.max()
-        shown = (shown - low) / max(high - low, 1e-12)
-        made = slic(shown, SEGMENTS, start_label=0, channel_axis=0, convert2lab=len(shown) == 3)
-        inside = self.patch_of >= 0
-        found, labels = torch.unique(torch.as_tensor(made).long()[inside], return_inverse=True)
-        if len(found) < SEGMENTS / 2:  # pieces of noise are too small to stay, and SLIC gives them to their neighbours
+        pixels = self.pixels.detach().cpu().double().numpy()
+        low = pixels.min()
+        high = pixels.max()
+        pixels = (pixels - low) / max(high - low, 1e-12)
+        segments = slic(pixels, TARGET_NUM_SUPERPIXELS, start_label=0, channel_axis=0, convert2lab=len(pixels) == 3)
+        is_processed = self.patch_of_pixel >= 0
+        unique_labels, labels = torch.unique(torch.as_tensor(segments).long()[is_processed], return_inverse=True)
+        # SLIC merges segments that are too small, as in noise, so that few remain
+        if len(unique_labels) < TARGET_NUM_SUPERPIXELS / 2:
             self.unit = "grid"
-            return self._grid()
-        return torch.full(inside.shape, -1).masked_scatter(inside, labels)
+            return self._segment_grid()
+        return torch.full(is_processed.shape, -1).masked_scatter(is_processed, labels)
 
-    def _grid(self) -> Int[Tensor, "height width"]:
-        """About as many rectangles, nearly square, over what the model sees."""
-        high, wide = (int((self.patch_of >= 0).any(axis).sum()) for axis in (1, 0))
-        rows = min(max(round((SEGMENTS * high / wide) ** 0.5), 1), high)
-        columns = min(max(round(SEGMENTS / rows), 1), wide)
-        down, across = torch.arange(high) * rows // high, torch.arange(wide) * columns // wide
-        found = torch.full(self.patch_of.shape, -1)
-        found[:high, :wide] = down[:, None] * columns + across
-        return found
+    def _segment_grid(self) -> Int[Tensor, "height width"]:
+        """Divide the processed pixels into about as many nearly square rectangles."""
+        height, width = (int((self.patch_of_pixel >= 0).any(axis).sum()) for axis in (1, 0))
+        rows = min(max(round((TARGET_NUM_SUPERPIXELS * height / width) ** 0.5), 1), height)
+        columns = min(max(round(TARGET_NUM_SUPERPIXELS / rows), 1), width)
+        row_of_pixel = torch.arange(height) * rows // height
+        column_of_pixel = torch.arange(width) * columns // width
+        player_of_pixel = torch.full(self.patch_of_pixel.shape, -1)
+        player_of_pixel[:height, :width] = row_of_pixel[:, None] * columns + column_of_pixel
+        return player_of_pixel
 
-    def _absent(self) -> Float[Tensor, "channel height width"]:
-        """What is seen where a player is absent."""
+    def _make_replacement_pixels(self) -> Float[Tensor, "channel height width"]:
+        """Create the image that replaces masked pixels."""
         pixels = self.pixels
         if self.replacement == "mean":
             return pixels.double().mean((1, 2), keepdim=True).to(pixels).expand_as(pixels)
         if self.replacement == "blur":
-            return blurred(pixels.double()).to(pixels)
-        return black(self.subject.processor, pixels)
+            return blur_image(pixels.double()).to(pixels)
+        return make_black_image(self.adapter.processor, pixels)
 
-    def codes(self, keep: Bool[Tensor, "coalition player"]) -> list[bytes]:
-        return packed(keep)
+    def compute_mask_keys(self, keep: Bool[Tensor, "coalition player"]) -> list[bytes]:
+        return pack_bits(keep)
 
-    def lengths(self, keep: Bool[Tensor, "coalition player"]) -> list[int]:
+    def count_units(self, keep: Bool[Tensor, "coalition player"]) -> list[int]:
         return [len(self.units)] * len(keep)
 
-    def without(self, keep: Bool[Tensor, "player"]) -> Sample:
-        kept = (self.labels < 0) | keep[self.labels.clamp(min=0)]
-        pixels = torch.where(kept.to(self.pixels.device), self.pixels, self.absent)
+    def keep_only(self, keep: Bool[Tensor, "player"]) -> Sample:
+        """Return the sample with the pixels of all other players replaced."""
+        kept = (self.player_of_pixel < 0) | keep[self.player_of_pixel.clamp(min=0)]
+        pixels = torch.where(kept.to(self.pixels.device), self.pixels, self.replacement_pixels)
         return replace(self.sample, inputs={**self.sample.inputs, "pixel_values": pixels})
 
-    def spread(self, scores: Float[Tensor, "player"]) -> Float[Tensor, "unit"]:
-        inside = self.labels >= 0
-        labels = self.labels[inside]
-        shares = (scores / torch.bincount(labels, minlength=self.count))[labels]
-        found = torch.zeros(len(self.units), dtype=scores.dtype)
-        return found.index_add_(0, self.patch_of[inside], shares)
+    def spread_to_units(self, scores: Float[Tensor, "player"]) -> Float[Tensor, "unit"]:
+        """Divide the score of each player among patches in proportion to the pixels that they share."""
+        has_player = self.player_of_pixel >= 0
+        players = self.player_of_pixel[has_player]
+        pixel_scores = (scores / torch.bincount(players, minlength=self.num_players))[players]
+        unit_scores = torch.zeros(len(self.units), dtype=scores.dtype)
+        return unit_scores.index_add_(0, self.patch_of_pixel[has_player], pixel_scores)
 
-    def beside(self, leaves: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:
-        return torch.zeros(len(self.units), dtype=leaves.dtype)  # every leaf is a player
+    def spread_fixed_leaves(self, leaf_scores: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:
+        return torch.zeros(len(self.units), dtype=leaf_scores.dtype)  # every leaf is a player
 
-    def _places(self) -> Float[np.ndarray, "player 2"]:
-        """The middle of each player."""
-        inside = self.labels >= 0
-        labels = self.labels[inside]
-        sizes = torch.bincount(labels, minlength=self.count)
-        places = inside.nonzero().double()
-        sums = torch.zeros(self.count, 2, dtype=torch.float64).index_add_(0, labels, places)
+    def _compute_centroids(self) -> Float[np.ndarray, "player 2"]:
+        """Return the centre of each player in pixels."""
+        has_player = self.player_of_pixel >= 0
+        players = self.player_of_pixel[has_player]
+        sizes = torch.bincount(players, minlength=self.num_players)
+        positions = has_player.nonzero().double()
+        sums = torch.zeros(self.num_players, 2, dtype=torch.float64).index_add_(0, players, positions)
         return (sums / sizes[:, None]).numpy()
 
-    def hierarchy(self) -> Hierarchy:
-        return of_places(self._places())
+    def build_hierarchy(self) -> Hierarchy:
+        return build_spatial_hierarchy(self._compute_centroids())
 
-    def windows(self, size: int) -> Bool[Tensor, "window player"]:
+    def make_windows(self, size: int) -> Bool[Tensor, "window player"]:
+        """Return all squares of `size` × `size` patches."""
         if self.unit != "patch":
             raise InputError(f"window={size} is a square of patches; superpixels have no rows: leave out window=")
         assert self.units.grid is not None
         rows, columns = self.units.grid
-        high, wide = min(size, rows), min(size, columns)
-        cells = np.arange(rows * columns).reshape(rows, columns)
-        starts = [(r, c) for r in range(rows - high + 1) for c in range(columns - wide + 1)]
-        return rows_of([cells[r : r + high, c : c + wide].flatten().tolist() for r, c in starts], self.count)
+        height = min(size, rows)
+        width = min(size, columns)
+        patches = np.arange(rows * columns).reshape(rows, columns)
+        starts = [(r, c) for r in range(rows - height + 1) for c in range(columns - width + 1)]
+        windows = [patches[r : r + height, c : c + width].flatten().tolist() for r, c in starts]
+        return make_membership_mask(windows, self.num_players)

@@ -1,4 +1,4 @@
-"""What a picture, or a part of it, is replaced by: black, or itself without detail."""
+"""Fill values for masked parts of an image: black, or a blurred copy."""
 
 from typing import Any
 
@@ -10,15 +10,26 @@ from torch.nn import functional as F
 from clearhead.errors import InputError
 
 
-def black(
+def make_black_image(
     processor: Any, like: Float[Tensor, "*batch channel height width"]
 ) -> Float[Tensor, "*batch channel height width"]:
-    """Black as the processor of pictures (that of a model of several streams has one) would hand it over."""
+    """Create a black image as the image processor would return it, i.e. normalised.
+
+    Args:
+        processor: The image processor, or a processor of several inputs that has one.
+        like: An image whose shape, dtype and device are used.
+
+    Returns:
+        The black image.
+
+    Raises:
+        InputError: If the normalisation is unknown because there is no image processor.
+    """
     processor = getattr(processor, "image_processor", processor)
     normalised = getattr(processor, "do_normalize", None)
     if normalised is None:
         raise InputError(
-            "which numbers are black is not known without the image processor: load it together with the model, or "
+            "the pixel values of black are not known without the image processor: load it together with the model, or "
             "choose 'mean' or 'blur'"
         )
     if not normalised:
@@ -27,12 +38,19 @@ def black(
     return (-mean / std)[:, None, None].expand_as(like)
 
 
-def blurred(x: Tensor) -> Tensor:
-    """Pictures without detail: a Gaussian an eighth of their width wide."""
+def blur_image(image: Tensor) -> Tensor:
+    """Blur images with a Gaussian whose σ is an eighth of the image size along each axis.
+
+    Args:
+        image: One or several images, height and width last.
+
+    Returns:
+        The blurred images.
+    """
     for axis in (-2, -1):
-        size = x.shape[axis]
+        size = image.shape[axis]
         sigma = size / 8
-        places = torch.arange(size, device=x.device, dtype=x.dtype)
-        weights = F.softmax(-((places[:, None] - places[None]) ** 2) / (2 * sigma**2), dim=1)
-        x = torch.movedim(torch.movedim(x, axis, -1) @ weights.T, -1, axis)
-    return x
+        positions = torch.arange(size, device=image.device, dtype=image.dtype)
+        weights = F.softmax(-((positions[:, None] - positions[None]) ** 2) / (2 * sigma**2), dim=1)
+        image = torch.movedim(torch.movedim(image, axis, -1) @ weights.T, -1, axis)
+    return image

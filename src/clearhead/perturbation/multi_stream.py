@@ -1,9 +1,10 @@
-"""How units are taken away from an input: texts by their tokens, pictures by their patches, several streams together.
+"""Masking of inputs: texts by their tokens, images by their patches, and several streams together.
 
-A model of several streams has all their units as players of one game. What stands in the place of those that are
-absent is said for texts (`mask` …) or for pictures (`mean` …); the others have their defaults.
+In a model with several streams, the units of all streams are players of one game. The replacement of masked units is
+chosen for texts (`mask` …) or for images (`mean` …); the other streams use their defaults.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -12,160 +13,243 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.adapters.base import Sample, Subject
-from clearhead.errors import InputError, unknown
-from clearhead.perturbation.hierarchy import Hierarchy, together
-from clearhead.perturbation.image import OF_PICTURES, InPicture
-from clearhead.perturbation.players import Players
-from clearhead.perturbation.text import OF_TEXTS, TOKENS, InText
-from clearhead.units import LEVELS, Axis, Units
+from clearhead.adapters.base import ModelAdapter, Sample
+from clearhead.errors import InputError, unknown_value_error
+from clearhead.perturbation.hierarchy import Hierarchy, merge_hierarchies
+from clearhead.perturbation.image import IMAGE_REPLACEMENTS, ImagePlayers
+from clearhead.perturbation.players import MaskablePlayers
+from clearhead.perturbation.text import SPECIAL_TOKEN_REPLACEMENTS, TEXT_REPLACEMENTS, TextPlayers
+from clearhead.units import TEXT_LEVELS, UnitAxis, Units
 
 
-def players_of(
-    subject: Subject, sample: Sample, unit: str | None = None, replacement: str | None = None, pictures: str = "patch"
-) -> Players:
-    """The players of an input, as `why_not` allows them; `pictures` are those of a picture unless `unit` says."""
-    if subject.readers:
-        return InStreams(subject, sample, unit, replacement, pictures)
-    (units,) = next(iter(sample.axes.values())).parts
+def make_players(
+    adapter: ModelAdapter,
+    sample: Sample,
+    unit: str | None = None,
+    replacement: str | None = None,
+    image_unit: str = "patch",
+) -> MaskablePlayers:
+    """Divide an input into players that can be masked.
+
+    `find_masking_unsupported_reason` tells whether that is possible.
+
+    Args:
+        adapter: The model's adapter.
+        sample: The sample.
+        unit: What a player is: "token", "word", "sentence", "patch" or "superpixel". Default: "token" for texts and
+            `image_unit` for images.
+        replacement: What masked units are replaced by. Default: depends on the tokenizer, and "mean" for images.
+        image_unit: The default unit of images.
+
+    Returns:
+        The players.
+
+    Raises:
+        InputError: If an option is not possible for this input.
+    """
+    if adapter.stream_readers:
+        return MultiStreamPlayers(adapter, sample, unit, replacement, image_unit)
+    (units,) = next(iter(sample.axes.values())).unit_groups
     if units.grid is not None:
-        return InPicture(subject, sample, units, unit or pictures, replacement or "mean")
-    return InText(subject, sample, units, unit or "token", replacement)
+        return ImagePlayers(adapter, sample, units, unit or image_unit, replacement or "mean")
+    return TextPlayers(adapter, sample, units, unit or "token", replacement)
 
 
-def why_not(subject: Subject, sample: Sample) -> str | None:
-    """Why units of this model's inputs cannot be taken away; None where they can."""
-    name = subject.model_class
-    parts = [units for axis in sample.axes.values() for units in axis.parts]
-    if not subject.readers and len(parts) != 1:
-        streams = ", ".join(units.stream for units in parts)
-        return f"it is not known how units of the streams of {name} ({streams}) are taken away together"
-    for units in parts:
-        if subject.readers and units.stream not in subject.readers and all(units.special):
-            continue  # part of the model, and no input
-        reader, leaf = subject.readers.get(units.stream, (subject, ""))
-        if not _known(reader, leaf, sample, units):
+def find_masking_unsupported_reason(adapter: ModelAdapter, sample: Sample) -> str | None:
+    """Return why units of this model's inputs cannot be masked.
+
+    Args:
+        adapter: The model's adapter.
+        sample: A sample.
+
+    Returns:
+        The reason, or None if they can be masked.
+    """
+    name = adapter.model_class_name
+    unit_groups = [units for axis in sample.axes.values() for units in axis.unit_groups]
+    if not adapter.stream_readers and len(unit_groups) != 1:
+        streams = ", ".join(units.stream for units in unit_groups)
+        return f"masking units of several streams of {name} ({streams}) together is not supported"
+    for units in unit_groups:
+        if adapter.stream_readers and units.stream not in adapter.stream_readers and all(units.special):
+            continue  # units of the model, such as learned queries, that are not input
+        reader, input_name = adapter.stream_readers.get(units.stream, (adapter, ""))
+        if not _supports_masking(reader, input_name, sample, units):
             return (
-                f"it is not known how units of the input of {name} are taken away: that is for texts that a tokenizer "
-                "of transformers reads, and for pictures"
+                f"masking units of the input of {name} is not supported: only images, and texts read by a tokenizer of "
+                "transformers, can be masked"
             )
     return None
 
 
-def _known(reader: Any, leaf: str, sample: Sample, units: Units) -> bool:
-    """Whether a stream is a picture of pixels in rows, or a text with as many numbers as units."""
+def _supports_masking(reader: Any, input_name: str, sample: Sample, units: Units) -> bool:
+    """Whether a stream is an image of pixels, or a text with one id or vector per unit."""
     if units.grid is not None:
-        pixels = sample.inputs.get(leaf or "pixel_values")
+        pixels = sample.inputs.get(input_name or "pixel_values")
         return pixels is not None and pixels.dim() == 3
-    for name, dimensions in ((leaf or "input_ids", 1), ("inputs_embeds", 2)):
-        along = sample.inputs.get(name)
-        if along is not None and along.dim() == dimensions:
-            return units.kind in LEVELS and len(along) == len(units) and hasattr(reader, "words")
+    for name, num_dimensions in ((input_name or "input_ids", 1), ("inputs_embeds", 2)):
+        tensor = sample.inputs.get(name)
+        if tensor is not None and tensor.dim() == num_dimensions:
+            return units.kind in TEXT_LEVELS and len(tensor) == len(units) and hasattr(reader, "tokenizer_wrapper")
     return False
 
 
-class _Part(Sample):
-    """One stream of a sample; what stands beside it does not move, so that nothing of it can be deleted."""
+class _StreamSample(Sample):
+    """One stream of a sample. The other streams keep their positions, so none of its units can be deleted."""
 
 
-class InStreams(Players):
-    """The players of several streams, one stream after the other."""
+class MultiStreamPlayers(MaskablePlayers):
+    """The players of several streams, concatenated.
 
-    def __init__(self, subject: Any, sample: Sample, unit: str | None, replacement: str | None, pictures: str) -> None:
+    Attributes:
+        stream_players: The players of each stream.
+        stream_locations: For each stream, the name of its input, its axis and the indices of its units there.
+        player_slices: The range of players of each stream.
+    """
+
+    def __init__(
+        self, adapter: Any, sample: Sample, unit: str | None, replacement: str | None, image_unit: str
+    ) -> None:
         self.sample = sample
-        self.parts: list[Players] = []
-        self.where: list[tuple[str, str, tuple[int, ...]]] = []  # input, axis, and where the units stand there
-        streams = [(axis, *part) for axis, one in sample.axes.items() for part in zip(one.parts, one.at, strict=True)]
-        kinds = {units.grid is not None for _, units, _ in streams if units.stream in subject.readers}
-        _check(unit, replacement, kinds)
-        for axis, units, at in streams:
-            if units.stream not in subject.readers or all(units.special):
+        self.stream_players: list[MaskablePlayers] = []
+        self.stream_locations: list[tuple[str, str, tuple[int, ...]]] = []
+        streams = [
+            (axis_name, units, indices)
+            for axis_name, axis in sample.axes.items()
+            for units, indices in zip(axis.unit_groups, axis.indices, strict=True)
+        ]
+        readable = [units for _, units, _ in streams if units.stream in adapter.stream_readers]
+        _check_options(
+            unit,
+            replacement,
+            has_text=any(units.grid is None for units in readable),
+            has_image=any(units.grid is not None for units in readable),
+        )
+        for axis_name, units, indices in streams:
+            if units.stream not in adapter.stream_readers or all(units.special):
                 continue
-            reader, leaf = subject.readers[units.stream]
-            part = self._part(reader, leaf, units, unit, replacement, pictures)
-            if part is not None:
-                self.parts.append(part)
-                self.where.append((leaf, axis, at))
-        if not self.parts:
-            raise InputError("nothing can be taken away from this input: every unit is special")
-        ends = [0, *accumulate(part.count for part in self.parts)]
-        self.slices = [slice(*pair) for pair in pairwise(ends)]
-        self.count = ends[-1]
-        self.unit = ", ".join(dict.fromkeys(part.unit for part in self.parts))
-        self.replacement = ", ".join(dict.fromkeys(part.replacement for part in self.parts))
-        self.key = tuple(part.key for part in self.parts)
+            reader, input_name = adapter.stream_readers[units.stream]
+            players = self._make_stream_players(reader, input_name, units, unit, replacement, image_unit)
+            if players is not None:
+                self.stream_players.append(players)
+                self.stream_locations.append((input_name, axis_name, indices))
+        if not self.stream_players:
+            raise InputError("nothing in this input can be masked: every unit is special")
+        ends = [0, *accumulate(players.num_players for players in self.stream_players)]
+        self.player_slices = [slice(*pair) for pair in pairwise(ends)]
+        self.num_players = ends[-1]
+        self.unit = ", ".join(dict.fromkeys(players.unit for players in self.stream_players))
+        self.replacement = ", ".join(dict.fromkeys(players.replacement for players in self.stream_players))
+        self.cache_key = tuple(players.cache_key for players in self.stream_players)
 
-    def _part(
-        self, reader: Any, leaf: str, units: Units, unit: str | None, replacement: str | None, pictures: str
-    ) -> Players | None:
-        if leaf not in self.sample.inputs:
-            raise InputError(f"units of several streams are taken away from {leaf}, which was not given")
+    def _make_stream_players(
+        self, reader: Any, input_name: str, units: Units, unit: str | None, replacement: str | None, image_unit: str
+    ) -> MaskablePlayers | None:
+        """Create the players of one stream; None if all its units are special."""
+        if input_name not in self.sample.inputs:
+            raise InputError(f"masking units of several streams needs the input {input_name}, which was not given")
         name = "input_ids" if units.grid is None else "pixel_values"
-        alone = _Part({name: self.sample.inputs[leaf]}, {units.stream: Axis.of(units)})
+        sample = _StreamSample({name: self.sample.inputs[input_name]}, {units.stream: UnitAxis.concat(units)})
         if units.grid is not None:
-            own = replacement if replacement in OF_PICTURES else None
-            kind = unit if unit in ("patch", "superpixel") else pictures
-            return InPicture(reader, alone, units, kind, own or "mean")
-        outside = torch.tensor(sorted(reader.words.outside), dtype=torch.long)
-        if (torch.tensor(units.special) | torch.isin(alone.inputs[name].cpu(), outside)).all():
+            if unit in ("patch", "superpixel"):
+                image_unit = unit
+            image_replacement = replacement if replacement in IMAGE_REPLACEMENTS else "mean"
+            return ImagePlayers(reader, sample, units, image_unit, image_replacement)
+        special_ids = torch.tensor(sorted(reader.tokenizer_wrapper.special_ids), dtype=torch.long)
+        if (torch.tensor(units.special) | torch.isin(sample.inputs[name].cpu(), special_ids)).all():
             return None
-        own = replacement if replacement in TOKENS else None
-        return InText(reader, alone, units, unit if unit in LEVELS else "token", own)
+        text_replacement = replacement if replacement in SPECIAL_TOKEN_REPLACEMENTS else None
+        text_unit = unit if unit in TEXT_LEVELS else "token"
+        return TextPlayers(reader, sample, units, text_unit, text_replacement)
 
-    def _split(self, keep: Bool[Tensor, "*coalition player"]) -> list[Bool[Tensor, "*coalition own"]]:
-        return [keep[..., own] for own in self.slices]
+    def _split_by_stream(self, keep: Bool[Tensor, "*coalition player"]) -> list[Bool[Tensor, "*coalition own"]]:
+        return [keep[..., player_slice] for player_slice in self.player_slices]
 
-    def without(self, keep: Bool[Tensor, "player"]) -> Sample:
+    def keep_only(self, keep: Bool[Tensor, "player"]) -> Sample:
+        """Return the sample with the other players of all streams masked."""
         inputs = dict(self.sample.inputs)
-        for part, own, (leaf, _, _) in zip(self.parts, self._split(keep), self.where, strict=True):
-            (inputs[leaf],) = part.without(own).inputs.values()
+        input_names = [input_name for input_name, _, _ in self.stream_locations]
+        for players, stream_keep, input_name in zip(
+            self.stream_players, self._split_by_stream(keep), input_names, strict=True
+        ):
+            (inputs[input_name],) = players.keep_only(stream_keep).inputs.values()
         return replace(self.sample, inputs=inputs)
 
-    def codes(self, keep: Bool[Tensor, "coalition player"]) -> list[bytes]:
-        columns = [part.codes(own) for part, own in zip(self.parts, self._split(keep), strict=True)]
-        return [b"".join(row) for row in zip(*columns, strict=True)]
+    def compute_mask_keys(self, keep: Bool[Tensor, "coalition player"]) -> list[bytes]:
+        """Concatenate the keys of the streams."""
+        keys_by_stream = [
+            players.compute_mask_keys(stream_keep)
+            for players, stream_keep in zip(self.stream_players, self._split_by_stream(keep), strict=True)
+        ]
+        return [b"".join(keys) for keys in zip(*keys_by_stream, strict=True)]
 
-    def lengths(self, keep: Bool[Tensor, "coalition player"]) -> list[int]:
+    def count_units(self, keep: Bool[Tensor, "coalition player"]) -> list[int]:
         return [sum(len(axis) for axis in self.sample.axes.values())] * len(keep)
 
-    def spread(self, scores: Float[Tensor, "player"]) -> Float[Tensor, "unit"]:
-        return torch.cat([part.spread(scores[own]) for part, own in zip(self.parts, self.slices, strict=True)])
+    def spread_to_units(self, scores: Float[Tensor, "player"]) -> Float[Tensor, "unit"]:
+        return torch.cat(
+            [
+                players.spread_to_units(scores[player_slice])
+                for players, player_slice in zip(self.stream_players, self.player_slices, strict=True)
+            ]
+        )
 
-    def beside(self, leaves: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:
-        every = leaves.split([len(tree.leaves) for tree in self._trees()])
-        return torch.cat([part.beside(own) for part, own in zip(self.parts, every, strict=True)])
+    def spread_fixed_leaves(self, leaf_scores: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:
+        return torch.cat(
+            [
+                players.spread_fixed_leaves(stream_scores)
+                for players, stream_scores in zip(
+                    self.stream_players, self._split_leaf_scores(leaf_scores), strict=True
+                )
+            ]
+        )
 
-    def by_axis(
-        self, scores: Float[Tensor, "player"], stays: Float[Tensor, "leaf"] | None
+    def _split_leaf_scores(self, leaf_scores: Float[Tensor, "leaf"]) -> "Sequence[Float[Tensor, 'stream_leaf']]":
+        return leaf_scores.split([len(tree.player_of_leaf) for tree in self._build_stream_hierarchies()])
+
+    def spread_by_axis(
+        self, scores: Float[Tensor, "player"], fixed_scores: Float[Tensor, "leaf"] | None
     ) -> "dict[str, Float[Tensor, 'unit']]":
-        found = {name: torch.zeros(len(axis), dtype=scores.dtype) for name, axis in self.sample.axes.items()}
-        leaves = (
-            [None] * len(self.parts) if stays is None else stays.split([len(tree.leaves) for tree in self._trees()])
-        )
-        for part, own, beside, (_, axis, at) in zip(self.parts, self.slices, leaves, self.where, strict=True):
-            (found[axis][list(at)],) = part.by_axis(scores[own], beside).values()
-        return found
+        """Divide the scores of each stream among its units, at their indices along their axis."""
+        unit_scores = {name: torch.zeros(len(axis), dtype=scores.dtype) for name, axis in self.sample.axes.items()}
+        leaf_scores: Sequence[Tensor | None] = [None] * len(self.stream_players)
+        if fixed_scores is not None:
+            leaf_scores = self._split_leaf_scores(fixed_scores)
+        for players, player_slice, stream_leaf_scores, (_, axis_name, indices) in zip(
+            self.stream_players, self.player_slices, leaf_scores, self.stream_locations, strict=True
+        ):
+            stream_scores = players.spread_by_axis(scores[player_slice], stream_leaf_scores)
+            (unit_scores[axis_name][list(indices)],) = stream_scores.values()
+        return unit_scores
 
-    def _trees(self) -> list[Hierarchy]:
-        return [part.hierarchy() for part in self.parts]
+    def _build_stream_hierarchies(self) -> list[Hierarchy]:
+        return [players.build_hierarchy() for players in self.stream_players]
 
-    def hierarchy(self) -> Hierarchy:
-        return together(self._trees(), [part.count for part in self.parts])
+    def build_hierarchy(self) -> Hierarchy:
+        num_players = [players.num_players for players in self.stream_players]
+        return merge_hierarchies(self._build_stream_hierarchies(), num_players)
 
-    def windows(self, size: int) -> Bool[Tensor, "window player"]:
-        return torch.block_diag(*(part.windows(size).long() for part in self.parts)).bool()
+    def make_windows(self, size: int) -> Bool[Tensor, "window player"]:
+        """Return the windows of all streams; no window spans two streams."""
+        return torch.block_diag(*(players.make_windows(size).long() for players in self.stream_players)).bool()
 
 
-def _check(unit: str | None, replacement: str | None, pictures: set[bool]) -> None:
-    """What is said of units and replacements must be meant for one of the streams."""
-    units = [*(LEVELS if False in pictures else ()), *(("patch", "superpixel") if True in pictures else ())]
-    others = [*(TOKENS if False in pictures else ()), *(OF_PICTURES if True in pictures else ())]
+def _check_options(unit: str | None, replacement: str | None, has_text: bool, has_image: bool) -> None:
+    """Check that unit and replacement are possible for at least one of the streams."""
+    units: list[str] = []
+    replacements: list[str] = []
+    if has_text:
+        units += TEXT_LEVELS
+        replacements += SPECIAL_TOKEN_REPLACEMENTS
+    if has_image:
+        units += ("patch", "superpixel")
+        replacements += IMAGE_REPLACEMENTS
     if unit is not None and unit not in units:
-        raise unknown("unit", unit, units)
-    if replacement in OF_TEXTS and replacement not in TOKENS:
+        raise unknown_value_error("unit", unit, units)
+    if replacement in TEXT_REPLACEMENTS and replacement not in SPECIAL_TOKEN_REPLACEMENTS:
         raise InputError(
-            f"replacement={replacement!r} would move the words of one stream beside the others: choose another of "
-            + ", ".join(others)
+            f"replacement={replacement!r} would shift the tokens of one stream relative to the others: choose another "
+            "of " + ", ".join(replacements)
         )
-    if replacement is not None and replacement not in others:
-        raise unknown("replacement", replacement, others)
+    if replacement is not None and replacement not in replacements:
+        raise unknown_value_error("replacement", replacement, replacements)

@@ -1,4 +1,4 @@
-"""Who plays: the pieces of an input that can be taken away, and what is asked of them."""
+"""Players: the parts of an input that can be masked, in the terms of cooperative game theory (Shapley values)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,58 +13,77 @@ from clearhead.adapters.base import Sample
 from clearhead.perturbation.hierarchy import Hierarchy
 
 
-class Players(ABC):
-    """The players of one input: `owner` is whose each unit is, −1 for units that always stay."""
+class MaskablePlayers(ABC):
+    """The maskable parts of one input. A coalition is a boolean mask of the players that are kept.
+
+    Attributes:
+        sample: The unmasked sample.
+        num_players: Number of players.
+        unit: What a player is, e.g. "word" or "superpixel".
+        replacement: What masked parts are replaced by.
+        cache_key: Equal for players whose masked inputs are equal, so that evaluations can be shared.
+    """
 
     sample: Sample
-    count: int
+    num_players: int
     unit: str
     replacement: str
-    #: What must be equal for two games to share what was evaluated.
-    key: tuple[Any, ...]
+    cache_key: tuple[Any, ...]
 
     @abstractmethod
-    def without(self, keep: Bool[Tensor, "player"]) -> Sample:
-        """The input with these players alone."""
+    def keep_only(self, keep: Bool[Tensor, "player"]) -> Sample:
+        """Return the sample with all other players masked or removed."""
 
     @abstractmethod
-    def codes(self, keep: Bool[Tensor, "coalition player"]) -> list[bytes]:
-        """What tells one altered input from another."""
+    def compute_mask_keys(self, keep: Bool[Tensor, "coalition player"]) -> list[bytes]:
+        """Return a key for each coalition; equal keys mean equal masked inputs."""
 
     @abstractmethod
-    def lengths(self, keep: Bool[Tensor, "coalition player"]) -> list[int]:
-        """How many units each altered input has."""
+    def count_units(self, keep: Bool[Tensor, "coalition player"]) -> list[int]:
+        """Return the number of units of each masked input."""
 
     @abstractmethod
-    def spread(self, scores: Float[Tensor, "player"]) -> Float[Tensor, "unit"]:
-        """The scores of players on their units, in equal shares: so they add up to the same."""
+    def spread_to_units(self, scores: Float[Tensor, "player"]) -> Float[Tensor, "unit"]:
+        """Divide the score of each player equally among its units, which preserves the sum."""
 
     @abstractmethod
-    def beside(self, leaves: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:
-        """What leaves of the hierarchy got that are no players, on their units."""
+    def spread_fixed_leaves(self, leaf_scores: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:
+        """Divide the scores of leaves that are not players among their units."""
 
-    def by_axis(
-        self, scores: Float[Tensor, "player"], stays: Float[Tensor, "leaf"] | None
+    def spread_by_axis(
+        self, scores: Float[Tensor, "player"], fixed_scores: Float[Tensor, "leaf"] | None
     ) -> "dict[str, Float[Tensor, 'unit']]":
-        """What players got, and leaves that are none, as scores along each axis."""
-        own = self.spread(scores)
-        return {next(iter(self.sample.axes)): own if stays is None else own + self.beside(stays)}
+        """Divide scores among units, by attention axis.
+
+        Args:
+            scores: The scores of the players.
+            fixed_scores: The scores of the hierarchy's leaves that are not players, if there are any.
+
+        Returns:
+            The scores of the units of each axis.
+        """
+        unit_scores = self.spread_to_units(scores)
+        if fixed_scores is not None:
+            unit_scores = unit_scores + self.spread_fixed_leaves(fixed_scores)
+        return {next(iter(self.sample.axes)): unit_scores}
 
     @abstractmethod
-    def hierarchy(self) -> Hierarchy:
-        """Which players belong together: what Owen values need."""
+    def build_hierarchy(self) -> Hierarchy:
+        """Build the tree of players for Owen values."""
 
     @abstractmethod
-    def windows(self, size: int) -> Bool[Tensor, "window player"]:
-        """Every run of so many neighbours; in a picture, every square with that side."""
+    def make_windows(self, size: int) -> Bool[Tensor, "window player"]:
+        """Return every run of `size` neighbouring players; in an image, every square with that side."""
 
 
-def packed(rows: Bool[Tensor, "row item"]) -> list[bytes]:
+def pack_bits(rows: Bool[Tensor, "row item"]) -> list[bytes]:
+    """Pack boolean rows into bytes, to be used as dictionary keys."""
     return [row.tobytes() for row in np.packbits(rows.numpy(), axis=1)]
 
 
-def rows_of(places: Sequence[Sequence[int]], count: int) -> Bool[Tensor, "row player"]:
-    rows = torch.zeros(len(places), count, dtype=torch.bool)
-    for row, own in enumerate(places):
-        rows[row, list(own)] = True
-    return rows
+def make_membership_mask(members: Sequence[Sequence[int]], num_players: int) -> Bool[Tensor, "row player"]:
+    """Convert lists of players to boolean rows."""
+    mask = torch.zeros(len(members), num_players, dtype=torch.bool)
+    for row, players in enumerate(members):
+        mask[row, list(players)] = True
+    return mask

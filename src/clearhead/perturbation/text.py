@@ -1,9 +1,9 @@
-"""Taking tokens, words or sentences away from a text.
+"""Masking and deletion of tokens, words or sentences of a text.
 
-`mask`, `pad`, `unk`, `eos`, `bos` put that token in the place of each token, `delete` leaves nothing; `written-mask`
-and `written-pad` write the token into the text and read it anew, as the shap package does (what is left of a word may
-then be read as another word). Special tokens always stay, and so does a mask to be filled. Words of a prompt can be
-deleted where the word that comes next is explained: it is then the one after what is left.
+`mask`, `pad`, `unk`, `eos` and `bos` replace each masked token by that special token. `delete` removes it.
+`written-mask` and `written-pad` write the special token into the text and tokenize it again, as the shap package does
+(the rest of a word may then become another token). Special tokens always stay, and so does a mask token to be filled.
+Tokens of a prompt can be deleted if the next token is explained, which then follows the shortened prompt.
 """
 
 from dataclasses import dataclass, replace
@@ -13,193 +13,261 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.adapters.base import Sample, device_of
-from clearhead.adapters.generation import Answered
-from clearhead.errors import InputError, unknown
-from clearhead.perturbation.hierarchy import Hierarchy, of_words, pieces
-from clearhead.perturbation.players import Players, packed, rows_of
-from clearhead.units import LEVELS, Axis, Units, numbered
+from clearhead.adapters.base import Sample, find_module_device
+from clearhead.adapters.generation import PromptSample
+from clearhead.errors import InputError, unknown_value_error
+from clearhead.perturbation.hierarchy import Hierarchy, build_text_hierarchy, get_unit_texts
+from clearhead.perturbation.players import MaskablePlayers, make_membership_mask, pack_bits
+from clearhead.units import TEXT_LEVELS, UnitAxis, Units, build_numbered_units
 
-TOKENS = ("mask", "pad", "unk", "eos", "bos")
-WRITTEN = {"written-mask": "mask", "written-pad": "pad"}
-OF_TEXTS = (*TOKENS, "delete", *WRITTEN)
-#: The read-out of texts that are read at the token that ends them (CLIP).
-END = "end of text"
+SPECIAL_TOKEN_REPLACEMENTS = ("mask", "pad", "unk", "eos", "bos")
+WRITTEN_REPLACEMENTS = {"written-mask": "mask", "written-pad": "pad"}
+TEXT_REPLACEMENTS = (*SPECIAL_TOKEN_REPLACEMENTS, "delete", *WRITTEN_REPLACEMENTS)
+#: The read-out of models that read a text at its end-of-text token (CLIP).
+END_OF_TEXT = "end of text"
 
 
 @dataclass
-class InText(Players):
-    """Tokens, words or sentences."""
+class TextPlayers(MaskablePlayers):
+    """The tokens, words or sentences of a text as players.
 
-    subject: Any
+    Attributes:
+        adapter: The model's adapter, or the reader of the stream.
+        sample: The unmasked sample.
+        units: The tokens.
+        unit: "token", "word" or "sentence".
+        replacement: What masked tokens are replaced by.
+    """
+
+    adapter: Any
     sample: Sample
     units: Units
     unit: str
     replacement: str
 
-    def __init__(self, subject: Any, sample: Sample, units: Units, unit: str, replacement: str | None) -> None:
-        self.subject, self.sample, self.units, self.unit = subject, sample, units, unit
-        if unit not in LEVELS:
-            raise unknown("unit", unit, LEVELS)
-        self.merged, parents = units.merged(unit)
-        self.parents = torch.as_tensor(parents)
-        stays = self._stays()
-        _, own = torch.unique(self.parents[~stays], return_inverse=True)
-        self.owner = torch.full((len(units),), -1)
-        self.owner[~stays] = own
-        self.count = int(self.owner.max()) + 1
-        if not self.count:
-            raise InputError("nothing can be taken away from this text: every token is special")
-        self.replacement = self._default() if replacement is None else self._checked(replacement)
-        self.key = (self.replacement,)
+    def __init__(self, adapter: Any, sample: Sample, units: Units, unit: str, replacement: str | None) -> None:
+        self.adapter = adapter
+        self.sample = sample
+        self.units = units
+        self.unit = unit
+        if unit not in TEXT_LEVELS:
+            raise unknown_value_error("unit", unit, TEXT_LEVELS)
+        self.merged_units, parents = units.merge(unit)
+        self.merged_unit_of_unit = torch.as_tensor(parents)
+        is_fixed = self._find_fixed_units()
+        _, players = torch.unique(self.merged_unit_of_unit[~is_fixed], return_inverse=True)
+        self.player_of_unit = torch.full((len(units),), -1)
+        self.player_of_unit[~is_fixed] = players
+        self.num_players = int(self.player_of_unit.max()) + 1
+        if not self.num_players:
+            raise InputError("nothing in this text can be masked: every token is special")
+        if replacement is None:
+            self.replacement = self._choose_default_replacement()
+        else:
+            self.replacement = self._validate_replacement(replacement)
+        self.cache_key = (self.replacement,)
 
-    def _stays(self) -> Bool[Tensor, "unit"]:
-        """Special tokens (also where there is no tokenizer to say so) and masks that are to be filled."""
-        stays = torch.tensor(self.units.special)
+    def _find_fixed_units(self) -> Bool[Tensor, "unit"]:
+        """Return which units are never masked: special tokens, by name or id, and mask tokens to be filled."""
+        is_fixed = torch.tensor(self.units.special)
         if "input_ids" in self.sample.inputs:
-            outside = torch.tensor(sorted(self.subject.words.outside), dtype=torch.long)
-            stays |= torch.isin(self.sample.inputs["input_ids"].cpu(), outside)
-        stays[list(self.sample.masks)] = True
-        return stays
+            special_ids = torch.tensor(sorted(self.adapter.tokenizer_wrapper.special_ids), dtype=torch.long)
+            is_fixed |= torch.isin(self.sample.inputs["input_ids"].cpu(), special_ids)
+        is_fixed[list(self.sample.mask_positions)] = True
+        return is_fixed
 
-    def _token(self, kind: str) -> int | None:
-        own = getattr(self.subject, "mask", None) if kind == "mask" else None
-        return own if own is not None else self.subject.words.token_id(kind)
+    def _find_replacement_id(self, replacement: str) -> int | None:
+        """Return the id of a special token, or None if the tokenizer does not have it."""
+        if replacement == "mask":
+            mask_id: int | None = getattr(self.adapter, "mask_token_id", None)
+            if mask_id is not None:
+                return mask_id
+        return self.adapter.tokenizer_wrapper.get_special_token_id(replacement)
 
-    def _default(self) -> str:
-        """The mask; for models that have none an unknown word, the end of a text … and otherwise nothing."""
-        if self._token("mask") is None and self.subject.words.tokenizer is None and self._movable():
+    def _choose_default_replacement(self) -> str:
+        """Choose the mask token, or the first available of unk, eos, bos and pad, or deletion."""
+        has_tokenizer = self.adapter.tokenizer_wrapper.tokenizer is not None
+        if self._find_replacement_id("mask") is None and not has_tokenizer and self._can_delete_units():
             return "delete"
-        taken = self._read_by()
-        known = [kind for kind in ("mask", "unk", "eos", "bos", "pad") if self._token(kind) not in {*taken, None}]
-        return known[0] if known else self._checked("delete")
+        unusable = {*self._find_readout_token_ids(), None}
+        for replacement in ("mask", "unk", "eos", "bos", "pad"):
+            if self._find_replacement_id(replacement) not in unusable:
+                return replacement
+        return self._validate_replacement("delete")
 
-    def _read_by(self) -> set[int | None]:
-        """Tokens that say where the text is read: in the place of others, they would have it read elsewhere."""
-        config, readout = getattr(self.subject.model, "config", None), self.subject.readout
+    def _find_readout_token_ids(self) -> set[int | None]:
+        """Return the tokens that determine the read-out position: as replacements they would move it."""
+        config = getattr(self.adapter.model, "config", None)
+        readout = self.adapter.readout
         if readout == "last":
-            return {getattr(self.subject.words.config, "pad_token_id", None)}
-        if readout == END:
-            highest = getattr(config, "vocab_size", 0) - 1 if self.subject.ends_at_highest else None
-            return {getattr(config, "eos_token_id", None), highest}
+            return {getattr(self.adapter.tokenizer_wrapper.config, "pad_token_id", None)}
+        if readout == END_OF_TEXT:
+            highest_id = None
+            if self.adapter.eos_is_highest_id:
+                highest_id = getattr(config, "vocab_size", 0) - 1
+            return {getattr(config, "eos_token_id", None), highest_id}
         return set()
 
-    def _movable(self) -> bool:
-        """Whether no place of the text is one that a target may be about, but for masks, which are known."""
-        return type(self.sample) is Sample and getattr(self.subject, "kind", None) is None
+    def _can_delete_units(self) -> bool:
+        """Whether the target refers to no position of the text, except for mask tokens, whose positions are tracked."""
+        # adapters of token labels and answer spans have a target_class, text towers a model_type
+        refers_to_positions = hasattr(self.adapter, "target_class") or hasattr(self.adapter, "model_type")
+        return type(self.sample) is Sample and not refers_to_positions
 
-    def _next_word(self) -> bool:
-        """Whether the target is the word after a prompt, and no other: it is read at the end, wherever that is."""
+    def _is_next_token_target(self) -> bool:
+        """Whether the target is only the token after a prompt, which is read at the last position of any length."""
         last = len(self.units) - 1
-        return type(self.sample) is Answered and self.sample.first == last and self.sample.kept == (last,)
+        return (
+            type(self.sample) is PromptSample
+            and self.sample.first_predicting_row == last
+            and self.sample.logit_rows == (last,)
+        )
 
-    def _checked(self, replacement: str) -> str:
-        name = self.subject.model_class
-        if replacement not in OF_TEXTS:
-            raise unknown("replacement in a text", replacement, OF_TEXTS)
-        stays_known = self._movable() or (replacement == "delete" and self._next_word())
-        if replacement not in TOKENS and not stays_known:
+    def _validate_replacement(self, replacement: str) -> str:
+        name = self.adapter.model_class_name
+        if replacement not in TEXT_REPLACEMENTS:
+            raise unknown_value_error("replacement in a text", replacement, TEXT_REPLACEMENTS)
+        is_special_token = replacement in SPECIAL_TOKEN_REPLACEMENTS
+        can_delete = self._can_delete_units() or (replacement == "delete" and self._is_next_token_target())
+        if not is_special_token and not can_delete:
             raise InputError(
-                f"replacement={replacement!r} would move the words that the target of {name} is about: choose another "
-                "of " + ", ".join(TOKENS)
+                f"replacement={replacement!r} would move the tokens that the target of {name} refers to: choose "
+                "another of " + ", ".join(SPECIAL_TOKEN_REPLACEMENTS)
             )
-        if replacement in WRITTEN and (self.units.offsets is None or len(self.units.texts) != 1 or self.sample.masks):
-            raise InputError(f"replacement={replacement!r} is for a single text, given as such")
-        if replacement in TOKENS and self._token(replacement) is None:
+        if replacement in WRITTEN_REPLACEMENTS and (
+            self.units.offsets is None or len(self.units.texts) != 1 or self.sample.mask_positions
+        ):
+            raise InputError(f"replacement={replacement!r} is only for a single input given as a text, without masks")
+        if is_special_token and self._find_replacement_id(replacement) is None:
             raise InputError(
                 f"replacement={replacement!r}, but no such token of {name} is known: load its tokenizer together with "
-                "the model, or choose another of " + ", ".join(OF_TEXTS)
+                "the model, or choose another of " + ", ".join(TEXT_REPLACEMENTS)
             )
-        if self.subject.readout == END and replacement in TOKENS and self._token(replacement) in self._read_by():
+        if (
+            is_special_token
+            and self.adapter.readout == END_OF_TEXT
+            and self._find_replacement_id(replacement) in self._find_readout_token_ids()
+        ):
             raise InputError(
-                f"replacement={replacement!r} is the end of a text, at which {name} is read: choose another"
+                f"replacement={replacement!r} is the end-of-text token, at which {name} is read: choose another"
             )
         return replacement
 
-    def kept(self, keep: Bool[Tensor, "*coalition player"]) -> Bool[Tensor, "*coalition unit"]:
-        return (self.owner < 0) | keep[..., self.owner.clamp(min=0)]
+    def expand_to_units(self, keep: Bool[Tensor, "*coalition player"]) -> Bool[Tensor, "*coalition unit"]:
+        """Convert masks of players to masks of units; fixed units are always kept.
 
-    def codes(self, keep: Bool[Tensor, "coalition player"]) -> list[bytes]:
-        return packed(self.kept(keep))
+        Args:
+            keep: Which players are kept, for one or several coalitions.
 
-    def lengths(self, keep: Bool[Tensor, "coalition player"]) -> list[int]:
-        return self.kept(keep).sum(1).tolist() if self.replacement == "delete" else [len(self.units)] * len(keep)
+        Returns:
+            Which units are kept.
+        """
+        return (self.player_of_unit < 0) | keep[..., self.player_of_unit.clamp(min=0)]
 
-    def without(self, keep: Bool[Tensor, "player"]) -> Sample:
-        kept = self.kept(keep)
+    def compute_mask_keys(self, keep: Bool[Tensor, "coalition player"]) -> list[bytes]:
+        return pack_bits(self.expand_to_units(keep))
+
+    def count_units(self, keep: Bool[Tensor, "coalition player"]) -> list[int]:
         if self.replacement == "delete":
-            return self._deleted(kept)
-        if self.replacement in WRITTEN:
-            return self._read_anew(kept)
-        token = self._token(self.replacement)
+            return self.expand_to_units(keep).sum(1).tolist()
+        return [len(self.units)] * len(keep)
+
+    def keep_only(self, keep: Bool[Tensor, "player"]) -> Sample:
+        """Return the sample with the tokens of all other players replaced or deleted."""
+        kept = self.expand_to_units(keep)
+        if self.replacement == "delete":
+            return self._delete_units(kept)
+        if self.replacement in WRITTEN_REPLACEMENTS:
+            return self._retokenize(kept)
+        token_id = self._find_replacement_id(self.replacement) or 0
         inputs = dict(self.sample.inputs)
         if "input_ids" in inputs:
-            inputs["input_ids"] = inputs["input_ids"].masked_fill(~kept.to(inputs["input_ids"].device), token or 0)
+            inputs["input_ids"] = inputs["input_ids"].masked_fill(~kept.to(inputs["input_ids"].device), token_id)
         else:
-            vectors, lookup = inputs["inputs_embeds"], self.subject.embeddings
+            vectors = inputs["inputs_embeds"]
+            embeddings = self.adapter.embeddings
             with torch.no_grad():
-                instead = lookup(torch.tensor([[token or 0]], device=device_of(lookup)))[0].to(vectors)
-            inputs["inputs_embeds"] = torch.where(kept.to(vectors.device)[:, None], vectors, instead)
+                token_ids = torch.tensor([[token_id]], device=find_module_device(embeddings))
+                replacement_vector = embeddings(token_ids)[0].to(vectors)
+            inputs["inputs_embeds"] = torch.where(kept.to(vectors.device)[:, None], vectors, replacement_vector)
         return replace(self.sample, inputs=inputs)
 
-    def _deleted(self, kept: Bool[Tensor, "unit"]) -> Sample:
-        left = kept.nonzero().flatten().tolist()
-        if not left:
+    def _delete_units(self, kept: Bool[Tensor, "unit"]) -> Sample:
+        """Return the sample without masked units."""
+        indices = kept.nonzero().flatten().tolist()
+        if not indices:
             raise InputError(
-                "replacement='delete' leaves nothing of the text, and a model cannot read nothing: choose another of "
-                + ", ".join(TOKENS)
+                "replacement='delete' leaves nothing of the text, and a model cannot read an empty text: choose "
+                "another of " + ", ".join(SPECIAL_TOKEN_REPLACEMENTS)
             )
-        whole, inputs = len(self.units), {}
-        for name, part in self.sample.inputs.items():
-            along = part.shape[:1] == (whole,)
-            # what is left moves together: positions are counted anew
-            inputs[name] = part if not along else part[: len(left)] if name == "position_ids" else part[left]
-        axes = {stream: Axis.of(_some(self.units, left)) for stream in self.sample.axes}
-        masks = tuple(left.index(place) for place in self.sample.masks)
-        deleted = replace(self.sample, inputs=inputs, axes=axes, masks=masks)
-        last = len(left) - 1
-        return replace(deleted, first=last, kept=(last,)) if isinstance(deleted, Answered) else deleted
+        inputs = {}
+        for name, tensor in self.sample.inputs.items():
+            if tensor.shape[:1] != (len(self.units),):
+                inputs[name] = tensor
+            elif name == "position_ids":  # positions of the shortened text
+                inputs[name] = tensor[: len(indices)]
+            else:
+                inputs[name] = tensor[indices]
+        axes = {stream: UnitAxis.concat(_select_units(self.units, indices)) for stream in self.sample.axes}
+        mask_positions = tuple(indices.index(position) for position in self.sample.mask_positions)
+        shortened = replace(self.sample, inputs=inputs, axes=axes, mask_positions=mask_positions)
+        if not isinstance(shortened, PromptSample):
+            return shortened
+        last = len(indices) - 1
+        return replace(shortened, first_predicting_row=last, logit_rows=(last,))
 
-    def _read_anew(self, kept: Bool[Tensor, "unit"]) -> Sample:
-        token = getattr(self.subject.words.tokenizer, f"{WRITTEN[self.replacement]}_token")
-        parts = [piece if there else f" {token}" for piece, there in zip(pieces(self.units), kept, strict=True)]
-        read = self.subject.words.ask("__call__", " ".join("".join(parts).split()), verbose=False)
-        inputs = {name: torch.as_tensor(read[name]) for name in self.sample.inputs}
+    def _retokenize(self, kept: Bool[Tensor, "unit"]) -> Sample:
+        """Write the special token into the text in place of masked units and tokenize it again."""
+        token = getattr(self.adapter.tokenizer_wrapper.tokenizer, f"{WRITTEN_REPLACEMENTS[self.replacement]}_token")
+        texts = [
+            text if is_kept else f" {token}" for text, is_kept in zip(get_unit_texts(self.units), kept, strict=True)
+        ]
+        encoding = self.adapter.tokenizer_wrapper.call_tokenizer(
+            "__call__", " ".join("".join(texts).split()), verbose=False
+        )
+        num_tokens = len(encoding["input_ids"])
         return replace(
-            self.sample, inputs=inputs, axes={s: Axis.of(numbered(len(read["input_ids"]), s)) for s in self.sample.axes}
+            self.sample,
+            inputs={name: torch.as_tensor(encoding[name]) for name in self.sample.inputs},
+            axes={s: UnitAxis.concat(build_numbered_units(num_tokens, s)) for s in self.sample.axes},
         )
 
-    def spread(self, scores: Float[Tensor, "player"]) -> Float[Tensor, "unit"]:
-        sizes = torch.bincount(self.owner[self.owner >= 0], minlength=self.count)
-        return (scores / sizes)[self.owner.clamp(min=0)].masked_fill(self.owner < 0, 0)
+    def spread_to_units(self, scores: Float[Tensor, "player"]) -> Float[Tensor, "unit"]:
+        sizes = torch.bincount(self.player_of_unit[self.player_of_unit >= 0], minlength=self.num_players)
+        return (scores / sizes)[self.player_of_unit.clamp(min=0)].masked_fill(self.player_of_unit < 0, 0)
 
-    def beside(self, leaves: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:
-        return (leaves / torch.bincount(self.parents))[self.parents]
+    def spread_fixed_leaves(self, leaf_scores: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:
+        return (leaf_scores / torch.bincount(self.merged_unit_of_unit))[self.merged_unit_of_unit]
 
-    def hierarchy(self) -> Hierarchy:
-        owners = [int(self.owner[self.parents == place].max()) for place in range(len(self.merged))]
-        return of_words(self.merged, owners)
+    def build_hierarchy(self) -> Hierarchy:
+        player_of_merged_unit = [
+            int(self.player_of_unit[self.merged_unit_of_unit == i].max()) for i in range(len(self.merged_units))
+        ]
+        return build_text_hierarchy(self.merged_units, player_of_merged_unit)
 
-    def windows(self, size: int) -> Bool[Tensor, "window player"]:
-        firsts = [int((self.owner == player).nonzero()[0]) for player in range(self.count)]
-        stays = (self.owner < 0).cumsum(0)
-        runs = stays[firsts]  # what stands between special tokens is one run
-        found = []
-        for run in runs.unique().tolist():
-            places = (runs == run).nonzero().flatten().tolist()
-            wide = min(size, len(places))
-            found += [places[start : start + wide] for start in range(len(places) - wide + 1)]
-        return rows_of(found, self.count)
+    def make_windows(self, size: int) -> Bool[Tensor, "window player"]:
+        """Return all runs of `size` neighbouring players without a fixed token between them."""
+        first_units = [int((self.player_of_unit == player).nonzero()[0]) for player in range(self.num_players)]
+        fixed_counts = (self.player_of_unit < 0).cumsum(0)
+        run_of_player = fixed_counts[first_units]  # players between the same fixed tokens form a run
+        windows = []
+        for run in run_of_player.unique().tolist():
+            players = (run_of_player == run).nonzero().flatten().tolist()
+            width = min(size, len(players))
+            windows += [players[start : start + width] for start in range(len(players) - width + 1)]
+        return make_membership_mask(windows, self.num_players)
 
 
-def _some(units: Units, left: list[int]) -> Units:
-    def those(part: tuple[Any, ...] | None) -> Any:
-        return None if part is None else tuple(part[i] for i in left)
+def _select_units(units: Units, indices: list[int]) -> Units:
+    def select(values: tuple[Any, ...] | None) -> Any:
+        if values is None:
+            return None
+        return tuple(values[i] for i in indices)
 
     return replace(
         units,
-        names=those(units.names),
-        special=those(units.special),
-        segments=those(units.segments),
-        offsets=those(units.offsets),
+        names=select(units.names),
+        special=select(units.special),
+        segments=select(units.segments),
+        offsets=select(units.offsets),
     )

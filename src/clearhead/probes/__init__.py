@@ -1,33 +1,38 @@
-"""Attention put to the test: does the answer hang on it, and does it agree with other evidence?"""
+"""Probes: does the model's output depend on attention, and does attention agree with other evidence?"""
 
-from clearhead.probes.adversarial_attention import adversary
-from clearhead.probes.adversarial_training import frontier
-from clearhead.probes.attention_view import AttentionView, view
-from clearhead.probes.cross_attention_view import StreamsView, by_stream, links, look
-from clearhead.probes.evidence_correlation import correlation
-from clearhead.probes.guided_mlp import diagnostic
-from clearhead.probes.head_importance import heads
-from clearhead.probes.permuted_attention import permutation
+from clearhead.probes.adversarial_attention import run_adversary_probe
+from clearhead.probes.adversarial_training import run_frontier_probe
+from clearhead.probes.attention_view import AttentionView, compute_attention_view
+from clearhead.probes.cross_attention_view import (
+    MultiStreamAttentionView,
+    compute_attention_links,
+    compute_multi_stream_view,
+    view_attention,
+)
+from clearhead.probes.evidence_correlation import run_correlation_probe
+from clearhead.probes.guided_mlp import run_diagnostic_probe
+from clearhead.probes.head_importance import run_heads_probe
+from clearhead.probes.permuted_attention import run_permutation_probe
 from clearhead.probes.probe_result import ProbeResult
-from clearhead.probes.residual_share import skips
-from clearhead.probes.seed_variance import seeds
-from clearhead.probes.uniform_attention import uniform
+from clearhead.probes.residual_share import run_skips_probe
+from clearhead.probes.seed_variance import run_seeds_probe
+from clearhead.probes.uniform_attention import run_uniform_probe
 
 __all__ = [
     "AttentionView",
+    "MultiStreamAttentionView",
     "ProbeResult",
-    "StreamsView",
-    "adversary",
-    "by_stream",
-    "correlation",
-    "diagnostic",
-    "frontier",
-    "heads",
-    "links",
-    "look",
-    "permutation",
-    "seeds",
-    "skips",
-    "uniform",
-    "view",
+    "compute_attention_links",
+    "compute_attention_view",
+    "compute_multi_stream_view",
+    "run_adversary_probe",
+    "run_correlation_probe",
+    "run_diagnostic_probe",
+    "run_frontier_probe",
+    "run_heads_probe",
+    "run_permutation_probe",
+    "run_seeds_probe",
+    "run_skips_probe",
+    "run_uniform_probe",
+    "view_attention",
 ]

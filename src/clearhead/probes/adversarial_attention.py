@@ -1,10 +1,13 @@
-"""Adversary: weights as far as possible from the model's own, with the same answer (Jain & Wallace, 2019).
+"""Adversarial attention search: weights as far as possible from the model's, with the same output.
+
+Jain & Wallace, 2019:
 
     max  Σ_i JSD(α_i, α̂) + 1/(k(k−1)) Σ_{i<j} JSD(α_i, α_j) − λ/k Σ_i max(0, TVD(ŷ(α_i), ŷ(α̂)) − ε)
 
-over k free sets of weights, JSD being the mean over all heads, rows and layers in reach. Of everything that was met on
-the way, the farthest whose answer stays within the tolerance is kept; the model's own weights (JSD 0) are among them.
-With it goes the largest divergence that any weights could have: a short or evenly weighted row leaves little room.
+over k free sets of weights; JSD is the mean over all heads, rows and layers in scope. Of all weights visited by the
+search, the farthest whose output stays within the tolerance is kept; the model's own weights (JSD 0) are among them.
+The largest divergence that any weights could have is reported with it, because a short or evenly weighted row leaves
+little room.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,51 +19,61 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.interventions.attention_patch import Visible, Weights
-from clearhead.probes.base import Batch, Probed, Progress, Scope, Short, scope_of, shortens
-from clearhead.probes.divergences import attainable, jensen_shannon, total_variation
-from clearhead.probes.probe_result import ProbeResult, findings
+from clearhead.interventions.attention_patch import AttentionWeights, VisibleKeys
+from clearhead.probes.base import (
+    LastRowEvaluator,
+    ProbeBatch,
+    ProbeContext,
+    ProbeScope,
+    Progress,
+    has_last_row_shortcut,
+    make_scope,
+)
+from clearhead.probes.divergences import compute_js_divergence, compute_max_jsd, compute_total_variation
+from clearhead.probes.probe_result import ProbeResult, compute_estimates
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-#: The authors' settings.
-PENALTY, RATE, SPREAD = 500.0, 0.01, 3.0
-#: What stands in for nothing inside a logarithm while weights are searched for.
-TINY = 1e-10
-MEANINGS = {
-    "JSD": "how far weights with the same answer were found, mean over heads: 0 to 0.693",
-    "attainable JSD": "the farthest that any weights could be",
-    "JSD of the mean head": "heads can cancel each other out in it",
-    "TVD": "how far the answer moved",
-    "largest weight": "of the rows in reach, mean over heads",
+# The authors' settings.
+ATTACK_PENALTY = 500.0
+ATTACK_LEARNING_RATE = 0.01
+INITIAL_LOGIT_STD = 3.0
+#: Lower bound of the arguments of logarithms during the search.
+LOG_EPS = 1e-10
+METRIC_DESCRIPTIONS = {
+    "JSD": "divergence of the farthest weights with the same output, mean over heads: 0 to 0.693",
+    "attainable JSD": "the largest divergence that any weights could have",
+    "JSD of the mean head": "divergence of the mean over heads; differences between heads can cancel",
+    "TVD": "total variation distance of the output",
+    "largest weight": "of the rows in scope, mean over heads",
 }
-SAYS = (
-    "Weights were searched for that lie far from the model's own and leave its answer within the tolerance. Where they "
-    "come near the attainable divergence, the answer does not fix where attention goes, so that the map shown is one "
-    "of many with the same answer. They were never made by this model, and what it computes below them is kept: it is "
-    "no proof that another model trained as this one was would attend there. That little was found may be the search's "
-    "fault, too."
+CONCLUSION = (
+    "The probe searched for attention weights far from the model's own that leave its output within the tolerance. "
+    "Where their divergence comes near the attainable one, the output does not determine where attention goes, and the "
+    "attention map is one of many with the same output. This model never produces these weights, and everything it "
+    "computes below them is kept: the result does not prove that another model, trained in the same way, would attend "
+    "to these units. A small divergence may also be a failure of the search."
 )
 
-#: How many inputs are searched together where the row that is read alone is in reach.
-INPUTS = 32
-#: The weights that are searched for: a few sets for each input.
-Free = Float[Tensor, "batch set layer head row key"]
+#: Number of inputs that are searched together if only the read-out row is in scope.
+BATCH_SIZE = 32
+#: The weights that are optimised: a few sets for each input.
+CandidateWeights = Float[Tensor, "batch set layer head row key"]
 
 
 @dataclass
-class _Room:
-    """Some inputs at one scope: the weights in reach, and the answers that others give."""
+class _AttackProblem:
+    """The weights of some inputs in one scope, and a function from other weights to the model's probabilities."""
 
-    own: Float[Tensor, "batch layer head row key"]
-    visible: Bool[Tensor, "batch layer 1 row key"]
-    clean: Float[Tensor, "batch label"]
-    answers: Callable[[Free], Float[Tensor, "batch set label"]]
+    model_weights: Float[Tensor, "batch layer head row key"]
+    visible_mask: Bool[Tensor, "batch layer 1 row key"]
+    model_probabilities: Float[Tensor, "batch label"]
+    compute_probabilities: Callable[[CandidateWeights], Float[Tensor, "batch set label"]]
 
 
-def adversary(
-    ex: "Explainer",
+def run_adversary_probe(
+    explainer: "Explainer",
     inputs: Any,
     scope: str = "S1",
     *,
@@ -75,131 +88,191 @@ def adversary(
     candidates: Sequence[str | int] | None = None,
     progress: Progress = False,
 ) -> ProbeResult:
-    """Search for weights far from the model's own that leave its answer as it is.
+    """Search for attention weights far from the model's own that leave its output unchanged.
 
-    tolerance: how far (TVD) an answer may move and still be the same; margin: from where on the search is punished
+    Args:
+        explainer: Explainer of the model.
+        inputs: One input or a list of inputs.
+        scope: "S1" to "S4": which rows and layers are free.
+        layer: The layer of scope S3, counted from 0.
+        heads: The heads that are free; default: all.
+        tolerance: Total variation distance up to which an output counts as the same.
+        margin: Total variation distance from which the search is penalised.
+        sets: Number of sets of weights that are searched together.
+        steps: Number of optimisation steps.
+        seed: Seed of the initial weights.
+        target: The target, as in `Explainer.explain`; default: the predicted class.
+        candidates: Labels or masked words whose probabilities are compared among themselves; default: all.
+        progress: True for a progress bar, or a function that wraps a list.
+
+    Returns:
+        One record for each input, and means with intervals.
+
+    Raises:
+        InputError: Invalid options.
+        UnsupportedError: The model cannot be probed.
     """
     if sets < 1 or steps < 1:
         raise InputError(f"sets={sets}, steps={steps}: both must be at least 1")
-    reach, probed = scope_of(scope, layer, heads), Probed(ex, inputs, target, candidates)
-    probed.check(reach)
-    lines: list[dict[str, Any]] = [{}] * len(probed.samples)
-    for places, batch in probed.batches(INPUTS if reach.only_row else 1, progress):
-        found = _searched(_room(batch, reach, sets), batch, reach, sets, steps, margin, tolerance, seed)
-        for place, line in zip(places, found, strict=True):
-            lines[place] = line
-    settings = {"scope": str(reach), "tolerance": tolerance, "margin": margin, "sets": sets, "steps": steps}
-    return ProbeResult("adversary", probed.subject.name, settings, lines, findings(lines, MEANINGS), SAYS)
+    probe_scope = make_scope(scope, layer, heads)
+    context = ProbeContext(explainer, inputs, target, candidates)
+    context.check_heads(probe_scope)
+    records: list[dict[str, Any]] = [{}] * len(context.samples)
+    batch_size = BATCH_SIZE if probe_scope.is_readout_row_only else 1
+    for indices, batch in context.iter_batches(batch_size, progress):
+        problem = _build_attack_problem(batch, probe_scope, sets)
+        batch_records = _search_weights(problem, batch, probe_scope, sets, steps, margin, tolerance, seed)
+        for index, record in zip(indices, batch_records, strict=True):
+            records[index] = record
+    settings = {"scope": str(probe_scope), "tolerance": tolerance, "margin": margin, "sets": sets, "steps": steps}
+    estimates = compute_estimates(records, METRIC_DESCRIPTIONS)
+    return ProbeResult("adversary", context.adapter.name, settings, records, estimates, CONCLUSION)
 
 
-def _room(batch: Batch, scope: Scope, sets: int) -> _Room:
-    probed = batch.probed
-    layers, chosen = scope.layers(probed.layers), list(scope.heads or range(probed.heads))
-    if scope.name == "S1" and shortens(probed):
-        short = Short(batch)
+def _build_attack_problem(batch: ProbeBatch, scope: ProbeScope, sets: int) -> _AttackProblem:
+    heads = list(scope.heads or range(batch.context.num_heads))
+    if scope.name == "S1" and has_last_row_shortcut(batch.context):
+        return _build_last_row_problem(batch, heads)
+    return _build_full_model_problem(batch, scope, heads, sets)
 
-        def by_row(free: Free) -> Float[Tensor, "batch set label"]:
-            weights = short.attention[:, None].repeat(1, free.shape[1], 1, 1)
-            weights[:, :, chosen] = free[:, :, 0, :, 0].to(weights.dtype)
-            return short.answers(weights)
 
-        own = short.attention[:, None, chosen][:, :, :, None]
-        return _Room(own, short.visible[:, None, None, None], short.clean, by_row)
-    who, read = torch.arange(len(batch.samples)), batch.rows.long().argmax(1)
-    every, seen = batch.repeated(sets), dict[int, Visible]()
+def _build_last_row_problem(batch: ProbeBatch, heads: list[int]) -> _AttackProblem:
+    """The problem at scope S1, where only the last layer's read-out row is computed again."""
+    evaluator = LastRowEvaluator(batch)
 
-    def rows_of(maps: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch head row key"]:
-        return maps[who, :, read][:, :, None] if scope.only_row else maps
+    def compute_probabilities(free: CandidateWeights) -> Float[Tensor, "batch set label"]:
+        weights = evaluator.attention[:, None].repeat(1, free.shape[1], 1, 1)
+        weights[:, :, heads] = free[:, :, 0, :, 0].to(weights.dtype)
+        return evaluator.compute_probabilities(weights)
 
-    def in_whole(free: Free) -> Float[Tensor, "batch set label"]:
-        def put(attention: Weights, visible: Visible, layer: int) -> Weights:
+    model_weights = evaluator.attention[:, None, heads][:, :, :, None]
+    visible_mask = evaluator.visible_mask[:, None, None, None]
+    return _AttackProblem(model_weights, visible_mask, evaluator.unpatched_probabilities, compute_probabilities)
+
+
+def _build_full_model_problem(batch: ProbeBatch, scope: ProbeScope, heads: list[int], sets: int) -> _AttackProblem:
+    """The problem at any scope, with a pass of the whole model for each evaluation."""
+    layers = scope.resolve_layers(batch.context.num_layers)
+    sample_indices = torch.arange(len(batch.samples))
+    readout_rows = batch.readout_mask.long().argmax(1)
+    repeated_batch = batch.repeat(sets)
+    visible_by_layer = dict[int, VisibleKeys]()
+
+    def select_rows(maps: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch head row key"]:
+        if scope.is_readout_row_only:
+            return maps[sample_indices, :, readout_rows][:, :, None]
+        return maps
+
+    def compute_probabilities(free: CandidateWeights) -> Float[Tensor, "batch set label"]:
+        def replace_weights(attention: AttentionWeights, visible: VisibleKeys, layer: int) -> AttentionWeights:
             weights = attention.detach().clone()
-            mine = free[:, :, layers.index(layer)].flatten(0, 1).to(weights.dtype)
-            # of other rows than the one that is read, the patcher takes nothing
-            weights[:, chosen] = mine.expand(-1, -1, weights.shape[2], -1)
+            layer_weights = free[:, :, layers.index(layer)].flatten(0, 1).to(weights.dtype)
+            # with one row in scope, it is written to every row; the patch applies the read-out row only
+            weights[:, heads] = layer_weights.expand(-1, -1, weights.shape[2], -1)
             return weights
 
-        return every.under(put, scope).unflatten(0, (len(who), sets))
+        probabilities = repeated_batch.compute_patched_probabilities(replace_weights, scope)
+        return probabilities.unflatten(0, (len(sample_indices), sets))
 
-    def look(attention: Weights, visible: Visible, layer: int) -> Weights:
-        seen[layer] = visible.expand(len(who), -1, -1, -1)[:, :1]
+    def record_visible(attention: AttentionWeights, visible: VisibleKeys, layer: int) -> AttentionWeights:
+        visible_by_layer[layer] = visible.expand(len(sample_indices), -1, -1, -1)[:, :1]
         return attention
 
     with torch.no_grad():
-        batch.under(look, scope)
-    own = torch.stack([rows_of(batch.attention[layer][:, chosen]) for layer in layers], dim=1)
-    visible = torch.stack([rows_of(seen[layer]) for layer in layers], dim=1)
-    return _Room(own, visible, batch.probabilities, in_whole)
+        batch.compute_patched_probabilities(record_visible, scope)
+    model_weights = torch.stack([select_rows(batch.attention[layer][:, heads]) for layer in layers], dim=1)
+    visible_mask = torch.stack([select_rows(visible_by_layer[layer]) for layer in layers], dim=1)
+    return _AttackProblem(model_weights, visible_mask, batch.probabilities, compute_probabilities)
 
 
-def _searched(
-    room: _Room, batch: Batch, scope: Scope, sets: int, steps: int, margin: float, tolerance: float, seed: int
+def _search_weights(
+    problem: _AttackProblem,
+    batch: ProbeBatch,
+    scope: ProbeScope,
+    sets: int,
+    steps: int,
+    margin: float,
+    tolerance: float,
+    seed: int,
 ) -> list[dict[str, Any]]:
-    probed, own, clean = batch.probed, room.own.detach(), room.clean[:, None]
-    logits = _noise(batch, own, sets, seed).requires_grad_()
-    search = torch.optim.Adam([logits], lr=RATE, amsgrad=True)
-    who, farthest = torch.arange(len(own), device=own.device), own.new_zeros(len(own))
-    best, moved_by = own.clone(), own.new_zeros(len(own))
+    """Optimise the weights and return one record for each input."""
+    model_weights = problem.model_weights.detach()
+    model_probabilities = problem.model_probabilities[:, None]
+    logits = _sample_initial_logits(batch, model_weights, sets, seed).requires_grad_()
+    optimiser = torch.optim.Adam([logits], lr=ATTACK_LEARNING_RATE, amsgrad=True)
+    sample_indices = torch.arange(len(model_weights), device=model_weights.device)
+    best_jsd = model_weights.new_zeros(len(model_weights))
+    best_weights = model_weights.clone()
+    best_tvd = model_weights.new_zeros(len(model_weights))
     for _ in range(steps):
         with torch.enable_grad():
-            free = logits.masked_fill(~room.visible[:, None], -torch.inf).softmax(-1)
-            moved = total_variation(room.answers(free), clean, probed.multi_label)
-            apart = _smooth(free, own[:, None]).mean((2, 3, 4))
-            between = [_smooth(free[:, i], free[:, j]).mean((1, 2, 3)) for i in range(sets) for j in range(i)]
-            gain = apart.sum() + (torch.stack(between).sum() / (sets * (sets - 1)) if between else 0)
-            loss = PENALTY / sets * (moved - margin).clamp(min=0).sum() - gain
-        # what was just measured, before the step away from it
-        allowed, which = apart.detach().masked_fill(moved.detach() > tolerance, -1).max(1)
-        better = allowed > farthest
-        farthest = torch.where(better, allowed, farthest)
-        best[better] = free.detach()[who, which][better].to(best)
-        moved_by = torch.where(better, moved.detach()[who, which].to(moved_by), moved_by)
-        search.zero_grad()
+            free = logits.masked_fill(~problem.visible_mask[:, None], -torch.inf).softmax(-1)
+            tvd = compute_total_variation(
+                problem.compute_probabilities(free), model_probabilities, batch.context.multi_label
+            )
+            jsd = _compute_smooth_jsd(free, model_weights[:, None]).mean((2, 3, 4))
+            set_jsds = [
+                _compute_smooth_jsd(free[:, i], free[:, j]).mean((1, 2, 3)) for i in range(sets) for j in range(i)
+            ]
+            gain = jsd.sum() + (torch.stack(set_jsds).sum() / (sets * (sets - 1)) if set_jsds else 0)
+            loss = ATTACK_PENALTY / sets * (tvd - margin).clamp(min=0).sum() - gain
+        # update the best weights with those just measured, before the optimiser changes them
+        max_jsd, set_indices = jsd.detach().masked_fill(tvd.detach() > tolerance, -1).max(1)
+        is_better = max_jsd > best_jsd
+        best_jsd = torch.where(is_better, max_jsd, best_jsd)
+        best_weights[is_better] = free.detach()[sample_indices, set_indices][is_better].to(best_weights)
+        best_tvd = torch.where(is_better, tvd.detach()[sample_indices, set_indices].to(best_tvd), best_tvd)
+        optimiser.zero_grad()
         (logits.grad,) = torch.autograd.grad(loss, [logits])
-        search.step()
-    bound = attainable(own, room.visible.expand_as(own))
-    return [_line(batch, i, scope, room, best[i], bound[i], float(moved_by[i])) for i in range(len(own))]
+        optimiser.step()
+    attainable_jsd = compute_max_jsd(model_weights, problem.visible_mask.expand_as(model_weights))
+    return [
+        _build_record(batch, i, scope, problem, best_weights[i], attainable_jsd[i], float(best_tvd[i]))
+        for i in range(len(model_weights))
+    ]
 
 
-def _noise(batch: Batch, own: Float[Tensor, "batch layer head row key"], sets: int, seed: int) -> Free:
-    """Where each search starts. The random numbers belong to the input, whatever batch it is in."""
-    noise = own.new_zeros(len(own), sets, *own.shape[1:])
+def _sample_initial_logits(
+    batch: ProbeBatch, model_weights: Float[Tensor, "batch layer head row key"], sets: int, seed: int
+) -> CandidateWeights:
+    """Random start of each search; the random numbers depend on the input, not on its batch."""
+    logits = model_weights.new_zeros(len(model_weights), sets, *model_weights.shape[1:])
     for i, (sample, length) in enumerate(zip(batch.samples, batch.lengths, strict=True)):
-        generator = torch.Generator().manual_seed(sample.seed(seed) % 2**63)
-        drawn = torch.randn(sets, *own.shape[1:-1], length, generator=generator, dtype=torch.float64)
-        noise[i, ..., :length] = SPREAD * drawn.to(own)
-    return noise
+        generator = torch.Generator().manual_seed(sample.derive_seed(seed) % 2**63)
+        noise = torch.randn(sets, *model_weights.shape[1:-1], length, generator=generator, dtype=torch.float64)
+        logits[i, ..., :length] = INITIAL_LOGIT_STD * noise.to(model_weights)
+    return logits
 
 
-def _line(
-    batch: Batch,
+def _build_record(
+    batch: ProbeBatch,
     i: int,
-    scope: Scope,
-    room: _Room,
-    best: Float[Tensor, "layer head row key"],
-    bound: Float[Tensor, "layer head row"],
-    moved_by: float,
+    scope: ProbeScope,
+    problem: _AttackProblem,
+    best_weights: Float[Tensor, "layer head row key"],
+    attainable_jsd: Float[Tensor, "layer head row"],
+    tvd: float,
 ) -> dict[str, Any]:
-    own, probed = room.own[i], batch.probed
-    line: dict[str, Any] = {
-        "input": batch.name(i),
-        "prediction": probed.label(room.clean[i]),
-        "JSD": float(jensen_shannon(best, own).mean()),
-        "attainable JSD": float(bound.mean()),
-        "JSD of the mean head": float(jensen_shannon(best.mean(1), own.mean(1)).mean()),
-        "TVD": moved_by,
-        "largest weight": float(own.mean(1).amax(-1).mean()),
+    model_weights = problem.model_weights[i]
+    record: dict[str, Any] = {
+        "input": batch.format_input_name(i),
+        "prediction": batch.context.get_predicted_label(problem.model_probabilities[i]),
+        "JSD": float(compute_js_divergence(best_weights, model_weights).mean()),
+        "attainable JSD": float(attainable_jsd.mean()),
+        "JSD of the mean head": float(compute_js_divergence(best_weights.mean(1), model_weights.mean(1)).mean()),
+        "TVD": tvd,
+        "largest weight": float(model_weights.mean(1).amax(-1).mean()),
     }
-    if scope.only_row:  # heat maps to lay side by side: of the last layer in reach
+    if scope.is_readout_row_only:  # for the heat maps of the last layer in scope
         length = batch.lengths[i]
-        line["tokens"] = list(probed.units(batch.samples[i]).names)
-        line["own weights"] = own[-1, :, 0, :length].mean(0).tolist()
-        line["other weights"] = best[-1, :, 0, :length].mean(0).tolist()
-    return line
+        record["tokens"] = list(batch.context.get_units(batch.samples[i]).names)
+        record["own weights"] = model_weights[-1, :, 0, :length].mean(0).tolist()
+        record["other weights"] = best_weights[-1, :, 0, :length].mean(0).tolist()
+    return record
 
 
-def _smooth(p: Float[Tensor, "*batch key"], q: Float[Tensor, "*batch key"]) -> Float[Tensor, "*batch"]:
-    """The Jensen–Shannon divergence with slopes that stay finite where a weight is zero."""
+def _compute_smooth_jsd(p: Float[Tensor, "*batch key"], q: Float[Tensor, "*batch key"]) -> Float[Tensor, "*batch"]:
+    """The Jensen–Shannon divergence with gradients that stay finite where a weight is zero."""
     p, q = torch.broadcast_tensors(p, q)
-    middle = ((p + q) / 2).clamp(min=TINY).log()
-    return (p * (p.clamp(min=TINY).log() - middle) + q * (q.clamp(min=TINY).log() - middle)).sum(-1) / 2
+    middle = ((p + q) / 2).clamp(min=LOG_EPS).log()
+    return (p * (p.clamp(min=LOG_EPS).log() - middle) + q * (q.clamp(min=LOG_EPS).log() - middle)).sum(-1) / 2

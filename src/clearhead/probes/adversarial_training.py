@@ -1,9 +1,12 @@
-"""Frontier: models trained to answer as this one does while attending elsewhere (Wiegreffe & Pinter, 2019).
+"""Adversarial training: models trained to give the same output as this one while attending elsewhere.
+
+Wiegreffe & Pinter, 2019:
 
     loss = mean TVD(ŷ_a, ŷ_b) − λ · mean KL(A_a ‖ A_b)
 
-starting from the model's own weights, all parameters trained. Each λ gives a point: how far answers moved (TVD) and how
-far attention did (JSD). λ = 0 gives the model back; seeds and uniform attention are points of reference.
+starting from the model's own weights, with all parameters trained. Each λ gives a point of the frontier: the change of
+the output (TVD) against the change of attention (JSD). λ = 0 gives the model back; other seeds and uniform attention
+are reference points.
 """
 
 from collections.abc import Sequence
@@ -15,34 +18,42 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.probes.base import Scope, scope_of
-from clearhead.probes.divergences import total_variation
-from clearhead.probes.fine_tuning import Bar, Lessons, Pupil, Training, apart, moved, taught
-from clearhead.probes.probe_result import Finding, ProbeResult
-from clearhead.probes.uniform_attention import levelled
-from clearhead.stats import interval
+from clearhead.probes.base import ProbeScope, make_scope
+from clearhead.probes.divergences import compute_total_variation
+from clearhead.probes.fine_tuning import (
+    FineTuningConfig,
+    LabelledSplit,
+    ModelCopy,
+    TrainingProgress,
+    compute_attention_divergence,
+    compute_prediction_shift,
+    fine_tune_copy,
+)
+from clearhead.probes.probe_result import ProbeEstimate, ProbeResult
+from clearhead.probes.uniform_attention import make_uniform_patch
+from clearhead.stats import bootstrap_interval
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-STRENGTHS = (0.0, 1e-4, 1e-3, 1e-2, 1e-1)
-#: What stands in for nothing inside a logarithm.
-TINY = 1e-10
-SAYS = (
-    "Whole models were trained to give the same answers with other attention. A point far up and near the left edge "
-    "is a model that answers as this one does and attends elsewhere: attention is then not the only one that goes "
-    "with these answers. Points that only come up as answers move away say that attention is bound to them. Compare "
-    "with the seeds: what lies below them is no farther than chance takes it. That another model can attend elsewhere "
-    "says nothing about whether this one uses its own attention."
+DEFAULT_STRENGTHS = (0.0, 1e-4, 1e-3, 1e-2, 1e-1)
+#: Lower bound of the arguments of logarithms.
+LOG_EPS = 1e-10
+CONCLUSION = (
+    "Whole models were trained to give the same outputs with other attention. A point far up and near the left edge "
+    "is a model with the same outputs that attends elsewhere: this attention is then not the only one that goes with "
+    "these outputs. If points only rise as the outputs change, attention is bound to the outputs. Compare with the "
+    "seeds: divergence below theirs is no larger than chance. That another model can attend elsewhere says nothing "
+    "about whether this model uses its own attention."
 )
 
 
-def frontier(
-    ex: "Explainer",
+def run_frontier_probe(
+    explainer: "Explainer",
     inputs: Any,
     labels: Sequence[str | int] | None = None,
     *,
-    strengths: Sequence[float] = STRENGTHS,
+    strengths: Sequence[float] = DEFAULT_STRENGTHS,
     seeds: int = 2,
     fresh: int | str = 0,
     scope: str = "S1",
@@ -53,83 +64,155 @@ def frontier(
     seed: int = 0,
     target: Any = None,
     folder: str | Path | None = None,
-    progress: Bar | None = None,
+    progress: TrainingProgress | None = None,
 ) -> ProbeResult:
-    """Train adversaries of several strengths λ, and measure answers against attention.
+    """Train adversarial models of several strengths λ, and measure the change of outputs against that of attention.
 
-    seeds: how many models from other seeds are put beside them, with `fresh` layers drawn anew
-    scope: "S1", the row that is read, or "S4", all attention
+    Args:
+        explainer: Explainer of the model.
+        inputs: One input or a list of inputs.
+        labels: One label for each input; default: the model's own predictions.
+        strengths: Values of λ, the weight of the divergence of attention.
+        seeds: Number of models from other seeds, for comparison.
+        fresh: How many of the last layers of these models are reinitialised, together with everything after them;
+            "all" for the whole model.
+        scope: "S1", the read-out row; "S2", that row in every layer; "S4", all attention.
+        steps: Number of training steps.
+        batch: Number of inputs in a step.
+        rate: Peak learning rate.
+        held_out: Fraction of the inputs to measure on, or how many of the last inputs.
+        seed: Seed of the split and of the training.
+        target: The target, as in `Explainer.explain`; default: the predicted class.
+        folder: Folder that keeps training runs, so that they can be resumed.
+        progress: Function that is called with the name of a run and its completed fraction.
+
+    Returns:
+        One record for each point of the frontier, and estimates with intervals.
+
+    Raises:
+        InputError: Invalid options.
+        UnsupportedError: The model cannot be probed or trained.
     """
     if not strengths or any(strength < 0 for strength in strengths):
         raise InputError(f"strengths={list(strengths)}: give at least one, none below 0")
     if scope not in ("S1", "S2", "S4"):
-        raise InputError(f"scope={scope!r}: adversaries are trained on S1, S2 or S4")
-    lessons, reach = Lessons(ex, inputs, labels, held_out, target, seed), scope_of(scope)
-    training = Training(steps, batch, rate, None if folder is None else Path(folder), progress)
-    of = lessons.measured.tolist()
-    clean, own = lessons.base.answers(of, reach)
+        raise InputError(f"scope={scope!r}: adversarial models are trained on S1, S2 or S4")
+    split = LabelledSplit(explainer, inputs, labels, held_out, target, seed)
+    probe_scope = make_scope(scope)
+    config = FineTuningConfig(steps, batch, rate, folder, progress)
+    test_indices = split.test_indices.tolist()
+    model_probabilities, model_maps = split.base_copy.predict_probabilities(test_indices, probe_scope)
     points: list[tuple[str, float | None, Tensor, list[Tensor]]] = []
     for strength in strengths:
-        pupil = misled(lessons, reach, strength, training, seed)
-        points.append((f"λ {strength:g}", strength, *pupil.answers(of, reach)))
-    for number in range(seed + 1, seed + 1 + seeds):
-        pupil = taught(lessons, f"seed {number}", training, number, fresh)
-        points.append((f"seed {number}", None, *pupil.answers(of, reach)))
-    for name, pupil in {"uniform": lessons.base, "uniform, trained": _level(lessons, reach, training, seed)}.items():
-        points.append(
-            (name, None, *pupil.answers(of, reach, lambda samples: [levelled(lessons.probed, reach, samples)]))
+        adversary = train_adversary(split, probe_scope, strength, config, seed)
+        points.append((f"λ {strength:g}", strength, *adversary.predict_probabilities(test_indices, probe_scope)))
+    for copy_seed in range(seed + 1, seed + 1 + seeds):
+        model_copy = fine_tune_copy(split, f"seed {copy_seed}", config, copy_seed, fresh)
+        points.append((f"seed {copy_seed}", None, *model_copy.predict_probabilities(test_indices, probe_scope)))
+
+    def make_uniform_patches(samples: Sequence[Any]) -> list[Any]:
+        return [make_uniform_patch(split.context, probe_scope, samples)]
+
+    uniform_copies = {
+        "uniform": split.base_copy,
+        "uniform, trained": _train_with_uniform_attention(split, probe_scope, config, seed),
+    }
+    for name, model_copy in uniform_copies.items():
+        outputs = model_copy.predict_probabilities(test_indices, probe_scope, make_uniform_patches)
+        points.append((name, None, *outputs))
+    estimates = [
+        ProbeEstimate(
+            "the model: accuracy",
+            bootstrap_interval(split.compute_correctness(model_probabilities, test_indices)),
+            _METRIC_DESCRIPTIONS["accuracy"],
         )
-    lines, shown = [], []
-    for name, at, answers, maps in points:
-        by_head, of_mean = apart(maps, own)
-        each = {"TVD": moved(answers, clean), "JSD": by_head, "accuracy": lessons.accuracy(answers, of)}
-        figures = {figure: float(values.mean()) for figure, values in each.items()}
-        lines.append({"point": name, "strength": at, **figures, "JSD of the mean head": float(of_mean.mean())})
-        shown += [Finding(f"{name}: {figure}", interval(values), _MEANT[figure]) for figure, values in each.items()]
-    before = Finding("the model: accuracy", interval(lessons.accuracy(clean, of)), _MEANT["accuracy"])
-    settings = {"scope": str(reach), "steps": steps, "batch": batch, "rate": rate, "learned from": len(lessons.learned)}
-    settings |= {"fresh": fresh, "labels": "given" if labels is not None else "its own answers"}
-    return ProbeResult("frontier", lessons.probed.subject.name, settings, lines, [before, *shown], SAYS)
+    ]
+    records = []
+    for name, point_strength, probabilities, maps in points:
+        jsd, mean_head_jsd = compute_attention_divergence(maps, model_maps)
+        metrics = {
+            "TVD": compute_prediction_shift(probabilities, model_probabilities),
+            "JSD": jsd,
+            "accuracy": split.compute_correctness(probabilities, test_indices),
+        }
+        means = {metric: float(values.mean()) for metric, values in metrics.items()}
+        records.append(
+            {"point": name, "strength": point_strength, **means, "JSD of the mean head": float(mean_head_jsd.mean())}
+        )
+        estimates += [
+            ProbeEstimate(f"{name}: {metric}", bootstrap_interval(values), _METRIC_DESCRIPTIONS[metric])
+            for metric, values in metrics.items()
+        ]
+    settings = {
+        "scope": str(probe_scope),
+        "steps": steps,
+        "batch": batch,
+        "rate": rate,
+        "learned from": len(split.train_indices),
+        "fresh": fresh,
+        "labels": split.label_source,
+    }
+    return ProbeResult("frontier", split.context.adapter.name, settings, records, estimates, CONCLUSION)
 
 
-_MEANT = {
-    "TVD": "how far answers lie from the model's",
-    "JSD": "how far attention lies from the model's, mean over heads",
-    "accuracy": "share of inputs it gets right",
+_METRIC_DESCRIPTIONS = {
+    "TVD": "total variation distance of the outputs from the model's",
+    "JSD": "divergence of attention from the model's, mean over heads",
+    "accuracy": "fraction of correct predictions",
 }
 
 
-def misled(lessons: Lessons, scope: Scope, strength: float, training: Training, seed: int) -> Pupil:
-    """A pupil that learned to answer as the model does and to attend elsewhere."""
-    pupil = Pupil(lessons.probed).eval()  # without dropout: λ = 0 must give the model back
+def train_adversary(
+    split: LabelledSplit, scope: ProbeScope, strength: float, config: FineTuningConfig, seed: int
+) -> ModelCopy:
+    """Train a copy of the model to keep its outputs and to attend elsewhere.
 
-    def loss_of(step: int) -> Tensor:
-        chosen = lessons.batch(step, training.batch, seed)
-        samples = [lessons.probed.samples[i] for i in chosen]
+    Args:
+        split: Inputs to train and to measure on.
+        scope: The attention that is to differ.
+        strength: λ, the weight of the divergence of attention.
+        config: Length and learning rate of the training.
+        seed: Seed of the order of the inputs.
+
+    Returns:
+        The trained copy.
+    """
+    adversary = ModelCopy(split.context).eval()  # without dropout: λ = 0 must give the model back
+
+    def compute_loss(step: int) -> Tensor:
+        indices = split.select_batch_indices(step, config.batch_size, seed)
+        samples = [split.context.samples[i] for i in indices]
         with torch.no_grad():
-            clean, every = lessons.base.scores(samples)
-            own = lessons.base.reach(every, samples, scope)
-        scores, maps = pupil.scores(samples)
-        away = total_variation(scores.softmax(-1), clean.softmax(-1)).mean()
-        return away - strength * divergence(pupil.reach(maps, samples, scope), own, pupil.real(samples, scope))
+            model_scores, model_maps = split.base_copy.compute_scores_and_attention(samples)
+            model_attention = split.base_copy.select_attention(model_maps, samples, scope)
+        scores, maps = adversary.compute_scores_and_attention(samples)
+        tvd = compute_total_variation(scores.softmax(-1), model_scores.softmax(-1)).mean()
+        return tvd - strength * compute_mean_kl(
+            adversary.select_attention(maps, samples, scope),
+            model_attention,
+            adversary.compute_row_weights(samples, scope),
+        )
 
-    facts = {**lessons.facts, "scope": str(scope), "strength": strength}
-    training.run(f"adversary {strength:g}", pupil.model, loss_of, seed, facts)
-    return pupil
+    cache_key = {**split.cache_key, "scope": str(scope), "strength": strength}
+    config.train_model(f"adversary {strength:g}", adversary.model, compute_loss, seed, cache_key)
+    return adversary
 
 
-def divergence(
-    one: Float[Tensor, "batch layer head row key"],
-    other: Float[Tensor, "batch layer head row key"],
-    real: Float[Tensor, "batch row"],
+def compute_mean_kl(
+    attention: Float[Tensor, "batch layer head row key"],
+    reference_attention: Float[Tensor, "batch layer head row key"],
+    row_weights: Float[Tensor, "batch row"],
 ) -> Float[Tensor, ""]:
-    """KL(one ‖ other), mean over inputs, layers, heads and the rows that are real, with slopes that stay finite."""
-    gap = (one * (one.clamp(min=TINY).log() - other.clamp(min=TINY).log())).sum(-1)
-    return (gap.mean((1, 2)) * real).sum(-1).mean()
+    """Mean KL(attention ‖ reference) over inputs, layers, heads and rows without padding, with finite gradients."""
+    log_ratio = attention.clamp(min=LOG_EPS).log() - reference_attention.clamp(min=LOG_EPS).log()
+    divergence = (attention * log_ratio).sum(-1)
+    return (divergence.mean((1, 2)) * row_weights).sum(-1).mean()
 
 
-def _level(lessons: Lessons, scope: Scope, training: Training, seed: int) -> Pupil:
-    facts = {"uniform": str(scope)}
-    return taught(
-        lessons, "uniform", training, seed, None, lambda samples: [levelled(lessons.probed, scope, samples)], facts
-    )
+def _train_with_uniform_attention(
+    split: LabelledSplit, scope: ProbeScope, config: FineTuningConfig, seed: int
+) -> ModelCopy:
+    def make_patches(samples: Sequence[Any]) -> list[Any]:
+        return [make_uniform_patch(split.context, scope, samples)]
+
+    return fine_tune_copy(split, "uniform", config, seed, None, make_patches, {"uniform": str(scope)})

@@ -1,5 +1,4 @@
-"""Attention of one input to look at: every map, what each head looks at here and on other inputs, and rollout and flow
-by depth for the row that is read."""
+"""Attention of one input for display: every map, statistics of each head, and rollout and flow by depth."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,52 +9,65 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead.errors import InputError
-from clearhead.explanation.explanation import plain
-from clearhead.probes.base import Batch, Probed
-from clearhead.probes.head_importance import looks
-from clearhead.probes.head_patterns import READINGS, pattern
+from clearhead.explanation.explanation import to_json_value
+from clearhead.probes.base import ProbeBatch, ProbeContext
+from clearhead.probes.head_importance import compute_sample_head_statistics
+from clearhead.probes.head_patterns import PATTERN_DESCRIPTIONS, classify_head_pattern
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
 #: With more units than this, no flow is computed.
-LONGEST = 40
-#: How many of the inputs beside it share a pass.
-INPUTS = 16
-SAYS = (
-    "A map shows where a head takes values from, not what they are nor what becomes of them; a pattern's name is a "
-    "suggestion. Whether the answer hangs on a head is what clearhead probe heads measures."
+MAX_FLOW_LENGTH = 40
+#: Number of comparison inputs in a pass.
+BATCH_SIZE = 16
+CONCLUSION = (
+    "A map shows which units a head takes values from, neither the values nor how they are used later; the name of a "
+    "pattern is a suggestion. Whether the output depends on a head is measured by clearhead probe heads."
 )
 
 
 @dataclass
 class AttentionView:
-    """The attention of one input.
+    """The attention of one input, with statistics of each head.
 
-    row: the unit whose row is read, None where there is no such; by_depth: raw, rollout and flow of that row, or the
-    mean of all rows, layer × unit
-    keys: the units that are looked at, where they are others than those that look
-    looks: figures of each head here; beside: the same as means over other inputs, if there are any
-    candidates: the probabilities of labels or masked words that were asked about
+    Attributes:
+        model: Name of the model.
+        tokens: Names of the queries.
+        readout_row: The read-out row; None where there is no single one.
+        prediction: Label of the prediction.
+        attention: Attention weights of every layer and head.
+        scores_by_depth: Raw attention, rollout and flow of the read-out row (or the mean of all rows), layer × unit.
+        head_statistics: Statistics of each head on this input.
+        mean_head_statistics: The same as means over comparison inputs; None without them.
+        candidate_probabilities: Probabilities of the requested labels or masked words.
+        key_names: Names of the keys; None where they are those of the queries.
     """
 
     model: str
     tokens: tuple[str, ...]
-    row: int | None
+    readout_row: int | None
     prediction: str
     attention: Float[np.ndarray, "layer head query key"]
-    by_depth: "dict[str, Float[np.ndarray, 'layer unit']]"
-    looks: "dict[str, Float[np.ndarray, 'layer head']]"
-    beside: "dict[str, Float[np.ndarray, 'layer head']] | None" = None
-    candidates: dict[str, float] = field(default_factory=dict)
-    keys: tuple[str, ...] | None = None
+    scores_by_depth: "dict[str, Float[np.ndarray, 'layer unit']]"
+    head_statistics: "dict[str, Float[np.ndarray, 'layer head']]"
+    mean_head_statistics: "dict[str, Float[np.ndarray, 'layer head']] | None" = None
+    candidate_probabilities: dict[str, float] = field(default_factory=dict)
+    key_names: tuple[str, ...] | None = None
 
-    def pattern(self, layer: int, head: int, on_average: bool = False) -> str:
-        own = self.beside if on_average and self.beside is not None else self.looks
-        return pattern({name: float(part[layer, head]) for name, part in own.items()})
+    def get_head_pattern(self, layer: int, head: int, on_average: bool = False) -> str:
+        """Return the name of a head's pattern, on this input or on average over the comparison inputs."""
+        statistics = self.head_statistics
+        if on_average and self.mean_head_statistics is not None:
+            statistics = self.mean_head_statistics
+        return classify_head_pattern({name: float(values[layer, head]) for name, values in statistics.items()})
 
-    def map(self, layer: int, head: int) -> Float[np.ndarray, "query key"]:
-        """One head's map; negative numbers count from the end."""
+    def get_map(self, layer: int, head: int) -> Float[np.ndarray, "query key"]:
+        """Return the attention map of one head; negative indices count from the end.
+
+        Raises:
+            InputError: The layer or head does not exist.
+        """
         layers, heads = self.attention.shape[:2]
         if not (-layers <= layer < layers and -heads <= head < heads):
             raise InputError(
@@ -65,29 +77,36 @@ class AttentionView:
         return self.attention[layer, head]
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the view as a dictionary for JSON."""
         layers, heads = self.attention.shape[:2]
-        lines = [
-            {"layer": layer, "head": head, "pattern": self.pattern(layer, head)}
-            | ({} if self.beside is None else {"pattern on average": self.pattern(layer, head, True)})
-            | {name: float(part[layer, head]) for name, part in self.looks.items()}
-            for layer in range(layers)
-            for head in range(heads)
-        ]
-        about = {"schema": "clearhead/attention", "version": 1, "model": self.model, "tokens": self.tokens}
-        rest: dict[str, Any] = {
-            "row": self.row,
+        document: dict[str, Any] = {
+            "schema": "clearhead/attention",
+            "version": 1,
+            "model": self.model,
+            "tokens": self.tokens,
+            "row": self.readout_row,
             "prediction": self.prediction,
-            "heads": lines,
-            "by_depth": self.by_depth,
+            "heads": [self._build_head_record(layer, head) for layer in range(layers) for head in range(heads)],
+            "by_depth": self.scores_by_depth,
         }
-        rest |= {} if self.keys is None else {"keys": self.keys}
-        rest |= {"candidates": self.candidates}
-        return plain({**about, **rest, "attention": self.attention, "says": SAYS})
+        if self.key_names is not None:
+            document["keys"] = self.key_names
+        document["candidates"] = self.candidate_probabilities
+        document["attention"] = self.attention
+        document["says"] = CONCLUSION
+        return to_json_value(document)
+
+    def _build_head_record(self, layer: int, head: int) -> dict[str, Any]:
+        record: dict[str, Any] = {"layer": layer, "head": head, "pattern": self.get_head_pattern(layer, head)}
+        if self.mean_head_statistics is not None:
+            record["pattern on average"] = self.get_head_pattern(layer, head, True)
+        record |= {name: float(values[layer, head]) for name, values in self.head_statistics.items()}
+        return record
 
     def _repr_html_(self) -> str:
-        from clearhead.render.html import fragment
+        from clearhead.render.html import render_notebook_html
 
-        return fragment(self)
+        return render_notebook_html(self)
 
     def __rich__(self) -> Any:
         from rich import box
@@ -96,61 +115,89 @@ class AttentionView:
         from rich.text import Text
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in ("layer", "pattern of its heads", "entropy", "distance", "sink", "seen most"):
+        for name in ("layer", "patterns of its heads", "entropy", "distance", "sink", "most attended"):
             table.add_column(name)
         layers, heads = self.attention.shape[:2]
-        units, (depth, *_) = self.keys or self.tokens, self.by_depth.values()
+        key_names = self.key_names or self.tokens
+        raw_scores = next(iter(self.scores_by_depth.values()))
         for layer in range(layers):
-            names = [self.pattern(layer, head) for head in range(heads)]
-            counted = ", ".join(f"{names.count(name)} {name}" for name in READINGS if name in names)
-            means = [self.looks[name][layer].mean() for name in ("entropy", "distance", "sink")]
-            figures = ["–" if np.isnan(mean) else f"{mean:.2f}" for mean in means]
-            raw = depth[layer]
-            seen = ", ".join(f"{units[i]} {raw[i]:.2f}" for i in np.argsort(-raw, kind="stable")[:3])
-            table.add_row(str(layer), Text(counted), *figures, Text(seen))
-        head = f"attention · {self.model} → {self.prediction} · {layers} layers of {heads} heads · "
-        asked = ", ".join(f"{name} {share:.4f}" for name, share in self.candidates.items())
-        told = [Text(f"probabilities: {asked}")] if asked else []
-        read = "all rows" if self.row is None else f"row {self.row} ({self.tokens[self.row]}) is read"
-        return Group(Text(head + read), *told, table, Text(SAYS))
+            patterns = [self.get_head_pattern(layer, head) for head in range(heads)]
+            pattern_counts = ", ".join(
+                f"{patterns.count(name)} {name}" for name in PATTERN_DESCRIPTIONS if name in patterns
+            )
+            means = [self.head_statistics[name][layer].mean() for name in ("entropy", "distance", "sink")]
+            cells = ["–" if np.isnan(mean) else f"{mean:.2f}" for mean in means]
+            scores = raw_scores[layer]
+            top_keys = ", ".join(f"{key_names[i]} {scores[i]:.2f}" for i in np.argsort(-scores, kind="stable")[:3])
+            table.add_row(str(layer), Text(pattern_counts), *cells, Text(top_keys))
+        rows_shown = "mean of all rows"
+        if self.readout_row is not None:
+            rows_shown = f"read-out row {self.readout_row} ({self.tokens[self.readout_row]})"
+        title = f"attention · {self.model} → {self.prediction} · {layers} layers of {heads} heads · {rows_shown}"
+        lines = [Text(title)]
+        if self.candidate_probabilities:
+            probabilities = ", ".join(f"{name} {value:.4f}" for name, value in self.candidate_probabilities.items())
+            lines.append(Text(f"probabilities: {probabilities}"))
+        return Group(*lines, table, Text(CONCLUSION))
 
 
-def view(
-    ex: "Explainer",
-    given: Any,
-    beside: list[Any] | None = None,
+def compute_attention_view(
+    explainer: "Explainer",
+    raw_input: Any,
+    comparison_inputs: list[Any] | None = None,
     target: Any = None,
     candidates: Sequence[str | int] = (),
 ) -> AttentionView:
-    """The attention of one input to look at; `beside` are others, over which heads are averaged.
+    """Compute the attention view of one input of a model with a single stream.
 
-    candidates: labels or masked words whose probabilities are told, such as "his" and "her"
+    Args:
+        explainer: Explainer of the model.
+        raw_input: The input, as `Explainer.explain` takes it.
+        comparison_inputs: Inputs over which the head statistics are averaged for comparison.
+        target: The target, as in `Explainer.explain`; default: the predicted class.
+        candidates: Labels or masked words whose probabilities are reported, such as "his" and "her".
+
+    Returns:
+        The attention of the input.
+
+    Raises:
+        InputError: `raw_input` is more than one input.
+        UnsupportedError: The model cannot be probed.
     """
-    probed = Probed(ex, [given], target)
-    if len(probed.samples) != 1:
-        raise InputError(f"attention is shown for one input, and there are {len(probed.samples)}")
-    batch = Batch(probed, probed.samples)
-    others = None
-    if beside:
-        parts = [
-            looks(other, i)
-            for _, other in Probed(ex, beside, target).batches(INPUTS)
-            for i in range(len(other.samples))
+    context = ProbeContext(explainer, [raw_input], target)
+    if len(context.samples) != 1:
+        raise InputError(f"attention is shown for one input, and there are {len(context.samples)}")
+    sample = context.samples[0]
+    batch = ProbeBatch(context, context.samples)
+    mean_head_statistics = None
+    if comparison_inputs:
+        comparison_context = ProbeContext(explainer, comparison_inputs, target)
+        sample_statistics = [
+            compute_sample_head_statistics(comparison_batch, i)
+            for _, comparison_batch in comparison_context.iter_batches(BATCH_SIZE)
+            for i in range(len(comparison_batch.samples))
         ]
-        others = {name: np.mean([part[name] for part in parts], axis=0) for name in parts[0]}
-    methods = ["rollout", *(["flow"] if find_spec("igraph") and batch.lengths[0] <= LONGEST else [])]
-    depths = {name: e.per_layer for name, e in ex.explain(given, method=methods, target=target).items()}
-    raw = np.stack([batch.pooled(layer)[0].mean(0).double().cpu().numpy() for layer in range(probed.layers)])
+        mean_head_statistics = {
+            name: np.mean([statistics[name] for statistics in sample_statistics], axis=0)
+            for name in sample_statistics[0]
+        }
+    methods = ["rollout"]
+    if find_spec("igraph") and batch.lengths[0] <= MAX_FLOW_LENGTH:
+        methods.append("flow")
+    explanations = explainer.explain(raw_input, method=methods, target=target)
+    raw_scores = np.stack(
+        [batch.select_readout_attention(layer)[0].mean(0).double().cpu().numpy() for layer in range(context.num_layers)]
+    )
     return AttentionView(
-        model=probed.subject.name,
-        tokens=probed.units(probed.samples[0]).names,
-        row=probed.row(probed.samples[0]),
-        prediction=probed.label(batch.probabilities[0]),
-        attention=np.stack([part[0].double().cpu().numpy() for part in batch.attention]),
-        by_depth={"raw": raw, **depths},
-        looks=looks(batch, 0),
-        beside=others,
-        candidates={
-            str(label): float(batch.probabilities[0, probed.subject.label_index(label)]) for label in candidates
+        model=context.adapter.name,
+        tokens=context.get_units(sample).names,
+        readout_row=context.find_readout_row(sample),
+        prediction=context.get_predicted_label(batch.probabilities[0]),
+        attention=np.stack([attention[0].double().cpu().numpy() for attention in batch.attention]),
+        scores_by_depth={"raw": raw_scores, **{name: e.per_layer for name, e in explanations.items()}},
+        head_statistics=compute_sample_head_statistics(batch, 0),
+        mean_head_statistics=mean_head_statistics,
+        candidate_probabilities={
+            str(label): float(batch.probabilities[0, context.adapter.label_index(label)]) for label in candidates
         },
     )

@@ -1,4 +1,4 @@
-"""How far two distributions lie apart, and how concentrated one is. Natural logarithms; 0 · log 0 is 0."""
+"""Divergences between distributions, entropy and rank correlation. Natural logarithms; 0 · log 0 is 0."""
 
 import math
 
@@ -8,71 +8,72 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-#: The largest Jensen–Shannon divergence, of two distributions that share nothing.
-LARGEST = math.log(2)
+#: The largest Jensen–Shannon divergence, of two distributions with disjoint support.
+MAX_JSD = math.log(2)
 
 
-def total_variation(
+def compute_total_variation(
     p: Float[Tensor, "*batch label"], q: Float[Tensor, "*batch label"], multi_label: bool = False
 ) -> Float[Tensor, "*batch"]:
-    """½ Σ |p − q|; where each label has a probability of its own, the mean of |p − q|.
+    """Compute the total variation distance ½ Σ |p − q|; for independent labels, the mean of |p − q|.
 
-    >>> float(total_variation(torch.tensor([0.75, 0.25]), torch.tensor([0.25, 0.75])))
+    >>> float(compute_total_variation(torch.tensor([0.75, 0.25]), torch.tensor([0.25, 0.75])))
     0.5
     """
-    gap = (p - q).abs()
-    return gap.mean(-1) if multi_label else gap.sum(-1) / 2
+    difference = (p - q).abs()
+    return difference.mean(-1) if multi_label else difference.sum(-1) / 2
 
 
-def kullback_leibler(p: Float[Tensor, "*batch key"], q: Float[Tensor, "*batch key"]) -> Float[Tensor, "*batch"]:
-    """Σ p log(p / q); infinite where p has weight and q has none.
+def compute_kl_divergence(p: Float[Tensor, "*batch key"], q: Float[Tensor, "*batch key"]) -> Float[Tensor, "*batch"]:
+    """Compute the Kullback–Leibler divergence Σ p log(p / q); infinite where p is positive and q is 0.
 
-    >>> float(kullback_leibler(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])))
+    >>> float(compute_kl_divergence(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])))
     inf
     """
     return (torch.xlogy(p, p) - torch.xlogy(p, q)).sum(-1)
 
 
-def jensen_shannon(p: Float[Tensor, "*batch key"], q: Float[Tensor, "*batch key"]) -> Float[Tensor, "*batch"]:
-    """½ KL(p ‖ m) + ½ KL(q ‖ m) with m = (p + q) / 2: from 0 to ln 2.
+def compute_js_divergence(p: Float[Tensor, "*batch key"], q: Float[Tensor, "*batch key"]) -> Float[Tensor, "*batch"]:
+    """Compute the Jensen–Shannon divergence ½ KL(p ‖ m) + ½ KL(q ‖ m) with m = (p + q) / 2: from 0 to ln 2.
 
-    >>> round(float(jensen_shannon(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))), 4)
+    >>> round(float(compute_js_divergence(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))), 4)
     0.6931
     """
     middle = (p + q) / 2
-    return ((kullback_leibler(p, middle) + kullback_leibler(q, middle)) / 2).clamp(0, LARGEST)
+    return ((compute_kl_divergence(p, middle) + compute_kl_divergence(q, middle)) / 2).clamp(0, MAX_JSD)
 
 
-def attainable(p: Float[Tensor, "*batch key"], visible: Bool[Tensor, "*batch key"]) -> Float[Tensor, "*batch"]:
-    """The largest divergence from p that any weights on visible keys have: all of it on the key that p gives least.
+def compute_max_jsd(p: Float[Tensor, "*batch key"], visible: Bool[Tensor, "*batch key"]) -> Float[Tensor, "*batch"]:
+    """Compute the largest divergence of any weights on visible keys from p.
 
-    JSD(p, q) is convex in q, so a corner is farthest.
+    JSD(p, q) is convex in q, so the farthest weights are a corner: all of it on the key that p weighs least.
 
     >>> p = torch.tensor([0.5, 0.5])
-    >>> round(float(attainable(p, torch.tensor([True, True]))), 4)
+    >>> round(float(compute_max_jsd(p, torch.tensor([True, True]))), 4)
     0.2158
     """
     least = p.masked_fill(~visible, torch.inf).argmin(-1, keepdim=True)
-    return jensen_shannon(p, torch.zeros_like(p).scatter(-1, least, 1.0))
+    return compute_js_divergence(p, torch.zeros_like(p).scatter(-1, least, 1.0))
 
 
-def entropy(p: Float[Tensor, "*batch key"]) -> Float[Tensor, "*batch"]:
-    """−Σ p log p.
+def compute_entropy(p: Float[Tensor, "*batch key"]) -> Float[Tensor, "*batch"]:
+    """Compute the entropy −Σ p log p.
 
-    >>> round(float(entropy(torch.full((4,), 0.25))), 4)
+    >>> round(float(compute_entropy(torch.full((4,), 0.25))), 4)
     1.3863
     """
     return -torch.xlogy(p, p).sum(-1)
 
 
-def tau_b(one: Float[np.ndarray, "unit"], other: Float[np.ndarray, "unit"]) -> tuple[float, float]:
-    """Kendall's tau-b of two lists of scores (not of their orders), corrected for ties, with its p; NaN where one is
-    all ties or there are fewer than two.
+def compute_tau_b(x: Float[np.ndarray, "unit"], y: Float[np.ndarray, "unit"]) -> tuple[float, float]:
+    """Compute Kendall's tau-b of two lists of scores (not of ranks), corrected for ties, with its p.
 
-    >>> tau_b(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0]))[0]
+    Both are NaN if a list is constant or has fewer than two scores.
+
+    >>> compute_tau_b(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0]))[0]
     1.0
     """
-    if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
+    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return math.nan, math.nan
-    found = scipy.stats.kendalltau(one, other, variant="b")
-    return float(found.statistic), float(found.pvalue)
+    result = scipy.stats.kendalltau(x, y, variant="b")
+    return float(result.statistic), float(result.pvalue)

@@ -1,11 +1,11 @@
-"""Correlation: does attention order units as other evidence does (Jain & Wallace, 2019)?
+"""Rank correlation of attention with other evidence: gradients and leave-one-out (Jain & Wallace, 2019).
 
     g_t = Σ_o |∂ŷ_o/∂x_t · x_t|        gradient × input, attention detached (theirs) or not
     Δ_t = mean_o |ŷ_o(x without t) − ŷ_o(x)|        leave one out, deleted or masked
-    τ(a, g), τ(a, Δ)        tau-b of the scores, special tokens left out; τ(g, Δ) is what evidence has in common
+    τ(a, g), τ(a, Δ)        tau-b of the scores without special tokens; τ(g, Δ) is the agreement of the evidence
 
-with ŷ the probabilities. Pieces of a word are added up where units are words. The chance level is the mean tau with
-the evidence in random orders: for the best of several heads it is not zero.
+with ŷ the probabilities. Scores of subword tokens are summed where units are words. The chance level is the mean tau
+with the evidence in random order: for the best of several heads it is not zero.
 """
 
 from collections.abc import Mapping
@@ -17,38 +17,40 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.adapters.base import How, Sample
-from clearhead.adapters.custom.tokens import OwnTokens
-from clearhead.errors import InputError, Refusal, unknown
-from clearhead.interventions.attention_patch import Patch, Visible, Weights, patched
-from clearhead.perturbation.multi_stream import players_of, why_not
-from clearhead.perturbation.players import Players
-from clearhead.perturbation.text import InText
-from clearhead.probes.base import Batch, Probed, Progress
-from clearhead.probes.divergences import tau_b
-from clearhead.probes.probe_result import ProbeResult, findings
+from clearhead.adapters.base import InputOptions, Sample
+from clearhead.adapters.custom.tokens import CustomTokenAdapter
+from clearhead.errors import InputError, UnsupportedError, unknown_value_error
+from clearhead.interventions.attention_patch import AttentionPatch, AttentionWeights, VisibleKeys, run_patched_forward
+from clearhead.perturbation.multi_stream import find_masking_unsupported_reason, make_players
+from clearhead.perturbation.players import MaskablePlayers
+from clearhead.perturbation.text import TextPlayers
+from clearhead.probes.base import ProbeBatch, ProbeContext, Progress
+from clearhead.probes.divergences import compute_tau_b
+from clearhead.probes.probe_result import ProbeResult, compute_estimates
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-#: How many inputs share a pass; with more classes than these, the gradient is that of the predicted one.
-INPUTS, CLASSES = 32, 10
-#: So many random orders make the chance level.
-ORDERS = 20
-ALPHA = 0.05
-UNITS = ("token", "word", "patch")
-BEST = "best head"
-SAYS = (
-    "The figures say whether attention orders units as gradients and leaving units out do. A low tau counts against "
-    "attention only as far as the evidence is right: compare it with what the two kinds of evidence have in common, "
-    "and with chance. The best head is chosen with the answer in hand, so hold it against its own chance level. With "
-    "attention detached, the gradient leaves out that attention itself depends on the input. Agreement would not show "
-    "that attention is the cause of the answer."
+#: Number of inputs in a pass.
+BATCH_SIZE = 32
+#: With more classes than this, only the gradient of the predicted class is computed.
+MAX_GRADIENT_CLASSES = 10
+#: Number of random orders for the chance level.
+NUM_RANDOM_ORDERS = 20
+SIGNIFICANCE_LEVEL = 0.05
+UNIT_LEVELS = ("token", "word", "patch")
+BEST_HEAD = "best head"
+CONCLUSION = (
+    "The values measure whether attention ranks units as gradients and leave-one-out do. A low tau counts against "
+    "attention only as far as the evidence is right: compare it with the agreement of the two kinds of evidence, and "
+    "with chance. The best head is chosen after the fact, so compare it with its own chance level. With attention "
+    "detached, the gradient ignores that attention itself depends on the input. Agreement would not show that "
+    "attention causes the output."
 )
 
 
-def correlation(
-    ex: "Explainer",
+def run_correlation_probe(
+    explainer: "Explainer",
     inputs: Any,
     *,
     unit: str | None = None,
@@ -56,139 +58,190 @@ def correlation(
     target: Any = None,
     progress: Progress = False,
 ) -> ProbeResult:
-    """Rank correlation of attention with gradients and with leaving units out.
+    """Compute the rank correlation of attention with gradients and with leave-one-out.
 
-    unit: "token" or "word" (default), whose pieces are added up and left out together; of a picture "patch"
+    Args:
+        explainer: Explainer of the model.
+        inputs: One input or a list of inputs.
+        unit: "token" or "word" (default); the tokens of a word are summed and left out together. For images "patch".
+        seed: Seed of the random orders.
+        target: The target, as in `Explainer.explain`; default: the predicted class.
+        progress: True for a progress bar, or a function that wraps a list.
+
+    Returns:
+        One record for each input, means with intervals, and the fraction of significant correlations.
+
+    Raises:
+        InputError: An unknown unit, or an input with a single token.
+        UnsupportedError: The model cannot be probed, or its inputs cannot be masked.
     """
-    probed = Probed(ex, inputs, target)
-    unit = unit or ("patch" if probed.units(probed.samples[0]).grid is not None else "word")
-    if unit not in UNITS:
-        raise unknown("unit", unit, UNITS)
-    own = isinstance(probed.subject, OwnTokens)
-    if not own and (reason := why_not(probed.subject, probed.samples[0])):
-        raise Refusal(f"leaving out cannot be tried: {reason}")
-    if probed.tested.cuts:
-        raise Refusal(f"{probed.subject.name} cuts its own gradients off, so that attention cannot be detached in it")
-    lines: list[dict[str, Any]] = [{}] * len(probed.samples)
-    for places, batch in probed.batches(1, progress):
-        lines[places[0]] = _line(batch, unit, seed)
-    names = [name for name in lines[0] if name.startswith(("τ(", "chance"))]
-    meanings = {name: "rank correlation, 1 the same order" for name in names if name.startswith("τ(")}
-    meanings |= {name: "the same with the evidence in random orders" for name in names if name.startswith("chance")}
-    pairs = [name for name in names if name.startswith("τ(")]
-    table = {name: float(np.nanmean([line[f"p of {name}"] <= ALPHA for line in lines])) for name in pairs}
-    spread = {name: float(np.nanstd([line[name] for line in lines])) for name in pairs}
-    settings = {"unit": unit, "seed": seed}
-    shown = findings(lines, meanings)
-    tables = {"share significant": table, "standard deviation": spread}
-    return ProbeResult("correlation", probed.subject.name, settings, lines, shown, SAYS, tables)
-
-
-def _line(batch: Batch, unit: str, seed: int) -> dict[str, Any]:
-    (sample,) = batch.samples
-    masked = _players(batch.probed, sample, unit)
-    evidence = {
-        "gradient, attention detached": _summed(_gradient(batch, detached=True), masked),
-        "gradient": _summed(_gradient(batch, detached=False), masked),
-        f"left out ({masked.replacement})": _left_out(batch, masked),
+    context = ProbeContext(explainer, inputs, target)
+    if unit is None:
+        has_grid = context.get_units(context.samples[0]).grid is not None
+        unit = "patch" if has_grid else "word"
+    if unit not in UNIT_LEVELS:
+        raise unknown_value_error("unit", unit, UNIT_LEVELS)
+    if not isinstance(context.adapter, CustomTokenAdapter):
+        reason = find_masking_unsupported_reason(context.adapter, context.samples[0])
+        if reason:
+            raise UnsupportedError(f"leave-one-out is not possible: {reason}")
+    if context.self_test.detaches_gradients:
+        raise UnsupportedError(
+            f"{context.adapter.name} detaches its own gradients, so attention cannot be detached separately"
+        )
+    records: list[dict[str, Any]] = [{}] * len(context.samples)
+    for indices, batch in context.iter_batches(1, progress):
+        records[indices[0]] = _build_record(batch, unit, seed)
+    tau_names = [name for name in records[0] if name.startswith("τ(")]
+    chance_names = [name for name in records[0] if name.startswith("chance")]
+    descriptions = dict.fromkeys(tau_names, "rank correlation; 1 is the same order")
+    descriptions |= dict.fromkeys(chance_names, "the same with the evidence in random order")
+    tables = {
+        "share significant": {
+            name: float(np.nanmean([record[f"p of {name}"] <= SIGNIFICANCE_LEVEL for record in records]))
+            for name in tau_names
+        },
+        "standard deviation": {name: float(np.nanstd([record[name] for record in records])) for name in tau_names},
     }
-    if isinstance(masked, InText) and masked.replacement != "delete":
-        deleted = players_of(batch.probed.subject, sample, unit, "delete")
-        evidence["left out (delete)"] = _left_out(batch, deleted)
-    said = batch.probed.label(batch.probabilities[0])
-    line: dict[str, Any] = {"input": batch.name(0), "prediction": said, "units": masked.count}
-    rng = np.random.default_rng(sample.seed(seed))
-    for name, heads in _summaries(batch).items():
-        own = [_summed(one, masked) for one in heads]
-        for kind, scores in evidence.items():
-            _note(line, f"τ({name}, {kind})", *_best(own, scores))
-        some = evidence["gradient"]
-        line[f"chance, {name}"] = float(np.mean([_best(own, rng.permutation(some))[0] for _ in range(ORDERS)]))
-    gradient, *_, left_out = evidence
-    _note(line, "τ(gradient, left out)", *tau_b(evidence[gradient], evidence[left_out]))
-    return line
+    settings = {"unit": unit, "seed": seed}
+    estimates = compute_estimates(records, descriptions)
+    return ProbeResult("correlation", context.adapter.name, settings, records, estimates, CONCLUSION, tables)
 
 
-class _InRow:
-    """The tokens of a model of one's own: each is a unit by itself, and is deleted."""
+def _build_record(batch: ProbeBatch, unit: str, seed: int) -> dict[str, Any]:
+    (sample,) = batch.samples
+    players = _make_players(batch.context, sample, unit)
+    detached_gradient = _sum_by_player(_compute_gradient_x_input(batch, detached=True), players)
+    gradient = _sum_by_player(_compute_gradient_x_input(batch, detached=False), players)
+    left_out = _compute_leave_one_out(batch, players)
+    evidence = {
+        "gradient, attention detached": detached_gradient,
+        "gradient": gradient,
+        f"left out ({players.replacement})": left_out,
+    }
+    if isinstance(players, TextPlayers) and players.replacement != "delete":
+        deleting_players = make_players(batch.context.adapter, sample, unit, "delete")
+        left_out = _compute_leave_one_out(batch, deleting_players)
+        evidence["left out (delete)"] = left_out
+    record: dict[str, Any] = {
+        "input": batch.format_input_name(0),
+        "prediction": batch.context.get_predicted_label(batch.probabilities[0]),
+        "units": players.num_players,
+    }
+    rng = np.random.default_rng(sample.derive_seed(seed))
+    for summary_name, unit_scores in _summarise_attention(batch).items():
+        player_scores = [_sum_by_player(scores, players) for scores in unit_scores]
+        for evidence_name, evidence_scores in evidence.items():
+            tau, p = _find_best_tau(player_scores, evidence_scores)
+            _add_correlation(record, f"τ({summary_name}, {evidence_name})", tau, p)
+        random_taus = [_find_best_tau(player_scores, rng.permutation(gradient))[0] for _ in range(NUM_RANDOM_ORDERS)]
+        record[f"chance, {summary_name}"] = float(np.mean(random_taus))
+    _add_correlation(record, "τ(gradient, left out)", *compute_tau_b(detached_gradient, left_out))
+    return record
+
+
+class _CustomTokenPlayers:
+    """The tokens of a custom model as players: each is one player, and is masked by deletion."""
 
     replacement = "delete"
 
-    def __init__(self, subject: OwnTokens, sample: Sample) -> None:
-        self.subject, (self.tokens,) = subject, sample.inputs.values()
-        stays = torch.tensor(subject.units_of(sample).special)
-        self.owner = torch.where(stays, -1, (~stays).cumsum(0) - 1)
-        self.count = int((~stays).sum())
+    def __init__(self, adapter: CustomTokenAdapter, sample: Sample) -> None:
+        self.adapter = adapter
+        (self.token_ids,) = sample.inputs.values()
+        is_special = torch.tensor(adapter.get_units(sample).special)
+        self.player_of_unit = torch.where(is_special, -1, (~is_special).cumsum(0) - 1)
+        self.num_players = int((~is_special).sum())
 
-    def without(self, keep: Bool[Tensor, "player"]) -> Sample:
-        kept = (self.owner < 0) | keep[self.owner.clamp(min=0)]
+    def keep_only(self, keep: Bool[Tensor, "player"]) -> Sample:
+        """Return the sample with only these players; special tokens always stay.
+
+        Raises:
+            InputError: No token is left.
+        """
+        kept = (self.player_of_unit < 0) | keep[self.player_of_unit.clamp(min=0)]
         if not kept.any():
-            raise InputError("of a text of one token nothing can be left out: give longer ones")
-        return self.subject.samples(self.tokens[kept], How())[0]
+            raise InputError("a text of one token cannot be probed by leave-one-out: give longer texts")
+        return self.adapter.make_samples(self.token_ids[kept], InputOptions())[0]
 
 
-def _players(probed: Probed, sample: Sample, unit: str) -> "Players | _InRow":
-    if isinstance(probed.subject, OwnTokens):
-        return _InRow(probed.subject, sample)
-    return players_of(probed.subject, sample, unit, None)
+def _make_players(context: ProbeContext, sample: Sample, unit: str) -> "MaskablePlayers | _CustomTokenPlayers":
+    if isinstance(context.adapter, CustomTokenAdapter):
+        return _CustomTokenPlayers(context.adapter, sample)
+    return make_players(context.adapter, sample, unit, None)
 
 
-def _note(line: dict[str, Any], name: str, tau: float, p: float) -> None:
-    line[name], line[f"p of {name}"] = tau, p
+def _add_correlation(record: dict[str, Any], name: str, tau: float, p: float) -> None:
+    record[name] = tau
+    record[f"p of {name}"] = p
 
 
-def _best(heads: list[Float[np.ndarray, "unit"]], scores: Float[np.ndarray, "unit"]) -> tuple[float, float]:
-    """The largest tau of several lists, with its p."""
-    found = [tau_b(own, scores) for own in heads]
-    return max(found, key=lambda one: -np.inf if np.isnan(one[0]) else one[0])
+def _find_best_tau(
+    score_lists: list[Float[np.ndarray, "unit"]], evidence_scores: Float[np.ndarray, "unit"]
+) -> tuple[float, float]:
+    """The largest tau of several lists of scores, with its p."""
+    correlations = [compute_tau_b(scores, evidence_scores) for scores in score_lists]
+    return max(correlations, key=lambda correlation: -np.inf if np.isnan(correlation[0]) else correlation[0])
 
 
-def _summaries(batch: Batch) -> Mapping[str, Float[Tensor, "list unit"]]:
-    """What attention says about each unit, in several ways; of heads, each by itself."""
-    row = batch.pooled()[0]
-    if batch.probed.pools:
+def _summarise_attention(batch: ProbeBatch) -> Mapping[str, Float[Tensor, "list unit"]]:
+    """Attention scores of the units, summarised in several ways; of "best head", one list for each head."""
+    row = batch.select_readout_attention()[0]
+    if batch.context.has_pooling_query:
         return {"last row": row.mean(0)[None]}
     maps = [layer[0].mean(0) for layer in batch.attention]
-    rolled = batch.rows[0].to(row)
+    rollout = batch.readout_mask[0].to(row)
     for attention in reversed(maps):
-        rolled = (rolled + rolled @ attention) / 2
+        rollout = (rollout + rollout @ attention) / 2
     received = torch.stack(maps).mean((0, 1))
-    return {"last row": row.mean(0)[None], BEST: row, "rollout": rolled[None], "received": received[None]}
+    return {"last row": row.mean(0)[None], BEST_HEAD: row, "rollout": rollout[None], "received": received[None]}
 
 
-def _summed(scores: Float[Tensor, "unit"], players: "Players | _InRow") -> Float[np.ndarray, "player"]:
-    """The scores of all units of a player, added up; units that always stay are left out."""
-    if isinstance(players, InText | _InRow):
-        owner = players.owner
+def _sum_by_player(
+    scores: Float[Tensor, "unit"], players: "MaskablePlayers | _CustomTokenPlayers"
+) -> Float[np.ndarray, "player"]:
+    """The summed scores of each player's units; units that always stay are left out."""
+    if isinstance(players, TextPlayers | _CustomTokenPlayers):
+        player_of_unit = players.player_of_unit
     else:  # patches, in their order
-        patch = ~torch.tensor(players.sample.units.special)
-        owner = torch.where(patch, patch.cumsum(0) - 1, -1)
-    keep = owner >= 0
-    return np.bincount(owner[keep].numpy(), weights=scores.detach().double().cpu()[keep].numpy())
+        is_patch = ~torch.tensor(players.sample.units.special)
+        player_of_unit = torch.where(is_patch, is_patch.cumsum(0) - 1, -1)
+    is_player = player_of_unit >= 0
+    return np.bincount(player_of_unit[is_player].numpy(), weights=scores.detach().double().cpu()[is_player].numpy())
 
 
-def _detached(attention: Weights, visible: Visible, layer: int) -> Weights:
+def _detach_attention(attention: AttentionWeights, visible: VisibleKeys, layer: int) -> AttentionWeights:
     return attention.detach()
 
 
-def _gradient(batch: Batch, detached: bool) -> Float[Tensor, "unit"]:
-    """Σ_o |∂ŷ_o/∂x_t · x_t| over all classes, or of the predicted one where there are many."""
-    patches = [Patch(_detached, normalised=False)] if detached else []
-    plan = batch.plan
+def _compute_gradient_x_input(batch: ProbeBatch, detached: bool) -> Float[Tensor, "unit"]:
+    """Σ_o |∂ŷ_o/∂x_t · x_t| over all classes, or of the predicted class if there are many."""
+    patches = [AttentionPatch(_detach_attention, keep_row_sums=False)] if detached else []
+    target_batch = batch.target_batch
     with torch.enable_grad():
-        output, _, starts = patched(batch.probed.recorder, plan.batch, patches, leaves=plan.leaves)
-        answer = batch.answer(output)[0]
-        classes = range(len(answer)) if len(answer) <= CLASSES else [int(answer.argmax())]
-        (start,) = (starts[leaf] for leaf in plan.leaves)
-        slopes = [torch.autograd.grad(answer[o], start, retain_graph=True)[0] for o in classes]
-    each = [batch.probed.subject.arranged({plan.leaves[0]: slope * start}, batch.samples) for slope in slopes]
-    return torch.stack([next(iter(part.values()))[0].sum(-1).abs() for part in each]).sum(0)
+        output, _, leaf_vectors = run_patched_forward(
+            batch.context.recorder, target_batch.model_inputs, patches, leaves=target_batch.leaves
+        )
+        probabilities = batch.compute_probabilities(output)[0]
+        classes = list(range(len(probabilities)))
+        if len(classes) > MAX_GRADIENT_CLASSES:
+            classes = [int(probabilities.argmax())]
+        (leaf,) = target_batch.leaves
+        vectors = leaf_vectors[leaf]
+        gradients = [torch.autograd.grad(probabilities[o], vectors, retain_graph=True)[0] for o in classes]
+    class_scores = []
+    for gradient in gradients:
+        by_stream = batch.context.adapter.to_unit_vectors({leaf: gradient * vectors}, batch.samples)
+        class_scores.append(next(iter(by_stream.values()))[0].sum(-1).abs())
+    return torch.stack(class_scores).sum(0)
 
 
-def _left_out(batch: Batch, players: "Players | _InRow") -> Float[np.ndarray, "player"]:
+def _compute_leave_one_out(
+    batch: ProbeBatch, players: "MaskablePlayers | _CustomTokenPlayers"
+) -> Float[np.ndarray, "player"]:
     """mean_o |ŷ_o(x without t) − ŷ_o(x)|."""
-    everyone = torch.ones(players.count, players.count, dtype=torch.bool)
-    samples = list(map(players.without, everyone.fill_diagonal_(False)))
-    parts = [samples[start : start + INPUTS] for start in range(0, len(samples), INPUTS)]
-    found = torch.cat([part.probabilities for part in map(partial(Batch, batch.probed), parts)])
-    return (found - batch.probabilities).abs().mean(-1).double().cpu().numpy()
+    coalitions = torch.ones(players.num_players, players.num_players, dtype=torch.bool).fill_diagonal_(False)
+    samples = list(map(players.keep_only, coalitions))
+    chunks = [samples[start : start + BATCH_SIZE] for start in range(0, len(samples), BATCH_SIZE)]
+    batches = map(partial(ProbeBatch, batch.context), chunks)
+    probabilities = torch.cat([masked_batch.probabilities for masked_batch in batches])
+    return (probabilities - batch.probabilities).abs().mean(-1).double().cpu().numpy()

@@ -1,7 +1,7 @@
-"""What the probes that train share: inputs with labels, copies of the model that learn, and how far one has moved.
+"""Fine-tuning for probes: labelled splits, trainable copies of the model, and how far a copy has moved.
 
-The model itself is never trained: a pupil is a copy of it. With a folder, each run is kept there under a name made from
-all that decides it, so that a run that was cut goes on, and one that is there already is not made again.
+The model itself is never trained, only copies of it. With a folder, each run is saved under a name made from all its
+settings, so that an interrupted run is resumed and a finished one is not repeated.
 """
 
 import copy
@@ -19,26 +19,28 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.adapters.base import Sample
-from clearhead.capture.layers import blocks_of
-from clearhead.engine.batching import batches_of
-from clearhead.errors import InputError, Refusal
-from clearhead.interventions.attention_patch import Patch, learning
-from clearhead.probes.base import Probed, Scope
-from clearhead.probes.divergences import jensen_shannon, total_variation
-from clearhead.training import Average, Clock, train
+from clearhead.capture.layers import map_modules_to_layers
+from clearhead.engine.batching import iter_batch_indices
+from clearhead.errors import InputError, UnsupportedError
+from clearhead.interventions.attention_patch import AttentionPatch, run_training_forward
+from clearhead.probes.base import ProbeContext, ProbeScope
+from clearhead.probes.divergences import compute_js_divergence, compute_total_variation
+from clearhead.training import ExponentialMovingAverage, TrainingBudget, train
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-#: A bar: (what is being trained, share of it that is done).
-Bar = Callable[[str, float], None]
-#: How many inputs share a pass where nothing is learned.
-INPUTS = 64
+#: A progress callback: (name of the run, completed fraction).
+TrainingProgress = Callable[[str, float], None]
+#: Returns the attention patches for some samples.
+PatchFactory = Callable[[Sequence[Sample]], list[AttentionPatch]]
+#: Number of inputs in a pass without training.
+EVALUATION_BATCH_SIZE = 64
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Random numbers from this seed inside the `with`; the caller's go on afterwards as if nothing had been drawn."""
+def fixed_seed(seed: int) -> Iterator[None]:
+    """Seed torch's random numbers inside the `with`, and restore the caller's generators afterwards."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
@@ -46,255 +48,375 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Training:
-    """How long and how fast: steps of so many inputs, the peak learning rate, and where runs are kept."""
+class FineTuningConfig:
+    """Settings of a training run.
+
+    Attributes:
+        steps: Number of training steps.
+        batch_size: Number of inputs in a step.
+        learning_rate: Peak learning rate.
+        checkpoint_dir: Folder that keeps runs; None keeps none.
+        on_progress: Function that is called with the name of a run and its completed fraction.
+    """
 
     steps: int = 300
-    batch: int = 32
-    rate: float = 5e-5
-    folder: Path | None = None
-    bar: Bar | None = None
+    batch_size: int = 32
+    learning_rate: float = 5e-5
+    checkpoint_dir: str | Path | None = None
+    on_progress: TrainingProgress | None = None
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.batch < 1 or not self.rate > 0:
-            raise InputError(f"steps={self.steps}, batch={self.batch}, rate={self.rate}: all must be above 0")
-
-    def run(
-        self, name: str, model: nn.Module, loss_of: Callable[[int], Tensor], seed: int, facts: Mapping[str, Any]
-    ) -> None:
-        """Train the model; it is left with its averaged weights. `loss_of` is told the number of the step."""
-        told = {**facts, "steps": self.steps, "batch": self.batch, "rate": self.rate, "seed": seed}
-        digest = hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=6).hexdigest()
-        path = None if self.folder is None else self.folder / f"{name.replace(' ', '-')}-{digest}.safetensors"
-        learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimiser, clock = torch.optim.AdamW(learned, lr=self.rate, weight_decay=0.0), Clock(steps=self.steps)
-        average = Average(model)
-
-        def shown(clock: Clock) -> None:
-            if self.bar is not None:
-                self.bar(name, clock.fraction)
-
-        with seeded(seed), torch.enable_grad():
-            train(
-                lambda: loss_of(clock.step),
-                [optimiser],
-                clock,
-                average,
-                warmup=0.1,
-                clip=1.0,
-                checkpoint=path,
-                name=name,
-                stored=None,
-                progress=shown,
+        if self.steps < 1 or self.batch_size < 1 or not self.learning_rate > 0:
+            raise InputError(
+                f"steps={self.steps}, batch={self.batch_size}, rate={self.learning_rate}: all must be above 0"
             )
-        average.load(average.tensors)
+
+    def train_model(
+        self,
+        name: str,
+        model: nn.Module,
+        compute_loss: Callable[[int], Tensor],
+        seed: int,
+        cache_key: Mapping[str, Any],
+    ) -> None:
+        """Train a model in place and leave it with its averaged weights.
+
+        Args:
+            name: Name of the run.
+            model: The model; all parameters that require gradients are trained.
+            compute_loss: Returns the loss of a step, given its number.
+            seed: Seed of dropout.
+            cache_key: Everything besides these settings that determines the run.
+        """
+        optimiser = torch.optim.AdamW(
+            [parameter for parameter in model.parameters() if parameter.requires_grad],
+            lr=self.learning_rate,
+            weight_decay=0.0,
+        )
+        budget = TrainingBudget(total_steps=self.steps)
+        average = ExponentialMovingAverage(model)
+
+        def report_progress(budget: TrainingBudget) -> None:
+            if self.on_progress is not None:
+                self.on_progress(name, budget.fraction)
+
+        with fixed_seed(seed), torch.enable_grad():
+            train(
+                lambda: compute_loss(budget.step),
+                [optimiser],
+                budget,
+                average,
+                warmup_fraction=0.1,
+                max_grad_norm=1.0,
+                checkpoint=self._make_checkpoint_path(name, seed, cache_key),
+                name=name,
+                checkpoint_dtype=None,
+                progress=report_progress,
+            )
+        average.load_weights(average.tensors)
+
+    def _make_checkpoint_path(self, name: str, seed: int, cache_key: Mapping[str, Any]) -> Path | None:
+        if self.checkpoint_dir is None:
+            return None
+        run_key = {**cache_key, "steps": self.steps, "batch": self.batch_size, "rate": self.learning_rate, "seed": seed}
+        digest = hashlib.blake2b(json.dumps(run_key, sort_keys=True).encode(), digest_size=6).hexdigest()
+        return Path(self.checkpoint_dir) / f"{name.replace(' ', '-')}-{digest}.safetensors"
 
 
-class Lessons:
-    """Inputs with labels, some to learn from, the others to measure on: a share of them, or so many of the last.
+class LabelledSplit:
+    """Inputs with labels, split into training and test inputs.
 
-    Without labels, the model's own answers are the labels.
+    Attributes:
+        context: The model and its inputs.
+        base_copy: A copy of the untrained model in evaluation mode.
+        labels: The class index of each input; the model's own predictions if none were given.
+        label_source: "given" or "its own answers", for the settings of a result.
+        train_indices: Indices of the inputs to train on.
+        test_indices: Indices of the inputs to measure on.
+        cache_key: Everything about the split that determines a training run.
     """
 
     def __init__(
         self,
-        ex: "Explainer",
+        explainer: "Explainer",
         inputs: Any,
         labels: Sequence[str | int] | None,
         held_out: float | int,
         target: Any,
         seed: int,
     ) -> None:
-        self.probed = Probed(ex, inputs, target)
-        if self.probed.multi_label:
-            raise Refusal("labels that do not exclude each other cannot be trained on by this probe")
-        count = len(self.probed.samples)
-        last = isinstance(held_out, int)
-        measured = int(held_out) if last else round(held_out * count)
-        if not 0 < measured < count:
+        """Prepare the inputs and split them.
+
+        Args:
+            explainer: Explainer of the model.
+            inputs: One input or a list of inputs.
+            labels: One label for each input; None for the model's own predictions.
+            held_out: Fraction of the inputs to measure on, or how many of the last inputs.
+            target: The target, as in `Explainer.explain`.
+            seed: Seed of the split.
+
+        Raises:
+            InputError: The split leaves no input to train or to measure on, or the labels do not fit the inputs.
+            UnsupportedError: A multi-label model, or one that cannot be probed.
+        """
+        self.context = ProbeContext(explainer, inputs, target)
+        if self.context.multi_label:
+            raise UnsupportedError("this probe cannot train on labels that are not mutually exclusive")
+        count = len(self.context.samples)
+        if isinstance(held_out, int):
+            num_test = int(held_out)
+            order = np.arange(count)[::-1]
+        else:
+            num_test = round(held_out * count)
+            order = np.random.default_rng(seed).permutation(count)
+        if not 0 < num_test < count:
             raise InputError(
                 f"held_out={held_out} of {count} inputs leaves none to learn from or none to measure on: give more "
-                "inputs, a share between 0 and 1, or how many of the last"
+                "inputs, a fraction between 0 and 1, or how many of the last"
             )
         if labels is not None and len(labels) != count:
             raise InputError(f"{len(labels)} labels for {count} inputs: give one for each")
-        self.base = Pupil(self.probed).eval()
-        self.labels = self._own() if labels is None else self._named(labels)
-        order = np.arange(count)[::-1] if last else np.random.default_rng(seed).permutation(count)
-        self.measured, self.learned = np.sort(order[:measured]), np.sort(order[measured:])
+        self.base_copy = ModelCopy(self.context).eval()
+        if labels is None:
+            self.labels = self._predict_labels()
+            self.label_source = "its own answers"
+        else:
+            self.labels = self._resolve_labels(labels)
+            self.label_source = "given"
+        self.test_indices = np.sort(order[:num_test])
+        self.train_indices = np.sort(order[num_test:])
         digest = hashlib.blake2b(digest_size=6)
-        for sample in self.probed.samples:
-            digest.update(str(sample.seed(0)).encode())
-        for parameter in self.base.model.parameters():  # the same data and another model is another run
+        for sample in self.context.samples:
+            digest.update(str(sample.derive_seed(0)).encode())
+        for parameter in self.base_copy.model.parameters():  # another model with the same data is another run
             digest.update(parameter.detach().double().sum().cpu().numpy().tobytes())
-        self.facts = {
+        self.cache_key = {
             "data": digest.hexdigest(),
             "labels": self.labels.tolist(),
-            "held out": self.measured.tolist(),  # which ones: what was learned must not be measured in another run
-            "target": str(self.probed.target),
+            # the test inputs of this run must not have been training inputs of a cached one
+            "held out": self.test_indices.tolist(),
+            "target": str(self.context.target),
         }
 
-    def _own(self) -> Int[Tensor, "input"]:
-        return self.base.answers(range(len(self.probed.samples)))[0].argmax(-1).cpu()
+    def _predict_labels(self) -> Int[Tensor, "input"]:
+        return self.base_copy.predict_probabilities(range(len(self.context.samples)))[0].argmax(-1).cpu()
 
-    def _named(self, labels: Sequence[str | int]) -> Int[Tensor, "input"]:
-        return torch.tensor([self.probed.subject.label_index(label) for label in labels])
+    def _resolve_labels(self, labels: Sequence[str | int]) -> Int[Tensor, "input"]:
+        return torch.tensor([self.context.adapter.label_index(label) for label in labels])
 
-    def batch(self, step: int, size: int, seed: int) -> list[int]:
-        """The inputs of one step: the data in a new order each time they are through."""
-        size = min(size, len(self.learned))
-        per = len(self.learned) // size
-        order = np.random.default_rng((seed, step // per)).permutation(self.learned)
-        return order[(step % per) * size :][:size].tolist()
+    def select_batch_indices(self, step: int, batch_size: int, seed: int) -> list[int]:
+        """Return the training inputs of one step; the order is shuffled in each epoch."""
+        batch_size = min(batch_size, len(self.train_indices))
+        steps_per_epoch = len(self.train_indices) // batch_size
+        order = np.random.default_rng((seed, step // steps_per_epoch)).permutation(self.train_indices)
+        return order[(step % steps_per_epoch) * batch_size :][:batch_size].tolist()
 
-    def accuracy(self, answers: Float[Tensor, "input label"], of: Sequence[int]) -> Float[np.ndarray, "input"]:
-        """Whether the most likely class is the label, one by one."""
-        return (answers.argmax(-1).cpu() == self.labels[list(of)]).double().numpy()
+    def compute_correctness(
+        self, probabilities: Float[Tensor, "input label"], indices: Sequence[int]
+    ) -> Float[np.ndarray, "input"]:
+        """Return 1 for each input whose most likely class is its label, else 0."""
+        return (probabilities.argmax(-1).cpu() == self.labels[list(indices)]).double().numpy()
 
 
-class Pupil:
-    """A copy of the model that learns, and its passes."""
+class ModelCopy:
+    """A trainable copy of the model, in float32."""
 
-    def __init__(self, probed: Probed, fresh: int | str | None = None, seed: int = 0) -> None:
-        self.probed, self.subject = probed, probed.subject
-        self.model = copy.deepcopy(probed.subject.model).float()
+    def __init__(self, context: ProbeContext, fresh: int | str | None = None, seed: int = 0) -> None:
+        """Copy the model.
+
+        Args:
+            context: The model and its inputs.
+            fresh: How many of the last layers are reinitialised, or "all"; None for none.
+            seed: Seed of the new weights.
+        """
+        self.context = context
+        self.adapter = context.adapter
+        self.model = copy.deepcopy(context.adapter.model).float()
         self.model.requires_grad_(True)
         if fresh is not None:
-            with seeded(seed):
-                renew(self.model, [place.module for place in probed.tested.places], fresh)
+            attention_modules = [call_site.module for call_site in context.self_test.call_sites]
+            with fixed_seed(seed):
+                reinitialise_layers(self.model, attention_modules, fresh)
 
-    def eval(self) -> "Pupil":
+    def eval(self) -> "ModelCopy":
+        """Switch to evaluation mode and return self."""
         self.model.eval()
         return self
 
-    def train(self) -> "Pupil":
+    def train(self) -> "ModelCopy":
+        """Switch to training mode and return self."""
         self.model.train()
         return self
 
-    def scores(self, samples: Sequence[Sample], patches: Sequence[Patch] = ()) -> tuple[Tensor, list[Tensor]]:
-        """The scores of all classes, and the attention of every layer, in the graph."""
-        batch = self.subject.collate(samples)
-        with self.subject.scope():
-            output, calls = learning(self.model, self.probed.tested, batch, patches)
-        targets = [self.probed.aim(sample) for sample in samples]
-        return self.subject.scores(output, samples, targets).float(), [call.attention for call in calls]
+    def compute_scores_and_attention(
+        self, samples: Sequence[Sample], patches: Sequence[AttentionPatch] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Compute the scores of all classes and the attention of every layer, both in the autograd graph."""
+        batch = self.adapter.collate(samples)
+        with self.adapter.forward_context():
+            output, calls = run_training_forward(self.model, self.context.self_test, batch, patches)
+        targets = [self.context.get_target(sample) for sample in samples]
+        return self.adapter.compute_class_scores(output, samples, targets).float(), [call.attention for call in calls]
 
-    def answers(
+    def predict_probabilities(
         self,
-        of: Sequence[int],
-        scope: Scope | None = None,
-        patches: Callable[[Sequence[Sample]], list[Patch]] | None = None,
+        indices: Sequence[int],
+        scope: ProbeScope | None = None,
+        make_patches: PatchFactory | None = None,
     ) -> tuple[Float[Tensor, "input label"], list[Float[Tensor, "layer head row key"]]]:
-        """The probabilities of these inputs and, with a scope, what is in its reach of each."""
-        samples = [self.probed.samples[i] for i in of]
-        found: list[Tensor] = [torch.empty(0)] * len(samples)
-        seen: list[Tensor] = [torch.empty(0)] * len(samples)
+        """Compute the probabilities of inputs and, with a scope, their attention in that scope, without padding."""
+        samples = [self.context.samples[i] for i in indices]
+        probabilities: list[Tensor] = [torch.empty(0)] * len(samples)
+        attention: list[Tensor] = [torch.empty(0)] * len(samples)
         with torch.no_grad():
-            for places in batches_of(samples, INPUTS):
-                own = [samples[i] for i in places]
-                scores, maps = self.scores(own, patches(own) if patches else ())
-                reach = None if scope is None else self.reach(maps, own, scope)
-                for n, i in enumerate(places):
-                    found[i] = scores[n].softmax(-1)
-                    if reach is not None:
-                        rows, length = self._size(own[n], scope)
-                        seen[i] = reach[n, :, :, :rows, :length]
-        return torch.stack(found), seen
+            for batch_indices in iter_batch_indices(samples, EVALUATION_BATCH_SIZE):
+                batch_samples = [samples[i] for i in batch_indices]
+                patches = make_patches(batch_samples) if make_patches else ()
+                scores, maps = self.compute_scores_and_attention(batch_samples, patches)
+                for n, i in enumerate(batch_indices):
+                    probabilities[i] = scores[n].softmax(-1)
+                if scope is None:
+                    continue
+                scope_attention = self.select_attention(maps, batch_samples, scope)
+                for n, i in enumerate(batch_indices):
+                    num_rows, num_keys = self._count_rows_and_keys(batch_samples[n], scope)
+                    attention[i] = scope_attention[n, :, :, :num_rows, :num_keys]
+        return torch.stack(probabilities), attention
 
-    def reach(
-        self, maps: Sequence[Tensor], samples: Sequence[Sample], scope: Scope | None
+    def select_attention(
+        self, attention_maps: Sequence[Tensor], samples: Sequence[Sample], scope: ProbeScope
     ) -> Float[Tensor, "batch layer head row key"]:
-        """The attention that a scope reaches."""
-        assert scope is not None
-        chosen = torch.stack([maps[layer] for layer in scope.layers(len(maps))], dim=1)
-        if not scope.only_row:
-            return chosen
-        rows = [self.probed.row(sample) for sample in samples]
-        return chosen[torch.arange(len(rows)), :, :, rows][:, :, :, None]
+        """Select the attention in a scope from the maps of all layers."""
+        layers = scope.resolve_layers(len(attention_maps))
+        selected = torch.stack([attention_maps[layer] for layer in layers], dim=1)
+        if not scope.is_readout_row_only:
+            return selected
+        rows = [self.context.find_readout_row(sample) for sample in samples]
+        return selected[torch.arange(len(rows)), :, :, rows][:, :, :, None]
 
-    def _size(self, sample: Sample, scope: Scope | None) -> tuple[int, int]:
-        length = len(self.probed.units(sample))
-        only = self.probed.pools or (scope is not None and scope.only_row)
-        return (1 if only else length), length
+    def _count_rows_and_keys(self, sample: Sample, scope: ProbeScope) -> tuple[int, int]:
+        length = len(self.context.get_units(sample))
+        if self.context.has_pooling_query or scope.is_readout_row_only:
+            return 1, length
+        return length, length
 
-    def real(self, samples: Sequence[Sample], scope: Scope) -> Float[Tensor, "batch row"]:
-        """Which rows are no padding, each input's with the same weight in all."""
-        sizes = [self._size(sample, scope)[0] for sample in samples]
-        return torch.stack([(torch.arange(max(sizes)) < size) / size for size in sizes]).to(self.subject.device)
+    def compute_row_weights(self, samples: Sequence[Sample], scope: ProbeScope) -> Float[Tensor, "batch row"]:
+        """Compute a weight for each row: 0 for padding, and equal weights that sum to one for each input."""
+        sizes = [self._count_rows_and_keys(sample, scope)[0] for sample in samples]
+        return torch.stack([(torch.arange(max(sizes)) < size) / size for size in sizes]).to(self.adapter.device)
 
 
-def renew(model: nn.Module, attending: Sequence[str], fresh: int | str) -> None:
-    """Draw the weights of so many of the last layers anew, and of everything after them; "all" for all weights.
+def reinitialise_layers(model: nn.Module, attention_modules: Sequence[str], fresh: int | str) -> None:
+    """Reinitialise the last layers of a model and everything after them.
 
-    attending: the names of the modules that attend, in order. What comes after is what is registered after.
+    "After" is the order in which parameters are registered.
+
+    Args:
+        model: The model.
+        attention_modules: Names of the attention modules, in order.
+        fresh: Number of layers, or "all" for all weights.
+
+    Raises:
+        InputError: The number of layers is not possible.
+        UnsupportedError: A module has no `reset_parameters()`.
     """
-    order = {id(parameter): place for place, (_, parameter) in enumerate(model.named_parameters())}
-    first = 0 if fresh == "all" else _first_anew(model, attending, fresh, order)
+    order = {id(parameter): index for index, (_, parameter) in enumerate(model.named_parameters())}
+    first_index = 0 if fresh == "all" else _find_first_reinitialised(model, attention_modules, fresh, order)
     with torch.no_grad():
         for module in model.modules():
-            own = list(module.parameters(recurse=False))
-            if own and all(order.get(id(parameter), -1) >= first for parameter in own):
-                _draw(model, module)
+            parameters = list(module.parameters(recurse=False))
+            if parameters and all(order.get(id(parameter), -1) >= first_index for parameter in parameters):
+                _reset_parameters(model, module)
 
 
-def _first_anew(model: nn.Module, attending: Sequence[str], fresh: int | str, order: Mapping[int, int]) -> int:
-    """The place of the first parameter that is drawn anew."""
-    blocks = blocks_of(model)
-    layers = [layer for name in attending if (layer := blocks.get(id(model.get_submodule(name)))) is not None]
-    known = len(layers) == len(attending)
-    if not known or isinstance(fresh, bool) or not isinstance(fresh, int) or not 0 <= fresh <= len(layers):
+def _find_first_reinitialised(
+    model: nn.Module, attention_modules: Sequence[str], fresh: int | str, order: Mapping[int, int]
+) -> int:
+    """The index of the first parameter that is reinitialised."""
+    layer_of_module = map_modules_to_layers(model)
+    layers = [
+        layer for name in attention_modules if (layer := layer_of_module.get(id(model.get_submodule(name)))) is not None
+    ]
+    layers_known = len(layers) == len(attention_modules)
+    if not layers_known or isinstance(fresh, bool) or not isinstance(fresh, int) or not 0 <= fresh <= len(layers):
         raise InputError(
-            f"fresh={fresh!r} is not possible: give how many of the {len(attending)} last layers start anew (0: only "
-            "what comes after them), or 'all', the only choice where attention sits in no layer"
+            f"fresh={fresh!r} is not possible: give how many of the {len(attention_modules)} last layers to "
+            "reinitialise (0: only what comes after them), or 'all', the only choice where attention is outside of "
+            "layers"
         )
-    chosen = layers[len(layers) - fresh :] or layers[-1:]
-    places = [order[id(parameter)] for layer in chosen for parameter in layer.parameters()]
-    return min(places) if fresh else max(places) + 1
+    selected_layers = layers[len(layers) - fresh :] or layers[-1:]
+    indices = [order[id(parameter)] for layer in selected_layers for parameter in layer.parameters()]
+    return min(indices) if fresh else max(indices) + 1
 
 
-def _draw(model: nn.Module, module: nn.Module) -> None:
+def _reset_parameters(model: nn.Module, module: nn.Module) -> None:
     from transformers import PreTrainedModel
 
     if isinstance(model, PreTrainedModel):
         for parameter in module.parameters(recurse=False):
-            parameter._is_hf_initialized = False  # type: ignore[attr-defined]  # what was loaded is never drawn
+            # _init_weights skips parameters that were loaded from a checkpoint
+            parameter._is_hf_initialized = False  # type: ignore[attr-defined]
         model._init_weights(module)
     elif hasattr(module, "reset_parameters"):
         module.reset_parameters()  # type: ignore[operator]
     else:
-        raise Refusal(f"{type(module).__name__} does not say how its weights are drawn: give it reset_parameters()")
+        raise UnsupportedError(
+            f"{type(module).__name__} has no way to reinitialise its weights: give it reset_parameters()"
+        )
 
 
-def apart(
-    one: Sequence[Float[Tensor, "layer head row key"]], other: Sequence[Float[Tensor, "layer head row key"]]
+def compute_attention_divergence(
+    attention_maps: Sequence[Float[Tensor, "layer head row key"]],
+    reference_maps: Sequence[Float[Tensor, "layer head row key"]],
 ) -> tuple[Float[np.ndarray, "input"], Float[np.ndarray, "input"]]:
-    """How far the attention of two models lies apart on each input: mean over heads, and of the mean head."""
-    by_head = [float(jensen_shannon(a, b).mean()) for a, b in zip(one, other, strict=True)]
-    of_mean = [float(jensen_shannon(a.mean(1), b.mean(1)).mean()) for a, b in zip(one, other, strict=True)]
-    return np.array(by_head), np.array(of_mean)
+    """Compute the JSD of the attention of two models on each input: the mean over heads, and that of the mean head."""
+    head_jsds = []
+    mean_head_jsds = []
+    for attention, reference in zip(attention_maps, reference_maps, strict=True):
+        head_jsds.append(float(compute_js_divergence(attention, reference).mean()))
+        mean_head_jsds.append(float(compute_js_divergence(attention.mean(1), reference.mean(1)).mean()))
+    return np.array(head_jsds), np.array(mean_head_jsds)
 
 
-def moved(one: Float[Tensor, "input label"], other: Float[Tensor, "input label"]) -> Float[np.ndarray, "input"]:
-    return total_variation(one, other).double().cpu().numpy()
+def compute_prediction_shift(
+    probabilities: Float[Tensor, "input label"], reference_probabilities: Float[Tensor, "input label"]
+) -> Float[np.ndarray, "input"]:
+    """Compute the total variation distance of the outputs of two models on each input."""
+    return compute_total_variation(probabilities, reference_probabilities).double().cpu().numpy()
 
 
-def taught(
-    lessons: Lessons,
-    name: str,
-    training: Training,
+def fine_tune_copy(
+    split: LabelledSplit,
+    run_name: str,
+    config: FineTuningConfig,
     seed: int,
     fresh: int | str | None = None,
-    patches: Callable[[Sequence[Sample]], list[Patch]] | None = None,
-    facts: Mapping[str, Any] | None = None,
-) -> Pupil:
-    """A pupil that learned the labels; with patches, under them."""
-    pupil = Pupil(lessons.probed, fresh, seed).train()
+    make_patches: PatchFactory | None = None,
+    extra_cache_key: Mapping[str, Any] | None = None,
+) -> ModelCopy:
+    """Fine-tune a copy of the model on the labels.
 
-    def loss_of(step: int) -> Tensor:
-        chosen = lessons.batch(step, training.batch, seed)
-        samples = [lessons.probed.samples[i] for i in chosen]
-        scores, _ = pupil.scores(samples, patches(samples) if patches else ())
-        return nn.functional.cross_entropy(scores, lessons.labels[chosen].to(scores.device))
+    Args:
+        split: Inputs and labels.
+        run_name: Name of the run.
+        config: Length and learning rate of the training.
+        seed: Seed of new weights, dropout and the order of the inputs.
+        fresh: How many of the last layers are reinitialised, or "all"; None for none.
+        make_patches: Attention patches that are active during the training.
+        extra_cache_key: Further settings that determine the run.
 
-    training.run(name, pupil.model, loss_of, seed, {**lessons.facts, "fresh": str(fresh), **(facts or {})})
-    return pupil.eval()
+    Returns:
+        The trained copy in evaluation mode.
+    """
+    model_copy = ModelCopy(split.context, fresh, seed).train()
+
+    def compute_loss(step: int) -> Tensor:
+        indices = split.select_batch_indices(step, config.batch_size, seed)
+        samples = [split.context.samples[i] for i in indices]
+        patches = make_patches(samples) if make_patches else ()
+        scores, _ = model_copy.compute_scores_and_attention(samples, patches)
+        return nn.functional.cross_entropy(scores, split.labels[indices].to(scores.device))
+
+    cache_key = {**split.cache_key, "fresh": str(fresh), **(extra_cache_key or {})}
+    config.train_model(run_name, model_copy.model, compute_loss, seed, cache_key)
+    return model_copy.eval()

@@ -1,13 +1,15 @@
-"""Diagnostic: does a classifier without context do better when it is told where to look (Wiegreffe & Pinter, 2019)?
+"""Guided-MLP diagnostic: does a classifier without context improve when a guide weighs its words?
+
+Wiegreffe & Pinter, 2019:
 
     z_t = tanh(W E[x_t] + b),   ŷ = softmax(U Σ_t w_t z_t + c)
 
 on the model's static embeddings E, with no positions and no context. The weights w are frozen and come from a guide:
 uniform, the model's own attention, an adversary's, or the scores of any method of the library (absolute, summing to
-one); "own" are learned by the classifier itself. Special tokens get none.
+one); "own" weights are learned by the classifier. Special tokens get weight 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,55 +19,58 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.adapters.base import Sample
-from clearhead.errors import InputError, Refusal, unknown
-from clearhead.methods.base import REGISTRY
-from clearhead.probes.adversarial_training import misled
-from clearhead.probes.base import Scope
-from clearhead.probes.fine_tuning import Bar, Lessons, Pupil, Training, seeded
-from clearhead.probes.probe_result import Finding, ProbeResult
-from clearhead.stats import interval
+from clearhead.errors import InputError, UnsupportedError, unknown_value_error
+from clearhead.methods.base import METHOD_REGISTRY
+from clearhead.probes.adversarial_training import train_adversary
+from clearhead.probes.base import ProbeScope
+from clearhead.probes.fine_tuning import FineTuningConfig, LabelledSplit, ModelCopy, TrainingProgress, fixed_seed
+from clearhead.probes.probe_result import ProbeEstimate, ProbeResult
+from clearhead.stats import bootstrap_interval
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-#: Guides that are no methods of the library.
-GUIDES = {
-    "uniform": "every unit counts the same",
+#: Guides that are not methods of the library.
+GUIDE_DESCRIPTIONS = {
+    "uniform": "the same weight for every unit",
     "own": "learned by the classifier itself",
-    "base": "the model's attention in the row that is read, mean over heads",
-    "adversary": "the attention of a model that was trained to answer the same and attend elsewhere",
+    "base": "the model's attention in the read-out row, mean over heads",
+    "adversary": "the attention of a model that was trained to give the same outputs and attend elsewhere",
 }
-SAYS = (
-    "A classifier that sees words without their context was told how much each counts. Where a guide makes it better "
-    "than uniform weights and than its own, the guide knows which words carry the task. That shows information in the "
-    "weights, not that the model's answer was made from them: a guide may be right about the task and wrong about the "
-    "model. A guide that helps no more than uniform weights may still be faithful to a model that works by context."
+CONCLUSION = (
+    "A classifier that sees words without their context was given a weight for each word. Where a guide makes it "
+    "better than uniform weights and than its own, the guide identifies the words that matter to the task. That shows "
+    "information in the weights, not that the model's output was computed from them: a guide may be right about the "
+    "task and wrong about the model. A guide that helps no more than uniform weights may still be faithful to a model "
+    "that uses context."
 )
 
 
-class Bag(nn.Module):
-    """Words without context, weighed by a guide or, without one, by attention of its own."""
+class GuidedBagOfWords(nn.Module):
+    """A classifier of words without context, weighted by a guide or by its own attention."""
 
-    def __init__(self, table: nn.Module, wide: int, classes: int, width: int, learns: bool) -> None:
+    def __init__(
+        self, embedding: nn.Module, embedding_size: int, num_classes: int, hidden_size: int, learns_weights: bool
+    ) -> None:
         super().__init__()
-        self.table = [table]  # not a part that is trained
-        self.word, self.out = nn.Linear(wide, width), nn.Linear(width, classes)
-        self.query = nn.Linear(width, 1, bias=False) if learns else None
+        self.embedding_modules = [embedding]  # in a list, so that its parameters are not registered and not trained
+        self.word = nn.Linear(embedding_size, hidden_size)
+        self.out = nn.Linear(hidden_size, num_classes)
+        self.query = nn.Linear(hidden_size, 1, bias=False) if learns_weights else None
 
     def forward(
         self, tokens: Int[Tensor, "batch unit"], weights: Float[Tensor, "batch unit"]
     ) -> Float[Tensor, "batch label"]:
         with torch.no_grad():
-            vectors = self.table[0](tokens).float()
+            vectors = self.embedding_modules[0](tokens).float()
         z = torch.tanh(self.word(vectors))
         if self.query is not None:
             weights = self.query(z).squeeze(-1).masked_fill(weights == 0, -torch.inf).softmax(-1)
         return self.out((weights[..., None] * z).sum(1))
 
 
-def diagnostic(
-    ex: "Explainer",
+def run_diagnostic_probe(
+    explainer: "Explainer",
     inputs: Any,
     labels: Sequence[str | int] | None = None,
     *,
@@ -81,125 +86,183 @@ def diagnostic(
     seed: int = 0,
     target: Any = None,
     folder: str | Path | None = None,
-    progress: Bar | None = None,
+    progress: TrainingProgress | None = None,
 ) -> ProbeResult:
-    """Train a classifier without context under each guide, and measure how often it is right.
+    """Train a classifier without context under each guide, and measure its accuracy.
 
-    guides: "uniform", "own", "base", "adversary" (trained with strength λ), or any method of the library
+    Args:
+        explainer: Explainer of the model.
+        inputs: One input or a list of inputs.
+        labels: One label for each input; default: the model's own predictions.
+        guides: "uniform", "own", "base", "adversary" (trained with strength λ), or any method of the library.
+        width: Hidden size of the classifier.
+        strength: λ of the adversary.
+        steps: Number of training steps of the classifier.
+        batch: Number of inputs in a step.
+        rate: Peak learning rate of the classifier.
+        adversary_steps: Number of training steps of the adversary.
+        adversary_rate: Peak learning rate of the adversary.
+        held_out: Fraction of the inputs to measure on, or how many of the last inputs.
+        seed: Seed of the split and of the training.
+        target: The target, as in `Explainer.explain`; default: the predicted class.
+        folder: Folder that keeps training runs, so that they can be resumed.
+        progress: Function that is called with the name of a run and its completed fraction.
+
+    Returns:
+        One record for each held-out input, the accuracy of each guide with intervals, and macro F1.
+
+    Raises:
+        InputError: Invalid options.
+        UnsupportedError: The model does not read text, or cannot be probed or trained.
     """
     for guide in guides:
-        if guide not in GUIDES and guide not in REGISTRY:
-            raise unknown("guide", guide, [*GUIDES, *sorted(REGISTRY)])
+        if guide not in GUIDE_DESCRIPTIONS and guide not in METHOD_REGISTRY:
+            raise unknown_value_error("guide", guide, [*GUIDE_DESCRIPTIONS, *sorted(METHOD_REGISTRY)])
     if not guides:
-        raise InputError(f"no guide was given: choose from {', '.join(GUIDES)} and the methods of the library")
-    lessons = Lessons(ex, inputs, labels, held_out, target, seed)
-    if lessons.probed.samples[0].inputs.get(_argument(lessons)) is None:
-        raise Refusal(f"{lessons.probed.subject.name} reads no words, and the diagnostic is for words")
-    kept = None if folder is None else Path(folder)
-    training = Training(steps, batch, rate, kept, progress)
-    misleading = Training(adversary_steps, batch, adversary_rate, kept, progress)
-    raws = inputs if isinstance(inputs, list) else [inputs]
-    weights = _weights(lessons, raws, guides, partial(misled, lessons, Scope("S1"), strength, misleading, seed))
-    of = lessons.measured.tolist()
-    classes = torch.unique(lessons.labels, return_inverse=True)[1]
-    right: dict[str, Float[np.ndarray, input]] = {}
-    scores: dict[str, float] = {}
+        raise InputError(
+            f"no guide was given: choose from {', '.join(GUIDE_DESCRIPTIONS)} and the methods of the library"
+        )
+    split = LabelledSplit(explainer, inputs, labels, held_out, target, seed)
+    if split.context.samples[0].inputs.get(_get_input_argument(split)) is None:
+        raise UnsupportedError(f"{split.context.adapter.name} does not read text, and the diagnostic is for words")
+    config = FineTuningConfig(steps, batch, rate, folder, progress)
+    adversary_config = FineTuningConfig(adversary_steps, batch, adversary_rate, folder, progress)
+    make_adversary = partial(train_adversary, split, ProbeScope("S1"), strength, adversary_config, seed)
+    raw_inputs = inputs if isinstance(inputs, list) else [inputs]
+    weights = _compute_guide_weights(split, raw_inputs, guides, make_adversary)
+    test_indices = split.test_indices.tolist()
+    classes = torch.unique(split.labels, return_inverse=True)[1]
+    correctness: dict[str, np.ndarray] = {}
+    macro_f1: dict[str, float] = {}
     for guide in guides:
-        bag = _trained(lessons, guide, weights[guide], classes, width, training, seed)
-        said = _said(lessons, bag, weights[guide], of)
-        right[guide] = (said == classes[of]).double().numpy()
-        scores[guide] = macro_f1(said, classes[of])
-    of_model = lessons.accuracy(lessons.base.answers(of)[0], of)
-    shown = [Finding("the model", interval(of_model), "its own accuracy, for comparison")]
-    meant = {guide: GUIDES.get(guide, "absolute scores of this method") for guide in guides}
-    shown += [Finding(guide, interval(right[guide]), f"accuracy; {meant[guide]}") for guide in guides]
-    names = [" / ".join(lessons.probed.units(lessons.probed.samples[i]).texts) for i in of]
-    lines = [
-        {"input": name, "the model": float(of_model[n]), **{g: float(right[g][n]) for g in guides}}
-        for n, name in enumerate(names)
+        classifier = _train_classifier(split, guide, weights[guide], classes, width, config, seed)
+        predicted = _predict_classes(split, classifier, weights[guide], test_indices)
+        correctness[guide] = (predicted == classes[test_indices]).double().numpy()
+        macro_f1[guide] = compute_macro_f1(predicted, classes[test_indices])
+    model_probabilities, _ = split.base_copy.predict_probabilities(test_indices)
+    model_correctness = split.compute_correctness(model_probabilities, test_indices)
+    estimates = [
+        ProbeEstimate("the model", bootstrap_interval(model_correctness), "accuracy of the model, for comparison")
     ]
+    for guide in guides:
+        description = GUIDE_DESCRIPTIONS.get(guide, "absolute scores of this method")
+        estimates.append(ProbeEstimate(guide, bootstrap_interval(correctness[guide]), f"accuracy; {description}"))
+    records = []
+    for n, i in enumerate(test_indices):
+        name = " / ".join(split.context.get_units(split.context.samples[i]).texts)
+        guide_correctness = {guide: float(correctness[guide][n]) for guide in guides}
+        records.append({"input": name, "the model": float(model_correctness[n]), **guide_correctness})
     settings: dict[str, Any] = {
         "width": width,
         "steps": steps,
         "batch": batch,
         "rate": rate,
-        "learned from": len(lessons.learned),
+        "learned from": len(split.train_indices),
+        "labels": split.label_source,
     }
-    settings |= {"labels": "given" if labels is not None else "its own answers"}
-    return ProbeResult("diagnostic", lessons.probed.subject.name, settings, lines, shown, SAYS, {"macro F1": scores})
+    model_name = split.context.adapter.name
+    return ProbeResult("diagnostic", model_name, settings, records, estimates, CONCLUSION, {"macro F1": macro_f1})
 
 
-def _argument(lessons: Lessons) -> str:
-    return getattr(lessons.probed.subject, "argument", "input_ids")
+def _get_input_argument(split: LabelledSplit) -> str:
+    """The name of the model input that holds the token ids."""
+    return getattr(split.context.adapter, "input_argument", "input_ids")
 
 
-def _weights(
-    lessons: Lessons, raws: Sequence[Any], guides: Sequence[str], misleading: Any
+def _compute_guide_weights(
+    split: LabelledSplit, raw_inputs: Sequence[Any], guides: Sequence[str], make_adversary: Callable[[], ModelCopy]
 ) -> dict[str, list[Float[Tensor, "unit"]]]:
-    """What each guide gives the units of each input."""
-    probed, every = lessons.probed, range(len(lessons.probed.samples))
-    specials = [torch.tensor(probed.units(sample).special) for sample in probed.samples]
-    methods = [guide for guide in guides if guide not in GUIDES]
-    found: dict[str, list[Tensor]] = {guide: [torch.ones(len(one)) for one in specials] for guide in ("uniform", "own")}
-    pupils: dict[str, Any] = {"base": lambda: lessons.base, "adversary": misleading}
-    for guide in set(guides) & pupils.keys():
-        pupil: Pupil = pupils[guide]()
-        found[guide] = [one[0, :, 0].mean(0).cpu() for one in pupil.answers(every, Scope("S1"))[1]]
+    """The weights that each guide gives to the units of each input."""
+    context = split.context
+    special_masks = [torch.tensor(context.get_units(sample).special) for sample in context.samples]
+    scores: dict[str, list[Tensor]] = {
+        guide: [torch.ones(len(mask)) for mask in special_masks] for guide in ("uniform", "own")
+    }
+    model_factories: dict[str, Callable[[], ModelCopy]] = {
+        "base": lambda: split.base_copy,
+        "adversary": make_adversary,
+    }
+    for guide in set(guides) & model_factories.keys():
+        guide_model = model_factories[guide]()
+        _, maps = guide_model.predict_probabilities(range(len(context.samples)), ProbeScope("S1"))
+        scores[guide] = [attention[0, :, 0].mean(0).cpu() for attention in maps]
+    methods = [guide for guide in guides if guide not in GUIDE_DESCRIPTIONS]
     if methods:
-        explained = probed.ex.explain(list(raws), method=methods, target=probed.target.wanted, batch_size=32)
+        explanations = context.explainer.explain(
+            list(raw_inputs), method=methods, target=context.target.spec, batch_size=32
+        )
         for method in methods:
-            found[method] = [torch.from_numpy(np.abs(one.scores)).float() for one in explained[method]]
-    return {guide: [_shares(*pair) for pair in zip(found[guide], specials, strict=True)] for guide in guides}
+            scores[method] = [torch.from_numpy(np.abs(e.scores)).float() for e in explanations[method]]
+    return {
+        guide: [_normalise_weights(*pair) for pair in zip(scores[guide], special_masks, strict=True)]
+        for guide in guides
+    }
 
 
-def _shares(scores: Float[Tensor, "unit"], special: Tensor) -> Float[Tensor, "unit"]:
-    """Without special tokens, summing to one; where a guide says nothing at all, every unit counts the same."""
-    kept = scores.nan_to_num().float().masked_fill(special, 0)
-    kept = kept if kept.sum() > 0 else (~special).float()
-    return kept / kept.sum().clamp(min=1e-12)
+def _normalise_weights(scores: Float[Tensor, "unit"], special: Tensor) -> Float[Tensor, "unit"]:
+    """Weights without special tokens that sum to one; uniform if all scores are 0."""
+    weights = scores.nan_to_num().float().masked_fill(special, 0)
+    if not weights.sum() > 0:
+        weights = (~special).float()
+    return weights / weights.sum().clamp(min=1e-12)
 
 
-def _padded(lessons: Lessons, weights: Sequence[Tensor], of: Sequence[int]) -> tuple[Tensor, Tensor]:
-    samples: list[Sample] = [lessons.probed.samples[i] for i in of]
-    rows = [sample.inputs[_argument(lessons)] for sample in samples]
-    tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    device = lessons.probed.subject.device
-    return tokens.to(device), nn.utils.rnn.pad_sequence([weights[i] for i in of], batch_first=True).to(device)
+def _pad_batch(split: LabelledSplit, weights: Sequence[Tensor], indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    argument = _get_input_argument(split)
+    device = split.context.adapter.device
+    token_ids = [split.context.samples[i].inputs[argument] for i in indices]
+    padded_tokens = nn.utils.rnn.pad_sequence(token_ids, batch_first=True)
+    padded_weights = nn.utils.rnn.pad_sequence([weights[i] for i in indices], batch_first=True)
+    return padded_tokens.to(device), padded_weights.to(device)
 
 
-def _trained(
-    lessons: Lessons, guide: str, weights: Sequence[Tensor], classes: Tensor, width: int, training: Training, seed: int
-) -> Bag:
-    table, device = lessons.probed.recorder.lookups()[0], lessons.probed.subject.device
-    (wide,) = table(torch.zeros(1, dtype=torch.long, device=device)).shape[1:]
-    with seeded(seed):
-        bag = Bag(table, wide, int(classes.max()) + 1, width, learns=guide == "own").to(device)
+def _train_classifier(
+    split: LabelledSplit,
+    guide: str,
+    weights: Sequence[Tensor],
+    classes: Tensor,
+    width: int,
+    config: FineTuningConfig,
+    seed: int,
+) -> GuidedBagOfWords:
+    embedding = split.context.recorder.get_embedding_modules()[0]
+    device = split.context.adapter.device
+    (embedding_size,) = embedding(torch.zeros(1, dtype=torch.long, device=device)).shape[1:]
+    num_classes = int(classes.max()) + 1
+    with fixed_seed(seed):
+        classifier = GuidedBagOfWords(embedding, embedding_size, num_classes, width, learns_weights=guide == "own")
+        classifier = classifier.to(device)
 
-    def loss_of(step: int) -> Tensor:
-        chosen = lessons.batch(step, training.batch, seed)
-        return nn.functional.cross_entropy(bag(*_padded(lessons, weights, chosen)), classes[chosen].to(device))
+    def compute_loss(step: int) -> Tensor:
+        indices = split.select_batch_indices(step, config.batch_size, seed)
+        return nn.functional.cross_entropy(
+            classifier(*_pad_batch(split, weights, indices)), classes[indices].to(device)
+        )
 
-    digest = float(sum(float((one * torch.arange(1, len(one) + 1)).sum()) for one in weights))
-    facts = {**lessons.facts, "guide": guide, "weights": round(digest, 4), "width": width}
-    training.run(f"guided by {guide}", bag, loss_of, seed, facts)
-    return bag
+    # a position-weighted sum, so that the same weights in another order make another run
+    digest = float(sum(float((vector * torch.arange(1, len(vector) + 1)).sum()) for vector in weights))
+    cache_key = {**split.cache_key, "guide": guide, "weights": round(digest, 4), "width": width}
+    config.train_model(f"guided by {guide}", classifier, compute_loss, seed, cache_key)
+    return classifier
 
 
-def _said(lessons: Lessons, bag: Bag, weights: Sequence[Tensor], of: Sequence[int]) -> Int[Tensor, "input"]:
+def _predict_classes(
+    split: LabelledSplit, classifier: GuidedBagOfWords, weights: Sequence[Tensor], indices: Sequence[int]
+) -> Int[Tensor, "input"]:
+    chunks = [list(indices)[start : start + 256] for start in range(0, len(indices), 256)]
     with torch.no_grad():
-        parts = [list(of)[start : start + 256] for start in range(0, len(of), 256)]
-        return torch.cat([bag(*_padded(lessons, weights, part)).argmax(-1).cpu() for part in parts])
+        return torch.cat([classifier(*_pad_batch(split, weights, chunk)).argmax(-1).cpu() for chunk in chunks])
 
 
-def macro_f1(said: Int[Tensor, "input"], true: Int[Tensor, "input"]) -> float:
-    """The mean of the F1 of every class that is there.
+def compute_macro_f1(predicted: Int[Tensor, "input"], expected: Int[Tensor, "input"]) -> float:
+    """Compute the mean F1 over the classes that occur in `expected`.
 
-    >>> macro_f1(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0]))
+    >>> compute_macro_f1(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0]))
     0.6666666666666666
     """
-    each = []
-    for label in torch.unique(true):
-        hits = float(((said == label) & (true == label)).sum())
-        named = float((said == label).sum() + (true == label).sum())
-        each.append(2 * hits / named)
-    return sum(each) / len(each)
+    scores = []
+    for label in torch.unique(expected):
+        true_positives = float(((predicted == label) & (expected == label)).sum())
+        denominator = float((predicted == label).sum() + (expected == label).sum())
+        scores.append(2 * true_positives / denominator)
+    return sum(scores) / len(scores)

@@ -1,6 +1,6 @@
-"""Heads: how much each matters, by three measures, what it looks at, and how many can be silenced.
+"""Head importance by three measures, the pattern of each head, and how many heads can be pruned.
 
-gradient   E_x |Σ_qk A_qk ∂y/∂A_qk|        what a small change of the head's part does (Michel et al., 2019)
+gradient   E_x |Σ_qk A_qk ∂y/∂A_qk|        effect of a small change of the head's contribution (Michel et al., 2019)
 ablation   E_x TVD(ŷ, ŷ without the head)        all its weights zero
 patching   E_x TVD(ŷ, ŷ with the head's attention uniform)        it still passes values on, but selects nothing
 """
@@ -13,106 +13,163 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.interventions.attention_patch import Patch, Replacing, Visible, Weights, patched
-from clearhead.probes.base import Batch, Probed, Progress, Scope
-from clearhead.probes.divergences import total_variation
-from clearhead.probes.head_patterns import READINGS, figures, pattern
-from clearhead.probes.probe_result import Finding, ProbeResult
-from clearhead.probes.uniform_attention import flat
-from clearhead.stats import interval
+from clearhead.interventions.attention_patch import (
+    AttentionPatch,
+    AttentionWeights,
+    ReplacementFunction,
+    VisibleKeys,
+    run_patched_forward,
+)
+from clearhead.probes.base import ProbeBatch, ProbeContext, ProbeScope, Progress
+from clearhead.probes.divergences import compute_total_variation
+from clearhead.probes.head_patterns import PATTERN_DESCRIPTIONS, classify_head_pattern, compute_head_statistics
+from clearhead.probes.probe_result import ProbeEstimate, ProbeResult
+from clearhead.probes.uniform_attention import make_uniform_weights
+from clearhead.stats import bootstrap_interval
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-INPUTS, POINTS, SHOWN = 16, 8, 10
-MEASURES = ("gradient", "ablation", "patching")
-SAYS = (
-    "A head matters to these answers as far as they move without it. Heads that do the same work hide each other: each "
-    "alone seems idle, and silencing both is not, so read the pruning curve, too. The gradient sees small changes "
-    "alone. A pattern's name describes where a head looks on average over these inputs, not what it is for."
+BATCH_SIZE = 16
+NUM_PRUNING_POINTS = 8
+NUM_REPORTED_HEADS = 10
+IMPORTANCE_MEASURES = ("gradient", "ablation", "patching")
+CONCLUSION = (
+    "A head matters to these outputs as far as they change without it. Heads with the same function hide each other: "
+    "each alone seems unimportant, but removing both is not, so read the pruning curve, too. The gradient measures "
+    "small changes only. The name of a pattern describes which units a head attends to on average over these inputs, "
+    "not its function."
 )
 
 
-def silent(attention: Weights, visible: Visible, layer: int) -> Weights:
+def make_zero_weights(attention: AttentionWeights, visible: VisibleKeys, layer: int) -> AttentionWeights:
+    """Return zero weights, which silence a head."""
     return torch.zeros_like(attention)
 
 
-def heads(ex: "Explainer", inputs: Any, *, target: Any = None, progress: Progress = False) -> ProbeResult:
-    """How much each head matters, what it looks at, and what is left when the least important are silenced."""
-    probed = Probed(ex, inputs, target)
-    found: dict[str, list[Float[np.ndarray, "input layer head"]]] = {name: [] for name in MEASURES}
-    seen: list[dict[str, Float[np.ndarray, "layer head"]]] = []
-    batches = [batch for _, batch in probed.batches(INPUTS, progress)]
+def run_heads_probe(
+    explainer: "Explainer", inputs: Any, *, target: Any = None, progress: Progress = False
+) -> ProbeResult:
+    """Measure the importance and the pattern of each head, and prune the least important heads.
+
+    Args:
+        explainer: Explainer of the model.
+        inputs: One input or a list of inputs.
+        target: The target, as in `Explainer.explain`; default: the predicted class.
+        progress: True for a progress bar, or a function that wraps a list.
+
+    Returns:
+        One record for each layer and head, intervals of the most important heads, and pruning curves.
+
+    Raises:
+        UnsupportedError: The model cannot be probed.
+    """
+    context = ProbeContext(explainer, inputs, target)
+    batch_values: dict[str, list[Float[np.ndarray, "input layer head"]]] = {name: [] for name in IMPORTANCE_MEASURES}
+    sample_statistics: list[dict[str, Float[np.ndarray, "layer head"]]] = []
+    batches = [batch for _, batch in context.iter_batches(BATCH_SIZE, progress)]
     for batch in batches:
-        found["gradient"].append(_gradient(batch))
-        found["ablation"].append(_moved(batch, silent, normalised=False))
-        found["patching"].append(_moved(batch, flat, normalised=True))
-        seen += [looks(batch, i) for i in range(len(batch.samples))]
-    measured = {name: np.concatenate(parts) for name, parts in found.items()}
-    means = {name: np.mean([one[name] for one in seen], axis=0) for name in seen[0]}
-    lines = [_line(layer, head, measured, means) for layer in range(probed.layers) for head in range(probed.heads)]
-    first = sorted(lines, key=lambda line: -line["ablation"])[:SHOWN]
-    shown = [
-        Finding(
-            f"layer {line['layer']} head {line['head']}",
-            interval(measured["ablation"][:, line["layer"], line["head"]]),
-            f"TVD without it; {line['pattern']}: {READINGS[line['pattern']]}",
-        )
-        for line in first
+        batch_values["gradient"].append(_compute_gradient_importance(batch))
+        batch_values["ablation"].append(_compute_prediction_shifts(batch, make_zero_weights, normalised=False))
+        batch_values["patching"].append(_compute_prediction_shifts(batch, make_uniform_weights, normalised=True))
+        sample_statistics += [compute_sample_head_statistics(batch, i) for i in range(len(batch.samples))]
+    importance = {name: np.concatenate(values) for name, values in batch_values.items()}
+    mean_statistics = {
+        name: np.mean([statistics[name] for statistics in sample_statistics], axis=0) for name in sample_statistics[0]
+    }
+    records = [
+        _build_record(layer, head, importance, mean_statistics)
+        for layer in range(context.num_layers)
+        for head in range(context.num_heads)
     ]
-    tables = {"pruning": {name: _pruned(batches, measured[name].mean(0)) for name in MEASURES}}
-    settings = {"inputs": len(probed.samples)}
-    return ProbeResult("heads", probed.subject.name, settings, lines, shown, SAYS, tables)
+    top_records = sorted(records, key=lambda record: -record["ablation"])[:NUM_REPORTED_HEADS]
+    estimates = [
+        ProbeEstimate(
+            f"layer {record['layer']} head {record['head']}",
+            bootstrap_interval(importance["ablation"][:, record["layer"], record["head"]]),
+            f"TVD without it; {record['pattern']}: {PATTERN_DESCRIPTIONS[record['pattern']]}",
+        )
+        for record in top_records
+    ]
+    tables = {
+        "pruning": {name: _compute_pruning_curve(batches, importance[name].mean(0)) for name in IMPORTANCE_MEASURES}
+    }
+    settings = {"inputs": len(context.samples)}
+    return ProbeResult("heads", context.adapter.name, settings, records, estimates, CONCLUSION, tables)
 
 
-def _line(layer: int, head: int, measured: dict[str, Any], means: dict[str, Any]) -> dict[str, Any]:
-    own = {name: float(part[layer, head]) for name, part in means.items()}
-    values = {name: float(part[:, layer, head].mean()) for name, part in measured.items()}
-    return {"layer": layer, "head": head, **values, "pattern": pattern(own), **own}
+def _build_record(layer: int, head: int, importance: dict[str, Any], mean_statistics: dict[str, Any]) -> dict[str, Any]:
+    statistics = {name: float(values[layer, head]) for name, values in mean_statistics.items()}
+    mean_importance = {name: float(values[:, layer, head].mean()) for name, values in importance.items()}
+    return {
+        "layer": layer,
+        "head": head,
+        **mean_importance,
+        "pattern": classify_head_pattern(statistics),
+        **statistics,
+    }
 
 
-def looks(batch: Batch, i: int) -> "dict[str, Float[np.ndarray, 'layer head']]":
-    length, units = batch.lengths[i], batch.probed.units(batch.samples[i])
+def compute_sample_head_statistics(
+    batch: ProbeBatch, sample_index: int
+) -> "dict[str, Float[np.ndarray, 'layer head']]":
+    """Compute the statistics of every head on one sample of a batch."""
+    length = batch.lengths[sample_index]
+    units = batch.context.get_units(batch.samples[sample_index])
     special = torch.tensor(units.special)
-    layers = [figures(part[i, :, :length, :length], special, units.names) for part in batch.attention]
+    layers = [
+        compute_head_statistics(attention[sample_index, :, :length, :length], special, units.names)
+        for attention in batch.attention
+    ]
     return {name: torch.stack([layer[name] for layer in layers]).double().cpu().numpy() for name in layers[0]}
 
 
-def _gradient(batch: Batch) -> "Float[np.ndarray, 'input layer head']":
-    plan = batch.plan
-    tape = batch.probed.recorder.record(plan.batch, plan.value, ("attention_gradient",), leaves=plan.leaves)
-    parts = [call.attention * call.attention_gradient for call in tape.calls]  # type: ignore[operator]
-    return torch.stack([part.sum((2, 3)).abs() for part in parts], dim=1).double().cpu().numpy()
+def _compute_gradient_importance(batch: ProbeBatch) -> "Float[np.ndarray, 'input layer head']":
+    target_batch = batch.target_batch
+    tape = batch.context.recorder.record(
+        target_batch.model_inputs, target_batch.compute_target, ("attention_gradient",), leaves=target_batch.leaves
+    )
+    products = [call.attention * call.attention_gradient for call in tape.calls]  # type: ignore[operator]
+    return torch.stack([product.sum((2, 3)).abs() for product in products], dim=1).double().cpu().numpy()
 
 
-def _moved(batch: Batch, weights: Replacing, normalised: bool) -> "Float[np.ndarray, 'input layer head']":
-    probed = batch.probed
-    moved = np.zeros((len(batch.samples), probed.layers, probed.heads))
-    for layer in range(probed.layers):
-        for head in range(probed.heads):
+def _compute_prediction_shifts(
+    batch: ProbeBatch, weights: ReplacementFunction, normalised: bool
+) -> "Float[np.ndarray, 'input layer head']":
+    """The total variation distance of the output when the weights of each head are replaced."""
+    context = batch.context
+    shifts = np.zeros((len(batch.samples), context.num_layers, context.num_heads))
+    for layer in range(context.num_layers):
+        for head in range(context.num_heads):
+            scope = ProbeScope("S3", layer, (head,))
             with torch.no_grad():
-                answer = batch.under(weights, Scope("S3", layer, (head,)), normalised=normalised)
-            gap = total_variation(answer, batch.probabilities, probed.subject.multi_label)
-            moved[:, layer, head] = gap.double().cpu().numpy()
-    return moved
+                probabilities = batch.compute_patched_probabilities(weights, scope, normalised=normalised)
+            tvd = compute_total_variation(probabilities, batch.probabilities, context.adapter.multi_label)
+            shifts[:, layer, head] = tvd.double().cpu().numpy()
+    return shifts
 
 
-def _pruned(batches: Sequence[Batch], importance: "Float[np.ndarray, 'layer head']") -> list[dict[str, float]]:
-    """How many predictions stay when ever more heads are silent, the least important first."""
-    order = [divmod(int(place), importance.shape[1]) for place in np.argsort(importance, axis=None, kind="stable")]
-    counts = sorted({round(share * len(order)) for share in np.linspace(0, 1, POINTS + 1)})
+def _compute_pruning_curve(
+    batches: Sequence[ProbeBatch], importance: "Float[np.ndarray, 'layer head']"
+) -> list[dict[str, float]]:
+    """The fraction of unchanged predictions as more and more heads are silenced, the least important first."""
+    order = [divmod(int(index), importance.shape[1]) for index in np.argsort(importance, axis=None, kind="stable")]
+    counts = sorted({round(fraction * len(order)) for fraction in np.linspace(0, 1, NUM_PRUNING_POINTS + 1)})
     curve = []
     for count in counts:
-        same = torch.cat([_same(batch, order[:count]) for batch in batches])
-        curve.append({"silenced": count, "agreement": float(same.double().mean())})
+        is_unchanged = torch.cat([_find_kept_predictions(batch, order[:count]) for batch in batches])
+        curve.append({"silenced": count, "agreement": float(is_unchanged.double().mean())})
     return curve
 
 
-def _same(batch: Batch, gone: Sequence[tuple[int, int]]) -> Tensor:
-    by_layer: dict[int, list[int]] = {}
-    for layer, head in gone:
-        by_layer.setdefault(layer, []).append(head)
-    patches = [Patch(silent, [layer], heads, normalised=False) for layer, heads in by_layer.items()]
+def _find_kept_predictions(batch: ProbeBatch, pruned_heads: Sequence[tuple[int, int]]) -> Tensor:
+    heads_by_layer: dict[int, list[int]] = {}
+    for layer, head in pruned_heads:
+        heads_by_layer.setdefault(layer, []).append(head)
+    patches = [
+        AttentionPatch(make_zero_weights, [layer], heads, keep_row_sums=False)
+        for layer, heads in heads_by_layer.items()
+    ]
     with torch.no_grad():
-        output, _, _ = patched(batch.probed.recorder, batch.plan.batch, patches)
-    return batch.answer(output).argmax(-1) == batch.probabilities.argmax(-1)
+        output, _, _ = run_patched_forward(batch.context.recorder, batch.target_batch.model_inputs, patches)
+    return batch.compute_probabilities(output).argmax(-1) == batch.probabilities.argmax(-1)

@@ -1,4 +1,4 @@
-"""What a head looks at: figures of one map, and a name that suggests a reading of it."""
+"""Attention patterns of heads: statistics of one map, and a name that suggests what the head attends to."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,69 +7,95 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.probes.divergences import entropy
+from clearhead.probes.divergences import compute_entropy
 
-#: A head is named after a pattern that takes at least this share of its weight …
-MUCH = 0.4
-#: … or after its entropy, as a share of the largest.
-BROAD = 0.85
-#: The patterns that a name is chosen from, and how each is to be read.
-READINGS = {
-    "previous token": "looks at the unit before: local order, pieces of a word",
-    "next token": "looks at the unit after",
-    "itself": "looks at its own unit: adds little that the residual stream has not",
-    "class token": "looks at the first special token, often a place to put attention that is not needed",
-    "separator": "looks at separators, often a place to put attention that is not needed",
-    "same word": "looks at other occurrences of the same unit",
-    "one unit": "all look at one unit of the input",
-    "broad": "spreads over everything, near to an average of all units",
-    "mixed": "no pattern takes most of it: look at single inputs",
+#: A head is named after a pattern that takes at least this fraction of its weight …
+MIN_PATTERN_FRACTION = 0.4
+#: … or after its entropy, as a fraction of the largest.
+MIN_BROAD_ENTROPY = 0.85
+#: The patterns that a name is chosen from, with their meaning.
+PATTERN_DESCRIPTIONS = {
+    "previous token": "attends to the previous unit: local order, subword tokens of a word",
+    "next token": "attends to the next unit",
+    "itself": "attends to its own unit: adds little to the residual stream",
+    "class token": "attends to the first special token, which often absorbs attention that is not needed",
+    "separator": "attends to separators, which often absorb attention that is not needed",
+    "same word": "attends to other occurrences of the same unit",
+    "one unit": "all queries attend to one unit of the input",
+    "broad": "spreads over all units, close to an average",
+    "mixed": "no pattern takes most of the weight: inspect single inputs",
 }
 
 
-def figures(
+def compute_head_statistics(
     attention: Float[Tensor, "head query key"], special: Bool[Tensor, "key"], names: Sequence[str]
 ) -> dict[str, Float[Tensor, "head"]]:
-    """Shares of each head's weight, its entropy (1 is uniform), and how far away it looks, all as means over rows."""
-    queries, n = attention.shape[1:]
-    place = torch.arange(n, device=attention.device)
-    pools = queries != n  # a query that is no unit is far from all of them
-    apart = torch.full((queries, n), n, device=attention.device) if pools else place[None, :] - place[:, None]
-    kind = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    words = torch.tensor([kind[name] for name in names], device=attention.device)
-    twins = torch.zeros_like(apart, dtype=torch.bool) if pools else words[None] == words[:, None]
-    twins = twins & (apart != 0) & ~special.to(attention.device)[None]
-    first = special & (torch.arange(n) == 0)
+    """Compute statistics of each head's map, as means over rows.
+
+    Args:
+        attention: The attention weights of one layer.
+        special: Which keys are special tokens.
+        names: Names of the keys.
+
+    Returns:
+        By name: the fractions of the weight that follow a pattern, the entropy (1 is uniform), the weight of the most
+        attended key ("sink"), and the mean distance; the distance is NaN for a single query that is not a unit.
+    """
+    num_queries, num_keys = attention.shape[1:]
+    device = attention.device
+    # a single pooling query is not a unit: its distance from every key exceeds all positions, so no pattern matches
+    is_pooled = num_queries != num_keys
+    if is_pooled:
+        offsets = torch.full((num_queries, num_keys), num_keys, device=device)
+        is_same_word = torch.zeros_like(offsets, dtype=torch.bool)
+    else:
+        positions = torch.arange(num_keys, device=device)
+        offsets = positions[None, :] - positions[:, None]
+        word_ids = {name: word_id for word_id, name in enumerate(dict.fromkeys(names))}
+        words = torch.tensor([word_ids[name] for name in names], device=device)
+        is_same_word = words[None] == words[:, None]
+    is_same_word = is_same_word & (offsets != 0) & ~special.to(device)[None]
+    is_first_special = special & (torch.arange(num_keys) == 0)
+    distance = (attention * offsets.abs()).sum(-1).mean(-1)
+    if is_pooled:
+        distance = distance * math.nan
+    entropy = torch.zeros(len(attention))
+    if num_keys > 1:
+        entropy = compute_entropy(attention).mean(-1) / math.log(num_keys)
     return {
-        "previous token": _share(attention, apart == -1),
-        "next token": _share(attention, apart == 1),
-        "itself": _share(attention, apart == 0),
-        "class token": (attention * first.to(attention)).sum(-1).mean(-1),
-        "separator": (attention * (special & ~first).to(attention)).sum(-1).mean(-1),
-        "same word": _share(attention, twins),
-        "one unit": attention.mean(1).masked_fill(special.to(attention.device), 0).amax(-1),
+        "previous token": _compute_mean_weight_on(attention, offsets == -1),
+        "next token": _compute_mean_weight_on(attention, offsets == 1),
+        "itself": _compute_mean_weight_on(attention, offsets == 0),
+        "class token": (attention * is_first_special.to(attention)).sum(-1).mean(-1),
+        "separator": (attention * (special & ~is_first_special).to(attention)).sum(-1).mean(-1),
+        "same word": _compute_mean_weight_on(attention, is_same_word),
+        "one unit": attention.mean(1).masked_fill(special.to(device), 0).amax(-1),
         "sink": attention.mean(1).amax(-1),
-        "entropy": entropy(attention).mean(-1) / math.log(n) if n > 1 else torch.zeros(len(attention)),
-        "distance": (attention * apart.abs()).sum(-1).mean(-1) * (math.nan if pools else 1),
+        "entropy": entropy,
+        "distance": distance,
     }
 
 
-def _share(attention: Float[Tensor, "head query key"], there: Bool[Tensor, "query key"]) -> Float[Tensor, "head"]:
-    """The weight on these keys, mean over the rows that have any; nothing where none has."""
-    rows = there.any(-1)
+def _compute_mean_weight_on(
+    attention: Float[Tensor, "head query key"], mask: Bool[Tensor, "query key"]
+) -> Float[Tensor, "head"]:
+    """The weight on the masked keys, mean over the rows that have any; 0 where none has."""
+    rows = mask.any(-1)
     if not rows.any():
         return attention.new_zeros(len(attention))
-    return (attention * there).sum(-1)[:, rows].mean(-1)
+    return (attention * mask).sum(-1)[:, rows].mean(-1)
 
 
-def pattern(of_head: Mapping[str, float]) -> str:
-    """The name of a head.
+def classify_head_pattern(statistics: Mapping[str, float]) -> str:
+    """Return the name of a head's pattern: the strongest pattern, or "broad" or "mixed" if none is strong.
 
-    >>> quiet = dict.fromkeys(READINGS, 0.0) | {"entropy": 0.5}
-    >>> pattern(quiet | {"previous token": 0.9}), pattern(quiet | {"entropy": 0.95}), pattern(quiet)
-    ('previous token', 'broad', 'mixed')
+    >>> quiet = dict.fromkeys(PATTERN_DESCRIPTIONS, 0.0) | {"entropy": 0.5}
+    >>> classify_head_pattern(quiet | {"previous token": 0.9})
+    'previous token'
+    >>> classify_head_pattern(quiet | {"entropy": 0.95}), classify_head_pattern(quiet)
+    ('broad', 'mixed')
     """
-    best = max((name for name in READINGS if name in of_head), key=lambda name: of_head[name])
-    if of_head[best] >= MUCH:
-        return best
-    return "broad" if of_head["entropy"] >= BROAD else "mixed"
+    strongest = max((name for name in PATTERN_DESCRIPTIONS if name in statistics), key=lambda name: statistics[name])
+    if statistics[strongest] >= MIN_PATTERN_FRACTION:
+        return strongest
+    return "broad" if statistics["entropy"] >= MIN_BROAD_ENTROPY else "mixed"

@@ -1,9 +1,11 @@
-"""Permutation: the weights of a row shuffled over the keys that it sees, a hundred times (Jain & Wallace, 2019).
+"""Attention permutation test: shuffle the weights of a row over the keys that it sees, a hundred times.
+
+Jain & Wallace, 2019:
 
     Δ = median over draws of TVD(ŷ(A), ŷ(πA)),     TVD(p, q) = ½ Σ_o |p_o − q_o|
 
-held against the largest weight of the row that is read (mean over heads). Random numbers belong to the input: they do
-not depend on the batch that it is in.
+compared with the largest weight of the read-out row (mean over heads). The random numbers depend on the input, not on
+the batch that it is in.
 """
 
 from collections.abc import Sequence
@@ -14,26 +16,36 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.interventions.attention_patch import Visible, Weights
-from clearhead.probes.base import Batch, Probed, Progress, Scope, Short, scope_of, shortens
-from clearhead.probes.divergences import total_variation
-from clearhead.probes.probe_result import ProbeResult, findings
+from clearhead.interventions.attention_patch import AttentionWeights, VisibleKeys
+from clearhead.probes.base import (
+    LastRowEvaluator,
+    ProbeBatch,
+    ProbeContext,
+    ProbeScope,
+    Progress,
+    has_last_row_shortcut,
+    make_scope,
+)
+from clearhead.probes.divergences import compute_total_variation
+from clearhead.probes.probe_result import ProbeResult, compute_estimates
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-#: How many inputs share a pass, and how many draws of one input.
-INPUTS, DRAWS = 32, 25
+#: Number of inputs in a pass.
+BATCH_SIZE = 32
+#: Number of draws of one input in a pass.
+MAX_DRAWS_PER_PASS = 25
 
-MEANINGS = {
-    "median TVD": "how far the answer moves: 0 not at all, 1 to another with certainty",
-    "largest weight": "of the row that is read, mean over heads",
-    "flips": "share of draws that change the predicted class",
+METRIC_DESCRIPTIONS = {
+    "median TVD": "total variation distance of the output: 0 unchanged, 1 another class with certainty",
+    "largest weight": "of the read-out row, mean over heads",
+    "flips": "fraction of draws that change the predicted class",
 }
 
 
-def permutation(
-    ex: "Explainer",
+def run_permutation_probe(
+    explainer: "Explainer",
     inputs: Any,
     scope: str = "S1",
     *,
@@ -49,146 +61,217 @@ def permutation(
     by_head: bool = False,
     progress: Progress = False,
 ) -> ProbeResult:
-    """Shuffle attention over the keys that it sees, and measure how far the answer moves.
+    """Shuffle attention weights over the visible keys, and measure how far the output changes.
 
-    keep: leave the weights on special tokens and on the query itself where they are
-    shared: one permutation for all heads, and not one for each
-    frozen: pin the attention of later layers to what it was
-    candidates: compare the probabilities of these labels (or masked words) among themselves, and not of all
-    by_head: measure every head of every layer by itself, too (all its rows), as a table
+    Args:
+        explainer: Explainer of the model.
+        inputs: One input or a list of inputs.
+        scope: "S1" to "S4": which rows and layers are shuffled.
+        layer: The layer of scope S3, counted from 0.
+        heads: The heads that are shuffled; default: all.
+        draws: Number of permutations of each input.
+        keep: Keep the weights on special tokens and on the query itself.
+        shared: Use one permutation for all heads instead of one for each.
+        frozen: Keep the attention of later layers as in the unpatched pass.
+        seed: Seed of the permutations.
+        target: The target, as in `Explainer.explain`; default: the predicted class.
+        candidates: Labels or masked words whose probabilities are compared among themselves; default: all.
+        by_head: Also measure every head of every layer separately (all its rows), as a table.
+        progress: True for a progress bar, or a function that wraps a list.
+
+    Returns:
+        One record for each input, and means with intervals.
+
+    Raises:
+        InputError: Invalid options.
+        UnsupportedError: The model cannot be probed.
     """
     if draws < 1:
         raise InputError(f"draws={draws}: it must be at least 1")
-    reach, probed = scope_of(scope, layer, heads), Probed(ex, inputs, target, candidates)
-    probed.check(reach)
-    shuffling = Shuffling(draws, keep, shared, seed)
-    lines: list[dict[str, Any]] = [{}] * len(probed.samples)
-    short = shortens(probed) and reach.name == "S1"
-    for places, batch in probed.batches(INPUTS, progress):
-        found = _in_last_row(batch, shuffling, reach) if short else _in_whole(batch, shuffling, reach, frozen)
-        for place, line in zip(places, found, strict=True):
-            lines[place] = line
-    settings = {"scope": str(reach), "draws": draws, "keep": keep, "shared": shared, "frozen": frozen, "seed": seed}
-    tables = {"median TVD by layer and head": _by_head(probed, shuffling, frozen)} if by_head else {}
-    shown = findings(lines, MEANINGS)
-    return ProbeResult("permutation", probed.subject.name, settings, lines, shown, _says(reach), tables)
+    probe_scope = make_scope(scope, layer, heads)
+    context = ProbeContext(explainer, inputs, target, candidates)
+    context.check_heads(probe_scope)
+    sampler = PermutationSampler(draws, keep, shared, seed)
+    records: list[dict[str, Any]] = [{}] * len(context.samples)
+    uses_last_row = has_last_row_shortcut(context) and probe_scope.name == "S1"
+    for indices, batch in context.iter_batches(BATCH_SIZE, progress):
+        if uses_last_row:
+            batch_records = _permute_last_row(batch, sampler, probe_scope)
+        else:
+            batch_records = _permute_full_model(batch, sampler, probe_scope, frozen)
+        for index, record in zip(indices, batch_records, strict=True):
+            records[index] = record
+    settings = {
+        "scope": str(probe_scope),
+        "draws": draws,
+        "keep": keep,
+        "shared": shared,
+        "frozen": frozen,
+        "seed": seed,
+    }
+    tables = {}
+    if by_head:
+        tables["median TVD by layer and head"] = _measure_by_head(context, sampler, frozen)
+    estimates = compute_estimates(records, METRIC_DESCRIPTIONS)
+    conclusion = _format_conclusion(probe_scope)
+    return ProbeResult("permutation", context.adapter.name, settings, records, estimates, conclusion, tables)
 
 
-class Shuffling:
-    """How weights are shuffled."""
+class PermutationSampler:
+    """Settings and random numbers of the permutations."""
 
-    def __init__(self, draws: int, keep: bool, shared: bool, seed: int) -> None:
-        self.draws, self.keep, self.shared, self.seed = draws, keep, shared, seed
+    def __init__(self, num_draws: int, keep_special_and_self: bool, share_across_heads: bool, seed: int) -> None:
+        self.num_draws = num_draws
+        self.keep_special_and_self = keep_special_and_self
+        self.share_across_heads = share_across_heads
+        self.seed = seed
 
-    def parts(self) -> list[range]:
-        """The draws, a few at a time."""
-        return [range(start, min(start + DRAWS, self.draws)) for start in range(0, self.draws, DRAWS)]
+    def split_draws(self) -> list[range]:
+        """Split the draws into ranges that fit into one pass."""
+        return [
+            range(start, min(start + MAX_DRAWS_PER_PASS, self.num_draws))
+            for start in range(0, self.num_draws, MAX_DRAWS_PER_PASS)
+        ]
 
-    def noise(
-        self, seed: int, part: range, layer: int, heads: int, rows: int, width: int
+    def sample_noise(
+        self, seed: int, draw_range: range, layer: int, num_heads: int, num_rows: int, length: int
     ) -> Float[Tensor, "draw head row key"]:
-        """Random numbers for a part of the draws in one layer of one input, which `seed` belongs to."""
-        own = (seed + 1_000_003 * part.start + 7919 * layer) % 2**63
-        generator = torch.Generator().manual_seed(own)
-        shape = (len(part), 1 if self.shared else heads, rows, width)
+        """Sample the random numbers of a range of draws in one layer of one input, whose seed is `seed`."""
+        generator_seed = (seed + 1_000_003 * draw_range.start + 7919 * layer) % 2**63
+        generator = torch.Generator().manual_seed(generator_seed)
+        shape = (len(draw_range), 1 if self.share_across_heads else num_heads, num_rows, length)
         return torch.rand(shape, generator=generator, dtype=torch.float64)
 
-    def movable(
-        self, visible: Bool[Tensor, "*row key"], special: Bool[Tensor, "*#row key"], itself: Bool[Tensor, "*#row key"]
+    def find_movable_keys(
+        self, visible: Bool[Tensor, "*row key"], special: Bool[Tensor, "*#row key"], is_query: Bool[Tensor, "*#row key"]
     ) -> Bool[Tensor, "*row key"]:
-        return visible & ~special & ~itself if self.keep else visible
+        """Return the keys whose weights are shuffled."""
+        return visible & ~special & ~is_query if self.keep_special_and_self else visible
 
 
-def shuffled(
+def permute_weights(
     weights: Float[Tensor, "*row key"], movable: Bool[Tensor, "*#row key"], noise: Float[Tensor, "*#row key"]
 ) -> Float[Tensor, "*row key"]:
-    """Weights at movable keys in the order of the noise; all others stay where they are.
+    """Reorder the weights at movable keys by the noise; all other weights stay in place.
 
-    >>> everywhere = torch.tensor([True, True, False, True])
-    >>> shuffled(torch.tensor([0.1, 0.2, 0.3, 0.4]), everywhere, torch.tensor([0.9, 0.1, 0.0, 0.5]))
+    >>> movable = torch.tensor([True, True, False, True])
+    >>> permute_weights(torch.tensor([0.1, 0.2, 0.3, 0.4]), movable, torch.tensor([0.9, 0.1, 0.0, 0.5]))
     tensor([0.2000, 0.4000, 0.3000, 0.1000])
     """
-    movable, noise = movable.expand(weights.shape), noise.expand(weights.shape)
-    after = 2 + torch.arange(weights.shape[-1], dtype=noise.dtype, device=noise.device)
-    places = (~movable).to(torch.uint8).argsort(dim=-1, stable=True)
-    drawn = torch.where(movable, noise, after).argsort(dim=-1)
-    return torch.empty_like(weights).scatter(-1, places, weights.gather(-1, drawn))
+    movable = movable.expand(weights.shape)
+    noise = noise.expand(weights.shape)
+    # fixed keys sort behind all movable ones (noise is below 1), in their own order
+    fixed_keys = 2 + torch.arange(weights.shape[-1], dtype=noise.dtype, device=noise.device)
+    target_keys = (~movable).to(torch.uint8).argsort(dim=-1, stable=True)
+    source_keys = torch.where(movable, noise, fixed_keys).argsort(dim=-1)
+    return torch.empty_like(weights).scatter(-1, target_keys, weights.gather(-1, source_keys))
 
 
-def _in_last_row(batch: Batch, shuffling: Shuffling, scope: Scope) -> list[dict[str, Any]]:
-    """Everything below the last layer once, of the last layer the row that is read."""
-    short = Short(batch)
-    heads, top = short.attention.shape[1], batch.probed.layers - 1
-    chosen = list(range(heads) if scope.heads is None else scope.heads)
-    own = short.attention.cpu()
-    weights = own[:, None].repeat(1, shuffling.draws, 1, 1)
+def _permute_last_row(batch: ProbeBatch, sampler: PermutationSampler, scope: ProbeScope) -> list[dict[str, Any]]:
+    """Permute the read-out row of the last layer; everything below is computed once."""
+    evaluator = LastRowEvaluator(batch)
+    num_heads = evaluator.attention.shape[1]
+    last_layer = batch.context.num_layers - 1
+    heads = list(range(num_heads) if scope.heads is None else scope.heads)
+    model_weights = evaluator.attention.cpu()
+    weights = model_weights[:, None].repeat(1, sampler.num_draws, 1, 1)
     for i, (sample, length) in enumerate(zip(batch.samples, batch.lengths, strict=True)):
-        itself = torch.arange(length) == short.rows[i]
-        movable = shuffling.movable(short.visible[i, :length].cpu(), batch.special[i, :length], itself)
-        seed = sample.seed(shuffling.seed)
-        noise = [shuffling.noise(seed, part, top, heads, 1, length)[:, :, 0] for part in shuffling.parts()]
-        moved = shuffled(weights[i, :, :, :length], movable, torch.cat(noise))
-        weights[i, :, chosen, :length] = moved[:, chosen]
+        is_query = torch.arange(length) == evaluator.readout_rows[i]
+        movable = sampler.find_movable_keys(
+            evaluator.visible_mask[i, :length].cpu(), batch.special_mask[i, :length], is_query
+        )
+        seed = sample.derive_seed(sampler.seed)
+        noise = [
+            sampler.sample_noise(seed, draw_range, last_layer, num_heads, 1, length)[:, :, 0]
+            for draw_range in sampler.split_draws()
+        ]
+        permuted = permute_weights(weights[i, :, :, :length], movable, torch.cat(noise))
+        weights[i, :, heads, :length] = permuted[:, heads]
     with torch.no_grad():
-        found = short.answers(weights.to(short.attention))
-    largest = own.mean(1).amax(-1)
-    return [_line(batch, i, short.clean[i], found[i], float(largest[i])) for i in range(len(found))]
+        probabilities = evaluator.compute_probabilities(weights.to(evaluator.attention))
+    max_weights = model_weights.mean(1).amax(-1)
+    return [
+        _build_record(batch, i, evaluator.unpatched_probabilities[i], probabilities[i], float(max_weights[i]))
+        for i in range(len(probabilities))
+    ]
 
 
-def _in_whole(batch: Batch, shuffling: Shuffling, scope: Scope, frozen: bool) -> list[dict[str, Any]]:
-    """The whole model once for each draw, a few draws of one input at a time."""
-    lines = []
-    for i in range(len(batch.samples)):
-        one = Batch(batch.probed, [batch.samples[i]])
-        found = [_drawn(one.repeated(len(part)), part, shuffling, scope, frozen) for part in shuffling.parts()]
-        lines.append(_line(one, 0, one.probabilities[0], torch.cat(found), one.largest(scope)))
-    return lines
+def _permute_full_model(
+    batch: ProbeBatch, sampler: PermutationSampler, scope: ProbeScope, frozen: bool
+) -> list[dict[str, Any]]:
+    """Run the whole model for each draw, several draws of one input in a pass."""
+    records = []
+    for sample in batch.samples:
+        sample_batch = ProbeBatch(batch.context, [sample])
+        probabilities = [
+            _run_permuted_draws(sample_batch.repeat(len(draw_range)), draw_range, sampler, scope, frozen)
+            for draw_range in sampler.split_draws()
+        ]
+        max_weight = sample_batch.compute_max_weight(scope)
+        records.append(
+            _build_record(sample_batch, 0, sample_batch.probabilities[0], torch.cat(probabilities), max_weight)
+        )
+    return records
 
 
-def _by_head(probed: Probed, shuffling: Shuffling, frozen: bool) -> list[list[float]]:
-    """The median of each head, mean over inputs."""
-    batches = [batch for _, batch in probed.batches(INPUTS)]
+def _measure_by_head(context: ProbeContext, sampler: PermutationSampler, frozen: bool) -> list[list[float]]:
+    """The median TVD of each head, mean over inputs."""
+    batches = [batch for _, batch in context.iter_batches(BATCH_SIZE)]
 
-    def mean(scope: Scope) -> float:
-        lines = [line for batch in batches for line in _in_whole(batch, shuffling, scope, frozen)]
-        return sum(line["median TVD"] for line in lines) / len(lines)
+    def compute_mean(scope: ProbeScope) -> float:
+        records = [record for batch in batches for record in _permute_full_model(batch, sampler, scope, frozen)]
+        return sum(record["median TVD"] for record in records) / len(records)
 
-    return [[mean(Scope("S3", layer, (head,))) for head in range(probed.heads)] for layer in range(probed.layers)]
+    return [
+        [compute_mean(ProbeScope("S3", layer, (head,))) for head in range(context.num_heads)]
+        for layer in range(context.num_layers)
+    ]
 
 
-def _drawn(batch: Batch, part: range, shuffling: Shuffling, scope: Scope, frozen: bool) -> Float[Tensor, "draw label"]:
-    seed, length = batch.samples[0].seed(shuffling.seed), batch.lengths[0]
+def _run_permuted_draws(
+    batch: ProbeBatch, draw_range: range, sampler: PermutationSampler, scope: ProbeScope, frozen: bool
+) -> Float[Tensor, "draw label"]:
+    seed = batch.samples[0].derive_seed(sampler.seed)
+    length = batch.lengths[0]
 
-    def weights(attention: Weights, visible: Visible, layer: int) -> Weights:
-        heads, rows = attention.shape[1], 1 if scope.only_row else attention.shape[2]
-        noise = shuffling.noise(seed, part, layer, heads, rows, length)
-        itself = torch.zeros(1, length) if batch.probed.pools else torch.eye(length)
-        movable = shuffling.movable(visible.cpu(), batch.special[:1, None, None], itself.bool())
-        return shuffled(attention, movable.to(attention.device), noise.to(attention.device))
+    def permute(attention: AttentionWeights, visible: VisibleKeys, layer: int) -> AttentionWeights:
+        num_rows = 1 if scope.is_readout_row_only else attention.shape[2]
+        noise = sampler.sample_noise(seed, draw_range, layer, attention.shape[1], num_rows, length)
+        is_query = torch.zeros(1, length) if batch.context.has_pooling_query else torch.eye(length)
+        movable = sampler.find_movable_keys(visible.cpu(), batch.special_mask[:1, None, None], is_query.bool())
+        return permute_weights(attention, movable.to(attention.device), noise.to(attention.device))
 
     with torch.no_grad():
-        return batch.under(weights, scope, frozen)
+        return batch.compute_patched_probabilities(permute, scope, frozen)
 
 
-def _line(
-    batch: Batch, i: int, clean: Float[Tensor, "label"], drawn: Float[Tensor, "draw label"], largest: float
+def _build_record(
+    batch: ProbeBatch,
+    i: int,
+    model_probabilities: Float[Tensor, "label"],
+    probabilities: Float[Tensor, "draw label"],
+    max_weight: float,
 ) -> dict[str, Any]:
-    moved = total_variation(drawn, clean, batch.probed.multi_label)
-    best = int(clean.argmax())
+    tvd = compute_total_variation(probabilities, model_probabilities, batch.context.multi_label)
+    predicted = int(model_probabilities.argmax())
     return {
-        "input": batch.name(i),
-        "prediction": batch.probed.label(clean),
-        "median TVD": float(moved.median()),
-        "largest weight": largest,
-        "flips": float((drawn.argmax(-1) != best).double().mean()),
+        "input": batch.format_input_name(i),
+        "prediction": batch.context.get_predicted_label(model_probabilities),
+        "median TVD": float(tvd.median()),
+        "largest weight": max_weight,
+        "flips": float((probabilities.argmax(-1) != predicted).double().mean()),
     }
 
 
-def _says(scope: Scope) -> str:
-    bypass = " The residual stream goes past attention, so that a small change is no proof that it is idle."
+def _format_conclusion(scope: ProbeScope) -> str:
+    residual_note = ""
+    if scope.is_readout_row_only:
+        residual_note = (
+            " The residual stream bypasses attention, so a small change does not prove that attention is unused."
+        )
     return (
-        f"Weights were shuffled at scope {scope} and everything else was kept. Where the answer hardly moves although "
-        "one weight is large, the answer does not hang on which units that row attends to; where it moves, it does."
-        f"{bypass if scope.only_row else ''} It tests this trained computation with weights that it never made, and "
-        "says nothing about weights that other training would have given it."
+        f"Weights were shuffled at scope {scope} and everything else was kept. If the output hardly changes although "
+        "one weight is large, it does not depend on which units the row attends to; if it changes, it does."
+        f"{residual_note} The probe tests this trained model with weights that it never produces, and says nothing "
+        "about weights that other training would give it."
     )

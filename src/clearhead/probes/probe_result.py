@@ -1,4 +1,4 @@
-"""What a probe leaves behind: a line for each input, a table with intervals, and what it does and does not show."""
+"""Result of a probe: a record for each input, estimates with intervals, and a conclusion with its limits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,62 +6,107 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.explanation.explanation import plain
-from clearhead.stats import Interval, interval
+from clearhead.explanation.explanation import to_json_value
+from clearhead.stats import ConfidenceInterval, bootstrap_interval
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One line of a probe's table."""
+class ProbeEstimate:
+    """One line of a probe's table.
+
+    Attributes:
+        name: Name of the metric.
+        interval: Its mean over inputs with an interval.
+        description: Meaning of the metric.
+    """
 
     name: str
-    value: Interval
-    #: What the figure means, in a few words.
-    meaning: str = ""
+    interval: ConfidenceInterval
+    description: str = ""
 
 
 @dataclass
 class ProbeResult:
-    """A probe of one model on some inputs.
+    """Result of a probe of one model on some inputs.
 
-    lines: one for each input; findings: means over inputs with bootstrap intervals; says: what follows and what not
+    Attributes:
+        probe: Name of the probe.
+        model: Name of the model.
+        settings: The settings of the run.
+        records: The metrics of each input (or layer, head or point, depending on the probe).
+        estimates: Means with bootstrap intervals.
+        conclusion: What follows from the result, and what does not.
+        tables: Values that belong to no single input, such as one for each layer and head.
     """
 
     probe: str
     model: str
     settings: dict[str, Any]
-    lines: list[dict[str, Any]]
-    findings: list[Finding]
-    says: str
-    #: Figures that belong to no single input, such as a value for each layer and head.
+    records: list[dict[str, Any]]
+    estimates: list[ProbeEstimate]
+    conclusion: str
     tables: dict[str, Any] = field(default_factory=dict)
 
-    def column(self, name: str) -> np.ndarray:
-        """One figure of every input."""
-        return np.array([line[name] for line in self.lines], dtype=np.float64)
+    def get_column(self, name: str) -> np.ndarray:
+        """Return one metric of every record."""
+        return np.array([record[name] for record in self.records], dtype=np.float64)
 
     def to_dict(self) -> dict[str, Any]:
-        found = [
-            {"name": f.name, "mean": f.value.mean, "low": f.value.low, "high": f.value.high, "count": f.value.count}
-            | {"meaning": f.meaning}
-            for f in self.findings
+        """Return the result as a dictionary for JSON."""
+        findings = [
+            {
+                "name": estimate.name,
+                "mean": estimate.interval.mean,
+                "low": estimate.interval.low,
+                "high": estimate.interval.high,
+                "count": estimate.interval.count,
+                "meaning": estimate.description,
+            }
+            for estimate in self.estimates
         ]
-        about = {"schema": "clearhead/probe", "version": 1, "probe": self.probe, "model": self.model}
-        rest = {"settings": self.settings, "findings": found, "lines": self.lines, "tables": self.tables}
-        return plain({**about, **rest, "says": self.says})
+        return to_json_value(
+            {
+                "schema": "clearhead/probe",
+                "version": 1,
+                "probe": self.probe,
+                "model": self.model,
+                "settings": self.settings,
+                "findings": findings,
+                "lines": self.records,
+                "tables": self.tables,
+                "says": self.conclusion,
+            }
+        )
 
-    def markdown(self) -> str:
-        """Heading, figure, table, and what follows."""
-        told = ", ".join(f"{name} {value}" for name, value in self.settings.items())
-        rows = [f"| {f.name} | {f.value} | {f.value.count} | {f.meaning} |" for f in self.findings]
-        table = ["| figure | mean [95 % interval] | inputs | what it is |", "| --- | --- | --- | --- |", *rows]
-        head = [f"# {self.probe}: {self.model}", "", told, "", f"![{self.probe}](figure.png)", ""]
-        return "\n".join([*head, *table, "", self.says, ""])
+    def to_markdown(self) -> str:
+        """Return a report in Markdown: settings, figure, table and conclusion."""
+        rows = [
+            f"| {estimate.name} | {estimate.interval} | {estimate.interval.count} | {estimate.description} |"
+            for estimate in self.estimates
+        ]
+        lines = [
+            f"# {self.probe}: {self.model}",
+            "",
+            self._format_settings(),
+            "",
+            f"![{self.probe}](figure.png)",
+            "",
+            "| metric | mean [95 % interval] | inputs | meaning |",
+            "| --- | --- | --- | --- |",
+            *rows,
+            "",
+            self.conclusion,
+            "",
+        ]
+        return "\n".join(lines)
+
+    def _format_settings(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.settings.items())
 
     def _repr_html_(self) -> str:
-        from clearhead.render.html import fragment
+        from clearhead.render.html import render_notebook_html
 
-        return fragment(self)
+        return render_notebook_html(self)
 
     def __rich__(self) -> Any:
         from rich import box
@@ -69,19 +114,22 @@ class ProbeResult:
         from rich.table import Table
         from rich.text import Text
 
-        told = ", ".join(f"{name} {value}" for name, value in self.settings.items())
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in ("figure", "mean [95 % interval]", "inputs", "what it is"):
+        for name in ("metric", "mean [95 % interval]", "inputs", "meaning"):
             table.add_column(name)
-        for f in self.findings:
-            table.add_row(Text(f.name, style="bold"), str(f.value), str(f.value.count), Text(f.meaning))
-        head = Text(f"{self.probe} · {self.model} · {len(self.lines)} inputs · {told}")
-        return Group(head, table, Text(self.says))
+        for estimate in self.estimates:
+            bold_name = Text(estimate.name, style="bold")
+            table.add_row(bold_name, str(estimate.interval), str(estimate.interval.count), Text(estimate.description))
+        title = Text(f"{self.probe} · {self.model} · {len(self.records)} inputs · {self._format_settings()}")
+        return Group(title, table, Text(self.conclusion))
 
 
-def findings(lines: Sequence[Mapping[str, Any]], meanings: Mapping[str, str], seed: int = 0) -> list[Finding]:
-    """The mean of each named figure over all inputs, with its interval."""
-    return [
-        Finding(name, interval(np.array([line[name] for line in lines], dtype=np.float64), seed=seed), meaning)
-        for name, meaning in meanings.items()
-    ]
+def compute_estimates(
+    records: Sequence[Mapping[str, Any]], descriptions: Mapping[str, str], seed: int = 0
+) -> list[ProbeEstimate]:
+    """Compute the mean of each described metric over all records, with its bootstrap interval."""
+    estimates = []
+    for name, description in descriptions.items():
+        values = np.array([record[name] for record in records], dtype=np.float64)
+        estimates.append(ProbeEstimate(name, bootstrap_interval(values, seed=seed), description))
+    return estimates

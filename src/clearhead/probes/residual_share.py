@@ -1,11 +1,11 @@
-"""How much goes past attention: the share of the skip connection, layer by layer, in three forms.
+"""Residual-stream share: how much bypasses attention in each layer, measured in three ways.
 
-    flow       in max-flows from the row that is read to each input unit, with edges ½ E_h A and ½ I:
-               what runs along the identity, over all that leaves the layer (max-flows are not unique: one is taken)
+    flow       in max-flows from the read-out row to each input unit, with edges ½ E_h A and ½ I:
+               the flow along the identity, divided by all that leaves the layer (max-flows are not unique: one is used)
     norm       ‖h_i‖ / (‖h_i‖ + ‖Σ_j Σ_m A_ij W_O^m v_j^m‖), mean over units, before any norm
     gradient   |⟨g_i, h_i⟩| / (|⟨g_i, h_i⟩| + |⟨g_i, a_i⟩|), g the gradient at their sum, mean over units that have one
 
-The share that attention maps alone would give, ½ + ½ Ā_ii, is near ½ whatever the model does.
+The share that attention maps alone would give, ½ + ½ Ā_ii, is near ½ for any model.
 """
 
 import math
@@ -17,115 +17,163 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.capture.session import at_rest, hooks
-from clearhead.capture.sources.attention_interface import Captured
-from clearhead.capture.tape import check_asks
-from clearhead.errors import Refusal
-from clearhead.probes.base import Batch, Probed, Progress
-from clearhead.probes.probe_result import Finding, ProbeResult
-from clearhead.stats import interval
+from clearhead.capture.session import frozen_eval_mode, remove_hooks_on_exit
+from clearhead.capture.sources.attention_interface import CapturedCall
+from clearhead.capture.tape import resolve_requirements
+from clearhead.errors import UnsupportedError
+from clearhead.probes.base import ProbeBatch, ProbeContext, Progress
+from clearhead.probes.probe_result import ProbeEstimate, ProbeResult
+from clearhead.stats import bootstrap_interval
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-FORMS = ("flow", "norm", "gradient")
+RESIDUAL_SHARE_MEASURES = ("flow", "norm", "gradient")
 #: With more units than this, no flow is computed.
-LONGEST = 40
-SAYS = (
-    "Each share says how much of what leaves a layer came past its attention. The three forms measure different things "
-    "and need not agree: the flow knows attention alone, the norm knows how large values are and not where they point, "
-    "the gradient knows what counts for this answer, to first order. A large share means that changing attention there "
-    "can change little, not that the unit itself matters."
+MAX_FLOW_LENGTH = 40
+CONCLUSION = (
+    "Each share measures how much of a layer's output bypassed its attention. The three measures differ and need not "
+    "agree: the flow uses attention only, the norm uses the size of the values and not their direction, the gradient "
+    "measures the effect on this output, to first order. A large share means that changing attention in that layer can "
+    "change little, not that the unit itself matters."
 )
-_ASKS = check_asks(("attention", "values", "output_projection", "block_input"))
+_REQUIREMENTS = resolve_requirements(("attention", "values", "output_projection", "block_input"))
 
 
-def skips(ex: "Explainer", inputs: Any, *, target: Any = None, progress: Progress = False) -> ProbeResult:
-    """The share of the skip connections in each layer, by flow, by norms and by gradients."""
-    probed = Probed(ex, inputs, target)
-    if probed.tested.path != "interface":
-        raise Refusal(f"{probed.subject.name} ignores transformers' attention interface: its values cannot be recorded")
-    shares: list[Float[np.ndarray, "form layer"]] = []
-    for _, batch in probed.batches(1, progress):
-        flow = _flow(batch) if find_spec("igraph") and batch.lengths[0] <= LONGEST else [math.nan] * probed.layers
-        shares.append(np.array([flow, *_by_values(batch)]))
-    every = np.stack(shares)
-    lines = [
-        {"layer": layer, **{form: float(every[:, f, layer].mean()) for f, form in enumerate(FORMS)}}
-        for layer in range(probed.layers)
+def run_skips_probe(
+    explainer: "Explainer", inputs: Any, *, target: Any = None, progress: Progress = False
+) -> ProbeResult:
+    """Measure the share of the skip connection (residual stream) in each layer, by flow, norms and gradients.
+
+    Args:
+        explainer: Explainer of the model.
+        inputs: One input or a list of inputs.
+        target: The target, as in `Explainer.explain`; default: the predicted class.
+        progress: True for a progress bar, or a function that wraps a list.
+
+    Returns:
+        One record for each layer, and means with intervals.
+
+    Raises:
+        UnsupportedError: The model's values cannot be recorded, or it cannot be probed.
+    """
+    context = ProbeContext(explainer, inputs, target)
+    if context.self_test.capture_source != "interface":
+        raise UnsupportedError(
+            f"{context.adapter.name} does not use transformers' attention interface: its values cannot be recorded"
+        )
+    sample_shares: list[Float[np.ndarray, "measure layer"]] = []
+    for _, batch in context.iter_batches(1, progress):
+        flow_shares = [math.nan] * context.num_layers
+        if find_spec("igraph") and batch.lengths[0] <= MAX_FLOW_LENGTH:
+            flow_shares = _compute_flow_shares(batch)
+        sample_shares.append(np.array([flow_shares, *_compute_norm_and_gradient_shares(batch)]))
+    shares = np.stack(sample_shares)
+    measures = list(enumerate(RESIDUAL_SHARE_MEASURES))
+    records = [
+        {"layer": layer, **{measure: float(shares[:, m, layer].mean()) for m, measure in measures}}
+        for layer in range(context.num_layers)
     ]
-    shown = [
-        Finding(f"layer {layer}, {form}", interval(every[:, f, layer]), "share of the skip connection")
-        for layer in range(probed.layers)
-        for f, form in enumerate(FORMS)
+    estimates = [
+        ProbeEstimate(
+            f"layer {layer}, {measure}", bootstrap_interval(shares[:, m, layer]), "share of the skip connection"
+        )
+        for layer in range(context.num_layers)
+        for m, measure in measures
     ]
-    return ProbeResult("skips", probed.subject.name, {"inputs": len(shares)}, lines, shown, SAYS)
+    return ProbeResult("skips", context.adapter.name, {"inputs": len(shares)}, records, estimates, CONCLUSION)
 
 
-def _by_values(batch: Batch) -> tuple[list[float], list[float]]:
-    """The shares by norms and by gradients."""
-    calls, sums, number = _recorded(batch)
-    slopes = torch.autograd.grad(number, sums, allow_unused=True)
-    norms, gradients = [], []
-    for call, slope in zip(calls, slopes, strict=True):
+def _compute_norm_and_gradient_shares(batch: ProbeBatch) -> tuple[list[float], list[float]]:
+    """The shares of each layer by norms and by gradients."""
+    calls, projections, target_sum = _record_projections(batch)
+    gradients = torch.autograd.grad(target_sum, projections, allow_unused=True)
+    norm_shares = []
+    gradient_shares = []
+    for call, gradient in zip(calls, gradients, strict=True):
         assert call.block_input is not None and call.output_projection is not None
-        attended = (call.rebuilt().flatten(2) @ call.output_projection.T)[0].detach()
-        past = call.block_input[0].detach()
-        norms.append(float((past.norm(dim=-1) / (past.norm(dim=-1) + attended.norm(dim=-1))).mean()))
-        gradients.append(math.nan if slope is None else _projected(slope[0], past, attended))
-    return norms, gradients
+        attention_output = (call.rebuild_output().flatten(2) @ call.output_projection.T)[0].detach()
+        residual = call.block_input[0].detach()
+        residual_norm = residual.norm(dim=-1)
+        norm_shares.append(float((residual_norm / (residual_norm + attention_output.norm(dim=-1))).mean()))
+        if gradient is None:
+            gradient_shares.append(math.nan)
+        else:
+            gradient_shares.append(_compute_gradient_share(gradient[0], residual, attention_output))
+    return norm_shares, gradient_shares
 
 
-def _projected(
-    slope: Float[Tensor, "unit model"], past: Float[Tensor, "unit model"], attended: Float[Tensor, "unit model"]
+def _compute_gradient_share(
+    gradient: Float[Tensor, "unit model"],
+    residual: Float[Tensor, "unit model"],
+    attention_output: Float[Tensor, "unit model"],
 ) -> float:
-    straight, around = (slope * past).sum(-1).abs(), (slope * attended).sum(-1).abs()
-    there = straight + around > 0  # in the last layer, the row that is read alone
-    return float((straight / (straight + around))[there].mean())
+    residual_effect = (gradient * residual).sum(-1).abs()
+    attention_effect = (gradient * attention_output).sum(-1).abs()
+    has_effect = residual_effect + attention_effect > 0  # in the last layer, only the read-out row has one
+    return float((residual_effect / (residual_effect + attention_effect))[has_effect].mean())
 
 
-def _recorded(batch: Batch) -> tuple[list[Captured], list[Tensor], Tensor]:
-    """The calls of a pass, what each output projection gave (its gradient is that at the sum), and the target."""
-    recorder, plan = batch.probed.recorder, batch.plan
-    with recorder.lock, at_rest(recorder.model), torch.inference_mode(False):
+def _record_projections(batch: ProbeBatch) -> tuple[list[CapturedCall], list[Tensor], Tensor]:
+    """The calls of a pass, the outputs of the output projections, and the summed target.
+
+    The gradient of a projection's output is that at its sum with the residual stream.
+    """
+    recorder = batch.context.recorder
+    target_batch = batch.target_batch
+    with recorder.lock, frozen_eval_mode(recorder.model), torch.inference_mode(False):
         with torch.no_grad():
-            _, first, _ = recorder.forward(plan.batch, _ASKS, ())
-        weights = {call.output_projection.data_ptr() for call in first if call.output_projection is not None}
-        given: list[Tensor] = []
+            _, first_calls, _ = recorder.forward(target_batch.model_inputs, _REQUIREMENTS, ())
+        weight_pointers = {
+            call.output_projection.data_ptr() for call in first_calls if call.output_projection is not None
+        }
+        projections: list[Tensor] = []
 
-        def hear(module: nn.Module, args: Any, output: Tensor) -> None:
-            given.append(output)
+        def store_output(module: nn.Module, args: Any, output: Tensor) -> None:
+            projections.append(output)
 
-        modules = [m for m in recorder.model.modules() if _pointer(m) in weights]
-        with torch.enable_grad(), hooks([module.register_forward_hook(hear) for module in modules]):
-            output, calls, _ = recorder.forward(plan.batch, _ASKS, plan.leaves)
-            number = plan.value(output).sum()
-    if len(given) != len(calls):
-        raise Refusal(f"{batch.probed.subject.name}: the projections of its heads cannot be told from other maps")
-    return calls, given, number
+        modules = [module for module in recorder.model.modules() if _get_weight_pointer(module) in weight_pointers]
+        handles = [module.register_forward_hook(store_output) for module in modules]
+        with torch.enable_grad(), remove_hooks_on_exit(handles):
+            output, calls, _ = recorder.forward(target_batch.model_inputs, _REQUIREMENTS, target_batch.leaves)
+            target_sum = target_batch.compute_target(output).sum()
+    if len(projections) != len(calls):
+        raise UnsupportedError(
+            f"{batch.context.adapter.name}: the output projections of its heads cannot be distinguished from other "
+            "linear layers"
+        )
+    return calls, projections, target_sum
 
 
-def _pointer(module: nn.Module) -> int | None:
+def _get_weight_pointer(module: nn.Module) -> int | None:
     weight = getattr(module, "weight", None)
     return weight.data_ptr() if isinstance(weight, Tensor) else None
 
 
-def _flow(batch: Batch) -> list[float]:
+def _compute_flow_shares(batch: ProbeBatch) -> list[float]:
+    """The share of the identity edges in the max-flows from the read-out row to each unit, by layer."""
     from igraph import Graph
 
-    maps = torch.stack([part[0].mean(0).double().cpu() for part in batch.attention])
+    maps = torch.stack([attention[0].mean(0).double().cpu() for attention in batch.attention])
     depth, n, _ = maps.shape
-    layer, i, j = (maps > 0).nonzero(as_tuple=True)  # node (l, i) is number l · n + i
-    halves = 1 + maps.sum(-1)
-    attended = torch.stack([(layer + 1) * n + i, layer * n + j], 1)
+    layer, i, j = (maps > 0).nonzero(as_tuple=True)  # node (l, i) has the number l · n + i
+    row_totals = 1 + maps.sum(-1)
+    attention_edges = torch.stack([(layer + 1) * n + i, layer * n + j], 1)
     nodes = torch.arange(depth * n)
-    edges = torch.cat([attended, torch.stack([nodes + n, nodes], 1)])
-    capacity = torch.cat([maps[layer, i, j] / halves[layer, i], 1 / halves.flatten()]).tolist()
-    of_layer = torch.cat([layer, nodes // n]).numpy()
+    edges = torch.cat([attention_edges, torch.stack([nodes + n, nodes], 1)])
+    capacity = torch.cat([maps[layer, i, j] / row_totals[layer, i], 1 / row_totals.flatten()]).tolist()
+    edge_layers = torch.cat([layer, nodes // n]).numpy()
     graph = Graph(n=(depth + 1) * n, edges=edges.numpy(), directed=True)
-    source, total = depth * n + int(batch.rows[0].long().argmax()), np.zeros((2, depth))
+    source = depth * n + int(batch.readout_mask[0].long().argmax())
+    attention_flow = np.zeros(depth)
+    identity_flow = np.zeros(depth)
+    num_attention_edges = len(attention_edges)
     for unit in range(n):
-        ran = np.array(graph.maxflow(source, unit, capacity=capacity).flow)
-        for past, part in enumerate((slice(None, len(attended)), slice(len(attended), None))):
-            total[past] += np.bincount(of_layer[part], weights=ran[part], minlength=depth)
-    return (total[1] / total.sum(0)).tolist()
+        flow = np.array(graph.maxflow(source, unit, capacity=capacity).flow)
+        attention_flow += np.bincount(
+            edge_layers[:num_attention_edges], weights=flow[:num_attention_edges], minlength=depth
+        )
+        identity_flow += np.bincount(
+            edge_layers[num_attention_edges:], weights=flow[num_attention_edges:], minlength=depth
+        )
+    return (identity_flow / (attention_flow + identity_flow)).tolist()

@@ -1,8 +1,10 @@
-"""Seeds: the same training from other seeds, and how far its attention comes out apart (Wiegreffe & Pinter, 2019).
+"""Seed variance of attention: the same training from other seeds, and the divergence of the resulting attention.
+
+Wiegreffe & Pinter, 2019:
 
     per input: median over seeds of JSD(A of the model, A of the seed's model)
 
-It sets the scale for "different": an adversary's attention that lies no farther than another seed's shows nothing.
+It sets the scale for "different": adversarial attention that diverges no more than that of another seed shows nothing.
 """
 
 from pathlib import Path
@@ -11,34 +13,41 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clearhead.errors import InputError
-from clearhead.probes.base import scope_of
-from clearhead.probes.fine_tuning import Bar, Lessons, Training, apart, moved, taught
-from clearhead.probes.probe_result import ProbeResult, findings
+from clearhead.probes.base import make_scope
+from clearhead.probes.fine_tuning import (
+    FineTuningConfig,
+    LabelledSplit,
+    TrainingProgress,
+    compute_attention_divergence,
+    compute_prediction_shift,
+    fine_tune_copy,
+)
+from clearhead.probes.probe_result import ProbeResult, compute_estimates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clearhead.explainer import Explainer
 
-MEANINGS = {
-    "median JSD": "median over seeds, how far their attention lies from the model's, mean over heads: 0 to 0.693",
-    "median JSD of the mean head": "the same of the mean over heads, which can cancel out",
-    "median TVD": "how far their answers lie from the model's",
-    "largest weight": "of the rows in reach, mean over heads",
-    "accuracy": "share of inputs that the model gets right",
+METRIC_DESCRIPTIONS = {
+    "median JSD": "divergence of the seeds' attention from the model's, median over seeds, mean over heads: 0 to 0.693",
+    "median JSD of the mean head": "the same of the mean over heads; differences between heads can cancel",
+    "median TVD": "total variation distance of the seeds' outputs from the model's, median over seeds",
+    "largest weight": "of the rows in scope, mean over heads",
+    "accuracy": "fraction of inputs that the model predicts correctly",
     "accuracy of seeds": "the same of the models from other seeds, mean over them",
 }
-SAYS = (
-    "Copies of the model were trained from other seeds on the same inputs. Where their answers agree and their "
+CONCLUSION = (
+    "Copies of the model were trained from other seeds on the same inputs. Where their outputs agree and their "
     "attention does not, attention depends on the seed more than on the task, and a single model's map is one of "
-    "several that training could have given. Where attention agrees, too, the task and the start fix it, which is not "
-    "yet to say that it explains the answer: seeds share layers that were not drawn anew. Other attention by an "
-    "adversary must lie farther than this to count."
+    "several that training could have given. Where attention agrees, too, it is determined by the task and the initial "
+    "weights, which does not yet mean that it explains the output: seeds share the layers that were not reinitialised. "
+    "Adversarial attention must diverge more than this to count."
 )
 
 
-def seeds(
-    ex: "Explainer",
+def run_seeds_probe(
+    explainer: "Explainer",
     inputs: Any,
     labels: "Sequence[str | int] | None" = None,
     *,
@@ -52,46 +61,86 @@ def seeds(
     seed: int = 0,
     target: Any = None,
     folder: str | Path | None = None,
-    progress: Bar | None = None,
+    progress: TrainingProgress | None = None,
 ) -> ProbeResult:
-    """Train copies of the model from several seeds, and measure how far their attention lies from the model's.
+    """Train copies of the model from several seeds, and measure how far their attention diverges from the model's.
 
-    labels: one for each input; without them the model's own answers are learned
-    fresh: how many of the last layers start anew, beside what comes after them; "all" for the whole model
-    folder: where runs are kept, so that they can be resumed
+    Args:
+        explainer: Explainer of the model.
+        inputs: One input or a list of inputs.
+        labels: One label for each input; default: the model's own predictions.
+        seeds: Number of other seeds.
+        fresh: How many of the last layers are reinitialised, together with everything after them; "all" for the whole
+            model.
+        scope: The attention that is compared, "S1" to "S4".
+        steps: Number of training steps.
+        batch: Number of inputs in a step.
+        rate: Peak learning rate.
+        held_out: Fraction of the inputs to measure on, or how many of the last inputs.
+        seed: Seed of the split; the copies use the following seeds.
+        target: The target, as in `Explainer.explain`; default: the predicted class.
+        folder: Folder that keeps training runs, so that they can be resumed.
+        progress: Function that is called with the name of a run and its completed fraction.
+
+    Returns:
+        One record for each held-out input, and means with intervals.
+
+    Raises:
+        InputError: Invalid options.
+        UnsupportedError: The model cannot be probed or trained.
     """
     if seeds < 1:
         raise InputError(f"seeds={seeds}: it must be at least 1")
-    lessons, reach = Lessons(ex, inputs, labels, held_out, target, seed), scope_of(scope)
-    training = Training(steps, batch, rate, None if folder is None else Path(folder), progress)
-    of = lessons.measured.tolist()
-    clean, own = lessons.base.answers(of, reach)
-    far, far_of_mean, shifts, right, table = [], [], [], [], []
-    for number in range(seed + 1, seed + 1 + seeds):
-        answers, maps = taught(lessons, f"seed {number}", training, number, fresh).answers(of, reach)
-        by_head, of_mean = apart(maps, own)
-        far.append(by_head)
-        far_of_mean.append(of_mean)
-        shifts.append(moved(answers, clean))
-        right.append(lessons.accuracy(answers, of))
-        means = {"JSD": by_head.mean(), "TVD": shifts[-1].mean(), "accuracy": right[-1].mean()}
-        table.append({"seed": number, **{name: float(mean) for name, mean in means.items()}})
-    correct = lessons.accuracy(clean, of)
-    units = [lessons.probed.units(lessons.probed.samples[i]) for i in of]
-    lines = [
+    split = LabelledSplit(explainer, inputs, labels, held_out, target, seed)
+    probe_scope = make_scope(scope)
+    config = FineTuningConfig(steps, batch, rate, folder, progress)
+    test_indices = split.test_indices.tolist()
+    model_probabilities, model_maps = split.base_copy.predict_probabilities(test_indices, probe_scope)
+    jsds = []
+    mean_head_jsds = []
+    tvds = []
+    correctness = []
+    table = []
+    for copy_seed in range(seed + 1, seed + 1 + seeds):
+        model_copy = fine_tune_copy(split, f"seed {copy_seed}", config, copy_seed, fresh)
+        probabilities, maps = model_copy.predict_probabilities(test_indices, probe_scope)
+        jsd, mean_head_jsd = compute_attention_divergence(maps, model_maps)
+        jsds.append(jsd)
+        mean_head_jsds.append(mean_head_jsd)
+        tvds.append(compute_prediction_shift(probabilities, model_probabilities))
+        correctness.append(split.compute_correctness(probabilities, test_indices))
+        table.append(
+            {
+                "seed": copy_seed,
+                "JSD": float(jsd.mean()),
+                "TVD": float(tvds[-1].mean()),
+                "accuracy": float(correctness[-1].mean()),
+            }
+        )
+    model_correctness = split.compute_correctness(model_probabilities, test_indices)
+    units = [split.context.get_units(split.context.samples[i]) for i in test_indices]
+    records = [
         {
             "input": " / ".join(units[n].texts),
-            "prediction": lessons.probed.label(clean[n]),
-            "median JSD": float(np.median(far, axis=0)[n]),
-            "median JSD of the mean head": float(np.median(far_of_mean, axis=0)[n]),
-            "median TVD": float(np.median(shifts, axis=0)[n]),
-            "largest weight": float(own[n].mean(1).amax(-1).mean()),
-            "accuracy": float(correct[n]),
-            "accuracy of seeds": float(np.mean(right, axis=0)[n]),
+            "prediction": split.context.get_predicted_label(model_probabilities[n]),
+            "median JSD": float(np.median(jsds, axis=0)[n]),
+            "median JSD of the mean head": float(np.median(mean_head_jsds, axis=0)[n]),
+            "median TVD": float(np.median(tvds, axis=0)[n]),
+            "largest weight": float(model_maps[n].mean(1).amax(-1).mean()),
+            "accuracy": float(model_correctness[n]),
+            "accuracy of seeds": float(np.mean(correctness, axis=0)[n]),
         }
-        for n in range(len(of))
+        for n in range(len(test_indices))
     ]
-    settings = {"scope": str(reach), "seeds": seeds, "fresh": fresh, "steps": steps, "batch": batch, "rate": rate}
-    settings |= {"learned from": len(lessons.learned), "labels": "given" if labels is not None else "its own answers"}
-    shown = findings(lines, MEANINGS)
-    return ProbeResult("seeds", lessons.probed.subject.name, settings, lines, shown, SAYS, {"seeds": table})
+    settings = {
+        "scope": str(probe_scope),
+        "seeds": seeds,
+        "fresh": fresh,
+        "steps": steps,
+        "batch": batch,
+        "rate": rate,
+        "learned from": len(split.train_indices),
+        "labels": split.label_source,
+    }
+    estimates = compute_estimates(records, METRIC_DESCRIPTIONS)
+    return ProbeResult("seeds", split.context.adapter.name, settings, records, estimates, CONCLUSION, {"seeds": table})

@@ -1,11 +1,12 @@
-"""Uniform: every visible key gets the same weight (Wiegreffe & Pinter, 2019, here in a model that is trained already).
+"""Uniform attention: the same weight for every visible key (Wiegreffe & Pinter, 2019, here in a trained model).
 
-Layer by layer and in all layers at once: how far the answer moves, and how often another class is predicted. Beside it
-the milder ablation: in place of an input's own weights, the mean of the other inputs' at the same places, which keeps
-what attention does whatever the input is (the class token, the previous word) and takes away what it selects in this.
+Layer by layer and in all layers at once: how far the output changes, and how often another class is predicted. A milder
+ablation is measured as well: the weights of an input are replaced by the mean weights of the other inputs at the same
+positions. This keeps what attention does for every input (the class token, the previous word) and removes what it
+selects in this one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -16,85 +17,91 @@ from torch.nn.functional import pad
 
 from clearhead.adapters.base import Sample
 from clearhead.errors import InputError
-from clearhead.interventions.attention_patch import Patch, Replacing, Visible, Weights
-from clearhead.probes.base import Batch, Probed, Progress, Scope
-from clearhead.probes.divergences import total_variation
-from clearhead.probes.probe_result import ProbeResult, findings
+from clearhead.interventions.attention_patch import AttentionPatch, AttentionWeights, ReplacementFunction, VisibleKeys
+from clearhead.probes.base import ProbeBatch, ProbeContext, ProbeScope, Progress
+from clearhead.probes.divergences import compute_total_variation
+from clearhead.probes.probe_result import ProbeResult, compute_estimates
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-INPUTS = 16
-SAYS = (
-    "Attention was made uniform in a trained model. Where predictions stay, the model does not need what its attention "
-    "selects there, at least not on these inputs; where they change, it does need it, but the change may also come "
-    "from states that the model never met in training. Only a model trained with uniform attention tells these apart. "
-    "With the mean attention of the other inputs, place by place, only what attention selects in this input is lost: "
-    "where predictions stay under the mean and not under uniform weights, the model needs a habit of its attention, "
-    "not a choice."
+BATCH_SIZE = 16
+CONCLUSION = (
+    "Attention was made uniform in a trained model. Where predictions stay, the model does not need the selection of "
+    "its attention there, at least on these inputs; where they change, it does, but the change may also come from "
+    "states that the model never met in training. Only a model trained with uniform attention distinguishes the two "
+    "causes. Replacing the weights by the mean attention of the other inputs, position by position, removes only what "
+    "attention selects in this input: where predictions stay under the mean and change under uniform weights, the "
+    "model needs a habit of its attention, not a choice."
 )
-MEAN = "mean attention, "
+MEAN_ATTENTION_PREFIX = "mean attention, "
 
 
-def flat(attention: Weights, visible: Visible, layer: int) -> Weights:
-    """1 / n on each of the n visible keys (the patcher divides by their number)."""
+def make_uniform_weights(attention: AttentionWeights, visible: VisibleKeys, layer: int) -> AttentionWeights:
+    """Return the weight 1 for every visible key; the patch normalises it to 1 / n."""
     return visible.to(attention.dtype).expand_as(attention)
 
 
 class MeanAttention:
     """The mean weights of the other inputs at the same query and key; 1 / n in rows that no other input reaches."""
 
-    def __init__(self, probed: Probed, batches: Iterable[Batch]) -> None:
-        self.width = max(len(probed.units(sample)) for sample in probed.samples)
-        self.pools = probed.pools
-        self.sums: list[Float[Tensor, "head query key"]] = []
-        self.count = torch.zeros(())
+    def __init__(self, context: ProbeContext, batches: Iterable[ProbeBatch]) -> None:
+        self.max_length = max(len(context.get_units(sample)) for sample in context.samples)
+        self.has_pooling_query = context.has_pooling_query
+        self.attention_sums: list[Float[Tensor, "head query key"]] = []
+        self.cell_counts = torch.zeros(())
         for batch in batches:
-            self._add(batch)
+            self._add_batch(batch)
 
-    def _add(self, batch: Batch) -> None:
-        real = _cells(batch).to(batch.attention[0])
-        whole = [self._wide((own * real[:, None]).double().sum(0)) for own in batch.attention]
-        self.sums = [old + new for old, new in zip(self.sums, whole, strict=True)] if self.sums else whole
-        self.count = self.count.to(real) + self._wide(real.sum(0))
+    def _add_batch(self, batch: ProbeBatch) -> None:
+        valid_cells = _build_valid_cell_mask(batch).to(batch.attention[0])
+        batch_sums = [
+            self._pad_to_max_length((attention * valid_cells[:, None]).double().sum(0)) for attention in batch.attention
+        ]
+        if self.attention_sums:
+            batch_sums = [total + layer_sum for total, layer_sum in zip(self.attention_sums, batch_sums, strict=True)]
+        self.attention_sums = batch_sums
+        self.cell_counts = self.cell_counts.to(valid_cells) + self._pad_to_max_length(valid_cells.sum(0))
 
-    def _wide(self, cells: Float[Tensor, "*head query key"]) -> Float[Tensor, "*head query key"]:
-        """Padded to the longest input."""
-        more = self.width - cells.shape[-1]
-        return pad(cells, (0, more, 0, 0 if self.pools else more))
+    def _pad_to_max_length(self, cells: Float[Tensor, "*head query key"]) -> Float[Tensor, "*head query key"]:
+        key_padding = self.max_length - cells.shape[-1]
+        query_padding = 0 if self.has_pooling_query else key_padding
+        return pad(cells, (0, key_padding, 0, query_padding))
 
-    def without(self, batch: Batch) -> Replacing:
-        """What replaces the weights of each input of a batch: the mean over all the others."""
-        real = _cells(batch).to(batch.attention[0])
-        queries, keys = batch.attention[0].shape[-2:]
-        others = (self.count[:queries, :keys] - real)[:, None]
+    def make_leave_one_out_replacement(self, batch: ProbeBatch) -> ReplacementFunction:
+        """Return a function that replaces the weights of each input by the mean over all other inputs."""
+        valid_cells = _build_valid_cell_mask(batch).to(batch.attention[0])
+        num_queries, num_keys = batch.attention[0].shape[-2:]
+        counts = (self.cell_counts[:num_queries, :num_keys] - valid_cells)[:, None]
 
-        def mean(attention: Weights, visible: Visible, layer: int) -> Weights:
-            own = (batch.attention[layer] * real[:, None]).double()
-            total = (self.sums[layer][:, :queries, :keys] - own).clamp(min=0)
-            weights = (total * (others > 0) / others.clamp(min=1)).to(attention) * visible
-            return torch.where(weights.sum(-1, keepdim=True) > 0, weights, flat(attention, visible, layer))
+        def compute_mean(attention: AttentionWeights, visible: VisibleKeys, layer: int) -> AttentionWeights:
+            input_weights = (batch.attention[layer] * valid_cells[:, None]).double()
+            sums = (self.attention_sums[layer][:, :num_queries, :num_keys] - input_weights).clamp(min=0)
+            weights = (sums * (counts > 0) / counts.clamp(min=1)).to(attention) * visible
+            return torch.where(
+                weights.sum(-1, keepdim=True) > 0, weights, make_uniform_weights(attention, visible, layer)
+            )
 
-        return mean
-
-
-def _cells(batch: Batch) -> Float[Tensor, "batch query key"]:
-    """Which queries and keys of each input are no padding."""
-    rows = batch.valid[:, :1] if batch.probed.pools else batch.valid
-    return rows[:, :, None] & batch.valid[:, None]
+        return compute_mean
 
 
-def levelled(probed: Probed, scope: Scope, samples: Sequence[Sample]) -> Patch:
-    """Uniform attention in the reach of a scope."""
+def _build_valid_cell_mask(batch: ProbeBatch) -> Float[Tensor, "batch query key"]:
+    """Which queries and keys of each input are not padding."""
+    rows = batch.valid_mask[:, :1] if batch.context.has_pooling_query else batch.valid_mask
+    return rows[:, :, None] & batch.valid_mask[:, None]
+
+
+def make_uniform_patch(context: ProbeContext, scope: ProbeScope, samples: Sequence[Sample]) -> AttentionPatch:
+    """Return a patch that makes attention uniform in a scope."""
     rows = None
-    if scope.only_row and not probed.pools:
-        width = max(len(probed.units(sample)) for sample in samples)
-        rows = torch.tensor([probed.row(sample) for sample in samples])[:, None] == torch.arange(width)
-    return Patch(flat, scope.layers(probed.layers), scope.heads, rows)
+    if scope.is_readout_row_only and not context.has_pooling_query:
+        width = max(len(context.get_units(sample)) for sample in samples)
+        rows = torch.tensor([context.find_readout_row(sample) for sample in samples])[:, None] == torch.arange(width)
+    return AttentionPatch(make_uniform_weights, scope.resolve_layers(context.num_layers), scope.heads, rows)
 
 
-def uniform(
-    ex: "Explainer",
+def run_uniform_probe(
+    explainer: "Explainer",
     inputs: Any,
     labels: Sequence[str | int] | None = None,
     *,
@@ -103,55 +110,90 @@ def uniform(
     candidates: Sequence[str | int] | None = None,
     progress: Progress = False,
 ) -> ProbeResult:
-    """Make attention uniform, in the row that is read, layer by layer, and everywhere.
+    """Make attention uniform in the read-out row, layer by layer, and everywhere, and measure the change of the output.
 
-    labels: one for each input, to say how many predictions are right with and without
-    candidates: compare the probabilities of these labels (or masked words) among themselves, and not of all
+    The effect of training with uniform attention is among the points of `run_frontier_probe`.
 
-    What training with uniform attention does is among the points of `frontier`.
+    Args:
+        explainer: Explainer of the model.
+        inputs: One input or a list of inputs.
+        labels: One label for each input, to report the accuracy with and without the change.
+        frozen: Keep the attention of later layers as in the unpatched pass.
+        target: The target, as in `Explainer.explain`; default: the predicted class.
+        candidates: Labels or masked words whose probabilities are compared among themselves; default: all.
+        progress: True for a progress bar, or a function that wraps a list.
+
+    Returns:
+        One record for each input, and means with intervals.
+
+    Raises:
+        InputError: Invalid options.
+        UnsupportedError: The model cannot be probed.
     """
-    probed = Probed(ex, inputs, target, candidates)
-    if labels is not None and len(labels) != len(probed.samples):
-        raise InputError(f"{len(labels)} labels for {len(probed.samples)} inputs: give one for each")
-    true = None if labels is None else [probed.subject.label_name(probed.subject.label_index(one)) for one in labels]
-    scopes = {f"layer {layer}": Scope("S3", layer) for layer in range(probed.layers)} | {"all layers": Scope("S4")}
-    if all(len(probed.rows(sample)) == 1 for sample in probed.samples):
-        scopes = {"row that is read": Scope("S1"), **scopes}
-    lines: list[dict[str, Any]] = [{}] * len(probed.samples)
-    mean = MeanAttention(probed, (batch for _, batch in probed.batches(INPUTS)))
-    for places, batch in probed.batches(INPUTS, progress):
-        own = None if true is None else [true[place] for place in places]
-        for place, line in zip(places, _lines(batch, scopes, mean, frozen, own), strict=True):
-            lines[place] = line
-    ways = {"": "uniform attention there", MEAN: "the other inputs' mean attention there"}
-    meanings = {} if true is None else {"accuracy": "share of predictions that are right, untouched"}
-    for way, put in ways.items():
-        meanings |= {f"TVD, {way}{name}": f"how far the answer moves with {put}" for name in scopes}
-        meanings |= {f"flips, {way}{name}": f"share of inputs whose class changes with {put}" for name in scopes}
-        if true is not None:
-            meanings |= {f"accuracy, {way}{name}": f"share of predictions right with {put}" for name in scopes}
-    settings = {"frozen": frozen}
-    return ProbeResult("uniform", probed.subject.name, settings, lines, findings(lines, meanings), SAYS)
+    context = ProbeContext(explainer, inputs, target, candidates)
+    label_names: list[str] | None = None
+    if labels is not None:
+        if len(labels) != len(context.samples):
+            raise InputError(f"{len(labels)} labels for {len(context.samples)} inputs: give one for each")
+        label_names = [context.adapter.label_name(context.adapter.label_index(label)) for label in labels]
+    scopes = {f"layer {layer}": ProbeScope("S3", layer) for layer in range(context.num_layers)}
+    scopes["all layers"] = ProbeScope("S4")
+    if all(len(context.find_readout_rows(sample)) == 1 for sample in context.samples):
+        scopes = {"row that is read": ProbeScope("S1"), **scopes}
+    records: list[dict[str, Any]] = [{}] * len(context.samples)
+    mean_attention = MeanAttention(context, (batch for _, batch in context.iter_batches(BATCH_SIZE)))
+    for indices, batch in context.iter_batches(BATCH_SIZE, progress):
+        batch_labels = label_names and [label_names[i] for i in indices]
+        batch_records = _build_records(batch, scopes, mean_attention, frozen, batch_labels)
+        for index, record in zip(indices, batch_records, strict=True):
+            records[index] = record
+    descriptions = _describe_metrics(scopes, has_labels=labels is not None)
+    estimates = compute_estimates(records, descriptions)
+    return ProbeResult("uniform", context.adapter.name, {"frozen": frozen}, records, estimates, CONCLUSION)
 
 
-def _lines(
-    batch: Batch, scopes: dict[str, Scope], mean: MeanAttention, frozen: bool, true: Sequence[str] | None
+def _describe_metrics(scopes: Mapping[str, ProbeScope], has_labels: bool) -> dict[str, str]:
+    descriptions = {}
+    if has_labels:
+        descriptions["accuracy"] = "fraction of correct predictions of the unchanged model"
+    replacements = {"": "uniform attention there", MEAN_ATTENTION_PREFIX: "the other inputs' mean attention there"}
+    for prefix, replacement in replacements.items():
+        for name in scopes:
+            descriptions[f"TVD, {prefix}{name}"] = f"total variation distance of the output with {replacement}"
+        for name in scopes:
+            descriptions[f"flips, {prefix}{name}"] = f"fraction of inputs whose class changes with {replacement}"
+        if has_labels:
+            for name in scopes:
+                descriptions[f"accuracy, {prefix}{name}"] = f"fraction of correct predictions with {replacement}"
+    return descriptions
+
+
+def _build_records(
+    batch: ProbeBatch,
+    scopes: dict[str, ProbeScope],
+    mean_attention: MeanAttention,
+    frozen: bool,
+    label_names: Sequence[str] | None,
 ) -> list[dict[str, Any]]:
-    probed, clean = batch.probed, batch.probabilities
-    best = clean.argmax(-1)
-    lines: list[dict[str, Any]] = [
-        {"input": batch.name(i), "prediction": probed.label(answer)} for i, answer in enumerate(clean)
+    context = batch.context
+    predicted = batch.probabilities.argmax(-1)
+    records: list[dict[str, Any]] = [
+        {"input": batch.format_input_name(i), "prediction": context.get_predicted_label(probabilities)}
+        for i, probabilities in enumerate(batch.probabilities)
     ]
-    ways = {"": flat, MEAN: mean.without(batch)}
-    for (way, weights), (place, scope) in product(ways.items(), scopes.items()):
-        name = way + place
+    replacements = {
+        "": make_uniform_weights,
+        MEAN_ATTENTION_PREFIX: mean_attention.make_leave_one_out_replacement(batch),
+    }
+    for (prefix, weights), (scope_name, scope) in product(replacements.items(), scopes.items()):
+        name = prefix + scope_name
         with torch.no_grad():
-            found = batch.under(weights, scope, frozen)
-        moved = total_variation(found, clean, probed.multi_label)
-        for i, line in enumerate(lines):
-            line[f"TVD, {name}"] = float(moved[i])
-            line[f"flips, {name}"] = float(found[i].argmax() != best[i])
-            if true is not None:
-                line["accuracy"] = float(line["prediction"] == true[i])
-                line[f"accuracy, {name}"] = float(probed.label(found[i]) == true[i])
-    return lines
+            patched = batch.compute_patched_probabilities(weights, scope, frozen)
+        tvd = compute_total_variation(patched, batch.probabilities, context.multi_label)
+        for i, record in enumerate(records):
+            record[f"TVD, {name}"] = float(tvd[i])
+            record[f"flips, {name}"] = float(patched[i].argmax() != predicted[i])
+            if label_names is not None:
+                record["accuracy"] = float(record["prediction"] == label_names[i])
+                record[f"accuracy, {name}"] = float(context.get_predicted_label(patched[i]) == label_names[i])
+    return records

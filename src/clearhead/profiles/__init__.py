@@ -1,6 +1,6 @@
-"""Authors' settings by name; each file holds what one repository's released code computes."""
+"""Profiles: the settings of authors by name, one module per repository, to reproduce its released code."""
 
-from clearhead.profiles import (  # noqa: F401  (importing a file registers its profiles)
+from clearhead.profiles import (  # noqa: F401  (importing a module registers its profiles)
     attcat,
     beyond_intuition,
     captum,
@@ -10,6 +10,6 @@ from clearhead.profiles import (  # noqa: F401  (importing a file registers its 
     tam,
     transformer_explainability,
 )
-from clearhead.profiles.base import PROFILES, Profile, Settings, profile_named, register_profile
+from clearhead.profiles.base import PROFILES, MethodSettings, Profile, get_profile, register_profile
 
-__all__ = ["PROFILES", "Profile", "Settings", "profile_named", "register_profile"]
+__all__ = ["PROFILES", "MethodSettings", "Profile", "get_profile", "register_profile"]

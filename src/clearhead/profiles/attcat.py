@@ -1,86 +1,98 @@
-"""AttCAT (Qiang et al., NeurIPS 2022), and what a project on gender in masked language models made of it."""
+"""AttCAT (Qiang et al., NeurIPS 2022), and its variant in a project on gender in masked language models."""
 
 from dataclasses import replace
 
 import torch
 
-from clearhead.adapters.base import Sample, Subject
-from clearhead.adapters.token_heads import QuestionAnswering, Reading
-from clearhead.capture.session import at_rest, lock_of
-from clearhead.engine.target_batch import Plan
+from clearhead.adapters.base import ModelAdapter, Sample
+from clearhead.adapters.token_heads import QASample, QuestionAnsweringAdapter
+from clearhead.capture.session import frozen_eval_mode, get_model_lock
+from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import InputError
-from clearhead.profiles.base import Profile, Settings, register_profile
-from clearhead.profiles.model_filters import MASKED, TEXTS_ALONE
-from clearhead.profiles.postprocess import specials_dropped
-from clearhead.targets import Pinned, Target
-from clearhead.units import Axis
+from clearhead.profiles.base import MethodSettings, Profile, register_profile
+from clearhead.profiles.model_filters import MASKED_LANGUAGE_MODELS, TEXT_ONLY_MODELS
+from clearhead.profiles.postprocess import drop_special
+from clearhead.targets import FixedClassTarget, Target
+from clearhead.units import UnitAxis
 
 
-def specials_hidden(subject: Subject, sample: Sample, target: Target) -> tuple[Sample, Target]:
-    """[CLS] and [SEP] leave the attention mask, so that nobody looks at them."""
-    ids, words = sample.inputs.get("input_ids"), getattr(subject, "words", None)
-    if ids is None or words is None:
-        raise InputError(f"this profile hides [CLS] and [SEP] of a text, and what {subject.name} was given has none")
+def mask_special_tokens(adapter: ModelAdapter, sample: Sample, target: Target) -> tuple[Sample, Target]:
+    """Remove [CLS] and [SEP] from the attention mask, so that no token attends to them."""
+    ids = sample.inputs.get("input_ids")
+    tokenizer_wrapper = getattr(adapter, "tokenizer_wrapper", None)
+    if ids is None or tokenizer_wrapper is None:
+        raise InputError(
+            f"this profile hides [CLS] and [SEP] of a text, and the input of {adapter.name} has no token ids: give "
+            "a text"
+        )
     mask = sample.inputs.get("attention_mask", torch.ones_like(ids)).clone()
     special = torch.tensor(sample.units.special)
-    if words.tokenizer is None:  # what stands first and last is taken for them
-        inside = ~torch.isin(ids, torch.tensor(sorted(words.pads)).to(ids)) | (mask != 0)
-        special = torch.isin(ids, ids[inside.nonzero().flatten()[[0, -1]]]) | (mask == 0)
-    special[list(sample.masks)] = False
+    if tokenizer_wrapper.tokenizer is None:  # the first and the last token are assumed to be [CLS] and [SEP]
+        content = ~torch.isin(ids, torch.tensor(sorted(tokenizer_wrapper.pad_ids)).to(ids)) | (mask != 0)
+        special = torch.isin(ids, ids[content.nonzero().flatten()[[0, -1]]]) | (mask == 0)
+    special[list(sample.mask_positions)] = False
     mask[special] = 0
     if not mask.any():
-        raise InputError("this profile hides [CLS] and [SEP], and then nothing of the text is left")
+        raise InputError("this profile hides [CLS] and [SEP], and the text has no other tokens: give a longer text")
     units = replace(sample.units, special=tuple(special.tolist()))
-    axes = {units.stream: Axis.of(units)}
+    axes = {units.stream: UnitAxis.concat(units)}
     return replace(sample, inputs={**sample.inputs, "attention_mask": mask}, axes=axes), target
 
 
-def as_in_the_notebooks(subject: Subject, sample: Sample, target: Target) -> tuple[Sample, Target]:
-    """The class is that of the text with all its tokens; of an answer, the likeliest start and the likeliest end."""
-    hidden, _ = specials_hidden(subject, sample, target)
-    if isinstance(subject, QuestionAnswering) and isinstance(hidden, Reading):
-        output = subject.look(hidden)
-        return replace(hidden, span=(int(output.start_logits[0].argmax()), int(output.end_logits[0].argmax()))), target
-    if target.custom is not None:
-        return hidden, target
-    (one,) = subject.steps(sample, target)
-    plan = Plan(subject, [sample], [[one]])
-    with lock_of(subject.model), at_rest(subject.model), torch.no_grad(), subject.scope():
-        plan.value(subject.model(**plan.batch))
-    assert plan.scores is not None
-    return hidden, Pinned(target.wanted, target.scale, one.classes(plan.scores[0], subject))
+def prepare_as_in_notebooks(adapter: ModelAdapter, sample: Sample, target: Target) -> tuple[Sample, Target]:
+    """Hide [CLS] and [SEP], and fix the target as the authors' notebooks do.
+
+    The class is the one predicted with all tokens visible. An answer span consists of the most probable start and the
+    most probable end, chosen independently.
+    """
+    masked, _ = mask_special_tokens(adapter, sample, target)
+    if isinstance(adapter, QuestionAnsweringAdapter) and isinstance(masked, QASample):
+        output = adapter.run_without_grad(masked)
+        span = (int(output.start_logits[0].argmax()), int(output.end_logits[0].argmax()))
+        return replace(masked, answer_span=span), target
+    if target.function is not None:
+        return masked, target
+    (single_target,) = adapter.expand_target(sample, target)
+    batch = TargetBatch(adapter, [sample], [[single_target]])
+    with get_model_lock(adapter.model), frozen_eval_mode(adapter.model), torch.no_grad(), adapter.forward_context():
+        batch.compute_target(adapter.model(**batch.model_inputs))
+    assert batch.class_scores is not None
+    classes = single_target.find_classes(batch.class_scores[0], adapter)
+    return masked, FixedClassTarget(target.spec, target.scale, classes)
 
 
 register_profile(
     Profile(
         name="attcat_paper",
-        fits=(TEXTS_ALONE,),
+        model_filters=(TEXT_ONLY_MODELS,),
         source="AttCAT (Qiang et al., NeurIPS 2022), github.com/qiangyao1988/AttCAT, its notebooks",
-        differs="[CLS] and [SEP] are hidden from attention, while the class is explained that the model finds with "
-        "them: their scores are zero, and those of the others are of another computation. Padding is part of the maps "
-        "(the attention received is a mean over it, too). Of an answer in a text, the likeliest start and the "
-        "likeliest end are added, each found by itself (for SQuAD 2 their absolute values: absolute=True). For a "
-        "masked word, tokens are weighted by the attention that the mask pays them.",
-        methods={"attcat": Settings()},
-        kinds={MASKED: {"attcat": Settings({"weights": "row"})}},
-        padding=True,
-        prepare=as_in_the_notebooks,
+        differences="[CLS] and [SEP] are masked in attention, but the explained class is the one predicted without "
+        "this mask: their scores are zero, and the other scores belong to a different forward pass. Padding is part "
+        "of the maps (the received attention is a mean over padding, too). For an answer span, the scores of the most "
+        "probable start and the most probable end, chosen independently, are added (for SQuAD 2 their absolute "
+        "values: absolute=True). For a masked token, tokens are weighted by the attention of the [MASK] token.",
+        methods={"attcat": MethodSettings()},
+        settings_by_model={MASKED_LANGUAGE_MODELS: {"attcat": MethodSettings({"weights": "row"})}},
+        keeps_padding=True,
+        prepare_sample=prepare_as_in_notebooks,
     )
 )
 
 register_profile(
     Profile(
         name="gender_mlm",
-        fits=(MASKED,),
-        source="a student project on gender in bert-base-uncased, after AttCAT (no repository; by its description)",
-        differs="For a masked word: [CLS] and [SEP] are hidden from attention and dropped from the result; the word is "
-        "the likeliest of the whole vocabulary in that computation; tokens are weighted by the attention that the mask "
-        "pays them. Their code takes the mask to come first, here it is found. Raw attention is that of all layers.",
+        model_filters=(MASKED_LANGUAGE_MODELS,),
+        source="a student project on gender in bert-base-uncased, based on AttCAT (no repository; from its "
+        "description)",
+        differences="For a masked token: [CLS] and [SEP] are masked in attention and dropped from the result; the "
+        "target is the most probable token of the whole vocabulary in that forward pass; tokens are weighted by the "
+        "attention of the [MASK] token. Their code assumes that it is the first token; here its position is looked "
+        "up. Raw attention uses all layers.",
         methods={
-            "attcat": Settings({"weights": "row"}, finish=specials_dropped),
-            "cat": Settings(finish=specials_dropped),
-            "attention": Settings({"layers": (None, None)}, finish=specials_dropped),
+            "attcat": MethodSettings({"weights": "row"}, postprocess=drop_special),
+            "cat": MethodSettings(postprocess=drop_special),
+            "attention": MethodSettings({"layers": (None, None)}, postprocess=drop_special),
         },
-        prepare=specials_hidden,
+        prepare_sample=mask_special_tokens,
     )
 )

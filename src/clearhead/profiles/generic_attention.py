@@ -1,36 +1,42 @@
 """Transformer-MM-Explainability (Chefer, Gur & Wolf, ICCV 2021): the `mm_*` profiles."""
 
-from clearhead.profiles.base import Profile, Settings, register_profile
-from clearhead.profiles.model_filters import CO_ATTENTION, DETECTORS, ONE_SEQUENCE, PICTURES, TOWERS
-from clearhead.profiles.postprocess import mm_clip_scores, own_entry_zero, specials_dropped
+from clearhead.profiles.base import MethodSettings, Profile, register_profile
+from clearhead.profiles.model_filters import (
+    CO_ATTENTION_MODELS,
+    DUAL_ENCODERS,
+    IMAGE_CLASSIFIERS,
+    JOINT_SEQUENCE_MODELS,
+    OBJECT_DETECTORS,
+)
+from clearhead.profiles.postprocess import drop_special, drop_special_and_normalise_text, zero_readout_unit
 
-_MM = "Transformer-MM-Explainability (Chefer, Gur & Wolf, ICCV 2021), github.com/hila-chefer, commit 58eaea8"
+_MM_SOURCE = "Transformer-MM-Explainability (Chefer, Gur & Wolf, ICCV 2021), github.com/hila-chefer, commit 58eaea8"
 
 register_profile(
     Profile(
         name="mm_vit",
-        fits=(PICTURES,),
-        source=_MM,
-        differs="As our default, all layers and no normalisation; the class token is cut off.",
-        methods={"generic": Settings(finish=specials_dropped)},
+        model_filters=(IMAGE_CLASSIFIERS,),
+        source=_MM_SOURCE,
+        differences="All layers and no normalisation, as in our default; the class token is dropped.",
+        methods={"generic": MethodSettings(postprocess=drop_special)},
     )
 )
 
 register_profile(
     Profile(
         name="mm_lxmert",
-        fits=(CO_ATTENTION,),
-        source=_MM,
-        differs="A row of relevance that is zero becomes NaN when it is divided by its sum, and stays so; partial "
-        "LRP's whole map, negative or not, is brought to 0…1 before its row is read; the score of the token that is "
-        "read is set to zero.",
+        model_filters=(CO_ATTENTION_MODELS,),
+        source=_MM_SOURCE,
+        differences="A zero row of relevance becomes NaN when it is divided by its sum, and stays NaN; the full map of "
+        "partial LRP, with negative values, is rescaled to 0…1 before the read-out row is taken; the score of the "
+        "read-out token is set to zero.",
         methods={
-            "generic": Settings({"guard": "none"}, finish=own_entry_zero),
-            "attention": Settings(finish=own_entry_zero),
-            "rollout": Settings(finish=own_entry_zero),
-            "attention-gradcam": Settings(finish=own_entry_zero),
-            "partial-lrp": Settings({"rules": "ours", "scaled": True}, finish=own_entry_zero),
-            "transformer-attribution": Settings(finish=own_entry_zero),
+            "generic": MethodSettings({"guard": "none"}, postprocess=zero_readout_unit),
+            "attention": MethodSettings(postprocess=zero_readout_unit),
+            "rollout": MethodSettings(postprocess=zero_readout_unit),
+            "attention-gradcam": MethodSettings(postprocess=zero_readout_unit),
+            "partial-lrp": MethodSettings({"rules": "ours", "scaled": True}, postprocess=zero_readout_unit),
+            "transformer-attribution": MethodSettings(postprocess=zero_readout_unit),
         },
     )
 )
@@ -38,39 +44,41 @@ register_profile(
 register_profile(
     Profile(
         name="mm_visualbert",
-        fits=(ONE_SEQUENCE,),
-        source=_MM,
-        differs="Rollout is not halved layer by layer; the whole map of GradCAM and of partial LRP is brought to 0…1 "
-        "before its row is read (NaN where a clamp leaves nothing of it); a mask is added to attention also where "
-        "nothing is masked, and takes its 1e-9 of the relevance; padding is part of the maps; the score of the token "
-        "that is read is set to zero.",
+        model_filters=(JOINT_SEQUENCE_MODELS,),
+        source=_MM_SOURCE,
+        differences="Rollout does not halve each layer; the full maps of GradCAM and partial LRP are rescaled to 0…1 "
+        "before the read-out row is taken (NaN if the clamp leaves a map of zeros); a mask is added to attention even "
+        "if no token is masked, and absorbs 1e-9 of the relevance; padding is part of the maps; the score of the "
+        "read-out token is set to zero.",
         methods={
-            "generic": Settings(finish=own_entry_zero),
-            "attention": Settings(finish=own_entry_zero),
-            "rollout": Settings({"half": False}, finish=own_entry_zero),
-            "attention-gradcam": Settings({"scaled": True}, finish=own_entry_zero),
-            "partial-lrp": Settings({"rules": "ours", "scaled": True, "mask": True}, finish=own_entry_zero),
-            "transformer-attribution": Settings({"mask": True}, finish=own_entry_zero),
+            "generic": MethodSettings(postprocess=zero_readout_unit),
+            "attention": MethodSettings(postprocess=zero_readout_unit),
+            "rollout": MethodSettings({"half": False}, postprocess=zero_readout_unit),
+            "attention-gradcam": MethodSettings({"scaled": True}, postprocess=zero_readout_unit),
+            "partial-lrp": MethodSettings(
+                {"rules": "ours", "scaled": True, "mask": True}, postprocess=zero_readout_unit
+            ),
+            "transformer-attribution": MethodSettings({"mask": True}, postprocess=zero_readout_unit),
         },
-        padding=True,
+        keeps_padding=True,
     )
 )
 
 register_profile(
     Profile(
         name="mm_detr",
-        fits=(DETECTORS,),
-        source=_MM,
-        differs="A row of relevance that is zero becomes NaN when it is divided by its sum, and what is then NaN of a "
-        "layer's addition (all of it, as a rule) is left out; partial LRP's whole map, negative or not, is brought to "
-        "0…1 before its row is read.",
+        model_filters=(OBJECT_DETECTORS,),
+        source=_MM_SOURCE,
+        differences="A zero row of relevance becomes NaN when it is divided by its sum, and the values of a layer's "
+        "update that are then NaN (usually all) are skipped; the full map of partial LRP, with negative values, is "
+        "rescaled to 0…1 before the read-out row is taken.",
         methods={
-            "generic": Settings({"guard": "additions"}),
-            "attention": Settings(),
-            "rollout": Settings(),
-            "attention-gradcam": Settings(),
-            "partial-lrp": Settings({"rules": "ours", "scaled": True}),
-            "transformer-attribution": Settings(),
+            "generic": MethodSettings({"guard": "additions"}),
+            "attention": MethodSettings(),
+            "rollout": MethodSettings(),
+            "attention-gradcam": MethodSettings(),
+            "partial-lrp": MethodSettings({"rules": "ours", "scaled": True}),
+            "transformer-attribution": MethodSettings(),
         },
     )
 )
@@ -78,10 +86,14 @@ register_profile(
 register_profile(
     Profile(
         name="mm_clip",
-        fits=(TOWERS,),
-        source=_MM,
-        differs="The last layer of each tower alone; the logit with its scale instead of the cosine; special tokens "
+        model_filters=(DUAL_ENCODERS,),
+        source=_MM_SOURCE,
+        differences="The last layer of each tower only; the logit with its scale instead of the cosine; special tokens "
         "are dropped, and the scores of a text are divided by their sum.",
-        methods={"generic": Settings({"layers": (-1, None)}, scale="logit", finish=mm_clip_scores)},
+        methods={
+            "generic": MethodSettings(
+                {"layers": (-1, None)}, scale="logit", postprocess=drop_special_and_normalise_text
+            )
+        },
     )
 )

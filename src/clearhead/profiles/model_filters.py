@@ -1,42 +1,48 @@
-"""Kinds of models that authors' code is for: on others it would be numbers that no author computed."""
+"""Filters for the models that authors' code is for; on other models a profile would reproduce no author's scores."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from clearhead.adapters.base import Subject
-from clearhead.adapters.cross_attention import CoAttention
-from clearhead.adapters.detection import Detector, ObjectDetection
-from clearhead.adapters.dual_encoder import ImageTextDual
-from clearhead.adapters.generation import Answering
-from clearhead.adapters.joint_sequence import OneSequence
-from clearhead.adapters.masked_lm import MaskedLanguageModel
+from clearhead.adapters.base import ModelAdapter
+from clearhead.adapters.cross_attention import CrossAttentionAdapter
+from clearhead.adapters.detection import BaseDetectionAdapter, ObjectDetectionAdapter
+from clearhead.adapters.dual_encoder import ImageTextDualEncoderAdapter
+from clearhead.adapters.generation import GenerativeAdapter
+from clearhead.adapters.joint_sequence import JointSequenceAdapter
+from clearhead.adapters.masked_lm import MaskedLMAdapter
 
 
 @dataclass(frozen=True)
-class Kind:
-    """`said` goes on after "models that"."""
+class ModelFilter:
+    """A predicate on models, with a description that completes the phrase "models that"."""
 
-    said: str
-    fits: Callable[[Subject], bool]
-
-
-def _reads_texts(subject: Subject) -> bool:
-    return subject.takes == ("text",) and not isinstance(subject, Answering | MaskedLanguageModel)
+    description: str
+    matches: Callable[[ModelAdapter], bool]
 
 
-def _reads_pictures(subject: Subject) -> bool:
-    return subject.takes == ("image",) and not isinstance(subject, Detector)
+def _is_text_classifier(adapter: ModelAdapter) -> bool:
+    return adapter.input_names == ("text",) and not isinstance(adapter, GenerativeAdapter | MaskedLMAdapter)
 
 
-TEXTS = Kind("read a text and say one thing about it", _reads_texts)
-TEXTS_ALONE = Kind("read a text, and nothing beside it", lambda subject: subject.takes == ("text",))
-PICTURES = Kind("read a picture and say one thing about it", _reads_pictures)
-DETECTORS = Kind(
-    "find objects in a picture by queries that look at it", lambda subject: isinstance(subject, ObjectDetection)
+def _is_image_classifier(adapter: ModelAdapter) -> bool:
+    return adapter.input_names == ("image",) and not isinstance(adapter, BaseDetectionAdapter)
+
+
+TEXT_CLASSIFIERS = ModelFilter("read a text and make one prediction", _is_text_classifier)
+TEXT_ONLY_MODELS = ModelFilter("read only a text", lambda adapter: adapter.input_names == ("text",))
+IMAGE_CLASSIFIERS = ModelFilter("read an image and make one prediction", _is_image_classifier)
+OBJECT_DETECTORS = ModelFilter(
+    "detect objects in an image by queries that attend to it",
+    lambda adapter: isinstance(adapter, ObjectDetectionAdapter),
 )
-MASKED = Kind("fill in a masked word", lambda subject: isinstance(subject, MaskedLanguageModel))
-TOWERS = Kind("hold a text against a picture, each read by itself", lambda subject: isinstance(subject, ImageTextDual))
-CO_ATTENTION = Kind(
-    "read a text and a picture that look at each other", lambda subject: isinstance(subject, CoAttention)
+MASKED_LANGUAGE_MODELS = ModelFilter("predict a masked token", lambda adapter: isinstance(adapter, MaskedLMAdapter))
+DUAL_ENCODERS = ModelFilter(
+    "compare a text with an image, each encoded separately",
+    lambda adapter: isinstance(adapter, ImageTextDualEncoderAdapter),
 )
-ONE_SEQUENCE = Kind("read a text and a picture as one sequence", lambda subject: isinstance(subject, OneSequence))
+CO_ATTENTION_MODELS = ModelFilter(
+    "read a text and an image that attend to each other", lambda adapter: isinstance(adapter, CrossAttentionAdapter)
+)
+JOINT_SEQUENCE_MODELS = ModelFilter(
+    "read a text and an image as one sequence", lambda adapter: isinstance(adapter, JointSequenceAdapter)
+)

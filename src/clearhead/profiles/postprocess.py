@@ -1,4 +1,4 @@
-"""What authors do to the scores last: entries zeroed, dropped, added or scaled."""
+"""Postprocessing of scores in authors' code: entries set to zero, dropped, added or rescaled."""
 
 from collections.abc import Mapping
 
@@ -7,78 +7,83 @@ import numpy as np
 from clearhead.units import Units
 
 
-def own_entry_zero(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
-    """The unit whose row is read gets nothing."""
+def zero_readout_unit(scores: np.ndarray, units: Units, readout_weights: Mapping[int, float]) -> np.ndarray:
+    """Set the score of the read-out unit to zero."""
     changed = scores.copy()
-    changed[..., list(rows)] = 0
+    changed[..., list(readout_weights)] = 0
     return changed
 
 
-def mm_clip_scores(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
-    """Special tokens are dropped; what is left of a text is divided by its sum."""
-    changed = _inside(scores, units, rows)
+def drop_special_and_normalise_text(
+    scores: np.ndarray, units: Units, readout_weights: Mapping[int, float]
+) -> np.ndarray:
+    """Drop special tokens, and divide the other scores of a text by their sum."""
+    changed = _drop_special_and_outside(scores, units, readout_weights)
     if units.boxes is None:
         with np.errstate(invalid="ignore"):
             changed /= np.nansum(changed, axis=-1, keepdims=True)
     return changed
 
 
-def clip_scaled(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
-    """Special tokens are dropped; what is left is brought to 0…1."""
-    return _scaled(_inside(scores, units, rows))
+def drop_outside_and_rescale(scores: np.ndarray, units: Units, readout_weights: Mapping[int, float]) -> np.ndarray:
+    """Drop special tokens (of a text also its first token and everything after its end), and rescale to 0…1."""
+    return _rescale_to_unit_range(_drop_special_and_outside(scores, units, readout_weights))
 
 
-def _inside(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
-    """What is special is dropped; of a text also its start, and what follows its end, where that is the row read."""
+def _drop_special_and_outside(scores: np.ndarray, units: Units, readout_weights: Mapping[int, float]) -> np.ndarray:
+    """Drop special tokens; of a text also its first token and, if the read-out is its end, all tokens from there on."""
     changed = np.where(units.special, np.nan, scores)
     if units.boxes is None:
-        for row in rows:
+        for row in readout_weights:
             changed[..., [0, *range(row or len(units), len(units))]] = np.nan
     return changed
 
 
-def _scaled(scores: np.ndarray) -> np.ndarray:
-    """Brought to 0…1; what was dropped stays so."""
-    low, high = (end.reduce(scores, axis=-1, keepdims=True) for end in (np.fmin, np.fmax))
+def _rescale_to_unit_range(scores: np.ndarray) -> np.ndarray:
+    """Rescale to 0…1; dropped units stay NaN."""
+    low = np.fmin.reduce(scores, axis=-1, keepdims=True)
+    high = np.fmax.reduce(scores, axis=-1, keepdims=True)
     with np.errstate(invalid="ignore"):
         return (scores - low) / (high - low)
 
 
-def specials_dropped(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
-    """Special tokens are cut off."""
+def drop_special(scores: np.ndarray, units: Units, readout_weights: Mapping[int, float]) -> np.ndarray:
+    """Drop special tokens."""
     return np.where(units.special, np.nan, scores)
 
 
-def identity_kept(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
-    """The identity, which Generic Attention starts from, stays in the scores."""
+def add_identity(scores: np.ndarray, units: Units, readout_weights: Mapping[int, float]) -> np.ndarray:
+    """Add the identity that Generic Attention starts from."""
     changed = scores.copy()
-    for row, weight in rows.items():
+    for row, weight in readout_weights.items():
         changed[..., row] += weight
     return changed
 
 
-def specials_dropped_scaled(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
-    """Special tokens are cut off, and the others brought to 0…1."""
-    return _scaled(specials_dropped(scores, units, rows))
+def drop_special_and_rescale(scores: np.ndarray, units: Units, readout_weights: Mapping[int, float]) -> np.ndarray:
+    """Drop special tokens, and rescale the other scores to 0…1."""
+    return _rescale_to_unit_range(drop_special(scores, units, readout_weights))
 
 
-def with_identity(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
-    """The identity, which Generic Attention starts from, stays in the scores; special tokens are cut off."""
-    return specials_dropped(identity_kept(scores, units, rows), units, rows)
+def add_identity_and_drop_special(scores: np.ndarray, units: Units, readout_weights: Mapping[int, float]) -> np.ndarray:
+    """Add the identity that Generic Attention starts from, and drop special tokens."""
+    return drop_special(add_identity(scores, units, readout_weights), units, readout_weights)
 
 
-def rows_added(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
-    """The rows of class token and mean are added, where ours are averaged; special tokens are cut off."""
-    return specials_dropped(scores, units, rows) / rows.get(0, 1.0)
+def sum_rows_and_drop_special(scores: np.ndarray, units: Units, readout_weights: Mapping[int, float]) -> np.ndarray:
+    """Replace the mean of two read-out rows (class token and mean of patches) by their sum; drop special tokens."""
+    return drop_special(scores, units, readout_weights) / readout_weights.get(0, 1.0)
 
 
-def own_entry_least(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
-    """The unit whose row is read gets the least score of all."""
+def set_readout_unit_to_minimum(scores: np.ndarray, units: Units, readout_weights: Mapping[int, float]) -> np.ndarray:
+    """Set the score of the read-out unit to the minimum."""
     changed = scores.copy()
-    changed[..., list(rows)] = scores.min(-1, keepdims=True)
+    changed[..., list(readout_weights)] = scores.min(-1, keepdims=True)
     return changed
 
 
-def own_entry_least_scaled(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
-    """The same, and all scores brought to 0…1."""
-    return _scaled(own_entry_least(scores, units, rows))
+def set_readout_unit_to_minimum_and_rescale(
+    scores: np.ndarray, units: Units, readout_weights: Mapping[int, float]
+) -> np.ndarray:
+    """Set the score of the read-out unit to the minimum, and rescale all scores to 0…1."""
+    return _rescale_to_unit_range(set_readout_unit_to_minimum(scores, units, readout_weights))

@@ -1,4 +1,4 @@
-"""Arrays as short text for a page: exact while they are small, in 255 steps where they are large."""
+"""Encodes arrays as base64 text for HTML pages: small ones exactly, large ones quantised to 255 levels."""
 
 from base64 import b64encode
 from typing import Any
@@ -6,42 +6,59 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, UInt8
 
-#: Up to so many numbers are kept as they are (four bytes each); more are rounded to 1/127 of the largest.
-EXACT = 20_000
-#: With more numbers than this an array is left to the file.
-LARGEST = 1_100_000
+#: Arrays of up to this size are stored as float32; larger ones are rounded to 1/127 of the largest value.
+MAX_EXACT_ELEMENTS = 20_000
+#: Larger arrays are not embedded in a page; they are in the explanation's file.
+MAX_EMBEDDED_ELEMENTS = 1_100_000
 #: The byte that stands for "no score".
-_MISSING = -128
+_NO_SCORE_BYTE = -128
 
 
-def packed(values: Float[np.ndarray, "..."], full: float) -> dict[str, Any]:
-    """Shape, type and bytes of an array; `full` is what full colour stands for, and what rounding is measured by.
+def encode_array(values: Float[np.ndarray, "..."], vmax: float) -> dict[str, Any]:
+    """Encode an array of scores.
 
-    >>> packed(np.array([[0.5, -1.0]]), full=1.0)
-    {'shape': [1, 2], 'type': 'f4', 'full': 1.0, 'data': 'AAAAPwAAgL8='}
+    Args:
+        values: The scores; NaN means "no score".
+        vmax: The score of full colour.
+
+    Returns:
+        The array's shape, type, score of full colour and base64 data, ready for JSON.
+
+    Example:
+        >>> encode_array(np.array([[0.5, -1.0]]), vmax=1.0)
+        {'shape': [1, 2], 'type': 'f4', 'full': 1.0, 'data': 'AAAAPwAAgL8='}
     """
-    about = {"shape": list(values.shape), "full": float(full)}
-    if values.size <= EXACT:
-        return {"shape": about["shape"], "type": "f4", "full": about["full"], "data": _text(values.astype("<f4"))}
-    finite = np.isfinite(values)
-    top = float(np.abs(values[finite]).max()) if finite.any() else 1.0
-    steps = np.where(finite, np.rint(np.where(finite, values, 0.0) / (top or 1.0) * 127), _MISSING).astype(np.int8)
-    return {**about, "type": "i1", "step": (top or 1.0) / 127, "data": _text(steps)}
+    shape = list(values.shape)
+    if values.size <= MAX_EXACT_ELEMENTS:
+        return {"shape": shape, "type": "f4", "full": float(vmax), "data": _to_base64(values.astype("<f4"))}
+    is_finite = np.isfinite(values)
+    largest = 1.0
+    if is_finite.any():
+        largest = float(np.abs(values[is_finite]).max()) or 1.0
+    levels = np.where(is_finite, np.rint(np.where(is_finite, values, 0.0) / largest * 127), _NO_SCORE_BYTE)
+    return {
+        "shape": shape,
+        "full": float(vmax),
+        "type": "i1",
+        "step": largest / 127,
+        "data": _to_base64(levels.astype(np.int8)),
+    }
 
 
-def tiles(weights: UInt8[np.ndarray, "..."]) -> dict[str, Any]:
-    """Weights that `quantised` made."""
-    return {"shape": list(weights.shape), "type": "u1", "data": _text(weights)}
+def encode_weight_bytes(weights: UInt8[np.ndarray, "..."]) -> dict[str, Any]:
+    """Encode weights that `quantise_sqrt` quantised."""
+    return {"shape": list(weights.shape), "type": "u1", "data": _to_base64(weights)}
 
 
-def quantised(weights: Float[np.ndarray, "..."]) -> UInt8[np.ndarray, "..."]:
-    """Shares from 0 to 1 as bytes of their square roots, so that the many small ones of a long input stay apart.
+def quantise_sqrt(weights: Float[np.ndarray, "..."]) -> UInt8[np.ndarray, "..."]:
+    """Quantise weights from 0 to 1 to bytes of their square roots, which keeps small weights distinguishable.
 
-    >>> quantised(np.array([0.0, 0.0001, 1.0])).tolist()
-    [0, 3, 255]
+    Example:
+        >>> quantise_sqrt(np.array([0.0, 0.0001, 1.0])).tolist()
+        [0, 3, 255]
     """
     return np.rint(255 * np.sqrt(np.clip(np.nan_to_num(weights), 0.0, 1.0))).astype(np.uint8)
 
 
-def _text(values: np.ndarray) -> str:
+def _to_base64(values: np.ndarray) -> str:
     return b64encode(np.ascontiguousarray(values).tobytes()).decode()

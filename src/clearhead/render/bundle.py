@@ -1,14 +1,22 @@
-"""The renderer's files: as ES modules for a server, as one script and one style sheet for a page that stands alone."""
+"""Assets of the JavaScript renderer: ES modules for the web server; one script and style sheet for standalone pages."""
 
 import json
 import re
 from functools import cache
 from importlib.resources import files
 
-from clearhead.render.colours import DARK, LEVELS, LIGHT, every_level, hexed, ink, of_level
+from clearhead.render.colours import (
+    COLOUR_LEVELS_PER_SIGN,
+    DARK_THEME,
+    LIGHT_THEME,
+    choose_text_colour,
+    format_hex_colour,
+    get_level_colour,
+    iter_colour_levels,
+)
 
-#: Modules in the order in which they need one another; the last is the one that others import.
-MODULES = (
+#: Modules in the order of their dependencies; the last one is the entry point.
+JS_MODULES = (
     "palette.js",
     "dom.js",
     "format.js",
@@ -25,64 +33,79 @@ MODULES = (
     "plots.js",
     "clearhead.js",
 )
-NAMES = (*MODULES, "clearhead.css")
-#: Modules that only some pages need, and what stands in their place elsewhere.
-EXTRAS = {"plots": "{ PLOTS: {} }", "attention": "{}"}
-_IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./([\w.]+)";\n', re.M)
-_EXPORT = re.compile(r"^export (?=(?:async )?(?:const|function|class) (\w+))", re.M)
+ASSET_NAMES = (*JS_MODULES, "clearhead.css")
+#: Modules that only some pages need, and the exports that replace them on other pages.
+OPTIONAL_MODULE_STUBS = {"plots": "{ PLOTS: {} }", "attention": "{}"}
+_IMPORT_PATTERN = re.compile(r'^import \{ ([\w, ]+) \} from "\./([\w.]+)";\n', re.M)
+_EXPORT_PATTERN = re.compile(r"^export (?=(?:async )?(?:const|function|class) (\w+))", re.M)
 
 
-def read(name: str) -> bytes:
-    """One file by its name; KeyError for any other."""
-    if name not in NAMES:
+def read_asset(name: str) -> bytes:
+    """Read an asset.
+
+    Args:
+        name: One of `ASSET_NAMES`.
+
+    Raises:
+        KeyError: If there is no such asset.
+    """
+    if name not in ASSET_NAMES:
         raise KeyError(name)
-    return _text(name).encode()
+    return _read_asset_text(name).encode()
 
 
-def media_type(name: str) -> str:
+def get_asset_media_type(name: str) -> str:
+    """Return the media type of an asset."""
     return "text/css" if name.endswith(".css") else "text/javascript"
 
 
 @cache
-def style() -> str:
-    return _text("clearhead.css")
+def get_style_sheet() -> str:
+    """Return the style sheet of all pages."""
+    return _read_asset_text("clearhead.css")
 
 
 @cache
-def script(extras: tuple[str, ...] = tuple(EXTRAS)) -> str:
-    """All modules as one script, each in a function of its own, which draws what it finds in the page.
+def build_script(optional_modules: tuple[str, ...] = tuple(OPTIONAL_MODULE_STUBS)) -> str:
+    """Bundle all modules into one script, each in its own function; it renders the data found in the page.
 
-    extras: what it can draw beside explanations; a page without plots and heads is a quarter smaller without them
+    Args:
+        optional_modules: The optional modules to include. A page without charts and attention heads is a quarter
+            smaller without them.
     """
-    left_out = {f"{name}.js": empty for name, empty in EXTRAS.items() if name not in extras}
-    parts = (f'modules["{name}"] = {left_out[name]};' if name in left_out else _wrapped(name) for name in MODULES)
-    made = "\n".join(parts)
-    return f'"use strict";(() => {{\nconst modules = {{}};\n{made}\nmodules["clearhead.js"].start();\n}})();\n'
+    stubs = {f"{name}.js": stub for name, stub in OPTIONAL_MODULE_STUBS.items() if name not in optional_modules}
+    modules = "\n".join(
+        f'modules["{name}"] = {stubs[name]};' if name in stubs else _wrap_module(name) for name in JS_MODULES
+    )
+    return f'"use strict";(() => {{\nconst modules = {{}};\n{modules}\nmodules["clearhead.js"].start();\n}})();\n'
 
 
-def _wrapped(name: str) -> str:
-    source = _IMPORT.sub(r'const { \1 } = modules["\2"];\n', _text(name))
-    exported = ", ".join(_EXPORT.findall(source))
-    lines = (line.strip() for line in _EXPORT.sub("", source).split("\n"))
+def _wrap_module(name: str) -> str:
+    """Turn an ES module into a function that returns its exports, without comments and indentation."""
+    source = _IMPORT_PATTERN.sub(r'const { \1 } = modules["\2"];\n', _read_asset_text(name))
+    exported = ", ".join(_EXPORT_PATTERN.findall(source))
+    lines = (line.strip() for line in _EXPORT_PATTERN.sub("", source).split("\n"))
     body = "\n".join(line for line in lines if line and not line.startswith("//"))
     return f'modules["{name}"] = (() => {{\n{body}\nreturn {{ {exported} }};\n}})();'
 
 
 @cache
-def _text(name: str) -> str:
+def _read_asset_text(name: str) -> str:
     if name == "palette.js":
-        return _palette()
+        return _build_palette_module()
     return (files("clearhead.render") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _palette() -> str:
-    """The one colour map, level by level, as the terminal and the figures have it."""
-    made = {theme: [of_level(level, own) for level in every_level()] for theme, own in _THEMES.items()}
-    lines = [f"export const LEVELS = {LEVELS};"]
-    for theme, colours in made.items():
-        lines.append(f"export const {theme} = {json.dumps([hexed(colour) for colour in colours])};")
-        lines.append(f"export const INK_ON_{theme} = {json.dumps([hexed(ink(colour)) for colour in colours])};")
+def _build_palette_module() -> str:
+    """The colour map of terminal and figures, level by level, as a JavaScript module."""
+    lines = [f"export const LEVELS = {COLOUR_LEVELS_PER_SIGN};"]
+    for name, theme in _THEMES_BY_NAME.items():
+        backgrounds = [get_level_colour(level, theme) for level in iter_colour_levels()]
+        hex_colours = [format_hex_colour(background) for background in backgrounds]
+        hex_text_colours = [format_hex_colour(choose_text_colour(background)) for background in backgrounds]
+        lines.append(f"export const {name} = {json.dumps(hex_colours)};")
+        lines.append(f"export const INK_ON_{name} = {json.dumps(hex_text_colours)};")
     return "\n".join([*lines, ""])
 
 
-_THEMES = {"LIGHT": LIGHT, "DARK": DARK}
+_THEMES_BY_NAME = {"LIGHT": LIGHT_THEME, "DARK": DARK_THEME}

@@ -1,4 +1,4 @@
-"""Plots for the renderer: lines, bars, boxes, points and maps as documents. They are drawn by `assets/plots.js`."""
+"""View models of charts: lines, bars, box plots, scatter plots and heat maps. `assets/plots.js` draws them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,97 +6,212 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from clearhead.explanation.explanation import plain
-from clearhead.render.array_codec import packed
-from clearhead.render.text_layout import name
-from clearhead.render.view_model import Document, view
-from clearhead.stats import Interval
+from clearhead.explanation.explanation import to_json_value
+from clearhead.render.array_codec import encode_array
+from clearhead.render.text_layout import escape_invisible
+from clearhead.render.view_model import ViewModel, make_view_model
+from clearhead.stats import ConfidenceInterval
 
-#: The ends of an axis.
-Range = tuple[float, float]
-Series = Mapping[str, Sequence[Document | None]]
-
-
-def _drawn(kind: str, title: str, **parts: Any) -> Document:
-    kept = {key: value for key, value in parts.items() if value is not None and value is not False}
-    return view(kind, title=name(title), **plain(kept))
+#: The bounds of an axis.
+AxisRange = tuple[float, float]
+SeriesByName = Mapping[str, Sequence[ViewModel | None]]
 
 
-def level(at: float, said: str) -> Document:
-    """A line to measure by, such as chance."""
-    return {"at": at, "name": said}
+def _make_chart(kind: str, title: str, **fields: Any) -> ViewModel:
+    """A chart without the fields that are None or False."""
+    fields = {key: value for key, value in fields.items() if value is not None and value is not False}
+    return make_view_model(kind, title=escape_invisible(title), **to_json_value(fields))
 
 
-def line(title: str, x: Sequence[float], y: Sequence[float] | np.ndarray, **more: Any) -> Document:
-    """One line of `curves`; more: low and high, the ends of intervals; names of its points; grey, for a control."""
-    return {"name": name(title), "x": list(x), "y": np.asarray(y, dtype=float), **more}
+def make_reference_line(value: float, label: str) -> ViewModel:
+    """Make a reference line, such as the chance level."""
+    return {"at": value, "name": label}
 
 
-def curves(title: str, lines: Sequence[Document], across: str, up: str, **more: Any) -> Document:
-    """Lines over numbers, with bands where they have intervals; more: range, level, whole (numbers of layers)."""
-    return _drawn("curves", title, lines=lines, across=across, up=up, **more)
+def make_curve(title: str, x: Sequence[float], y: Sequence[float] | np.ndarray, **extra_fields: Any) -> ViewModel:
+    """Make one curve of a line chart.
+
+    Args:
+        title: The name of the curve.
+        x: The positions of its points.
+        y: The values of its points.
+        **extra_fields: low and high (bounds of intervals), names (of points), grey (for a control).
+    """
+    return {"name": escape_invisible(title), "x": list(x), "y": np.asarray(y, dtype=float), **extra_fields}
 
 
-def cell(value: Interval | float | None, **more: Any) -> Document | None:
-    """One bar: a number, or a mean with its interval; more: mark, said, level. None where nothing was measured."""
-    if isinstance(value, Interval):
-        ends = {"low": value.low, "high": value.high} if value.known else {}
-        return {"value": value.mean, **ends, **more} if value.count else None
-    return None if value is None or np.isnan(value) else {"value": float(value), **more}
+def make_line_chart(
+    title: str, curves: Sequence[ViewModel], x_label: str, y_label: str, **extra_fields: Any
+) -> ViewModel:
+    """Make a line chart, with bands for intervals.
+
+    Args:
+        title: The title of the chart.
+        curves: Its curves (`make_curve`).
+        x_label: The label of the horizontal axis.
+        y_label: The label of the vertical axis.
+        **extra_fields: range, level (a reference line), whole (integer x, such as layers).
+    """
+    return _make_chart("curves", title, lines=curves, across=x_label, up=y_label, **extra_fields)
 
 
-def bars(title: str, groups: Sequence[str], series: Series, up: str, grey: Sequence[str] = (), **more: Any) -> Document:
-    """A bar of each series for each group; more: range, level, across, whole, stacked, sparse (few names)."""
-    made = [{"name": name(key), "cells": list(cells), "grey": key in grey} for key, cells in series.items()]
-    return _drawn("bars", title, groups=[name(group) for group in groups], series=made, up=up, **more)
+def make_bar(value: ConfidenceInterval | float | None, **extra_fields: Any) -> ViewModel | None:
+    """Make one bar: a number, or a mean with its interval.
+
+    Args:
+        value: The value of the bar.
+        **extra_fields: mark, said (the tooltip), level.
+
+    Returns:
+        The bar; None if there is no measurement.
+    """
+    if isinstance(value, ConfidenceInterval):
+        if not value.count:
+            return None
+        bounds = {"low": value.low, "high": value.high} if value.has_bounds else {}
+        return {"value": value.mean, **bounds, **extra_fields}
+    if value is None or np.isnan(value):
+        return None
+    return {"value": float(value), **extra_fields}
 
 
-def histogram(title: str, counted: Mapping[str, np.ndarray], edges: np.ndarray, across: str, **more: Any) -> Document:
-    """How many values of each kind lie between two edges."""
-    series = {key: [cell(float(n)) for n in np.histogram(own, edges)[0]] for key, own in counted.items()}
+def make_bar_chart(
+    title: str, groups: Sequence[str], series: SeriesByName, y_label: str, grey: Sequence[str] = (), **extra_fields: Any
+) -> ViewModel:
+    """Make a bar chart with one bar of each series for each group.
+
+    Args:
+        title: The title of the chart.
+        groups: The names of the groups.
+        series: The bars of each series (`make_bar`), by name.
+        y_label: The label of the vertical axis.
+        grey: The names of series that are drawn in grey, such as controls.
+        **extra_fields: range, level, across, whole, stacked, sparse (labels of few groups only).
+    """
+    series_views = [
+        {"name": escape_invisible(name), "cells": list(bars), "grey": name in grey} for name, bars in series.items()
+    ]
+    group_names = [escape_invisible(group) for group in groups]
+    return _make_chart("bars", title, groups=group_names, series=series_views, up=y_label, **extra_fields)
+
+
+def make_histogram(
+    title: str, values_by_name: Mapping[str, np.ndarray], edges: np.ndarray, x_label: str, **extra_fields: Any
+) -> ViewModel:
+    """Make a histogram.
+
+    Args:
+        title: The title of the chart.
+        values_by_name: The values of each series.
+        edges: The edges of the bins.
+        x_label: The label of the horizontal axis.
+        **extra_fields: As in `make_bar_chart`.
+    """
+    series = {
+        name: [make_bar(float(count)) for count in np.histogram(values, edges)[0]]
+        for name, values in values_by_name.items()
+    }
     groups = [f"{low:.2f}".replace("-", "−") for low in edges[:-1]]
-    return bars(title, groups, series, "inputs", across=f"{across}, from", whole=True, sparse=True, **more)
+    return make_bar_chart(
+        title, groups, series, "inputs", across=f"{x_label}, from", whole=True, sparse=True, **extra_fields
+    )
 
 
-def box(values: Float[np.ndarray, " value"]) -> Document | None:
-    """Quartiles, and whiskers to the last values within one and a half times their distance; None of no values."""
+def compute_box_statistics(values: Float[np.ndarray, " value"]) -> ViewModel | None:
+    """Compute the quartiles and whiskers (the last values within 1.5 interquartile ranges) of a box plot.
+
+    Returns:
+        The fields of a box; None if there is no finite value.
+    """
     values = values[np.isfinite(values)]
     if not values.size:
         return None
     first, median, third = np.quantile(values, (0.25, 0.5, 0.75))
-    reach = 1.5 * (third - first)
-    inside = values[(values >= first - reach) & (values <= third + reach)]
-    ends = {"low": min(inside.min(), first), "high": max(inside.max(), third)}
-    return {**ends, "first": first, "median": median, "third": third, "count": len(values)}
+    whisker_length = 1.5 * (third - first)
+    within_whiskers = values[(values >= first - whisker_length) & (values <= third + whisker_length)]
+    return {
+        "low": min(within_whiskers.min(), first),
+        "high": max(within_whiskers.max(), third),
+        "first": first,
+        "median": median,
+        "third": third,
+        "count": len(values),
+    }
 
 
-def boxes(title: str, groups: Sequence[str], series: Series, up: str, **more: Any) -> Document:
-    made = [{"name": name(key), "cells": list(cells)} for key, cells in series.items()]
-    return _drawn("boxes", title, groups=[name(group) for group in groups], series=made, up=up, **more)
+def make_box_chart(
+    title: str, groups: Sequence[str], series: SeriesByName, y_label: str, **extra_fields: Any
+) -> ViewModel:
+    """Make a box plot of each series for each group.
+
+    Args:
+        title: The title of the chart.
+        groups: The names of the groups.
+        series: The boxes of each series (`compute_box_statistics`), by name.
+        y_label: The label of the vertical axis.
+        **extra_fields: As in `make_bar_chart`.
+    """
+    series_views = [{"name": escape_invisible(name), "cells": list(boxes)} for name, boxes in series.items()]
+    group_names = [escape_invisible(group) for group in groups]
+    return _make_chart("boxes", title, groups=group_names, series=series_views, up=y_label, **extra_fields)
 
 
-def cloud(title: str, x: Any, y: Any, **more: Any) -> Document:
-    """One series of `points`; more: names of single ones, grey."""
-    return {"name": name(title), "x": np.asarray(x, dtype=float), "y": np.asarray(y, dtype=float), **more}
+def make_point_series(title: str, x: Any, y: Any, **extra_fields: Any) -> ViewModel:
+    """Make one series of a scatter chart; extra fields: names (of points), grey."""
+    return {
+        "name": escape_invisible(title),
+        "x": np.asarray(x, dtype=float),
+        "y": np.asarray(y, dtype=float),
+        **extra_fields,
+    }
 
 
-def points(title: str, series: Sequence[Document], across: str, up: str, **more: Any) -> Document:
-    """Every one a point; more: means (a `cloud`, joined by a line), range, across_range, level, log, whole, small."""
-    return _drawn("points", title, series=series, across=across, up=up, **more)
+def make_scatter_chart(
+    title: str, series: Sequence[ViewModel], x_label: str, y_label: str, **extra_fields: Any
+) -> ViewModel:
+    """Make a scatter chart.
+
+    Args:
+        title: The title of the chart.
+        series: Its series (`make_point_series`).
+        x_label: The label of the horizontal axis.
+        y_label: The label of the vertical axis.
+        **extra_fields: means (a series joined by a line), range, across_range, level, log, whole, small.
+    """
+    return _make_chart("points", title, series=series, across=x_label, up=y_label, **extra_fields)
 
 
-def heat(
+def make_heat_map_chart(
     title: str,
     values: Float[np.ndarray, "row column"],
     rows: Sequence[str],
     columns: Sequence[str],
-    up: str,
-    across: str,
-    full: float | None = None,
-    **more: Any,
-) -> Document:
-    """Rows × columns as colours; more: weights (no sign), words of cells, written (into them), marks, marked."""
-    known = np.abs(values[np.isfinite(values)])
-    full = full or (float(known.max()) if known.size else 0.0) or 1.0
-    names = {"rows": [name(row) for row in rows], "columns": [name(column) for column in columns]}
-    return _drawn("map", title, **names, values=packed(values, full), up=up, across=across, **more)
+    y_label: str,
+    x_label: str,
+    vmax: float | None = None,
+    **extra_fields: Any,
+) -> ViewModel:
+    """Make a heat map of a matrix.
+
+    Args:
+        title: The title of the chart.
+        values: The matrix.
+        rows: The names of its rows.
+        columns: The names of its columns.
+        y_label: What the rows are.
+        x_label: What the columns are.
+        vmax: The value of full colour. Default: the largest absolute value.
+        **extra_fields: weights (values without a sign), words (texts of cells), written, marks, marked.
+    """
+    magnitudes = np.abs(values[np.isfinite(values)])
+    largest = float(magnitudes.max()) if magnitudes.size else 0.0
+    return _make_chart(
+        "map",
+        title,
+        rows=[escape_invisible(row) for row in rows],
+        columns=[escape_invisible(column) for column in columns],
+        values=encode_array(values, vmax or largest or 1.0),
+        up=y_label,
+        across=x_label,
+        **extra_fields,
+    )

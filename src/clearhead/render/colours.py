@@ -1,8 +1,8 @@
-"""The one colour map: orange speaks for the target, blue against it, and zero is the colour of the paper.
+"""The colour map of all renderers: orange supports the target, blue opposes it, and zero is the background colour.
 
-Colours are made in OKLCH, where equal steps look equal: lightness falls evenly from the paper to both ends, so a score
-and its opposite are equally dark, and hue alone (orange and blue, which every common colour blindness keeps apart)
-says the sign. Scaling happens here and only here; the raw scores stay as they were.
+Colours are computed in OKLCH, where equal steps look equal. Lightness falls evenly from the background to both ends, so
+a score and its opposite are equally dark, and hue alone encodes the sign (orange and blue are distinguishable with
+every common colour blindness). Scores are scaled for colours only; the raw scores are not changed.
 """
 
 from collections.abc import Iterator
@@ -15,47 +15,58 @@ from jaxtyping import Float, Int, UInt8
 
 from clearhead.explanation.explanation import Explanation
 
-#: Steps on each side of zero. Twenty-four are more than an eye can tell apart, and few enough to be CSS classes.
-LEVELS = 24
+#: Levels on each side of zero: more than the eye distinguishes, and few enough for CSS classes.
+COLOUR_LEVELS_PER_SIGN = 24
 #: The level of a unit that has no score.
-NO_SCORE = LEVELS + 1
+NO_SCORE_LEVEL = COLOUR_LEVELS_PER_SIGN + 1
 
-_FOR, _AGAINST = 49.0, 250.0  # hues
+_POSITIVE_HUE = 49.0
+_NEGATIVE_HUE = 250.0
 
 
 @dataclass(frozen=True)
-class Theme:
-    """Where lightness starts (the paper) and ends, how much colour there is at the end, and grey for "no score"."""
+class ColourTheme:
+    """OKLCH lightness of zero (the background) and of the largest score, its chroma, and the grey for "no score"."""
 
-    paper: float
-    end: float
-    chroma: float
-    grey: float
+    zero_lightness: float
+    max_score_lightness: float
+    max_score_chroma: float
+    no_score_lightness: float
 
 
-LIGHT = Theme(paper=1.0, end=0.62, chroma=0.16, grey=0.86)
-DARK = Theme(paper=0.235, end=0.74, chroma=0.15, grey=0.42)
+LIGHT_THEME = ColourTheme(zero_lightness=1.0, max_score_lightness=0.62, max_score_chroma=0.16, no_score_lightness=0.86)
+DARK_THEME = ColourTheme(zero_lightness=0.235, max_score_lightness=0.74, max_score_chroma=0.15, no_score_lightness=0.42)
 
 Rgb = tuple[int, int, int]
 
 
-def colour(value: float, theme: Theme = LIGHT) -> Rgb:
-    """The colour of a scaled score, from −1 to 1; grey for NaN.
+def map_score_to_colour(scaled_score: float, theme: ColourTheme = LIGHT_THEME) -> Rgb:
+    """Return the colour of a scaled score.
 
-    >>> colour(0.0), colour(1.0), colour(-1.0)
-    ((255, 255, 255), (208, 98, 18), (35, 137, 226))
+    Args:
+        scaled_score: A score from −1 to 1; values outside are clipped, NaN is grey.
+        theme: The light or the dark theme.
+
+    Example:
+        >>> map_score_to_colour(0.0), map_score_to_colour(1.0), map_score_to_colour(-1.0)
+        ((255, 255, 255), (208, 98, 18), (35, 137, 226))
     """
-    if np.isnan(value):
-        return oklch(theme.grey, 0.0, 0.0)
-    strength = min(abs(value), 1.0)
-    # Colour comes a little faster than darkness, so that weak scores have a hue at all.
-    chroma = theme.chroma * strength**0.8
-    return oklch(theme.paper + (theme.end - theme.paper) * strength, chroma, _FOR if value > 0 else _AGAINST)
+    if np.isnan(scaled_score):
+        return convert_oklch_to_srgb(theme.no_score_lightness, 0.0, 0.0)
+    strength = min(abs(scaled_score), 1.0)
+    # Chroma grows a little faster than darkness, so that weak scores have a visible hue.
+    chroma = theme.max_score_chroma * strength**0.8
+    return convert_oklch_to_srgb(
+        theme.zero_lightness + (theme.max_score_lightness - theme.zero_lightness) * strength,
+        chroma,
+        _POSITIVE_HUE if scaled_score > 0 else _NEGATIVE_HUE,
+    )
 
 
-def oklch(lightness: float, chroma: float, hue: float) -> Rgb:
-    """sRGB of a colour in OKLCH (Ottosson 2020), clipped to what a screen can show."""
-    a, b = chroma * cos(radians(hue)), chroma * sin(radians(hue))
+def convert_oklch_to_srgb(lightness: float, chroma: float, hue: float) -> Rgb:
+    """Convert a colour from OKLCH (Ottosson 2020) to sRGB, clipped to the gamut."""
+    a = chroma * cos(radians(hue))
+    b = chroma * sin(radians(hue))
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
     middle = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
     short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
@@ -64,73 +75,110 @@ def oklch(lightness: float, chroma: float, hue: float) -> Rgb:
         -1.2684380046 * long + 2.6097574011 * middle - 0.3413193965 * short,
         -0.0041960863 * long - 0.7034186147 * middle + 1.7076147010 * short,
     )
-    red, green, blue = (round(255 * min(1.0, max(0.0, _gamma(part)))) for part in linear)
+    red, green, blue = (round(255 * min(1.0, max(0.0, _apply_srgb_gamma(channel)))) for channel in linear)
     return red, green, blue
 
 
-def _gamma(linear: float) -> float:
-    return 12.92 * linear if linear <= 0.0031308 else 1.055 * linear ** (1 / 2.4) - 0.055
+def _apply_srgb_gamma(linear: float) -> float:
+    if linear <= 0.0031308:
+        return 12.92 * linear
+    return 1.055 * linear ** (1 / 2.4) - 0.055
 
 
-def luminance(rgb: Rgb) -> float:
-    """Relative luminance as the Web Content Accessibility Guidelines define it."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (part / 255 for part in rgb)]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+def _remove_srgb_gamma(channel: float) -> float:
+    if channel <= 0.04045:
+        return channel / 12.92
+    return ((channel + 0.055) / 1.055) ** 2.4
 
 
-def contrast(one: Rgb, other: Rgb) -> float:
-    """The contrast ratio of two colours, from 1 to 21."""
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+def compute_luminance(rgb: Rgb) -> float:
+    """Return the relative luminance as the Web Content Accessibility Guidelines define it."""
+    red, green, blue = (_remove_srgb_gamma(channel / 255) for channel in rgb)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def compute_contrast_ratio(first: Rgb, second: Rgb) -> float:
+    """Return the contrast ratio of two colours, from 1 to 21."""
+    light, dark = sorted((compute_luminance(first), compute_luminance(second)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
 
-def ink(background: Rgb) -> Rgb:
-    """Black or white, whichever reads better; at least 4.5 : 1 on any colour."""
-    black, white = (0, 0, 0), (255, 255, 255)
-    return max((black, white), key=lambda text: contrast(background, text))
+def choose_text_colour(background: Rgb) -> Rgb:
+    """Return black or white, whichever has more contrast; at least 4.5 : 1 on any colour."""
+    black = (0, 0, 0)
+    white = (255, 255, 255)
+    return max((black, white), key=lambda text: compute_contrast_ratio(background, text))
 
 
-def hexed(rgb: Rgb) -> str:
-    """
-    >>> hexed((176, 85, 0))
-    '#b05500'
+def format_hex_colour(rgb: Rgb) -> str:
+    """Format a colour as a hexadecimal code.
+
+    Example:
+        >>> format_hex_colour((176, 85, 0))
+        '#b05500'
     """
     return "#{:02x}{:02x}{:02x}".format(*rgb)
 
 
-def largest(explanation: Explanation, values: Float[np.ndarray, "*rows unit"] | None = None) -> float:
-    """What full colour stands for: the largest |score| of a unit that is not special.
+def compute_vmax(explanation: Explanation, values: Float[np.ndarray, "*rows unit"] | None = None) -> float:
+    """Return the score of full colour: the largest |score| of a unit that is not special, or 1 if all are zero.
 
-    Special tokens often hold most of the relevance and would leave everything else white; they are clipped instead.
+    Special tokens often have most of the relevance and would leave everything else white; they are clipped instead.
+
+    Args:
+        explanation: The explanation.
+        values: Scores in the place of the explanation's own, such as a row of its matrix.
     """
-    values = explanation.scores if values is None else values
-    kept = explanation.units.drop_special()
-    found = np.abs(values[..., kept] if len(kept) else values)
-    found = found[np.isfinite(found)]
-    return float(found.max()) if found.size and found.max() > 0 else 1.0
+    if values is None:
+        values = explanation.scores
+    content_indices = explanation.units.content_indices()
+    if len(content_indices):
+        values = values[..., content_indices]
+    magnitudes = np.abs(values)
+    magnitudes = magnitudes[np.isfinite(magnitudes)]
+    if not magnitudes.size or magnitudes.max() <= 0:
+        return 1.0
+    return float(magnitudes.max())
 
 
-def scaled(values: Float[np.ndarray, "..."], full: float) -> Float[np.ndarray, "..."]:
-    """Scores from −1 to 1, what lies outside clipped, NaN left alone."""
-    return np.clip(np.asarray(values, dtype=np.float64) / full, -1, 1)
+def scale_by_vmax(values: Float[np.ndarray, "..."], vmax: float) -> Float[np.ndarray, "..."]:
+    """Scale scores to −1 … 1; larger ones are clipped, NaN stays."""
+    return np.clip(np.asarray(values, dtype=np.float64) / vmax, -1, 1)
 
 
-def levels(values: Float[np.ndarray, "..."], full: float) -> Int[np.ndarray, "..."]:
-    """The step of each score, from −LEVELS to LEVELS, or NO_SCORE."""
-    steps = scaled(values, full) * LEVELS
-    return np.where(np.isnan(steps), NO_SCORE, np.rint(np.nan_to_num(steps))).astype(int)
+def compute_colour_levels(values: Float[np.ndarray, "..."], vmax: float) -> Int[np.ndarray, "..."]:
+    """Return the colour level of each score, from −COLOUR_LEVELS_PER_SIGN to COLOUR_LEVELS_PER_SIGN, or NO_SCORE_LEVEL.
+
+    Args:
+        values: The scores.
+        vmax: The score of full colour (`compute_vmax`).
+    """
+    levels = scale_by_vmax(values, vmax) * COLOUR_LEVELS_PER_SIGN
+    return np.where(np.isnan(levels), NO_SCORE_LEVEL, np.rint(np.nan_to_num(levels))).astype(int)
 
 
-def every_level() -> Iterator[int]:
-    yield from range(-LEVELS, NO_SCORE + 1)
+def iter_colour_levels() -> Iterator[int]:
+    """Iterate over all colour levels, `NO_SCORE_LEVEL` last."""
+    yield from range(-COLOUR_LEVELS_PER_SIGN, NO_SCORE_LEVEL + 1)
 
 
 @cache
-def of_level(level: int, theme: Theme = LIGHT) -> Rgb:
-    return colour(np.nan if level == NO_SCORE else level / LEVELS, theme)
+def get_level_colour(level: int, theme: ColourTheme = LIGHT_THEME) -> Rgb:
+    """Return the colour of a level."""
+    if level == NO_SCORE_LEVEL:
+        return map_score_to_colour(np.nan, theme)
+    return map_score_to_colour(level / COLOUR_LEVELS_PER_SIGN, theme)
 
 
-def painted(values: Float[np.ndarray, "*shape"], full: float, theme: Theme = LIGHT) -> UInt8[np.ndarray, "*shape 3"]:
-    """Scores as pixels."""
-    table = np.array([of_level(level, theme) for level in every_level()], dtype=np.uint8)
-    return table[levels(values, full) + LEVELS]
+def apply_colour_map(
+    values: Float[np.ndarray, "*shape"], vmax: float, theme: ColourTheme = LIGHT_THEME
+) -> UInt8[np.ndarray, "*shape 3"]:
+    """Map scores to RGB pixels.
+
+    Args:
+        values: The scores.
+        vmax: The score of full colour.
+        theme: The light or the dark theme.
+    """
+    table = np.array([get_level_colour(level, theme) for level in iter_colour_levels()], dtype=np.uint8)
+    return table[compute_colour_levels(values, vmax) + COLOUR_LEVELS_PER_SIGN]

@@ -1,4 +1,4 @@
-"""One self-contained HTML file: a document for the renderer, and its figures as plain tables where no script runs."""
+"""Self-contained HTML pages: the view model with the JavaScript renderer, and static tables where no script runs."""
 
 from base64 import b64encode
 from collections.abc import Collection, Iterable, Sequence
@@ -6,87 +6,139 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clearhead.data.atomic_file import whole
+from clearhead.data.atomic_file import atomic_write
 from clearhead.explanation.multi_stream import AnyExplanation
 from clearhead.render import bundle, view_model
-from clearhead.render.markup import Markup, data, joined, script, style_sheet, tag
-from clearhead.render.noscript import plain_form
-from clearhead.render.text_layout import name
-from clearhead.render.view_model import Document, document
+from clearhead.render.markup import (
+    Markup,
+    join_markup,
+    make_element,
+    make_json_element,
+    make_script_element,
+    make_style_element,
+)
+from clearhead.render.noscript import render_static_html
+from clearhead.render.text_layout import escape_invisible
+from clearhead.render.view_model import ViewModel, build_view_model
 
 if TYPE_CHECKING:
-    from clearhead.links import Links
+    from clearhead.links import AttentionLinks
 
 
-def report(explanations: Any, path: str | Path, title: str | None = None) -> Path:
-    """Write several explanations onto one self-contained page.
+def write_report(explanations: Any, path: str | Path, title: str | None = None) -> Path:
+    """Write explanations to a self-contained HTML file.
 
-    explanations: a list of them, or whatever `explain` and `compare` returned, or a list of these
+    Args:
+        explanations: What `explain` or `compare` returned, or a list of such results.
+        path: The file to write.
+        title: The title of the page. Default: the heading of the input, or the number of inputs.
+
+    Returns:
+        The path of the file.
+
+    Example:
+        clearhead.write_report(ex.explain("A great film.", ["lrp", "shap"]), "report.html")
     """
-    text = page(explanations, title)
-    with whole(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    html = render_explanations_page(explanations, title)
+    with atomic_write(path) as partial:
+        partial.write_text(html, encoding="utf-8")
     return Path(path)
 
 
-def page(
-    given: Any, title: str | None = None, evidence: Collection[int] | None = None, links: "Sequence[Links]" = ()
+def render_explanations_page(
+    results: Any,
+    title: str | None = None,
+    evidence: Collection[int] | None = None,
+    links: "Sequence[AttentionLinks]" = (),
 ) -> str:
-    """A whole page. Explanations of one input stand side by side; inputs follow one another.
+    """Render a page of explanations; those of one input are side by side.
 
-    evidence: the places of units that people marked, to be drawn under the text
-    links: how strongly units of two streams look at one another, as `probes.links` finds them
-    Either goes with one input alone.
+    Args:
+        results: What `explain` or `compare` returned, or a list of such results.
+        title: The title of the page. Default: the heading of the input, or the number of inputs.
+        evidence: Indices of units that people marked, drawn under the text; for a single input only.
+        links: How strongly units of two streams attend to each other; for a single input only.
+
+    Returns:
+        The HTML document.
     """
-    explanations = view_model.every(given)
-    parts = view_model.each_input(explanations, evidence, links)
-    heading = title or (parts[0]["heading"] if len(parts) == 1 else f"{len(parts)} inputs explained")
-    models = sorted({name(str(e.provenance["model"])) for e in explanations if e.provenance.get("model")})
-    foot = f"Scores are raw; only colours are scaled, {_scaled(explanations)}."
-    return alone(view_model.whole_page(parts, name(heading), " · ".join(["clearhead", *models]), foot))
+    explanations = view_model.flatten_explanations(results)
+    inputs = view_model.build_input_view_models(explanations, evidence, links)
+    default_title = inputs[0]["heading"] if len(inputs) == 1 else f"{len(inputs)} inputs explained"
+    models = sorted({escape_invisible(str(e.provenance["model"])) for e in explanations if e.provenance.get("model")})
+    footer = f"Scores are raw; only colours are scaled, {_describe_colour_scaling(explanations)}."
+    return render_standalone_page(
+        view_model.build_page_view_model(
+            inputs, escape_invisible(title or default_title), " · ".join(["clearhead", *models]), footer
+        )
+    )
 
 
-def page_of(result: Any, title: str | None = None, **options: Any) -> str:
-    """A whole page of one result of any kind: attention, an aggregate, a probe."""
-    made = document(result, **options)
-    return alone(view_model.whole_page([made], name(title or made["heading"])))
+def render_result_page(result: Any, title: str | None = None, **options: Any) -> str:
+    """Render a page of one result: attention, an aggregate, a probe.
+
+    Args:
+        result: The result.
+        title: The title of the page. Default: the heading of the result.
+        **options: Options of the result's view model.
+
+    Returns:
+        The HTML document.
+    """
+    view = build_view_model(result, **options)
+    return render_standalone_page(view_model.build_page_view_model([view], escape_invisible(title or view["heading"])))
 
 
-def alone(given: Document) -> str:
-    """A page that needs nothing but itself: the document, its plain form, the renderer and its style."""
-    source = bundle.script(view_model.extras(given))
-    head = tag("head", *_head(str(given["title"]), source))
-    main = tag("main", _inside(given), class_="clearhead ch-page")
-    return f'<!doctype html>\n<html lang="en">{head}<body>{main}{script(source)}</body></html>\n'
+def render_standalone_page(view: ViewModel) -> str:
+    """Render a view model as an HTML document that loads nothing: data, static tables, script and style sheet."""
+    source = bundle.build_script(view_model.find_required_modules(view))
+    head = make_element("head", *_iter_head_elements(str(view["title"]), source))
+    main = make_element("main", _render_body(view), class_="clearhead ch-page")
+    return f'<!doctype html>\n<html lang="en">{head}<body>{main}{make_script_element(source)}</body></html>\n'
 
 
-def _inside(given: Document) -> Markup:
-    return joined(data(given, view_model.extras(given)), tag("div", plain_form(given), class_="ch-plain"))
+def _render_body(view: ViewModel) -> Markup:
+    return join_markup(
+        make_json_element(view, view_model.find_required_modules(view)),
+        make_element("div", render_static_html(view), class_="ch-plain"),
+    )
 
 
-def fragment(result: Any, **options: Any) -> str:
-    """A piece of a page, for notebooks; its styles stay inside it."""
-    return notebook_cell(document(result, **options))
+def render_notebook_html(result: Any, **options: Any) -> str:
+    """Render a result as an HTML fragment for notebooks, with scoped styles.
+
+    Args:
+        result: The result.
+        **options: Options of the result's view model.
+    """
+    return render_notebook_view_model(build_view_model(result, **options))
 
 
-def notebook_cell(given: Document) -> str:
-    """The same of a document."""
-    made = tag("div", _inside(given), class_="clearhead ch-fragment")
-    return joined(style_sheet(bundle.style()), made, script(bundle.script(view_model.extras(given))))
+def render_notebook_view_model(view: ViewModel) -> str:
+    """Render a view model as an HTML fragment for notebooks, with scoped styles."""
+    body = make_element("div", _render_body(view), class_="clearhead ch-fragment")
+    return join_markup(
+        make_style_element(bundle.get_style_sheet()),
+        body,
+        make_script_element(bundle.build_script(view_model.find_required_modules(view))),
+    )
 
 
-def _scaled(explanations: Sequence[AnyExplanation]) -> str:
-    several = any(len(explanation.parts) > 1 for explanation in explanations)
-    return "each method’s by its largest score" + (" in each stream" if several else "")
+def _describe_colour_scaling(explanations: Sequence[AnyExplanation]) -> str:
+    if any(len(explanation.by_stream) > 1 for explanation in explanations):
+        return "for each method by its largest score in each stream"
+    return "for each method by its largest score"
 
 
-def _head(title: str, source: str) -> Iterable[Markup]:
-    # Even if something escaped our escaping, the browser would run no script but ours and fetch nothing.
+def _iter_head_elements(title: str, source: str) -> Iterable[Markup]:
+    # If escaping ever failed, the browser would still run no other script and load nothing.
     digest = b64encode(sha256(source.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    yield tag("meta", charset="utf-8")
-    yield tag("meta", http_equiv="Content-Security-Policy", content=f"{policy}; base-uri 'none'; form-action 'none'")
-    yield tag("meta", name="viewport", content="width=device-width, initial-scale=1")
-    yield tag("meta", name="color-scheme", content="light dark")
-    yield tag("title", title)
-    yield style_sheet(bundle.style())
+    yield make_element("meta", charset="utf-8")
+    yield make_element(
+        "meta", http_equiv="Content-Security-Policy", content=f"{policy}; base-uri 'none'; form-action 'none'"
+    )
+    yield make_element("meta", name="viewport", content="width=device-width, initial-scale=1")
+    yield make_element("meta", name="color-scheme", content="light dark")
+    yield make_element("title", title)
+    yield make_style_element(bundle.get_style_sheet())

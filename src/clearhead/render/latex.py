@@ -1,13 +1,20 @@
-"""Coloured text for a paper: a piece of LaTeX that needs the xcolor package and nothing else."""
+"""Coloured text as LaTeX for papers; it needs the packages fontenc, textcomp and xcolor."""
 
 import re
 
 from clearhead.errors import InputError
 from clearhead.explanation.explanation import Explanation
-from clearhead.render.colours import NO_SCORE, hexed, ink, largest, levels, of_level
-from clearhead.render.text_layout import Piece, lines, shape
+from clearhead.render.colours import (
+    NO_SCORE_LEVEL,
+    choose_text_colour,
+    compute_colour_levels,
+    compute_vmax,
+    format_hex_colour,
+    get_level_colour,
+)
+from clearhead.render.text_layout import TextSpan, build_text_lines, find_unit_layout
 
-_SIGNS = {
+_LATEX_ESCAPES = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
     "}": r"\}",
@@ -26,56 +33,88 @@ _SIGNS = {
     "`": r"\textasciigrave{}",
     "'": r"\textquotesingle{}",
 }
-#: Written out, because TeX drops spaces at the beginning of a line.
-_SPACE, _BREAK = "\\space%\n", "\\newline%\n"
-_RUNS = re.compile(r"\s+|\S+")
-_HEAD = r"% needs \usepackage[T1]{fontenc}, \usepackage{textcomp} and \usepackage{xcolor}"
-_UNIT = r"\newcommand{\chunit}[3]{\colorbox[HTML]{#1}{\textcolor[HTML]{#2}{\strut #3}}\allowbreak}"
+#: An explicit command, because TeX drops spaces at the beginning of a line.
+_LATEX_SPACE = "\\space%\n"
+_LATEX_LINE_BREAK = "\\newline%\n"
+_WHITESPACE_RUN_PATTERN = re.compile(r"\s+|\S+")
+_REQUIRED_PACKAGES_COMMENT = r"% needs \usepackage[T1]{fontenc}, \usepackage{textcomp} and \usepackage{xcolor}"
+_UNIT_MACRO = r"\newcommand{\chunit}[3]{\colorbox[HTML]{#1}{\textcolor[HTML]{#2}{\strut #3}}\allowbreak}"
 
 
-def latex(explanation: Explanation, special: bool = False) -> str:
-    r"""The text as it was written, each unit on its colour; lines of the text stay lines.
+def render_latex_text(explanation: Explanation, include_special: bool = False) -> str:
+    """Render a text as LaTeX, each unit on its colour; line breaks are kept.
 
-    special: also what the model added, such as [CLS]
+    Args:
+        explanation: An explanation whose units are parts of a text.
+        include_special: Whether to include tokens that the model added, such as [CLS].
 
-    >>> print(escaped("50% of a_b"))
-    50\% of a\_b
+    Returns:
+        The LaTeX source.
+
+    Raises:
+        InputError: If the units are not parts of a text.
     """
-    if shape(explanation) != "text":
+    if find_unit_layout(explanation) != "text":
         raise InputError(
-            f"{explanation.stream} is no text, so it has no coloured LaTeX: use e.plot() and save it as a PDF"
+            f"{explanation.stream} is not a text, so it has no coloured LaTeX: use e.plot() and save it as a PDF"
         )
-    steps = levels(explanation.scores, largest(explanation))
-    made = []
-    for line in lines(explanation.units):
-        pieces = [_piece(piece, None if piece.unit is None else int(steps[piece.unit]), special) for piece in line]
-        made.append("".join(pieces))
-    body = "\\par\n".join(made)
-    return f"{_HEAD}\n{{\\setlength{{\\fboxsep}}{{0.8pt}}%\n{_UNIT}%\n\\noindent%\n{body}\\par}}\n"
-
-
-def _piece(piece: Piece, level: int | None, special: bool) -> str:
-    if piece.special and not special:
-        return ""
-    if level is None:
-        return _spaced(piece.text)
-    if not piece.text:
-        return ""
-    background = of_level(level)
-    colours = "".join(f"{{{hexed(rgb)[1:].upper()}}}" for rgb in (background, ink(background)))
-    text = escaped(piece.text.strip())
-    text = rf"\texttt{{{text}}}" if piece.special else rf"\textit{{{text}}}" if level == NO_SCORE else text
-    before, after = (_SPACE if piece.text[:1].isspace() else ""), (_SPACE if piece.text[-1:].isspace() else "")
-    return f"{before}\\chunit{colours}{{{text}}}%\n{after}" if text else _SPACE
-
-
-def _spaced(text: str) -> str:
-    """What lies between units; a line break of the text is one in the paper."""
-    return "".join(
-        _BREAK if "\n" in part else _SPACE if part.isspace() else escaped(part) for part in _RUNS.findall(text)
+    levels = compute_colour_levels(explanation.scores, compute_vmax(explanation))
+    lines = []
+    for line in build_text_lines(explanation.units):
+        formatted = [
+            _format_span(span, None if span.unit_index is None else int(levels[span.unit_index]), include_special)
+            for span in line
+        ]
+        lines.append("".join(formatted))
+    body = "\\par\n".join(lines)
+    return (
+        f"{_REQUIRED_PACKAGES_COMMENT}\n{{\\setlength{{\\fboxsep}}{{0.8pt}}%\n{_UNIT_MACRO}%\n\\noindent%\n"
+        f"{body}\\par}}\n"
     )
 
 
-def escaped(text: str) -> str:
-    """Text in which LaTeX finds no command."""
-    return "".join(_SIGNS.get(sign, sign) for sign in text)
+def _format_span(span: TextSpan, level: int | None, include_special: bool) -> str:
+    """A unit on its colour, or the text between units if there is no level."""
+    if span.is_special and not include_special:
+        return ""
+    if level is None:
+        return _format_gap(span.text)
+    if not span.text:
+        return ""
+    text = escape_latex(span.text.strip())
+    if span.is_special:
+        text = rf"\texttt{{{text}}}"
+    elif level == NO_SCORE_LEVEL:
+        text = rf"\textit{{{text}}}"
+    if not text:
+        return _LATEX_SPACE
+    background = get_level_colour(level)
+    colours = "".join(
+        f"{{{format_hex_colour(rgb)[1:].upper()}}}" for rgb in (background, choose_text_colour(background))
+    )
+    leading_space = _LATEX_SPACE if span.text[:1].isspace() else ""
+    trailing_space = _LATEX_SPACE if span.text[-1:].isspace() else ""
+    return f"{leading_space}\\chunit{colours}{{{text}}}%\n{trailing_space}"
+
+
+def _format_gap(text: str) -> str:
+    """The text between units, with its line breaks."""
+    return "".join(map(_format_gap_run, _WHITESPACE_RUN_PATTERN.findall(text)))
+
+
+def _format_gap_run(run: str) -> str:
+    if "\n" in run:
+        return _LATEX_LINE_BREAK
+    if run.isspace():
+        return _LATEX_SPACE
+    return escape_latex(run)
+
+
+def escape_latex(text: str) -> str:
+    r"""Escape all characters that have a meaning in LaTeX.
+
+    Example:
+        >>> print(escape_latex("50% of a_b"))
+        50\% of a\_b
+    """
+    return "".join(_LATEX_ESCAPES.get(character, character) for character in text)

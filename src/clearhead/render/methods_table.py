@@ -1,35 +1,39 @@
-"""Tables of methods for a terminal and for notebooks, with what is to be known of some below them."""
+"""Tables of methods for terminals and notebooks, with notes about single methods below."""
 
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from clearhead.render.terminal_tables import Lines, cell, table
-from clearhead.render.text_layout import name
-from clearhead.render.view_model import Document, view
+from clearhead.render.terminal_tables import TableRows, build_terminal_table, format_table_cell
+from clearhead.render.text_layout import escape_invisible
+from clearhead.render.view_model import ViewModel, make_view_model
 
 
-def render(columns: Sequence[str], lines: Lines) -> RenderableType:
-    return Group(table(columns, lines), *map(Text, notes(lines)))
+def render_methods_table(columns: Sequence[str], rows: TableRows) -> RenderableType:
+    """Render a table of methods and its notes for rich."""
+    return Group(build_terminal_table(columns, rows), *map(Text, iter_method_notes(rows)))
 
 
-def text(columns: Sequence[str], lines: Lines) -> str:
-    """The same without colours, as wide as the terminal."""
+def format_methods_table(columns: Sequence[str], rows: TableRows) -> str:
+    """Render a table of methods as plain text, as wide as the terminal."""
     console = Console(color_system=None, highlight=False, force_jupyter=False)
-    with console.capture() as shown:
-        console.print(render(columns, lines))
-    return shown.get().rstrip()
+    with console.capture() as captured:
+        console.print(render_methods_table(columns, rows))
+    return captured.get().rstrip()
 
 
-def document(columns: Sequence[str], lines: Lines) -> Document:
-    """The same for the renderer."""
-    rows = [[name(cell(line[column])) for column in columns] for line in lines]
-    made = view("table", heads=list(columns), rows=rows)
-    return view("section", heading="Methods", note=name("\n".join(notes(lines))), parts=[made], more=[])
+def build_methods_view_model(columns: Sequence[str], rows: TableRows) -> ViewModel:
+    """Build the view model of a table of methods, for notebooks."""
+    cells = [[escape_invisible(format_table_cell(row[column])) for column in columns] for row in rows]
+    table = make_view_model("table", heads=list(columns), rows=cells)
+    return make_view_model(
+        "section", heading="Methods", note=escape_invisible("\n".join(iter_method_notes(rows))), parts=[table], more=[]
+    )
 
 
-def notes(lines: Lines) -> Iterator[str]:
-    """What to know before using some of the methods, each note once, after the methods that it is about."""
-    for note in dict.fromkeys(line["note"] for line in lines if line["note"]):
-        yield f"{', '.join(line['method'] for line in lines if line['note'] == note)}: {note}"
+def iter_method_notes(rows: TableRows) -> Iterator[str]:
+    """Yield each note once, after the names of its methods."""
+    for note in dict.fromkeys(row["note"] for row in rows if row["note"]):
+        names = ", ".join(row["method"] for row in rows if row["note"] == note)
+        yield f"{names}: {note}"

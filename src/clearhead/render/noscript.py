@@ -7,190 +7,222 @@ from typing import Any
 import numpy as np
 
 from clearhead.render import text_labels
-from clearhead.render.markup import Markup, Part, joined, tag
-from clearhead.render.view_model import Document
+from clearhead.render.markup import Markup, MarkupChild, join_markup, make_element
+from clearhead.render.view_model import ViewModel
 
 
-def plain_form(given: Document) -> Markup:
+def render_static_html(view: ViewModel) -> Markup:
     """Headings, sentences, and tables of scores; nothing is drawn."""
-    return _FORMS[given["view"]](given)
+    return _RENDERERS[view["view"]](view)
 
 
-def _page(given: Document) -> Markup:
-    head = joined(tag("p", given["eyebrow"], class_="ch-eyebrow"), tag("h1", given["title"]))
-    foot = tag("p", given["foot"], class_="ch-foot") if given["foot"] else None
-    return joined(head, *(plain_form(part) for part in given["parts"]), foot)
+def _render_page(given: ViewModel) -> Markup:
+    head = join_markup(make_element("p", given["eyebrow"], class_="ch-eyebrow"), make_element("h1", given["title"]))
+    foot = make_element("p", given["foot"], class_="ch-foot") if given["foot"] else None
+    return join_markup(head, *(render_static_html(part) for part in given["parts"]), foot)
 
 
-def _input(given: Document) -> Markup:
-    said = [tag("p", line) for line in given["explained"]]
-    notes = [tag("p", note, class_="ch-warn") for note in given["notes"]]
+def _render_input(given: ViewModel) -> Markup:
+    said = [make_element("p", line) for line in given["explained"]]
+    notes = [make_element("p", note, class_="ch-warn") for note in given["notes"]]
     labels = [[row["label"], row["said"]] for row in given["prediction"]["rows"]]
-    cards = [part for card in given["cards"] for part in _card(given, card)]
-    return tag("section", tag("h2", given["heading"]), *said, *notes, _table("Prediction", labels), *cards)
+    cards = [part for card in given["cards"] for part in _iter_method_card(given, card)]
+    return make_element(
+        "section", make_element("h2", given["heading"]), *said, *notes, _render_table("Prediction", labels), *cards
+    )
 
 
-def _card(given: Document, card: Document) -> Iterable[Part]:
-    yield tag("h3", card["title"])
+def _iter_method_card(given: ViewModel, card: ViewModel) -> Iterable[MarkupChild]:
+    yield make_element("h3", card["title"])
     for stream in given["streams"]:
         form = card["explanation"]
         scores = form.get("parts", {}).get(stream["stream"], form)["scores"]
-        rows = [[label, text_labels.number(score, 4)] for label, score in zip(stream["labels"], scores, strict=True)]
-        yield _table(f"Scores of {stream['stream']}", rows)
+        rows = [
+            [label, text_labels.format_number(score, 4)] for label, score in zip(stream["labels"], scores, strict=True)
+        ]
+        yield _render_table(f"Scores of {stream['stream']}", rows)
     for code in card["recipe"]:
-        yield tag("pre", tag("code", code))
+        yield make_element("pre", make_element("code", code))
 
 
-def _attention(given: Document) -> Markup:
+def _render_attention(given: ViewModel) -> Markup:
     rows = [
-        [f"layer {layer}, head {head}", pattern] for layer, own in _numbered(given["patterns"]) for head, pattern in own
+        [f"layer {layer}, head {head}", pattern]
+        for layer, own in _enumerate_heads(given["patterns"])
+        for head, pattern in own
     ]
-    about = tag("p", f"{given['model']} says {given['prediction']}. {given['says']}")
-    return tag("section", tag("h2", given["heading"]), about, _table("What each head looks at", rows))
+    about = make_element("p", f"{given['model']} says {given['prediction']}. {given['says']}")
+    return make_element(
+        "section", make_element("h2", given["heading"]), about, _render_table("What each head looks at", rows)
+    )
 
 
-def _streams(given: Document) -> Markup:
-    parts = [joined(tag("h3", own["name"]), plain_form(own)) for own in given["maps"]]
-    return tag("section", tag("h2", given["heading"]), *parts)
+def _render_streams(given: ViewModel) -> Markup:
+    parts = [join_markup(make_element("h3", own["name"]), render_static_html(own)) for own in given["maps"]]
+    return make_element("section", make_element("h2", given["heading"]), *parts)
 
 
-def _numbered(patterns: Sequence[Sequence[str]]) -> Iterable[tuple[int, Iterable[tuple[int, str]]]]:
+def _enumerate_heads(patterns: Sequence[Sequence[str]]) -> Iterable[tuple[int, Iterable[tuple[int, str]]]]:
     return ((layer, enumerate(own)) for layer, own in enumerate(patterns))
 
 
-def _aggregate(given: Document) -> Markup:
-    rows = [[what, f"{text_labels.number(score, 4)} ({count})"] for what, score, count in given["rows"]]
-    return tag("section", _table(f"{given['heading']}, and how often", rows))
+def _render_aggregate(given: ViewModel) -> Markup:
+    rows = [[what, f"{text_labels.format_number(score, 4)} ({count})"] for what, score, count in given["rows"]]
+    return make_element("section", _render_table(f"{given['heading']}, and how often", rows))
 
 
-def _probe(given: Document) -> Markup:
-    rows = [[row["name"], *_figures(row)] for row in given["figures"]]
-    told = (_table("Means with 95 % intervals", rows), *map(plain_form, given["plots"]), tag("p", given["says"]))
-    return tag("section", tag("h2", given["heading"]), *told)
+def _render_probe(given: ViewModel) -> Markup:
+    rows = [[row["name"], *_format_estimate_cells(row)] for row in given["figures"]]
+    told = (
+        _render_table("Means with 95 % intervals", rows),
+        *map(render_static_html, given["plots"]),
+        make_element("p", given["says"]),
+    )
+    return make_element("section", make_element("h2", given["heading"]), *told)
 
 
-def _curves(given: Document) -> Markup:
+def _render_line_chart(given: ViewModel) -> Markup:
     lines = given["lines"]
     heads = ["", *(line["name"] for line in lines)]
     known = [dict(zip(line["x"], line["y"], strict=True)) for line in lines]
     points = [[at, *(own.get(at) for own in known)] for at in sorted({at for line in lines for at in line["x"]})]
-    return _table(given.get("title", ""), [heads, *([_short(value) for value in row] for row in points)])
+    return _render_table(
+        given.get("title", ""), [heads, *([_format_short_number(value) for value in row] for row in points)]
+    )
 
 
-def _bars(given: Document) -> Markup:
+def _render_bar_chart(given: ViewModel) -> Markup:
     heads = ["", *(one["name"] or given["up"] for one in given["series"])]
-    rows = [[group, *(_bar(one["cells"][at]) for one in given["series"])] for at, group in enumerate(given["groups"])]
-    return _table(given["title"], [heads, *rows])
+    rows = [
+        [group, *(_format_bar(one["cells"][at]) for one in given["series"])] for at, group in enumerate(given["groups"])
+    ]
+    return _render_table(given["title"], [heads, *rows])
 
 
-def _bar(cell: Document | None) -> str:
+def _format_bar(cell: ViewModel | None) -> str:
     if cell is None:
         return "–"
-    ends = "" if cell.get("low") is None else f" [{_short(cell['low'])}, {_short(cell['high'])}]"
-    return str(cell.get("said") or f"{_short(cell['value'])}{ends} {cell.get('mark', '')}".strip())
+    ends = (
+        ""
+        if cell.get("low") is None
+        else f" [{_format_short_number(cell['low'])}, {_format_short_number(cell['high'])}]"
+    )
+    return str(cell.get("said") or f"{_format_short_number(cell['value'])}{ends} {cell.get('mark', '')}".strip())
 
 
-def _boxes(given: Document) -> Markup:
+def _render_box_chart(given: ViewModel) -> Markup:
     heads = ["median [quartiles]", *(one["name"] for one in given["series"])]
-    rows = [[group, *(_box(one["cells"][at]) for one in given["series"])] for at, group in enumerate(given["groups"])]
-    return _table(given["title"], [heads, *rows])
+    rows = [
+        [group, *(_format_box(one["cells"][at]) for one in given["series"])] for at, group in enumerate(given["groups"])
+    ]
+    return _render_table(given["title"], [heads, *rows])
 
 
-def _box(cell: Document | None) -> str:
+def _format_box(cell: ViewModel | None) -> str:
     if cell is None:
         return "–"
-    return f"{_short(cell['median'])} [{_short(cell['first'])}, {_short(cell['third'])}]"
+    return (
+        f"{_format_short_number(cell['median'])} [{_format_short_number(cell['first'])}, "
+        f"{_format_short_number(cell['third'])}]"
+    )
 
 
-def _points(given: Document) -> Markup:
+def _render_scatter_chart(given: ViewModel) -> Markup:
     shown = [*([given["means"]] if given.get("means") else []), *given["series"]]
     rows = [
-        [one.get("names", [one["name"]] * len(one["x"]))[i], _short(x), _short(one["y"][i])]
+        [one.get("names", [one["name"]] * len(one["x"]))[i], _format_short_number(x), _format_short_number(one["y"][i])]
         for one in shown
         for i, x in enumerate(one["x"])
     ]
-    return _table(given["title"], [["", given["across"], given["up"]], *rows])
+    return _render_table(given["title"], [["", given["across"], given["up"]], *rows])
 
 
-def _map(given: Document) -> Markup:
-    words = given.get("words") or _numbers_in(given["values"])
+def _render_heat_map_chart(given: ViewModel) -> Markup:
+    words = given.get("words") or _format_map_values(given["values"])
     rows = [[row, *own] for row, own in zip(given["rows"], words, strict=True)]
-    return _table(given["title"], [["", *given["columns"]], *rows])
+    return _render_table(given["title"], [["", *given["columns"]], *rows])
 
 
-def _numbers_in(values: Document) -> list[list[str]]:
+def _format_map_values(values: ViewModel) -> list[list[str]]:
     """The cells of a small map; large ones are left to the renderer and to the file."""
     if values["type"] != "f4":
         return [[] for _ in range(values["shape"][0])]
     table = np.frombuffer(b64decode(values["data"]), dtype="<f4").reshape(values["shape"])
-    return [[text_labels.number(float(value), 3) for value in row] for row in table]
+    return [[text_labels.format_number(float(value), 3) for value in row] for row in table]
 
 
-def _overlays(given: Document) -> Markup:
-    return joined(*(tag("p", one["name"]) for one in given["maps"]))
+def _render_overlays(given: ViewModel) -> Markup:
+    return join_markup(*(make_element("p", one["name"]) for one in given["maps"]))
 
 
-def _short(value: float | None) -> str:
-    return "–" if value is None else text_labels.number(value, 3)
+def _format_short_number(value: float | None) -> str:
+    return "–" if value is None else text_labels.format_number(value, 3)
 
 
-def _intervals(given: Document) -> Markup:
-    return _table(given["caption"], [[row["name"], *_figures(row)] for row in given["rows"]])
+def _render_intervals(given: ViewModel) -> Markup:
+    return _render_table(given["caption"], [[row["name"], *_format_estimate_cells(row)] for row in given["rows"]])
 
 
-def _figures(row: Document) -> list[str]:
-    return [*(_short(row[key]) for key in ("mean", "low", "high")), row.get("meaning", "")]
+def _format_estimate_cells(row: ViewModel) -> list[str]:
+    return [*(_format_short_number(row[key]) for key in ("mean", "low", "high")), row.get("meaning", "")]
 
 
-def _section(given: Document) -> Markup:
-    note = tag("p", given["note"]) if given.get("note") else None
-    parts = (plain_form(part) for part in (*given["parts"], *given["more"]))
-    return tag("section", tag("h2", given["heading"]), note, *parts)
+def _render_section(given: ViewModel) -> Markup:
+    note = make_element("p", given["note"]) if given.get("note") else None
+    parts = (render_static_html(part) for part in (*given["parts"], *given["more"]))
+    return make_element("section", make_element("h2", given["heading"]), note, *parts)
 
 
-def _panel(given: Document) -> Markup:
-    head = tag("h3", given["title"]) if given.get("title") else None
-    note = tag("p", given["note"]) if given.get("note") else None
-    return joined(head, note, *(plain_form(part) for part in given["parts"]))
+def _render_panel(given: ViewModel) -> Markup:
+    head = make_element("h3", given["title"]) if given.get("title") else None
+    note = make_element("p", given["note"]) if given.get("note") else None
+    return join_markup(head, note, *(render_static_html(part) for part in given["parts"]))
 
 
-def _ranking(given: Document) -> Markup:
-    rows = [[row["name"], *("–" if cell is None else _ranked(cell) for cell in row["cells"])] for row in given["rows"]]
-    return _table(given["title"], [["method", *given["columns"]], *rows])
+def _render_ranking(given: ViewModel) -> Markup:
+    rows = [
+        [row["name"], *("–" if cell is None else _format_ranked_cell(cell) for cell in row["cells"])]
+        for row in given["rows"]
+    ]
+    return _render_table(given["title"], [["method", *given["columns"]], *rows])
 
 
-def _ranked(cell: Document) -> str:
+def _format_ranked_cell(cell: ViewModel) -> str:
     mean, *ends = cell["said"]
     spread = f" [{', '.join(ends)}]" if ends else ""
     return f"{mean}{spread}, rank {cell['rank']}"
 
 
-def _table(caption: str, rows: Sequence[Sequence[str]]) -> Markup:
+def _render_table(caption: str, rows: Sequence[Sequence[str]]) -> Markup:
     if not rows:
         return Markup()
     made = [
-        tag("tr", tag("th", tag("bdi", first), scope="row"), *(tag("td", cell) for cell in rest))
+        make_element(
+            "tr",
+            make_element("th", make_element("bdi", first), scope="row"),
+            *(make_element("td", cell) for cell in rest),
+        )
         for first, *rest in rows
     ]
-    return tag("table", tag("caption", caption), tag("tbody", *made))
+    return make_element("table", make_element("caption", caption), make_element("tbody", *made))
 
 
-_FORMS: dict[str, Callable[[dict[str, Any]], Markup]] = {
-    "page": _page,
-    "input": _input,
-    "attention": _attention,
-    "streams": _streams,
-    "aggregate": _aggregate,
-    "probe": _probe,
-    "curves": _curves,
-    "bars": _bars,
-    "boxes": _boxes,
-    "points": _points,
-    "map": _map,
-    "overlays": _overlays,
-    "intervals": _intervals,
-    "table": lambda given: _table(given.get("title", ""), [given["heads"], *given["rows"]]),
-    "section": _section,
-    "panel": _panel,
-    "ranking": _ranking,
+_RENDERERS: dict[str, Callable[[dict[str, Any]], Markup]] = {
+    "page": _render_page,
+    "input": _render_input,
+    "attention": _render_attention,
+    "streams": _render_streams,
+    "aggregate": _render_aggregate,
+    "probe": _render_probe,
+    "curves": _render_line_chart,
+    "bars": _render_bar_chart,
+    "boxes": _render_box_chart,
+    "points": _render_scatter_chart,
+    "map": _render_heat_map_chart,
+    "overlays": _render_overlays,
+    "intervals": _render_intervals,
+    "table": lambda given: _render_table(given.get("title", ""), [given["heads"], *given["rows"]]),
+    "section": _render_section,
+    "panel": _render_panel,
+    "ranking": _render_ranking,
 }

@@ -1,4 +1,4 @@
-"""Pages of results: sections with a note, tables, and panels of plots, for the renderer."""
+"""Building blocks of report pages: sections with a note, tables, and panels of charts."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -6,50 +6,77 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.data.atomic_file import whole
-from clearhead.render.html import alone
-from clearhead.render.text_layout import name
-from clearhead.render.view_model import Document, view, whole_page
-from clearhead.stats import Interval
+from clearhead.data.atomic_file import atomic_write
+from clearhead.render.html import render_standalone_page
+from clearhead.render.text_layout import escape_invisible
+from clearhead.render.view_model import ViewModel, build_page_view_model, make_view_model
+from clearhead.stats import ConfidenceInterval
 
 
-def sheet(eyebrow: str, title: str, sections: Iterable[Document | None], foot: str) -> Document:
-    """The sections of one page."""
-    return whole_page([part for part in sections if part], name(title), name(eyebrow), name(foot))
+def build_report_page(eyebrow: str, title: str, sections: Iterable[ViewModel | None], footer: str) -> ViewModel:
+    """Build the view model of a report page.
+
+    Args:
+        eyebrow: The line above the title.
+        title: The title of the page.
+        sections: The sections; None entries are skipped.
+        footer: The line at the end of the page.
+    """
+    return build_page_view_model(
+        [section for section in sections if section],
+        escape_invisible(title),
+        escape_invisible(eyebrow),
+        escape_invisible(footer),
+    )
 
 
-def write(path: str | Path, given: Document) -> Path:
-    """One self-contained page with the look of all pages."""
-    with whole(path) as partial:
-        partial.write_text(alone(given), encoding="utf-8")
+def write_report_page(path: str | Path, view: ViewModel) -> Path:
+    """Write a self-contained HTML page and return its path."""
+    with atomic_write(path) as partial:
+        partial.write_text(render_standalone_page(view), encoding="utf-8")
     return Path(path)
 
 
-def section(title: str, *parts: Document | None, note: str = "") -> Document:
-    return view("section", heading=name(title), note=name(note), parts=[part for part in parts if part], more=[])
+def build_section(title: str, *children: ViewModel | None, note: str = "") -> ViewModel:
+    """Build a section with a heading, a note and its content; None entries are skipped."""
+    return make_view_model(
+        "section",
+        heading=escape_invisible(title),
+        note=escape_invisible(note),
+        parts=[child for child in children if child],
+        more=[],
+    )
 
 
-def panel(*plots: Document, title: str = "", note: str = "") -> Document:
-    """Plots beside one another."""
-    return view("panel", title=name(title), note=name(note), parts=list(plots))
+def build_panel(*charts: ViewModel, title: str = "", note: str = "") -> ViewModel:
+    """Build a panel of charts, shown side by side."""
+    return make_view_model("panel", title=escape_invisible(title), note=escape_invisible(note), parts=list(charts))
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> Document:
-    return view("table", heads=[name(words) for words in heads], rows=[[said(value) for value in row] for row in rows])
+def build_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> ViewModel:
+    """Build a table from column names and rows of values."""
+    return make_view_model(
+        "table",
+        heads=[escape_invisible(column) for column in columns],
+        rows=[[format_report_cell(value) for value in row] for row in rows],
+    )
 
 
-def said(value: Any) -> str:
-    """A cell: numbers short, intervals with their ends, what is missing as a dash.
+def format_report_cell(value: Any) -> str:
+    """Format the value of a table cell: short numbers, intervals with their bounds, a dash for missing values.
 
-    >>> said(0.12345), said(None), said(True), said(0.00002)
-    ('0.123', '–', 'yes', '2e-05')
+    Example:
+        >>> format_report_cell(0.12345), format_report_cell(None), format_report_cell(True), format_report_cell(2e-05)
+        ('0.123', '–', 'yes', '2e-05')
     """
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return "–"
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"
-    if isinstance(value, Interval):
+    if isinstance(value, ConfidenceInterval):
         return "–" if not value.count else str(value).replace("-", "−")
     if isinstance(value, float):
-        return f"{value:.1g}" if 0 < abs(value) < 0.001 else f"{value:.3f}".replace("-", "−")
-    return name(str(value))
+        if 0 < abs(value) < 0.001:
+            return f"{value:.1g}"
+        return f"{value:.3f}".replace("-", "−")
+    return escape_invisible(str(value))

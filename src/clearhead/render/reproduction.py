@@ -1,239 +1,323 @@
-"""How to get an explanation again: as Python, and as a command."""
+"""Reproduces an explanation: the Python code and the command line that compute it again."""
 
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from clearhead.explanation.multi_stream import AnyExplanation
 
-#: Stand for a picture and a sound: an explanation keeps pixels and scores, not where they came from.
-PICTURE, SOUND = "picture.jpg", "sound.wav"
-_MERGED = {"word": "words", "sentence": "sentences"}
-#: What a target at one place of an answer is called in Python, and in words.
-_PLACED = {
-    "generated word": ("Generated", "step"),
-    "detection": ("Query", "query"),
+#: File names for image and audio inputs: an explanation stores pixels and scores, not the path of the file.
+IMAGE_PLACEHOLDER = "image.jpg"
+AUDIO_PLACEHOLDER = "audio.wav"
+_MERGE_METHOD_NAMES = {"word": "words", "sentence": "sentences"}
+#: Target kind of one output position → its class in Python and its word on the command line.
+_POSITION_TARGETS = {
+    "generated word": ("GeneratedToken", "step"),
+    "detection": ("DetectionQuery", "query"),
     "token label": ("TokenLabel", "token"),
-    "answer": ("Answer", "answer"),
+    "answer": ("AnswerSpan", "answer"),
 }
 
 
-def snippet(explanation: AnyExplanation) -> str:
-    """Python that gives this explanation again, as far as a file can know."""
-    arguments = [*_inputs(explanation), f"method={_method(explanation.provenance)}"]
-    arguments += [f"target={wanted}"] if (wanted := _target(explanation)) else []
-    # A file brings tuples back as lists, and a list of answers would be one for each input.
-    settings = {key: tuple(v) if isinstance(v, list) else v for key, v in _settings(explanation).items()}
-    arguments += [f"{key}={value!r}" for key, value in settings.items()]
-    call = f"ex.explain({', '.join(arguments)})"
-    if len(call) > 88:
-        call = "ex.explain(\n    " + ",\n    ".join(arguments) + ",\n)"
-    kind, sizes = _merged(explanation), "absolute=True" if explanation.provenance.get("absolute") else ""
-    lines = ["import clearhead", "", f"ex = {_load(explanation)}", f"e = {call}{f'.{kind}({sizes})' if kind else ''}"]
-    if _has_regions(explanation):
-        lines.append("# then merged into regions of the picture, with e.regions(…)")
+def format_python_snippet(explanation: AnyExplanation) -> str:
+    """Return Python code that computes an explanation again.
+
+    Args:
+        explanation: The explanation. What it does not store (image files, model objects) becomes a placeholder.
+
+    Returns:
+        The source code.
+    """
+    call = _format_explain_call(explanation)
+    merge_method = _find_merge_method(explanation)
+    if merge_method:
+        merge_arguments = "absolute=True" if explanation.provenance.get("absolute") else ""
+        call = f"{call}.{merge_method}({merge_arguments})"
+    lines = ["import clearhead", "", f"ex = {_format_load_call(explanation)}", f"e = {call}"]
+    if _has_merged_regions(explanation):
+        lines.append("# then merged into regions of the image, with e.regions(…)")
     if "minus" in explanation.provenance:
         lines.insert(0, "# A difference of two explanations; this is the first of them.")
     return "\n".join(lines)
 
 
-def command(explanation: AnyExplanation) -> str | None:
-    """The same on the command line; None where that has no words for it."""
-    target, settings = explanation.target, {**_loading(explanation), **_settings(explanation)}
-    given, wanted = _given(explanation), _in_words(explanation)
-    nameable = wanted is not None and isinstance(settings.get("answer", ""), str)
-    plain = "minus" not in explanation.provenance and "absolute" not in explanation.provenance
-    if not nameable or not plain or _has_regions(explanation) or _from_objects(explanation) or not _can_be_typed(given):
+def _format_explain_call(explanation: AnyExplanation) -> str:
+    """The call of `ex.explain`, on several lines if it is long."""
+    arguments = [*_format_input_arguments(explanation), f"method={_format_method_argument(explanation.provenance)}"]
+    target = _format_python_target(explanation)
+    if target:
+        arguments.append(f"target={target}")
+    for key, value in _collect_explain_settings(explanation).items():
+        # JSON turns tuples into lists, and a list of answers would mean one for each input.
+        arguments.append(f"{key}={_convert_list_to_tuple(value)!r}")
+    call = f"ex.explain({', '.join(arguments)})"
+    if len(call) > 88:
+        return "ex.explain(\n    " + ",\n    ".join(arguments) + ",\n)"
+    return call
+
+
+def _convert_list_to_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def format_cli_command(explanation: AnyExplanation) -> str | None:
+    """Return the command that computes an explanation again.
+
+    Args:
+        explanation: The explanation.
+
+    Returns:
+        The command; None if the command line cannot express the inputs, the target or the model.
+    """
+    settings = {**_collect_load_settings(explanation), **_collect_explain_settings(explanation)}
+    inputs = _collect_inputs(explanation)
+    target_text = _format_cli_target(explanation)
+    if target_text is None or not isinstance(settings.get("answer", ""), str):
         return None
-    words = ["clearhead", "explain", "--model", str(explanation.provenance["model"]), "--method", explanation.method]
-    words += ["--target", wanted] if wanted else []
-    words += ["--against", str(target["against"])] if "against" in target else []
-    words += ["--mask", str(target["mask"])] if "mask" in target else []
+    if "minus" in explanation.provenance or "absolute" in explanation.provenance:
+        return None
+    if _has_merged_regions(explanation) or _was_loaded_from_objects(explanation) or not _is_typeable(inputs):
+        return None
+    target = explanation.target
+    words = ["clearhead", "explain", "--model", str(explanation.provenance["model"]), "--methods", explanation.method]
+    if target_text:
+        words += ["--target", target_text]
+    if "against" in target:
+        words += ["--against", str(target["against"])]
+    if "mask" in target:
+        words += ["--mask", str(target["mask"])]
     for key, value in settings.items():
         words += [f"--{key.replace('_', '-')}", str(value)]
-    words += [f"--{kind}"] if (kind := _merged(explanation)) else []
-    if len(given) > 1:
-        # With "=" a text may begin with a dash, and after "--".
-        return shlex.join([*words, *(f"--{stream}={texts[0]}" for stream, texts in given.items())])
-    (texts,) = given.values()
-    words += [f"--pair={texts[1]}"] if len(texts) > 1 else []
+    merge_method = _find_merge_method(explanation)
+    if merge_method:
+        words.append(f"--{merge_method}")
+    if len(inputs) > 1:
+        # After "=" a text may begin with a dash; below, after "--".
+        return shlex.join([*words, *(f"--{stream}={texts[0]}" for stream, texts in inputs.items())])
+    (texts,) = inputs.values()
+    if len(texts) > 1:
+        words.append(f"--pair={texts[1]}")
     return shlex.join([*words, "--", texts[0]])
 
 
-def _merged(explanation: AnyExplanation) -> str | None:
-    kinds = (part.units.kind for part in explanation.parts.values())
-    return next((_MERGED[kind] for kind in kinds if kind in _MERGED), None)
+def _find_merge_method(explanation: AnyExplanation) -> str | None:
+    """The name of the method that merged the units, such as "words"."""
+    unit_kinds = (stream.units.kind for stream in explanation.by_stream.values())
+    return next((_MERGE_METHOD_NAMES[kind] for kind in unit_kinds if kind in _MERGE_METHOD_NAMES), None)
 
 
-def _has_regions(explanation: AnyExplanation) -> bool:
-    """Whether patches were merged afterwards; regions that a model itself reads are a stream of their own."""
-    return any(part.units.kind == "region" and stream != "regions" for stream, part in explanation.parts.items())
+def _has_merged_regions(explanation: AnyExplanation) -> bool:
+    """Whether patches were merged into regions; the regions of the stream "regions" are the model's own input."""
+    return any(stream.units.kind == "region" and name != "regions" for name, stream in explanation.by_stream.items())
 
 
-def _settings(explanation: AnyExplanation) -> dict[str, Any]:
-    """What was not left as it is by default."""
+def _collect_explain_settings(explanation: AnyExplanation) -> dict[str, Any]:
+    """The arguments of `explain` that differ from the defaults."""
     settings: dict[str, Any] = {}
-    scale, alike = explanation.target.get("scale"), explanation.prediction.get("label") == "similarity"
-    if scale in ("probability", "log-odds") or (scale == "logit" and alike):
+    scale = explanation.target.get("scale")
+    is_similarity = explanation.prediction.get("label") == "similarity"
+    if scale in ("probability", "log-odds") or (scale == "logit" and is_similarity):
         settings["scale"] = scale
     if explanation.provenance.get("profile"):
         settings["profile"] = explanation.provenance["profile"]
     settings |= explanation.provenance.get("reading") or {}
-    if any(part.per_head is not None for part in explanation.parts.values()):
+    if any(stream.per_head is not None for stream in explanation.by_stream.values()):
         settings["per"] = "head"
     if explanation.certificate.get("seed"):
         settings["seed"] = explanation.certificate["seed"]
     return settings
 
 
-def _loading(explanation: AnyExplanation) -> dict[str, Any]:
-    """How the model was loaded, where not as it is by default."""
+def _collect_load_settings(explanation: AnyExplanation) -> dict[str, Any]:
+    """The arguments of `load` that differ from the defaults."""
     settings = dict(explanation.provenance.get("loading") or {})
     if explanation.certificate.get("dtype") not in (None, "float32"):
         settings["dtype"] = explanation.certificate["dtype"]
     return settings
 
 
-def _load(explanation: AnyExplanation) -> str:
-    if _from_objects(explanation):
+def _format_load_call(explanation: AnyExplanation) -> str:
+    if _was_loaded_from_objects(explanation):
         return f"clearhead.load((model, processor))  # your {explanation.provenance.get('model_class', 'model')}"
-    given = "".join(f", {key}={value!r}" for key, value in _loading(explanation).items())
-    return f"clearhead.load({str(explanation.provenance['model'])!r}{given})"
+    arguments = "".join(f", {key}={value!r}" for key, value in _collect_load_settings(explanation).items())
+    return f"clearhead.load({str(explanation.provenance['model'])!r}{arguments})"
 
 
-def _from_objects(explanation: AnyExplanation) -> bool:
-    """Whether the model came as an object: then it has the name of its class, and no file can say where it lives."""
+def _was_loaded_from_objects(explanation: AnyExplanation) -> bool:
+    """Whether the model was passed as an object: it has the name of its class, and its path is unknown."""
     model = explanation.provenance.get("model")
     return model is None or model == explanation.provenance.get("model_class")
 
 
-def _given(explanation: AnyExplanation) -> dict[str, tuple[str, ...]]:
-    """What was given, by name, as texts and files; an empty tuple for numbers that no file can name."""
-    parts = explanation.parts
-    given: dict[str, tuple[str, ...]] = {}
-    for stream, part in parts.items():
-        if stream in ("prefix", "queries") or (stream == "other" and "text" in parts):
-            continue  # what the model said itself, or has learned; the second of two texts
-        texts = part.units.texts
-        if stream == "image":
-            given["image"] = (PICTURE,) if part.picture is not None or part.units.grid is not None else ()
-        elif stream == "audio":
-            given["audio"] = (SOUND,)
-        elif stream == "regions":
-            given["regions"] = ()
+def _collect_inputs(explanation: AnyExplanation) -> dict[str, tuple[str, ...]]:
+    """The inputs by name, as texts and file names; an empty tuple for tensors, which have no name."""
+    streams = explanation.by_stream
+    inputs: dict[str, tuple[str, ...]] = {}
+    for name, stream in streams.items():
+        if name in ("prefix", "queries") or (name == "other" and "text" in streams):
+            continue  # generated by the model, or learned; the second of two texts
+        texts = stream.units.texts
+        if name == "image":
+            is_image = stream.image is not None or stream.units.grid is not None
+            inputs["image"] = (IMAGE_PLACEHOLDER,) if is_image else ()
+        elif name == "audio":
+            inputs["audio"] = (AUDIO_PLACEHOLDER,)
+        elif name == "regions":
+            inputs["regions"] = ()
+        elif _find_target_kinds(explanation) == {"generated word"}:
+            inputs["text"] = texts[:1]
         else:
-            second = parts["other"].units.texts if "other" in parts else texts[1:]
-            given["text"] = texts[:1] if _kinds(explanation) == {"generated word"} else (*texts[:1], *second)
-    return given
+            second = streams["other"].units.texts if "other" in streams else texts[1:]
+            inputs["text"] = (*texts[:1], *second)
+    return inputs
 
 
-def _can_be_typed(given: dict[str, tuple[str, ...]]) -> bool:
-    return bool(given) and all(given.values())
+def _is_typeable(inputs: dict[str, tuple[str, ...]]) -> bool:
+    """Whether all inputs can be typed on the command line."""
+    return bool(inputs) and all(inputs.values())
 
 
-def _inputs(explanation: AnyExplanation) -> list[str]:
-    given = _given(explanation)
-    said = {stream: "(features, boxes)" if stream == "regions" else _python(texts) for stream, texts in given.items()}
-    return list(said.values()) if len(said) == 1 else [f"{stream}={text}" for stream, text in said.items()]
+def _format_input_arguments(explanation: AnyExplanation) -> list[str]:
+    """The inputs as arguments of `explain`: positional if there is one, else by name."""
+    literals = {
+        name: "(features, boxes)" if name == "regions" else _format_input_literal(texts)
+        for name, texts in _collect_inputs(explanation).items()
+    }
+    if len(literals) == 1:
+        return list(literals.values())
+    return [f"{name}={literal}" for name, literal in literals.items()]
 
 
-def _python(texts: tuple[str, ...]) -> str:
-    return "inputs" if not texts else repr(texts[0]) if len(texts) == 1 else repr(texts)
+def _format_input_literal(texts: tuple[str, ...]) -> str:
+    if not texts:
+        return "inputs"
+    if len(texts) == 1:
+        return repr(texts[0])
+    return repr(texts)
 
 
-def _method(provenance: Any) -> str:
-    method, options = provenance.get("method"), provenance.get("options") or {}
+def _format_method_argument(provenance: Any) -> str:
+    """The method's name, or a `clearhead.Method` with its options."""
+    method = provenance.get("method")
+    options = provenance.get("options")
     if not options:
         return repr(method)
-    # A file brings tuples back as lists; written as tuples, the snippet is the same before and after.
-    given = ", ".join(f"{key}={tuple(v) if isinstance(v, list) else v!r}" for key, v in options.items())
-    return f"clearhead.Method({method!r}, {given})"
+    # JSON turns tuples into lists; written as tuples, the snippet is the same before and after.
+    arguments = ", ".join(f"{key}={_convert_list_to_tuple(value)!r}" for key, value in options.items())
+    return f"clearhead.Method({method!r}, {arguments})"
 
 
-def _kinds(explanation: AnyExplanation) -> set[str]:
-    """The kinds of place that the targets have; a contrast does not say which, and is told by other signs."""
-    found = set()
-    for step in explanation.target.get("steps") or [explanation.target]:
-        kind = str(step.get("kind"))
-        if kind == "contrast" and "place" in step:
-            token = str(explanation.provenance.get("model_class")).endswith("ForTokenClassification")
-            kind = "detection" if "box" in step else "token label" if token else "generated word"
-            kind = "answer" if isinstance(step["place"], str) else kind
-        found.add(kind)
-    return found
+def _find_target_kinds(explanation: AnyExplanation) -> set[str]:
+    """The target kinds of all steps; the kind of a contrast at one position is inferred from its other fields."""
+    return {_find_step_kind(explanation, step) for step in explanation.target.get("steps") or [explanation.target]}
 
 
-def _in_words(explanation: AnyExplanation) -> str | None:
-    """The target as one types it; "" for what is meant anyway, None where there are no words for it."""
-    target, kinds = explanation.target, _kinds(explanation)
+def _find_step_kind(explanation: AnyExplanation, step: Mapping[str, Any]) -> str:
+    kind = str(step.get("kind"))
+    if kind != "contrast" or "place" not in step:
+        return kind
+    if isinstance(step["place"], str):
+        return "answer"
+    if "box" in step:
+        return "detection"
+    if str(explanation.provenance.get("model_class")).endswith("ForTokenClassification"):
+        return "token label"
+    return "generated word"
+
+
+def _format_cli_target(explanation: AnyExplanation) -> str | None:
+    """The value of --target; "" if the default means the same, None if the target cannot be typed."""
+    target = explanation.target
+    kinds = _find_target_kinds(explanation)
     kind = kinds.pop() if len(kinds) == 1 else ""
     if target.get("kind") == "several":
         if kind == "detection":
-            return _one_label(explanation) or ""
+            return _find_common_label(explanation) or ""
         return {"generated word": "every step", "token label": "every token", "answer": ""}.get(kind)
-    if kind == "generated word" and _is_next(explanation):
-        return "" if _is_predicted(explanation) else _name(target)
-    if kind in _PLACED:
-        label = target["index"] if kind == "answer" else _name(target)
-        return f"{_PLACED[kind][1]} {target['place']} = {label}"
+    if kind == "generated word" and _is_next_token(explanation):
+        return "" if _is_predicted_token(explanation) else _get_target_label(target)
+    if kind in _POSITION_TARGETS:
+        label = target["index"] if kind == "answer" else _get_target_label(target)
+        return f"{_POSITION_TARGETS[kind][1]} {target['place']} = {label}"
     if kind in ("predicted", "similarity"):
         return ""
-    return _name(target) if kind in ("label", "masked word") or "against" in target else None
+    if kind in ("label", "masked word") or "against" in target:
+        return _get_target_label(target)
+    return None
 
 
-def _is_next(explanation: AnyExplanation) -> bool:
-    """Whether a word was explained after which, and before which, nothing was said: the next one."""
-    parts = explanation.parts
-    said = any(len(part.units.texts) > 1 for part in parts.values()) or "answer" in _settings(explanation)
-    return not said and not ("prefix" in parts and len(parts["prefix"].units.drop_special()))
+def _is_next_token(explanation: AnyExplanation) -> bool:
+    """Whether the target is the first token after the prompt, without a given or generated continuation."""
+    streams = explanation.by_stream
+    if any(len(stream.units.texts) > 1 for stream in streams.values()):
+        return False
+    if "answer" in _collect_explain_settings(explanation):
+        return False
+    return "prefix" not in streams or not len(streams["prefix"].units.content_indices())
 
 
-def _is_predicted(explanation: AnyExplanation) -> bool:
+def _is_predicted_token(explanation: AnyExplanation) -> bool:
     return "against" not in explanation.target and (
         explanation.target.get("index") == explanation.prediction.get("index")
     )
 
 
-def _one_label(explanation: AnyExplanation) -> str | None:
-    """The class of all objects that were found together, if there is one."""
+def _find_common_label(explanation: AnyExplanation) -> str | None:
+    """The class that all detected objects have in common, if there is one."""
     labels = {str(step.get("label")) for step in explanation.target.get("steps") or ()}
     return labels.pop() if len(labels) == 1 else None
 
 
-def _target(explanation: AnyExplanation) -> str | None:
-    target, kinds = explanation.target, _kinds(explanation)
+def _format_python_target(explanation: AnyExplanation) -> str | None:
+    """The target as Python source; None for the default target."""
+    target = explanation.target
+    kinds = _find_target_kinds(explanation)
     if target.get("kind") == "several":
-        if kinds == {"detection"}:
-            label = _one_label(explanation)
-            return None if label is None else repr(label)
-        made = [f"clearhead.{_PLACED[kind][0]}()" for kind in kinds if kind in _PLACED]
-        return made[0] if len(made) == 1 and len(kinds) == 1 else None
-    if kinds == {"generated word"} and _is_next(explanation):
+        return _format_python_steps(explanation, kinds)
+    if kinds == {"generated word"} and _is_next_token(explanation):
         if "against" in target:
             return f"clearhead.Contrast({target.get('index')!r}, {target['against']!r})"
-        return None if _is_predicted(explanation) else repr(target.get("index"))
-    if "place" in target and len(kinds) == 1 and (kind := kinds.pop()) in _PLACED:
-        # Words of an answer go by number: what a tokenizer makes of a piece's name need not be that piece again.
-        label = target["index"] if kind in ("generated word", "answer") and "index" in target else _name(target)
+        return None if _is_predicted_token(explanation) else repr(target.get("index"))
+    if "place" in target and len(kinds) == 1 and (kind := kinds.pop()) in _POSITION_TARGETS:
+        label = _get_target_label(target)
+        # Tokens go by id: the tokenizer may not encode a token's text as the same token.
+        if kind in ("generated word", "answer") and "index" in target:
+            label = target["index"]
         against = f", {target['against']!r}" if "against" in target else ""
-        return f"clearhead.{_PLACED[kind][0]}({target['place']!r}, {label!r}{against})"
-    at_mask = f"mask={target['mask']}" if "mask" in target else ""
+        return f"clearhead.{_POSITION_TARGETS[kind][0]}({target['place']!r}, {label!r}{against})"
+    mask_argument = f"mask_index={target['mask']}" if "mask" in target else ""
     if "against" in target:
-        contrast = f"{_name(target)!r}, {target['against']!r}"
-        return f"clearhead.Contrast({contrast}{f', {at_mask}' if at_mask else ''})"
+        arguments = [repr(_get_target_label(target)), repr(target["against"])]
+        if mask_argument:
+            arguments.append(mask_argument)
+        return f"clearhead.Contrast({', '.join(arguments)})"
     match target.get("kind"):
         case "label":
             return repr(target.get("name"))
         case "masked word":
-            return f"clearhead.MaskedWord({target.get('name')!r}, {at_mask})"
-        case "predicted" if at_mask:
-            return f"clearhead.MaskedWord({at_mask})"
+            return f"clearhead.MaskedToken({target.get('name')!r}, {mask_argument})"
+        case "predicted" if mask_argument:
+            return f"clearhead.MaskedToken({mask_argument})"
         case "callable":
             return str(target.get("name"))
     return None
 
 
-def _name(target: Any) -> str:
-    """The label explained, without the one that it is held against, and without the token that has it."""
+def _format_python_steps(explanation: AnyExplanation, kinds: set[str]) -> str | None:
+    """A target of several steps as Python source."""
+    if kinds == {"detection"}:
+        label = _find_common_label(explanation)
+        return None if label is None else repr(label)
+    if len(kinds) != 1:
+        return None
+    (kind,) = kinds
+    if kind not in _POSITION_TARGETS:
+        return None
+    return f"clearhead.{_POSITION_TARGETS[kind][0]}()"
+
+
+def _get_target_label(target: Any) -> str:
+    """The explained label, without the label of a contrast and the token of a token label."""
     if "label" in target:
         return str(target["label"])
     return str(target.get("name")).removesuffix(f" − {target.get('against')}")

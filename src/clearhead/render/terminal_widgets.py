@@ -15,24 +15,38 @@ from rich.text import Text
 
 from clearhead.explanation.explanation import Explanation
 from clearhead.render import text_labels
-from clearhead.render.colours import DARK, LEVELS, NO_SCORE, hexed, largest, levels, of_level
-from clearhead.render.text_layout import name
+from clearhead.render.colours import (
+    COLOUR_LEVELS_PER_SIGN,
+    DARK_THEME,
+    NO_SCORE_LEVEL,
+    compute_colour_levels,
+    compute_vmax,
+    format_hex_colour,
+    get_level_colour,
+)
+from clearhead.render.text_layout import escape_invisible
 
 # Whether a terminal is dark cannot be asked, so coloured text brings its own dark paper and is the same on both.
-PAPER = of_level(0, DARK)
-FOR, AGAINST = (hexed(of_level(sign * LEVELS * 3 // 4, DARK)) for sign in (1, -1))
+BACKGROUND_COLOUR = get_level_colour(0, DARK_THEME)
+POSITIVE_COLOUR, NEGATIVE_COLOUR = (
+    format_hex_colour(get_level_colour(sign * COLOUR_LEVELS_PER_SIGN * 3 // 4, DARK_THEME)) for sign in (1, -1)
+)
 #: How many steps are shown, and how many cells the name of a step or unit takes at most.
-STEPS, NAME = 24, 12
-SHADES = " ·░▒▓█"
+MAX_SHOWN_STEPS, MAX_LABEL_CELLS = 24, 12
+SHADE_CHARACTERS = " ·░▒▓█"
 
 
-def shade(level: int) -> str:
+def get_shade_character(level: int) -> str:
     """A level as a sign, for a terminal that has no colours."""
-    return SHADES[min(5, int(np.ceil(abs(level) / LEVELS * 5)))] if level != NO_SCORE else "?"
+    return (
+        SHADE_CHARACTERS[min(5, int(np.ceil(abs(level) / COLOUR_LEVELS_PER_SIGN * 5)))]
+        if level != NO_SCORE_LEVEL
+        else "?"
+    )
 
 
 @dataclass(frozen=True)
-class Matrix:
+class TerminalHeatmap:
     """Step × unit as coloured cells; of many units those with the largest scores, of many steps the first."""
 
     explanation: Explanation
@@ -40,25 +54,30 @@ class Matrix:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         matrix = self.explanation.matrix
         assert matrix is not None
-        rows = [_clipped(row) for row in text_labels.row_names(self.explanation)][:STEPS]
-        names = [_clipped(text_labels.unit_label(self.explanation, place)) for place in range(len(self.explanation))]
-        shown = self._fitting(names, options.max_width - max(map(cell_len, rows)) - 2)
-        steps = levels(matrix, largest(self.explanation, matrix))
+        rows = [_truncate_label(row) for row in text_labels.format_row_names(self.explanation)][:MAX_SHOWN_STEPS]
+        names = [
+            _truncate_label(text_labels.format_unit_label(self.explanation, place))
+            for place in range(len(self.explanation))
+        ]
+        shown = self._select_fitting_units(names, options.max_width - max(map(cell_len, rows)) - 2)
+        steps = compute_colour_levels(matrix, compute_vmax(self.explanation, matrix))
         table = Table.grid(padding=(0, 1, 0, 0))
         table.add_row("", *(Text(names[place], style="dim", justify="center") for place in shown))
         for row, step in enumerate(rows):
-            table.add_row(Text(step, justify="right"), *(self._cell(int(steps[row, i]), names[i]) for i in shown))
+            table.add_row(
+                Text(step, justify="right"), *(self._render_cell(int(steps[row, i]), names[i]) for i in shown)
+            )
         yield table
         left_out = [f"the {len(shown)} strongest of {len(names)} units"] if len(shown) < len(names) else []
         left_out += [f"the first {len(rows)} of {len(matrix)} steps"] if len(rows) < len(matrix) else []
         if left_out:
             yield Text(f"shown: {', '.join(left_out)}", style="dim")
 
-    def _cell(self, level: int, label: str) -> Text:
-        colour = hexed(of_level(level, DARK))
-        return Text(shade(level) * max(cell_len(label), 2), style=Style(color=colour, bgcolor=colour))
+    def _render_cell(self, level: int, label: str) -> Text:
+        colour = format_hex_colour(get_level_colour(level, DARK_THEME))
+        return Text(get_shade_character(level) * max(cell_len(label), 2), style=Style(color=colour, bgcolor=colour))
 
-    def _fitting(self, names: Sequence[str], room: int) -> list[int]:
+    def _select_fitting_units(self, names: Sequence[str], room: int) -> list[int]:
         """The units that have room, the strongest first, in the order of the input."""
         assert self.explanation.matrix is not None
         sizes = np.nan_to_num(np.abs(self.explanation.matrix), nan=0.0).max(0)
@@ -71,54 +90,56 @@ class Matrix:
         return sorted(chosen)
 
 
-def _clipped(text: str) -> str:
+def _truncate_label(text: str) -> str:
     made = Text(text)
-    made.truncate(NAME, overflow="ellipsis")
+    made.truncate(MAX_LABEL_CELLS, overflow="ellipsis")
     return made.plain
 
 
 @dataclass(frozen=True)
-class Moments:
+class AudioStrip:
     """The frames of a sound as one line of blocks, and when it begins and ends."""
 
     explanation: Explanation
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        found = text_labels.moments(self.explanation, min(options.max_width, 100))
-        full = largest(self.explanation)
-        line = Text(style=f"on {hexed(PAPER)}")
+        found = text_labels.summarise_audio_segments(self.explanation, min(options.max_width, 100))
+        full = compute_vmax(self.explanation)
+        line = Text(style=f"on {format_hex_colour(BACKGROUND_COLOUR)}")
         for _, value in found:
             high = 0.0 if np.isnan(value) else min(abs(value) / full, 1.0)
-            line.append(" ▁▂▃▄▅▆▇█"[round(8 * high)], style=AGAINST if value < 0 else FOR)
+            line.append(" ▁▂▃▄▅▆▇█"[round(8 * high)], style=NEGATIVE_COLOUR if value < 0 else POSITIVE_COLOUR)
         yield line
-        first, last = (name(self.explanation.units.names[place]) for place in (0, -1))
+        first, last = (escape_invisible(self.explanation.units.names[place]) for place in (0, -1))
         yield Text(first + last.rjust(max(len(found) - cell_len(first), cell_len(last) + 1)), style="dim")
 
 
 @dataclass(frozen=True)
-class Blocks:
+class HalfBlockImage:
     """Pixels as half blocks, two rows of them in each line; signs where there are no colours."""
 
     pixels: np.ndarray
     caption: str
-    plain: Sequence[str] = ()
+    monochrome_lines: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if console.color_system is None:
-            yield from (Text(line) for line in (*self.plain, *([self.caption] if self.plain else [])))
+            yield from (
+                Text(line) for line in (*self.monochrome_lines, *([self.caption] if self.monochrome_lines else []))
+            )
             return
         even = self.pixels if len(self.pixels) % 2 == 0 else np.vstack([self.pixels, self.pixels[-1:]])
         for top, bottom in zip(even[::2], even[1::2], strict=True):
             for above, below in zip(top, bottom, strict=True):
-                yield Segment("▀", Style(color=_colour(above), bgcolor=_colour(below)))
+                yield Segment("▀", Style(color=_to_rich_colour(above), bgcolor=_to_rich_colour(below)))
             yield Segment.line()
         yield Text(self.caption, style="dim")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        lines = [*self.plain, self.caption if self.plain else ""]
+        lines = [*self.monochrome_lines, self.caption if self.monochrome_lines else ""]
         width = max(map(cell_len, lines)) if console.color_system is None else self.pixels.shape[1]
         return Measurement(width, width)
 
 
-def _colour(pixel: np.ndarray) -> Color:
+def _to_rich_colour(pixel: np.ndarray) -> Color:
     return Color.from_rgb(*(int(part) for part in pixel))

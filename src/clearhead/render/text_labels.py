@@ -1,4 +1,4 @@
-"""What an explanation says in words and figures, the same in a terminal, a figure and a page."""
+"""Labels and captions of an explanation: the same text in the terminal, in figures and on HTML pages."""
 
 from collections.abc import Mapping
 from math import floor, isfinite, isnan, log10
@@ -8,282 +8,372 @@ import numpy as np
 
 from clearhead.explanation.explanation import Explanation
 from clearhead.explanation.multi_stream import AnyExplanation
-from clearhead.render.text_layout import name
+from clearhead.render.text_layout import escape_invisible
 from clearhead.units import Box
 
-NO_SCORE = "no score"
-#: How much of a long answer stands in a heading.
-LONG = 80
+NO_SCORE_TEXT = "no score"
+#: The longest target name in a heading.
+MAX_HEADING_CHARS = 80
 
 
-def number(value: float | None, digits: int = 4) -> str:
-    """A figure by its significant digits, with a real minus.
+def format_number(value: float | None, digits: int = 4) -> str:
+    """Format a number by its significant digits, with a typographic minus.
 
-    >>> number(-0.0123456), number(float("nan")), number(12.0)
-    ('−0.01235', 'no score', '12')
+    Args:
+        value: The number; None and NaN give "no score".
+        digits: The number of significant digits.
+
+    Example:
+        >>> format_number(-0.0123456), format_number(float("nan")), format_number(12.0)
+        ('−0.01235', 'no score', '12')
     """
     if value is None or isnan(value):
-        return NO_SCORE
+        return NO_SCORE_TEXT
     return f"{value:.{digits}g}".replace("-", "−")
 
 
-def aligned(value: float, full: float) -> str:
-    """A score to three digits of the largest one, so that columns of them line up.
+def format_aligned_number(value: float, max_abs_value: float) -> str:
+    """Format a score to three significant digits of the largest score, so that columns of scores line up.
 
-    >>> aligned(-0.5, 12.3), aligned(0.000123, 0.02)
-    ('−0.5', '0.0001')
+    Args:
+        value: The score.
+        max_abs_value: The largest absolute score of the column.
+
+    Example:
+        >>> format_aligned_number(-0.5, 12.3), format_aligned_number(0.000123, 0.02)
+        ('−0.5', '0.0001')
     """
-    if isnan(value) or not isfinite(value):
-        return NO_SCORE if isnan(value) else number(value)
-    digits = 2 - floor(log10(full))
+    if not isfinite(value):
+        return format_number(value)
+    digits = 2 - floor(log10(max_abs_value))
     if not 0 <= digits <= 7:
         return f"{value:.2e}".replace("-", "−")
     text = f"{value:.{digits}f}"
-    return text.removeprefix("-") if float(text) == 0 else text.replace("-", "−")
+    if float(text) == 0:
+        return text.removeprefix("-")
+    return text.replace("-", "−")
 
 
-def percent(share: float) -> str:
-    """A probability; never rounded to a certainty that it is not.
+def format_percent(probability: float) -> str:
+    """Format a probability as a percentage; it is never rounded to 0 % or 100 %.
 
-    >>> percent(0.9713), percent(0.99999), percent(1e-6)
-    ('97.1\\xa0%', '> 99.9\\xa0%', '< 0.1\\xa0%')
+    Example:
+        >>> format_percent(0.9713), format_percent(0.99999), format_percent(1e-6)
+        ('97.1\\xa0%', '> 99.9\\xa0%', '< 0.1\\xa0%')
     """
-    if 0.9995 <= share < 1:
+    if 0.9995 <= probability < 1:
         return "> 99.9\u00a0%"
-    if 0 < share < 0.0005:
+    if 0 < probability < 0.0005:
         return "< 0.1\u00a0%"
-    return f"{100 * share:.1f}\u00a0%"
+    return f"{100 * probability:.1f}\u00a0%"
 
 
-def unit_label(explanation: Explanation, place: int) -> str:
-    """What a unit is called in a list: its name, and for a patch where it lies."""
-    raw = explanation.units.names[place]
-    if explanation.units.grid is not None and not explanation.units.special[place]:
-        row, _, column = raw.partition(",")
-        return f"row {row}, column {column}" if column else name(raw)
-    return name(raw)
+def format_unit_label(explanation: Explanation, unit_index: int) -> str:
+    """Return the name of a unit; for an image patch, its row and column."""
+    name = explanation.units.names[unit_index]
+    if explanation.units.grid is not None and not explanation.units.special[unit_index]:
+        row, _, column = name.partition(",")
+        if column:
+            return f"row {row}, column {column}"
+    return escape_invisible(name)
 
 
-def words_of(explanation: Explanation) -> dict[int, str]:
-    """The word around each unit that is only a piece of one."""
+def find_containing_words(explanation: Explanation) -> dict[int, str]:
+    """Return the whole word of each unit that is a subword token, by unit index."""
     units = explanation.units
     if units.kind != "token" or units.grid is not None or units.offsets is None:
         return {}
-    words, parents = units.merged("word")
-    sizes = np.bincount(parents, minlength=len(words))
-    return {place: name(words.names[word]) for place, word in enumerate(parents) if sizes[word] > 1}
+    words, word_indices = units.merge("word")
+    num_tokens = np.bincount(word_indices, minlength=len(words))
+    return {i: escape_invisible(words.names[word]) for i, word in enumerate(word_indices) if num_tokens[word] > 1}
 
 
-def streams(explanation: AnyExplanation) -> tuple[list[Explanation], list[Explanation]]:
-    """The streams that are input, and those that are only part of the model, such as a detector's queries."""
+def split_input_streams(explanation: AnyExplanation) -> tuple[list[Explanation], list[Explanation]]:
+    """Return the streams that are inputs, and those that belong to the model, such as a detector's queries.
+
+    If no stream is an input, all of them are returned as inputs.
+    """
     inputs: list[Explanation] = []
-    rest: list[Explanation] = []
-    for part in explanation.parts.values():
-        (inputs if len(part.units.drop_special()) else rest).append(part)
-    return (inputs, rest) if inputs else (rest, [])
+    model_streams: list[Explanation] = []
+    for stream in explanation.by_stream.values():
+        if len(stream.units.content_indices()):
+            inputs.append(stream)
+        else:
+            model_streams.append(stream)
+    if not inputs:
+        return model_streams, []
+    return inputs, model_streams
 
 
-def row_names(explanation: Explanation) -> list[str]:
-    """What the rows of the matrix stand for: steps, or the units themselves."""
+def format_row_names(explanation: Explanation) -> list[str]:
+    """Return the names of the rows of a score matrix: the steps of the target, or the units."""
     if explanation.steps is not None:
-        return [name(step) for step in explanation.steps]
-    return [unit_label(explanation, place) for place in range(len(explanation))]
+        return [escape_invisible(step) for step in explanation.steps]
+    return [format_unit_label(explanation, index) for index in range(len(explanation))]
 
 
-def described(explanation: AnyExplanation) -> list[Mapping[str, Any]]:
-    """The steps of the target, each by itself; the target alone where there are none."""
+def get_target_steps(explanation: AnyExplanation) -> list[Mapping[str, Any]]:
+    """Return the steps of the target, or the target itself if it has none."""
     return list(explanation.target.get("steps") or [explanation.target])
 
 
-def boxes(explanation: AnyExplanation) -> dict[int, tuple[str, Box]]:
-    """What was found where: the name and the box of each step that has one."""
+def find_detected_boxes(explanation: AnyExplanation) -> dict[int, tuple[str, Box]]:
+    """Return the label and the box of each detected object, by step index."""
     return {
-        place: (name(str(step.get("label", step.get("name")))), tuple(step["box"]))
-        for place, step in enumerate(described(explanation))
+        index: (escape_invisible(str(step.get("label", step.get("name")))), tuple(step["box"]))
+        for index, step in enumerate(get_target_steps(explanation))
         if step.get("box") is not None
     }
 
 
-def strongest(explanation: Explanation, count: int) -> list[int]:
-    """The units with the largest |score|, the largest first; special ones left out if there are others."""
-    kept = explanation.units.drop_special()
-    kept = kept if len(kept) else np.arange(len(explanation))
-    sizes = np.nan_to_num(np.abs(explanation.scores[kept]), nan=-1.0)
-    return [int(i) for i in kept[np.argsort(-sizes, kind="stable")][:count]]
+def find_top_units(explanation: Explanation, count: int) -> list[int]:
+    """Return the indices of the units with the largest |score|, largest first.
 
+    Special tokens are skipped unless there are no other units.
 
-def short(text: str, most: int = LONG) -> str:
+    Args:
+        explanation: The explanation.
+        count: How many indices to return at most.
     """
-    >>> short("a long answer", 9)
-    'a long a…'
+    candidates = explanation.units.content_indices()
+    if not len(candidates):
+        candidates = np.arange(len(explanation))
+    magnitudes = np.nan_to_num(np.abs(explanation.scores[candidates]), nan=-1.0)
+    return [int(i) for i in candidates[np.argsort(-magnitudes, kind="stable")][:count]]
+
+
+def truncate_text(text: str, max_chars: int = MAX_HEADING_CHARS) -> str:
+    """Shorten a text to a number of characters, the last of which is an ellipsis.
+
+    Example:
+        >>> truncate_text("a long answer", 9)
+        'a long a…'
     """
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
-def heading(explanation: AnyExplanation) -> str:
-    what = short(name(str(explanation.target.get("name", "this"))))
-    return f"Why “{what}”?" if explanation.target.get("kind") == "similarity" else f"Why {what}?"
+def format_heading(explanation: AnyExplanation) -> str:
+    """Return the heading of an explanation: a question about its target."""
+    name = truncate_text(escape_invisible(str(explanation.target.get("name", "this"))))
+    if explanation.target.get("kind") == "similarity":
+        return f"Why “{name}”?"
+    return f"Why {name}?"
 
 
-def step_titles(explanation: AnyExplanation) -> list[str]:
-    """What is said about each step under the pointer: its name and value, and how sure the model is."""
-    steps = described(explanation)
+def format_step_titles(explanation: AnyExplanation) -> list[str]:
+    """Return the tooltip of each step: its name, its value, and the probability that the model gives it."""
+    steps = get_target_steps(explanation)
     if len(steps) != len(explanation.steps or ()):
-        return [name(step) for step in explanation.steps or ()]
-    return [
-        f"{name(str(step.get('name')))}: {name(str(step.get('scale') or 'value'))} {number(step.get('value'))}"
-        + (f", {percent(step['probability'])}" if step.get("probability") is not None else "")
-        for step in steps
-    ]
+        return [escape_invisible(step) for step in explanation.steps or ()]
+    return [_format_step_title(step) for step in steps]
 
 
-def target_line(explanation: AnyExplanation) -> str:
-    """Which number was explained: name, scale, value, and whether it is what the model predicted."""
-    target, prediction = explanation.target, explanation.prediction
-    measures = "value" in prediction and prediction.get("label") != "similarity"
-    scale, value = target.get("scale"), target.get("value")
-    scale = "output" if measures and scale == "logit" else scale
-    what = short(name(str(target.get("name"))))
-    said = f"{scale} of {what}" if scale else what
-    if target.get("kind") == "similarity":
-        said = f"{scale} with “{what}”"
-    said += f" = {number(float(value))}" if value is not None else ""
+def _format_step_title(step: Mapping[str, Any]) -> str:
+    name = escape_invisible(str(step.get("name")))
+    scale = escape_invisible(str(step.get("scale") or "value"))
+    title = f"{name}: {scale} {format_number(step.get('value'))}"
+    if step.get("probability") is None:
+        return title
+    return f"{title}, {format_percent(step['probability'])}"
+
+
+def format_target_line(explanation: AnyExplanation) -> str:
+    """Describe the explained target: scale, name, value, and whether it is the model's prediction."""
+    target = explanation.target
+    is_regression = "value" in explanation.prediction and explanation.prediction.get("label") != "similarity"
+    text = _format_target_value(target, is_regression)
     kind = str(target.get("kind") or "")
-    kind = _MEASURES.get(kind, kind) if measures else kind
+    if is_regression:
+        kind = _REGRESSION_TARGET_DESCRIPTIONS.get(kind, kind)
     if target.get("mask") is not None:
-        return f"{said}, {_AT_MASK.get(kind, kind)} at mask {target['mask']}"
+        return f"{text}, {_MASKED_TARGET_DESCRIPTIONS.get(kind, kind)} at mask {target['mask']}"
     if target.get("place") is not None:
-        return f"{said}, {_AT_PLACE.get(kind, kind + ' at')} {target['place']}"
+        return f"{text}, {_POSITION_TARGET_DESCRIPTIONS.get(kind, kind + ' at')} {target['place']}"
     if kind == "several":
-        return f"{said}, the sum of {len(target.get('steps') or ())} {'objects' if boxes(explanation) else 'steps'}"
-    kind = _KINDS.get(kind, kind)
-    return f"{said}, {kind}" if kind else said
+        noun = "objects" if find_detected_boxes(explanation) else "steps"
+        return f"{text}, the sum of {len(target.get('steps') or ())} {noun}"
+    description = _TARGET_DESCRIPTIONS.get(kind, kind)
+    if not description:
+        return text
+    return f"{text}, {description}"
 
 
-_KINDS = {
+def _format_target_value(target: Mapping[str, Any], is_regression: bool) -> str:
+    """The scale, the name and the value of a target."""
+    scale = target.get("scale")
+    if is_regression and scale == "logit":
+        scale = "output"
+    name = truncate_text(escape_invisible(str(target.get("name"))))
+    text = name
+    if target.get("kind") == "similarity":
+        text = f"{scale} with “{name}”"
+    elif scale:
+        text = f"{scale} of {name}"
+    if target.get("value") is None:
+        return text
+    return f"{text} = {format_number(float(target['value']))}"
+
+
+_TARGET_DESCRIPTIONS = {
     "predicted": "the predicted class",
-    "label": "the class asked for",
+    "label": "the requested class",
     "contrast": "a contrast",
-    "masked word": "the masked word",
+    "masked word": "the masked token",
     "callable": "a function of the output",
-    "similarity": "how alike the two are",
+    "similarity": "the similarity of both inputs",
 }
-#: The same at one place of an answer that has many; the place follows.
-_AT_PLACE = {
-    "generated word": "the word at step",
-    "detection": "what is found by query",
+#: The descriptions of targets at one position of the output; the position follows.
+_POSITION_TARGET_DESCRIPTIONS = {
+    "generated word": "the token generated at step",
+    "detection": "the object detected by query",
     "token label": "the label of token",
     "answer": "the answer’s",
     "contrast": "a contrast at",
 }
-#: The same where the classes are the words of a vocabulary.
-_AT_MASK = {"predicted": "the predicted word", "masked word": "the word asked for", "contrast": "a contrast of words"}
-#: The same for a model that measures instead of classifying.
-_MEASURES = {"predicted": "what the model measures", "label": "the measure asked for"}
+#: The descriptions of targets at a masked position.
+_MASKED_TARGET_DESCRIPTIONS = {
+    "predicted": "the predicted token",
+    "masked word": "the requested token",
+    "contrast": "a contrast of tokens",
+}
+#: The descriptions of targets of a regression model.
+_REGRESSION_TARGET_DESCRIPTIONS = {"predicted": "the predicted value", "label": "the requested value"}
 
 
-def predictions(explanation: AnyExplanation) -> list[tuple[str, float | None, str]]:
-    """The labels with the largest probabilities, or the objects found: name, share, and the share as text.
+def list_predictions(explanation: AnyExplanation) -> list[tuple[str, float | None, str]]:
+    """List the labels with the largest probabilities, or the detected objects.
 
-    A model that measures has no shares, only its outputs.
+    Returns:
+        For each of them its name, its probability, and the probability as text. A regression model has no
+        probabilities: they are None, and the text is the output.
     """
-    rows: list[tuple[str, float | None, str]] = []
-    found = [step for step in explanation.target.get("steps") or () if step.get("probability") is not None]
-    for row in explanation.prediction.get("top") or found:
-        share = row.get("probability")
-        label = name(str(row.get("label", row.get("name"))))
-        rows.append((label, share, number(row.get("logit")) if share is None else percent(share)))
-    return rows
+    predictions: list[tuple[str, float | None, str]] = []
+    detected = [step for step in explanation.target.get("steps") or () if step.get("probability") is not None]
+    for row in explanation.prediction.get("top") or detected:
+        label = escape_invisible(str(row.get("label", row.get("name"))))
+        probability = row.get("probability")
+        if probability is None:
+            predictions.append((label, None, format_number(row.get("logit"))))
+        else:
+            predictions.append((label, probability, format_percent(probability)))
+    return predictions
 
 
-def truncation(explanation: AnyExplanation) -> str | None:
-    """A sentence if the model did not see the whole input."""
+def format_truncation_note(explanation: AnyExplanation) -> str | None:
+    """Return a sentence about truncated tokens, or None if the model received the whole input."""
     count = explanation.certificate.get("truncated_tokens") or 0
     if not count:
         return None
-    tokens = "1 token was" if count == 1 else f"{count} tokens were"
-    return f"{tokens} cut off: the model never saw them, and nothing here speaks of them."
+    if count == 1:
+        return "1 token was truncated: the model did not receive it, and it has no score."
+    return f"{count} tokens were truncated: the model did not receive them, and they have no scores."
 
 
-def notes(explanation: AnyExplanation) -> list[str]:
-    """What must be known to read the scores: that the input was cut, that no such object was found …"""
-    said = [step.get("note") for step in (explanation.target.get("steps") or [explanation.target])]
-    return [note for note in dict.fromkeys([truncation(explanation), *said]) if note]
+def list_notes(explanation: AnyExplanation) -> list[str]:
+    """List notes that are needed to interpret the scores: a truncated input, no detected object of a class …"""
+    step_notes = [step.get("note") for step in get_target_steps(explanation)]
+    return [note for note in dict.fromkeys([format_truncation_note(explanation), *step_notes]) if note]
 
 
-def method_line(explanation: AnyExplanation) -> str:
+def format_citation(explanation: AnyExplanation) -> str:
+    """Return the citation of the method, or an empty string."""
     citation = explanation.provenance.get("citation")
     return "" if citation in (None, "", "–") else str(citation)
 
 
-def certificate_line(explanation: AnyExplanation) -> str:
-    """What was checked, in one line."""
+def format_certificate_line(explanation: AnyExplanation) -> str:
+    """Summarise the certificate in one line: capture error, dtype, device, read-out, truncated tokens."""
     certificate = explanation.certificate
-    parts = []
+    facts = []
     if certificate.get("capture_error") is not None:
-        parts.append(f"capture error {number(float(certificate['capture_error']), 2)}")
+        facts.append(f"capture error {format_number(float(certificate['capture_error']), 2)}")
     if certificate.get("dtype"):
         device = f" on {certificate['device']}" if certificate.get("device") else ""
-        parts.append(f"{certificate['dtype']}{device}")
+        facts.append(f"{certificate['dtype']}{device}")
     if certificate.get("readout"):
-        parts.append(f"read-out {certificate['readout']}{' (checked)' if certificate.get('readout_checked') else ''}")
-    cut = certificate.get("truncated_tokens")
-    if cut is not None:
-        parts.append(f"{cut} tokens cut off" if cut else "nothing cut off")
-    return " · ".join(parts)
+        checked = " (checked)" if certificate.get("readout_checked") else ""
+        facts.append(f"read-out {certificate['readout']}{checked}")
+    num_truncated = certificate.get("truncated_tokens")
+    if num_truncated:
+        facts.append(f"{num_truncated} tokens truncated")
+    elif num_truncated is not None:
+        facts.append("no tokens truncated")
+    return " · ".join(facts)
 
 
-def certificate_rows(explanation: AnyExplanation) -> list[tuple[str, str]]:
-    """Everything that was checked, with what the scores add up from where the method has that."""
-    rows = [(_spoken(key), _said(value)) for key, value in explanation.certificate.items()]
+def format_certificate_rows(explanation: AnyExplanation) -> list[tuple[str, str]]:
+    """Return the model, the base value (if the method has one) and every entry of the certificate, as name and text."""
+    rows = [
+        (_format_certificate_key(key), _format_certificate_value(value))
+        for key, value in explanation.certificate.items()
+    ]
     if explanation.base_value is not None:
-        rows.insert(0, ("base value", number(float(explanation.base_value), 6)))
-    model, kind = explanation.provenance.get("model"), explanation.provenance.get("model_class")
+        rows.insert(0, ("base value", format_number(float(explanation.base_value), 6)))
+    model = explanation.provenance.get("model")
+    model_class = explanation.provenance.get("model_class")
     if model:
-        rows.insert(0, ("model", name(str(model) if kind in (None, model) else f"{model} ({kind})")))
+        name = str(model) if model_class in (None, model) else f"{model} ({model_class})"
+        rows.insert(0, ("model", escape_invisible(name)))
     return rows
 
 
-def _spoken(key: str) -> str:
-    return name(key.replace("_", " ").replace("readout", "read-out"))
+def _format_certificate_key(key: str) -> str:
+    return escape_invisible(key.replace("_", " ").replace("readout", "read-out"))
 
 
-def _said(value: Any) -> str:
+def _format_certificate_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{_spoken(str(key))} {_said(part)}" for key, part in value.items())
+        return ", ".join(
+            f"{_format_certificate_key(str(key))} {_format_certificate_value(item)}" for key, item in value.items()
+        )
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:
         return "–"
-    return number(value, 3) if isinstance(value, float) else name(str(value))
+    if isinstance(value, float):
+        return format_number(value, 3)
+    return escape_invisible(str(value))
 
 
-def layer_names(explanation: Explanation, count: int) -> list[str]:
-    """The layers that were read, as the model counts them."""
-    first, stop = explanation.provenance.get("layers") or (0, count)
-    return [str(layer) for layer in (range(first, stop) if stop - first == count else range(count))]
+def format_layer_names(explanation: Explanation, num_layers: int) -> list[str]:
+    """Return the names of the explained layers, with the model's numbering."""
+    first, stop = explanation.provenance.get("layers") or (0, num_layers)
+    if stop - first != num_layers:
+        return [str(layer) for layer in range(num_layers)]
+    return [str(layer) for layer in range(first, stop)]
 
 
-def head_names(explanation: Explanation, count: int) -> list[str]:
-    """The heads that were read, as the model counts them."""
+def format_head_names(explanation: Explanation, num_heads: int) -> list[str]:
+    """Return the names of the explained heads, with the model's numbering."""
     heads = explanation.provenance.get("heads") or ()
-    return [str(head) for head in (heads if len(heads) == count else range(count))]
+    if len(heads) != num_heads:
+        heads = range(num_heads)
+    return [str(head) for head in heads]
 
 
-def layer_caption(explanation: Explanation) -> str:
-    depths = explanation.provenance.get("parts") == "depths"
-    return "Scores read after each layer" if depths else "What each layer adds to the scores"
+def format_layer_caption(explanation: Explanation) -> str:
+    """Return the caption of scores by layer: cumulative scores, or contributions of single layers."""
+    if explanation.provenance.get("parts") == "depths":
+        return "Scores after each layer"
+    return "Contribution of each layer to the scores"
 
 
-def moments(explanation: Explanation, most: int) -> list[tuple[str, float]]:
-    """Frames of a sound in at most so many moments: from when to when, and the strongest score in it."""
-    names, scores = explanation.units.names, explanation.scores
-    size = -(-len(names) // most)
-    found = []
-    for start in range(0, len(names), size):
-        stop = min(start + size, len(names))
-        inside = scores[start:stop].astype(float)
-        strongest = inside[int(np.argmax(np.nan_to_num(np.abs(inside), nan=-1.0)))]
-        first, last = name(names[start]), name(names[stop - 1])
-        found.append((first if size == 1 else f"{first} … {last}", float(strongest)))
-    return found
+def summarise_audio_segments(explanation: Explanation, max_segments: int) -> list[tuple[str, float]]:
+    """Group audio frames into segments, and return the time range and the strongest score of each.
+
+    Args:
+        explanation: An explanation whose units are audio frames.
+        max_segments: The largest number of segments.
+    """
+    names = explanation.units.names
+    frames_per_segment = -(-len(names) // max_segments)
+    segments = []
+    for start in range(0, len(names), frames_per_segment):
+        stop = min(start + frames_per_segment, len(names))
+        scores = explanation.scores[start:stop].astype(float)
+        strongest = scores[int(np.argmax(np.nan_to_num(np.abs(scores), nan=-1.0)))]
+        time_range = escape_invisible(names[start])
+        if frames_per_segment > 1:
+            time_range = f"{time_range} … {escape_invisible(names[stop - 1])}"
+        segments.append((time_range, float(strongest)))
+    return segments

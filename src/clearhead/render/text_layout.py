@@ -1,4 +1,4 @@
-"""How units lie in their text: lines of pieces that, read one after the other, are the text as it was written."""
+"""Layout of units in their text: lines of spans whose concatenation is the original text."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,113 +6,130 @@ from typing import Literal
 from unicodedata import category
 
 from clearhead.explanation.explanation import Explanation
-from clearhead.units import LEVELS, Units
+from clearhead.units import TEXT_LEVELS, Units
 
-#: Characters that change the direction of what follows them, or are not there to be seen.
-_BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-_OVERRIDES = _BIDI[3:]
-# Control characters become the pictures that Unicode has for them: no NUL or escape may reach a terminal or a page.
-_CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {0x7F: "\u2421"}
-_CONTROLS |= {code: f"⟨U+{code:04X}⟩" for code in [*range(0x80, 0xA0), 0x2028, 0x2029, 0xFEFF, *range(0xD800, 0xE000)]}
-_IN_NAMES = _CONTROLS | {ord(sign): f"⟨U+{ord(sign):04X}⟩" for sign in _BIDI}
-_IN_TEXT = _CONTROLS | {ord(sign): f"⟨U+{ord(sign):04X}⟩" for sign in _OVERRIDES}
-_IN_TEXT = {code: sign for code, sign in _IN_TEXT.items() if code not in (0x09, 0x0A)}
+#: Invisible characters that change the direction of the text after them.
+_BIDI_CHARACTERS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+_BIDI_OVERRIDES = _BIDI_CHARACTERS[3:]
+# Control characters become Unicode's control pictures: no NUL or escape may reach a terminal or a page.
+_CONTROL_ESCAPES = {code: chr(0x2400 + code) for code in range(32)} | {0x7F: "\u2421"}
+_CONTROL_ESCAPES |= {
+    code: f"⟨U+{code:04X}⟩" for code in [*range(0x80, 0xA0), 0x2028, 0x2029, 0xFEFF, *range(0xD800, 0xE000)]
+}
+_NAME_ESCAPES = _CONTROL_ESCAPES | {ord(char): f"⟨U+{ord(char):04X}⟩" for char in _BIDI_CHARACTERS}
+_TEXT_ESCAPES = _CONTROL_ESCAPES | {ord(char): f"⟨U+{ord(char):04X}⟩" for char in _BIDI_OVERRIDES}
+_TEXT_ESCAPES = {code: replacement for code, replacement in _TEXT_ESCAPES.items() if code not in (0x09, 0x0A)}
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A stretch of text: a unit's, or what lies between units (`unit` is None).
+class TextSpan:
+    """A span of text: that of a unit, or the text between units.
 
-    `unseen` text is in no unit (it was cut off, or the tokenizer dropped it), and only so much of it is kept as shows
-    that; a `hidden` unit shares all its characters with one before it (an emoji that is four byte tokens), so that it
-    has nothing of its own to show.
+    Attributes:
+        text: The text, with invisible characters escaped.
+        unit_index: The index of the unit; None for text between units.
+        is_special: Whether the unit is a special token, such as [CLS].
+        is_unseen: Whether the text belongs to no unit: it was truncated, or dropped by the tokenizer. Long unseen text
+            is shortened.
+        is_empty: Whether the unit shares all its characters with the one before it, as byte tokens of an emoji do.
     """
 
     text: str
-    unit: int | None = None
-    special: bool = False
-    unseen: bool = False
-    hidden: bool = False
+    unit_index: int | None = None
+    is_special: bool = False
+    is_unseen: bool = False
+    is_empty: bool = False
 
 
-Line = list[Piece]
+TextLine = list[TextSpan]
 
-#: How many characters of unseen text are kept.
-CUT = 400
-
-
-Shape = Literal["grid", "boxes", "time", "text", "list"]
+#: The longest unseen text that is not shortened.
+MAX_UNSEEN_CHARS = 400
 
 
-def shape(explanation: Explanation) -> Shape:
-    """How units lie: on a picture's grid, in boxes over it, along time, in a text; otherwise they make a mere list."""
+UnitLayout = Literal["grid", "boxes", "time", "text", "list"]
+
+
+def find_unit_layout(explanation: Explanation) -> UnitLayout:
+    """Return how units are laid out: on an image grid, as boxes over an image, in time, in a text, or as a list."""
     units = explanation.units
     if units.grid is not None:
         return "grid"
-    if units.boxes is not None and explanation.picture is not None:
+    if units.boxes is not None and explanation.image is not None:
         return "boxes"
-    return "time" if units.kind == "frame" else "text" if units.kind in LEVELS else "list"
+    if units.kind == "frame":
+        return "time"
+    if units.kind in TEXT_LEVELS:
+        return "text"
+    return "list"
 
 
-def name(raw: str) -> str:
-    """A unit's name with nothing invisible in it.
+def escape_invisible(text: str) -> str:
+    """Make invisible characters visible in a name: control characters, line breaks, marks of direction.
 
-    >>> name("a\\x00b\\u202e")
-    'a␀b⟨U+202E⟩'
+    Example:
+        >>> escape_invisible("a\\x00b\\u202e")
+        'a␀b⟨U+202E⟩'
     """
-    return raw.translate(_IN_NAMES)
+    return text.translate(_NAME_ESCAPES)
 
 
-def running(raw: str) -> str:
-    """Running text: line breaks and the marks of its own direction stay, overrides of direction are made visible."""
-    return raw.replace("\r\n", "\n").replace("\r", "\n").translate(_IN_TEXT)
+def escape_invisible_multiline(text: str) -> str:
+    """Make invisible characters visible in running text; line breaks and plain marks of direction are kept."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").translate(_TEXT_ESCAPES)
 
 
-def lines(units: Units) -> list[Line]:
-    """One line per text, special tokens where they stand; the names alone where there are no offsets."""
+def build_text_lines(units: Units) -> list[TextLine]:
+    """Return one line of spans per text, including special tokens; one line of names if units have no offsets."""
     if units.offsets is None or not units.texts:
-        return [_names(units)]
-    per_text: list[list[int]] = [[] for _ in units.texts]
+        return [_build_name_line(units)]
+    indices_per_text: list[list[int]] = [[] for _ in units.texts]
     segment = 0
-    for place in range(len(units)):
-        # A separator belongs to the text that it closes, whatever segment the tokenizer says.
-        if not units.special[place] and units.segments is not None:
-            segment = units.segments[place]
-        per_text[segment].append(place)
-    return [list(_line(units, text, places)) for text, places in zip(units.texts, per_text, strict=True)]
+    for index in range(len(units)):
+        # A separator belongs to the text before it, whatever its segment id.
+        if not units.special[index] and units.segments is not None:
+            segment = units.segments[index]
+        indices_per_text[segment].append(index)
+    return [
+        list(_iter_line_spans(units, text, indices))
+        for text, indices in zip(units.texts, indices_per_text, strict=True)
+    ]
 
 
-def _names(units: Units) -> Line:
-    pieces: Line = []
-    for place, special in enumerate(units.special):
-        joined = units.names[place].startswith("##") or not pieces
-        pieces += [] if joined else [Piece(" ")]
-        pieces.append(Piece(name(units.names[place]), place, special))
-    return pieces
+def _build_name_line(units: Units) -> TextLine:
+    """The names of units, separated by spaces except before a subword ("##")."""
+    spans: TextLine = []
+    for index, is_special in enumerate(units.special):
+        name = units.names[index]
+        if spans and not name.startswith("##"):
+            spans.append(TextSpan(" "))
+        spans.append(TextSpan(escape_invisible(name), index, is_special))
+    return spans
 
 
-def _line(units: Units, text: str, places: Sequence[int]) -> Iterator[Piece]:
+def _iter_line_spans(units: Units, text: str, indices: Sequence[int]) -> Iterator[TextSpan]:
+    """Yield the spans of one text and its units."""
     assert units.offsets is not None
     cursor = 0
-    for place in places:
-        if units.special[place]:
-            # A closing token stands after the last character that the model saw.
-            yield Piece(name(units.names[place]), place, special=True)
+    for index in indices:
+        if units.special[index]:
+            # A closing token comes after the last character that the model received.
+            yield TextSpan(escape_invisible(units.names[index]), index, is_special=True)
             continue
-        start, stop = units.offsets[place]
+        start, stop = units.offsets[index]
         if start > cursor:
-            yield _between(text[cursor:start])
+            yield _build_gap_span(text[cursor:start])
         start = max(start, cursor)
-        yield Piece(running(text[start:stop]), place, hidden=start >= stop)
+        yield TextSpan(escape_invisible_multiline(text[start:stop]), index, is_empty=start >= stop)
         cursor = max(cursor, stop)
     if cursor < len(text):
-        yield _between(text[cursor:])
+        yield _build_gap_span(text[cursor:])
 
 
-def _between(text: str) -> Piece:
-    # White space is between units anyway; accents and control characters are what tokenizers drop on purpose.
-    unseen = any(category(sign)[0] not in "ZCM" for sign in text)
-    if unseen and len(text) > CUT:
-        half = CUT // 2
+def _build_gap_span(text: str) -> TextSpan:
+    """Text between units; unseen unless tokenizers drop it by design (white space, accents, control characters)."""
+    is_unseen = any(category(character)[0] not in "ZCM" for character in text)
+    if is_unseen and len(text) > MAX_UNSEEN_CHARS:
+        half = MAX_UNSEEN_CHARS // 2
         text = f"{text[:half]} … {text[-half:]}"
-    return Piece(running(text), unseen=unseen)
+    return TextSpan(escape_invisible_multiline(text), is_unseen=is_unseen)

@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clearhead.errors import InputError
-from clearhead.explanation.aggregation import Aggregate
+from clearhead.explanation.aggregation import AggregatedScores
 from clearhead.explanation.comparison import Comparison
-from clearhead.explanation.explanation import Explanation, plain
-from clearhead.explanation.multi_stream import AnyExplanation, JointExplanation
-from clearhead.explanation.otsu_mask import cut_of
+from clearhead.explanation.explanation import Explanation, to_json_value
+from clearhead.explanation.multi_stream import AnyExplanation, MultiStreamExplanation
+from clearhead.explanation.otsu_mask import compute_otsu_cutoff
 from clearhead.render import images, reproduction, text_labels
-from clearhead.render.array_codec import EXACT, LARGEST, packed
-from clearhead.render.colours import largest
-from clearhead.render.text_layout import lines, name, shape
+from clearhead.render.array_codec import MAX_EMBEDDED_ELEMENTS, MAX_EXACT_ELEMENTS, encode_array
+from clearhead.render.colours import compute_vmax
+from clearhead.render.text_layout import build_text_lines, escape_invisible, find_unit_layout
 from clearhead.units import Units
 
 if TYPE_CHECKING:
-    from clearhead.links import Links
+    from clearhead.links import AttentionLinks
 
-VERSION = 1
+VIEW_MODEL_VERSION = 1
 #: How many moments of a sound are drawn beside one another.
-MOMENTS = 400
+MAX_AUDIO_SEGMENTS = 400
 
-Document = dict[str, Any]
+ViewModel = dict[str, Any]
 #: The views that `assets/plots.js` draws.
-PLOTS = ("curves", "bars", "boxes", "points", "map", "overlays", "probe")
+CHART_VIEW_TYPES = ("curves", "bars", "boxes", "points", "map", "overlays", "probe")
 
 
-def document(
-    result: Any, evidence: Collection[int] | None = None, links: "Sequence[Links]" = (), **options: Any
-) -> Document:
+def build_view_model(
+    result: Any, evidence: Collection[int] | None = None, links: "Sequence[AttentionLinks]" = (), **options: Any
+) -> ViewModel:
     """The document of whatever clearhead returns; several inputs make a page.
 
     evidence: the places of units that people marked, to be drawn under the text; links: between units of two streams,
@@ -44,321 +44,361 @@ def document(
     options: those of the kind of result
     """
     from clearhead.probes.attention_view import AttentionView
-    from clearhead.probes.cross_attention_view import StreamsView
+    from clearhead.probes.cross_attention_view import MultiStreamAttentionView
     from clearhead.probes.probe_result import ProbeResult
     from clearhead.verification import Verification
 
-    if isinstance(result, AttentionView | StreamsView):
-        from clearhead.render.views.attention import attention, by_stream
+    if isinstance(result, AttentionView | MultiStreamAttentionView):
+        from clearhead.render.views.attention import build_attention_view_model, build_multi_stream_view_model
 
-        return attention(result, **options) if isinstance(result, AttentionView) else by_stream(result, **options)
-    if isinstance(result, Aggregate):
-        from clearhead.render.views.aggregate import aggregate
+        return (
+            build_attention_view_model(result, **options)
+            if isinstance(result, AttentionView)
+            else build_multi_stream_view_model(result, **options)
+        )
+    if isinstance(result, AggregatedScores):
+        from clearhead.render.views.aggregate import build_aggregate_view_model
 
-        return aggregate(result)
+        return build_aggregate_view_model(result)
     if isinstance(result, ProbeResult):
-        from clearhead.render.views.aggregate import probe
+        from clearhead.render.views.aggregate import build_probe_view_model
 
-        return probe(result)
+        return build_probe_view_model(result)
     if isinstance(result, Verification):
         from clearhead.render.views import verification
 
-        return verification.document(result)
-    made = each_input(every(result), evidence, links)
-    return made[0] if len(made) == 1 else whole_page(made, f"{len(made)} inputs explained")
+        return verification.build_verification_view_model(result)
+    made = build_input_view_models(flatten_explanations(result), evidence, links)
+    return made[0] if len(made) == 1 else build_page_view_model(made, f"{len(made)} inputs explained")
 
 
-def view(kind: str, **parts: Any) -> Document:
-    return {"schema": "clearhead/view", "version": VERSION, "view": kind, **parts}
+def make_view_model(view_type: str, **fields: Any) -> ViewModel:
+    return {"schema": "clearhead/view", "version": VIEW_MODEL_VERSION, "view": view_type, **fields}
 
 
-def extras(given: Document) -> tuple[str, ...]:
+def find_required_modules(view: ViewModel) -> tuple[str, ...]:
     """What any part of a document needs beside the views of explanations (`bundle.EXTRAS`)."""
-    return tuple(name for name, views in _EXTRAS.items() if _has(given, views))
+    return tuple(name for name, views in _VIEW_TYPES_BY_MODULE.items() if _contains_view_type(view, views))
 
 
-_EXTRAS = {"plots": PLOTS, "attention": ("attention", "streams")}
+_VIEW_TYPES_BY_MODULE = {"plots": CHART_VIEW_TYPES, "attention": ("attention", "streams")}
 
 
-def _has(given: Document, views: Collection[str]) -> bool:
+def _contains_view_type(given: ViewModel, views: Collection[str]) -> bool:
     inside = [*given.get("parts", ()), *given.get("more", ())]
-    return given["view"] in views or any(_has(part, views) for part in inside)
+    return given["view"] in views or any(_contains_view_type(part, views) for part in inside)
 
 
-def whole_page(parts: Sequence[Document], title: str, eyebrow: str = "clearhead", foot: str = "") -> Document:
+def build_page_view_model(
+    sections: Sequence[ViewModel], title: str, eyebrow: str = "clearhead", footer: str = ""
+) -> ViewModel:
     """Documents one after another."""
-    return view("page", eyebrow=eyebrow, title=title, foot=foot, parts=list(parts))
+    return make_view_model("page", eyebrow=eyebrow, title=title, foot=footer, parts=list(sections))
 
 
-def every(given: Any) -> list[AnyExplanation]:
+def flatten_explanations(results: Any) -> list[AnyExplanation]:
     """All explanations in what `explain` and `compare` return."""
-    if isinstance(given, AnyExplanation):
-        return [given]
-    if isinstance(given, Comparison | Mapping):
-        return every([given[key] for key in given])
-    if isinstance(given, Iterable) and not isinstance(given, str):
-        return [explanation for part in given for explanation in every(part)]
-    raise InputError(f"expected explanations, but got a {type(given).__name__}")
+    if isinstance(results, AnyExplanation):
+        return [results]
+    if isinstance(results, Comparison | Mapping):
+        return flatten_explanations([results[key] for key in results])
+    if isinstance(results, Iterable) and not isinstance(results, str):
+        return [explanation for part in results for explanation in flatten_explanations(part)]
+    raise InputError(f"expected explanations, but got a {type(results).__name__}")
 
 
-def by_input(explanations: Iterable[AnyExplanation]) -> list[list[AnyExplanation]]:
+def group_by_input(explanations: Iterable[AnyExplanation]) -> list[list[AnyExplanation]]:
     """Explanations of the same units by the same model together, in the order in which inputs first came."""
     groups: dict[Any, list[AnyExplanation]] = {}
     for explanation in explanations:
-        units = tuple(part.units for part in explanation.parts.values())
+        units = tuple(part.units for part in explanation.by_stream.values())
         made_of = (explanation.provenance.get("model"), explanation.provenance.get("input"), units)
-        picture = None if explanation.picture is None else explanation.picture.tobytes()
+        picture = None if explanation.image is None else explanation.image.tobytes()
         groups.setdefault((*made_of, picture), []).append(explanation)
     return list(groups.values())
 
 
-def each_input(
-    explanations: Iterable[AnyExplanation], evidence: Collection[int] | None = None, links: "Sequence[Links]" = ()
-) -> list[Document]:
+def build_input_view_models(
+    explanations: Iterable[AnyExplanation],
+    evidence: Collection[int] | None = None,
+    links: "Sequence[AttentionLinks]" = (),
+) -> list[ViewModel]:
     """A document of each input. What is marked or linked belongs to one: of several, it would be drawn under all."""
-    groups = by_input(explanations)
+    groups = group_by_input(explanations)
     if not groups:
         raise InputError("nothing to show: the list is empty")
     if len(groups) > 1 and (evidence or links):
         given = "evidence=" if evidence else "links="
         raise InputError(f"{given} is of one input, but {len(groups)} were given: make a page of each")
-    return [one_input(group, evidence, links) for group in groups]
+    return [build_input_view_model(group, evidence, links) for group in groups]
 
 
-def one_input(
-    group: Sequence[AnyExplanation], evidence: Collection[int] | None = None, links: "Sequence[Links]" = ()
-) -> Document:
+def build_input_view_model(
+    group: Sequence[AnyExplanation], evidence: Collection[int] | None = None, links: "Sequence[AttentionLinks]" = ()
+) -> ViewModel:
     """Everything about one input: what it is, what the model says, and each method's answer."""
-    first, named = group[0], labelled(group)
-    inputs, rest = text_labels.streams(first)
-    marked = next((part for part in inputs if shape(part) == "text"), None)
-    return view(
+    first, named = group[0], make_unique_labels(group)
+    inputs, rest = text_labels.split_input_streams(first)
+    marked = next((part for part in inputs if find_unit_layout(part) == "text"), None)
+    return make_view_model(
         "input",
-        heading=heading(group),
-        model=name(str(first.provenance.get("model") or "")),
-        explained=list(dict.fromkeys(text_labels.target_line(explanation) for explanation in group)),
-        notes=list(dict.fromkeys(note for e in group for note in text_labels.notes(e))),
-        prediction=_prediction(group),
-        picture=None if first.picture is None else picture_of(first.picture),
+        heading=format_group_heading(group),
+        model=escape_invisible(str(first.provenance.get("model") or "")),
+        explained=list(dict.fromkeys(text_labels.format_target_line(explanation) for explanation in group)),
+        notes=list(dict.fromkeys(note for e in group for note in text_labels.list_notes(e))),
+        prediction=_build_prediction_table(group),
+        picture=None if first.image is None else build_image_view_model(first.image),
         found=[
-            {"step": step, "label": label, "box": list(box)} for step, (label, box) in text_labels.boxes(first).items()
+            {"step": step, "label": label, "box": list(box)}
+            for step, (label, box) in text_labels.find_detected_boxes(first).items()
         ],
         streams=[
-            *(_stream(part, evidence if part is marked else None) for part in inputs),
-            *({**_stream(part), "input": False} for part in rest),
+            *(_build_stream(part, evidence if part is marked else None) for part in inputs),
+            *({**_build_stream(part), "input": False} for part in rest),
         ],
-        cards=[_card(explanation, label) for label, explanation in named.items()],
-        agreement=_agreement(Comparison(named)) if len(named) > 1 else [],
-        links=between(links, first),
+        cards=[_build_method_card(explanation, label) for label, explanation in named.items()],
+        agreement=_encode_agreement(Comparison(named)) if len(named) > 1 else [],
+        links=build_links_view_model(links, first),
     )
 
 
-def between(links: "Sequence[Links]", explanation: AnyExplanation) -> Document | None:
+def build_links_view_model(links: "Sequence[AttentionLinks]", explanation: AnyExplanation) -> ViewModel | None:
     """Links and what they join: names of units, and where they lie in the picture."""
     if not links:
         return None
     ends = {
         stream: {
-            "title": name(stream).capitalize(),
-            "labels": [text_labels.unit_label(part, place) for place in range(len(part))],
+            "title": escape_invisible(stream).capitalize(),
+            "labels": [text_labels.format_unit_label(part, place) for place in range(len(part))],
             "boxes": part.units.boxes,
         }
-        for stream, part in explanation.parts.items()
+        for stream, part in explanation.by_stream.items()
     }
-    return {"ways": [one.to_dict() for one in links], "ends": plain(ends)}
+    return {"ways": [one.to_dict() for one in links], "ends": to_json_value(ends)}
 
 
-def heading(group: Sequence[AnyExplanation]) -> str:
-    return _question(group[0]) if _one_target(group) else "Why?"
+def format_group_heading(group: Sequence[AnyExplanation]) -> str:
+    return _format_question(group[0]) if _has_single_target(group) else "Why?"
 
 
-def labelled(group: Sequence[AnyExplanation]) -> dict[str, AnyExplanation]:
+def make_unique_labels(group: Sequence[AnyExplanation]) -> dict[str, AnyExplanation]:
     """Each explanation under a name of its own: its method, or its target where that is what differs; else a number."""
     one_method = len({explanation.method for explanation in group}) == 1
     named: dict[str, AnyExplanation] = {}
     for explanation in group:
-        label = name(explanation.method)
-        if not _one_target(group):
-            label = _question(explanation) if one_method else f"{label} of {name(str(explanation.target.get('name')))}"
+        label = escape_invisible(explanation.method)
+        if not _has_single_target(group):
+            label = (
+                _format_question(explanation)
+                if one_method
+                else f"{label} of {escape_invisible(str(explanation.target.get('name')))}"
+            )
         same = sum(other == label or other.startswith(f"{label} (") for other in named)
         named[f"{label} ({same + 1})" if same else label] = explanation
     return named
 
 
-def _question(explanation: AnyExplanation) -> str:
+def _format_question(explanation: AnyExplanation) -> str:
     """Why A? Why B? Why A and not B?"""
     target = explanation.target
     one, minus, other = str(target.get("name")).partition(" − ")
-    against = target.get("against") or (other if minus and target.get("kind") in _DIFFERENCES else None)
+    against = target.get("against") or (other if minus and target.get("kind") in _CONTRAST_TARGET_KINDS else None)
     if against is None:
-        return text_labels.heading(explanation)
-    return f"Why {text_labels.short(name(one))} and not {text_labels.short(name(str(against)))}?"
+        return text_labels.format_heading(explanation)
+    return (
+        f"Why {text_labels.truncate_text(escape_invisible(one))} and not "
+        f"{text_labels.truncate_text(escape_invisible(str(against)))}?"
+    )
 
 
-_DIFFERENCES = ("contrast", "difference of scores")
+_CONTRAST_TARGET_KINDS = ("contrast", "difference of scores")
 
 
-def _one_target(group: Sequence[AnyExplanation]) -> bool:
+def _has_single_target(group: Sequence[AnyExplanation]) -> bool:
     return len({str(explanation.target.get("name")) for explanation in group}) == 1
 
 
-def _prediction(group: Sequence[AnyExplanation]) -> Document:
+def _build_prediction_table(group: Sequence[AnyExplanation]) -> ViewModel:
     """The labels with the largest probabilities (or outputs), those that are explained marked."""
-    explanation, explained = group[0], {name(str(one.target.get("name"))) for one in group}
+    explanation, explained = group[0], {escape_invisible(str(one.target.get("name"))) for one in group}
     top = explanation.prediction.get("top") or ()
-    rows: list[Document] = [
+    rows: list[ViewModel] = [
         {"label": label, "share": share, "said": said, "chosen": label in explained}
-        for label, share, said in text_labels.predictions(explanation)
+        for label, share, said in text_labels.list_predictions(explanation)
     ]
     for row, found in zip(rows, top, strict=False):
         row["index"] = found.get("index")
-    return {"caption": "Prediction" if explanation.prediction else "Found", "rows": plain(rows)}
+    return {"caption": "Prediction" if explanation.prediction else "Found", "rows": to_json_value(rows)}
 
 
-def picture_of(pixels: images.Pixels) -> Document:
+def build_image_view_model(pixels: images.RgbArray) -> ViewModel:
     """A picture as a page shows it."""
-    height, width = images.fitted(*pixels.shape[:2])
-    address = images.picture_address(pixels, height, width)
-    return {"src": address, "width": width, "height": height, "small": images.is_small(pixels)}
+    height, width = images.fit_image_size(*pixels.shape[:2])
+    address = images.encode_image_data_url(pixels, height, width)
+    return {"src": address, "width": width, "height": height, "small": images.is_small_image(pixels)}
 
 
-def _stream(explanation: Explanation, evidence: Collection[int] | None = None) -> Document:
+def _build_stream(explanation: Explanation, evidence: Collection[int] | None = None) -> ViewModel:
     """The units of one stream: what they are called, and how they lie."""
     units = explanation.units
-    made: Document = {
+    made: ViewModel = {
         "stream": units.stream,
-        "title": name(units.stream).capitalize(),
+        "title": escape_invisible(units.stream).capitalize(),
         "input": True,
-        "shape": shape(explanation),
-        "labels": [text_labels.unit_label(explanation, place) for place in range(len(units))],
+        "shape": find_unit_layout(explanation),
+        "labels": [text_labels.format_unit_label(explanation, place) for place in range(len(units))],
     }
     if made["shape"] == "grid":
-        made["size"] = list(reversed(images.size(explanation)))  # width, height
+        made["size"] = list(reversed(images.compute_display_size(explanation)))  # width, height
     if made["shape"] == "text":
-        made |= {"lines": _lines(units), "as_written": units.offsets is not None, "words": _words(units)}
-        made["inside"] = {str(place): word for place, word in text_labels.words_of(explanation).items()}
+        made |= {
+            "lines": _encode_lines(units),
+            "as_written": units.offsets is not None,
+            "words": _build_word_level(units),
+        }
+        made["inside"] = {str(place): word for place, word in text_labels.find_containing_words(explanation).items()}
     if evidence:
         made["evidence"] = sorted({int(place) for place in evidence if 0 <= place < len(units)})
     return made
 
 
-def _words(units: Units) -> Document | None:
+def _build_word_level(units: Units) -> ViewModel | None:
     """The same text by words, where pieces of words make that another view."""
     try:
-        merged, parents = units.merged("word")
+        merged, parents = units.merge("word")
     except InputError:
         return None
     if len(merged) == len(units):
         return None
-    labels = [name(word) for word in merged.names]
-    return {"lines": _lines(merged), "labels": labels, "special": list(merged.special), "parents": parents.tolist()}
-
-
-def _lines(units: Units) -> list[list[list[Any]]]:
-    """Each piece as [text], [text, unit] or [text, unit, kind]: x a special token, h one without text, u unseen."""
-    return [[_piece(piece) for piece in line] for line in lines(units)] if units.names else []
-
-
-def _piece(piece: Any) -> list[Any]:
-    kind = "x" if piece.special else "h" if piece.hidden else "u" if piece.unseen else None
-    if kind:
-        return [piece.text, piece.unit, kind]
-    return [piece.text] if piece.unit is None else [piece.text, piece.unit]
-
-
-def _card(explanation: AnyExplanation, title: str) -> Document:
-    """One method's answer."""
-    code, line = reproduction.snippet(explanation), reproduction.command(explanation)
-    steps = None
-    if explanation.steps is not None:
-        titles = text_labels.step_titles(explanation)
-        steps = [{"name": name(s), "title": t} for s, t in zip(explanation.steps, titles, strict=True)]
+    labels = [escape_invisible(word) for word in merged.names]
     return {
-        "title": title,
-        "method": name(explanation.method),
-        "citation": text_labels.method_line(explanation),
-        "explanation": _light(explanation).to_dict(short=True),
-        "steps": steps,
-        "streams": {
-            stream: _scored(part) | _cuts(part, bool(text_labels.boxes(explanation)))
-            for stream, part in explanation.parts.items()
-        },
-        "force": _force(explanation),
-        "certificate": [list(row) for row in text_labels.certificate_rows(explanation)],
-        "recipe": [name_lines(part) for part in (code, line) if part],
+        "lines": _encode_lines(merged),
+        "labels": labels,
+        "special": list(merged.special),
+        "parents": parents.tolist(),
     }
 
 
-def _light(explanation: AnyExplanation) -> AnyExplanation:
+def _encode_lines(units: Units) -> list[list[list[Any]]]:
+    """Each piece as [text], [text, unit] or [text, unit, kind]: x a special token, h one without text, u unseen."""
+    return [[_encode_span(piece) for piece in line] for line in build_text_lines(units)] if units.names else []
+
+
+def _encode_span(piece: Any) -> list[Any]:
+    kind = "x" if piece.is_special else "h" if piece.is_empty else "u" if piece.is_unseen else None
+    if kind:
+        return [piece.text, piece.unit_index, kind]
+    return [piece.text] if piece.unit_index is None else [piece.text, piece.unit_index]
+
+
+def _build_method_card(explanation: AnyExplanation, title: str) -> ViewModel:
+    """One method's answer."""
+    code, line = reproduction.format_python_snippet(explanation), reproduction.format_cli_command(explanation)
+    steps = None
+    if explanation.steps is not None:
+        titles = text_labels.format_step_titles(explanation)
+        steps = [{"name": escape_invisible(s), "title": t} for s, t in zip(explanation.steps, titles, strict=True)]
+    return {
+        "title": title,
+        "method": escape_invisible(explanation.method),
+        "citation": text_labels.format_citation(explanation),
+        "explanation": _drop_encoded_arrays(explanation).to_dict(short=True),
+        "steps": steps,
+        "streams": {
+            stream: _encode_stream_scores(part)
+            | _compute_mask_cutoffs(part, bool(text_labels.find_detected_boxes(explanation)))
+            for stream, part in explanation.by_stream.items()
+        },
+        "force": _build_force_plot(explanation),
+        "certificate": [list(row) for row in text_labels.format_certificate_rows(explanation)],
+        "recipe": [escape_invisible_in_code(part) for part in (code, line) if part],
+    }
+
+
+def _drop_encoded_arrays(explanation: AnyExplanation) -> AnyExplanation:
     """Without the arrays that are packed beside it; a small matrix stays, as steps need theirs."""
-    if isinstance(explanation, JointExplanation):
-        return JointExplanation({stream: _lighter(part) for stream, part in explanation.parts.items()})
-    return _lighter(explanation)
+    if isinstance(explanation, MultiStreamExplanation):
+        return MultiStreamExplanation(
+            {stream: _drop_stream_arrays(part) for stream, part in explanation.by_stream.items()}
+        )
+    return _drop_stream_arrays(explanation)
 
 
-def _lighter(part: Explanation) -> Explanation:
-    large = part.matrix is not None and part.matrix.size > EXACT
+def _drop_stream_arrays(part: Explanation) -> Explanation:
+    large = part.matrix is not None and part.matrix.size > MAX_EXACT_ELEMENTS
     return replace(part, per_layer=None, per_head=None, factors=None, matrix=None if large else part.matrix)
 
 
-def name_lines(code: str) -> str:
+def escape_invisible_in_code(code: str) -> str:
     """Code with nothing invisible in it but its line breaks."""
-    return "\n".join(name(line) for line in code.split("\n"))
+    return "\n".join(escape_invisible(line) for line in code.split("\n"))
 
 
-def _scored(part: Explanation) -> Document:
-    made: Document = {"signed": part.signed, "full": largest(part), "arrays": dict(_arrays(part))}
+def _encode_stream_scores(part: Explanation) -> ViewModel:
+    made: ViewModel = {"signed": part.signed, "full": compute_vmax(part), "arrays": dict(_iter_encoded_arrays(part))}
     if part.units.kind == "frame":
-        made["moments"] = [[label, v if np.isfinite(v) else None] for label, v in text_labels.moments(part, MOMENTS)]
+        made["moments"] = [
+            [label, v if np.isfinite(v) else None]
+            for label, v in text_labels.summarise_audio_segments(part, MAX_AUDIO_SEGMENTS)
+        ]
     return made
 
 
-def _cuts(part: Explanation, found: bool) -> Document:
+def _compute_mask_cutoffs(part: Explanation, found: bool) -> ViewModel:
     """Above which score a pixel is in the mask: of all, and of each object that was found.
 
     Masks of large pictures are cut at the size that a page shows: each object costs as many pixels.
     """
-    if shape(part) != "grid" or part.units.grid is None:
+    if find_unit_layout(part) != "grid" or part.units.grid is None:
         return {}
-    kept, grid = part.units.drop_special(), part.units.grid
-    size = grid if part.picture is None else part.picture.shape[:2]
-    size = images.fitted(*size) if max(size) > images.LONGEST else size
-    has_steps = found and part.steps is not None and part.matrix is not None and part.matrix.size <= LARGEST
+    kept, grid = part.units.content_indices(), part.units.grid
+    size = grid if part.image is None else part.image.shape[:2]
+    size = images.fit_image_size(*size) if max(size) > images.MAX_IMAGE_SIDE else size
+    has_steps = (
+        found and part.steps is not None and part.matrix is not None and part.matrix.size <= MAX_EMBEDDED_ELEMENTS
+    )
     steps = part.matrix if has_steps else None
 
     def cut(scores: np.ndarray) -> float | None:
-        return cut_of(scores[kept].reshape(grid), *size)
+        return compute_otsu_cutoff(scores[kept].reshape(grid), *size)
 
-    made: Document = {"cut": cut(part.scores)}
+    made: ViewModel = {"cut": cut(part.scores)}
     return made if steps is None else {**made, "cuts": [cut(row) for row in steps]}
 
 
-def _arrays(part: Explanation) -> Iterable[tuple[str, Document]]:
+def _iter_encoded_arrays(part: Explanation) -> Iterable[tuple[str, ViewModel]]:
     """Step × unit or unit × unit, layer × unit, layer × head × unit."""
     matrix, layers, heads = part.matrix, part.per_layer, part.per_head
-    if matrix is not None and matrix.size <= LARGEST and (part.steps is not None or len(matrix) == len(part)):
-        rows, corner = text_labels.row_names(part), "step" if part.steps is not None else "row"
-        yield "matrix", {**packed(matrix, largest(part, matrix)), "rows": rows, "corner": corner}
-    if layers is not None and len(layers) > 1 and layers.size <= LARGEST:
-        names, caption = text_labels.layer_names(part, len(layers)), text_labels.layer_caption(part)
-        yield "layers", {**packed(layers, largest(part, layers)), "rows": names, "corner": "layer", "caption": caption}
-    if heads is not None and heads.size <= LARGEST:
-        names = text_labels.layer_names(part, len(heads))
-        columns = text_labels.head_names(part, heads.shape[1])
-        yield "heads", {**packed(heads, largest(part, heads)), "rows": names, "columns": columns}
+    if (
+        matrix is not None
+        and matrix.size <= MAX_EMBEDDED_ELEMENTS
+        and (part.steps is not None or len(matrix) == len(part))
+    ):
+        rows, corner = text_labels.format_row_names(part), "step" if part.steps is not None else "row"
+        yield "matrix", {**encode_array(matrix, compute_vmax(part, matrix)), "rows": rows, "corner": corner}
+    if layers is not None and len(layers) > 1 and layers.size <= MAX_EMBEDDED_ELEMENTS:
+        names, caption = text_labels.format_layer_names(part, len(layers)), text_labels.format_layer_caption(part)
+        yield (
+            "layers",
+            {**encode_array(layers, compute_vmax(part, layers)), "rows": names, "corner": "layer", "caption": caption},
+        )
+    if heads is not None and heads.size <= MAX_EMBEDDED_ELEMENTS:
+        names = text_labels.format_layer_names(part, len(heads))
+        columns = text_labels.format_head_names(part, heads.shape[1])
+        yield "heads", {**encode_array(heads, compute_vmax(part, heads)), "rows": names, "columns": columns}
 
 
-def _force(explanation: AnyExplanation) -> Document | None:
+def _build_force_plot(explanation: AnyExplanation) -> ViewModel | None:
     """From where scores add up, and to what; only methods with a base value add up at all."""
     base, value = explanation.base_value, explanation.target.get("value")
     if base is None or value is None or explanation.steps is not None:
         return None
-    return plain({"base": float(base), "value": float(value), "scale": explanation.target.get("scale")})
+    return to_json_value({"base": float(base), "value": float(value), "scale": explanation.target.get("scale")})
 
 
-def _agreement(comparison: Comparison) -> list[Document]:
+def _encode_agreement(comparison: Comparison) -> list[ViewModel]:
     """Kendall's tau-b between every two cards, stream by stream."""
     return [
-        {"stream": name(stream).capitalize(), "methods": comparison.methods, "values": plain(tau)}
+        {"stream": escape_invisible(stream).capitalize(), "methods": comparison.methods, "values": to_json_value(tau)}
         for stream, tau in comparison.agreements.items()
     ]

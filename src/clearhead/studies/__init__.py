@@ -1,1 +1,1 @@
-"""Studies from the literature on public API: gender by depth, code syntax, the lecture, original checkpoints."""
+"""Studies from the literature: gender bias, code syntax, the lecture, original checkpoints, BiLSTM."""

@@ -1,8 +1,8 @@
-"""Grad-SAM beside SHAP on a few sentences: where they agree, and what becomes of [CLS].
+"""Compare Grad-SAM with SHAP on a few sentences: their agreement, and the scores of special tokens such as [CLS].
 
-Special tokens are left out of every ranking. Grad-SAM gives [CLS] much by construction: where the classifier reads
-[CLS], its row alone has a gradient in the last layer. SHAP takes units out of the text, and [CLS] is in no text: it has
-nothing to lose, and gets nothing.
+Special tokens are excluded from all rankings. Grad-SAM gives [CLS] a large score by construction: if the classifier
+reads [CLS], only its row has a gradient in the last layer. SHAP removes units of the text, which [CLS] is not part of,
+so its score is zero.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from clearhead.errors import InputError
-from clearhead.explanation.explanation import Explanation, plain
+from clearhead.explanation.explanation import Explanation, to_json_value
 from clearhead.methods.base import Method
 
 if TYPE_CHECKING:
@@ -21,109 +21,130 @@ if TYPE_CHECKING:
 
     from clearhead.explainer import Explainer
 
-SENTENCES = (
+LECTURE_SENTENCES = (
     "I like the movie",
     "I cannot wait for next time",
     "She hates the book",
     "This is so boring",
     "You look extremely confused",
 )
-#: The two methods, and each of them once more in another reading, for what becomes of special tokens; with the profile.
-METHODS = {
+#: Name → method and profile: the two methods, and a variant of each that scores special tokens differently.
+LECTURE_METHODS = {
     "Grad-SAM": (Method("grad-sam"), None),
     "Grad-SAM, by columns": (Method("grad-sam", received=True), None),
     "SHAP": (Method("shap"), None),
     "SHAP, as in the lecture": (Method("shap"), "shap_lecture"),
 }
-#: How many of the first tokens are compared.
-FIRST = 2
+#: Number of highest-ranked tokens whose overlap is measured.
+NUM_TOP_TOKENS = 2
 
 
 @dataclass(frozen=True)
-class Beside:
-    """One sentence by both methods."""
+class SentenceComparison:
+    """Explanations of one sentence by all methods of `LECTURE_METHODS`.
+
+    Attributes:
+        by_method: Name of the method → explanation.
+    """
 
     by_method: dict[str, Explanation]
 
     @property
     def grad_sam(self) -> Explanation:
+        """Explanation by Grad-SAM."""
         return self.by_method["Grad-SAM"]
 
     @property
     def shap(self) -> Explanation:
+        """Explanation by SHAP."""
         return self.by_method["SHAP"]
 
     @property
     def text(self) -> str:
+        """The sentence."""
         return self.grad_sam.units.texts[0]
 
     @property
     def label(self) -> str:
+        """The predicted label, which both methods explain."""
         return str(self.grad_sam.target["name"])
 
     @property
-    def words(self) -> Int[np.ndarray, "token"]:
-        """Which tokens are not special."""
-        return np.asarray(self.grad_sam.units.drop_special())
+    def content_indices(self) -> Int[np.ndarray, "token"]:
+        """Indices of the tokens that are not special."""
+        return np.asarray(self.grad_sam.units.content_indices())
 
-    def sizes(self, method: str) -> Float[np.ndarray, "token"]:
+    def compute_abs_scores(self, method: str) -> Float[np.ndarray, "token"]:
+        """Return the absolute scores of all tokens by a method of `LECTURE_METHODS`."""
         return np.abs(self.by_method[method].scores)
 
-    def ranking(self, method: str) -> list[str]:
-        """The tokens by the size of their score, the largest first, without special ones."""
-        own = self.words[np.argsort(-self.sizes(method)[self.words], kind="stable")]
-        return [self.grad_sam.tokens[place] for place in own]
+    def rank_indices(self, method: str) -> Int[np.ndarray, "token"]:
+        """Return the indices of the content tokens by decreasing absolute score; ties in text order."""
+        content_indices = self.content_indices
+        return content_indices[np.argsort(-self.compute_abs_scores(method)[content_indices], kind="stable")]
+
+    def rank_tokens(self, method: str) -> list[str]:
+        """Return the content tokens by decreasing absolute score."""
+        return [self.grad_sam.tokens[index] for index in self.rank_indices(method)]
 
     @property
-    def correlation(self) -> float:
-        """Spearman's rank correlation of the sizes of both methods' scores, without special tokens."""
+    def rank_correlation(self) -> float:
+        """Spearman rank correlation of the absolute scores of Grad-SAM and SHAP, without special tokens.
+
+        NaN with fewer than two tokens, or if the scores of a method are all equal.
+        """
         from scipy.stats import spearmanr
 
-        one, other = (self.sizes(method)[self.words] for method in ("Grad-SAM", "SHAP"))
-        if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
+        grad_sam_scores = self.compute_abs_scores("Grad-SAM")[self.content_indices]
+        shap_scores = self.compute_abs_scores("SHAP")[self.content_indices]
+        if len(grad_sam_scores) < 2 or np.ptp(grad_sam_scores) == 0 or np.ptp(shap_scores) == 0:
             return float("nan")
-        return float(spearmanr(one, other).statistic)
+        return float(spearmanr(grad_sam_scores, shap_scores).statistic)
 
     @property
-    def overlap(self) -> float:
-        """How many of the first tokens both methods share, as a share."""
-        count = min(FIRST, len(self.words))
-        one, other = (
-            set(self.words[np.argsort(-self.sizes(method)[self.words], kind="stable")][:count])
-            for method in ("Grad-SAM", "SHAP")
-        )
-        return len(one & other) / count if count else float("nan")
+    def top_overlap(self) -> float:
+        """Fraction of the `NUM_TOP_TOKENS` highest-ranked tokens that Grad-SAM and SHAP share."""
+        count = min(NUM_TOP_TOKENS, len(self.content_indices))
+        if not count:
+            return float("nan")
+        shared = set(self.rank_indices("Grad-SAM")[:count]) & set(self.rank_indices("SHAP")[:count])
+        return len(shared) / count
 
-    def special_shares(self, method: str) -> dict[str, float]:
-        """What each special token has of all scores' sizes; [CLS] and [SEP] of BERT."""
-        sizes, total = self.sizes(method), float(self.sizes(method).sum())
-        special = [place for place, is_special in enumerate(self.grad_sam.units.special) if is_special]
-        return {self.grad_sam.tokens[place]: float(sizes[place]) / total if total else 0.0 for place in special}
+    def compute_special_fractions(self, method: str) -> dict[str, float]:
+        """Compute the fraction of Σ|score| that each special token holds, [CLS] and [SEP] for BERT."""
+        abs_scores = self.compute_abs_scores(method)
+        total = float(abs_scores.sum())
+        special_indices = [index for index, is_special in enumerate(self.grad_sam.units.special) if is_special]
+        return {
+            self.grad_sam.tokens[index]: float(abs_scores[index]) / total if total else 0.0 for index in special_indices
+        }
 
-    def first_share(self, method: str) -> float:
-        """The share of the special token that comes first, [CLS] as a rule."""
-        return next(iter(self.special_shares(method).values()), 0.0)
+    def compute_first_special_fraction(self, method: str) -> float:
+        """Compute the fraction of the first special token, usually [CLS]; 0 without special tokens."""
+        return next(iter(self.compute_special_fractions(method).values()), 0.0)
 
     @property
-    def first_wins(self) -> bool:
-        """Whether, by Grad-SAM, no token has more than the special one that comes first."""
-        special = np.flatnonzero(self.grad_sam.units.special)
-        return bool(len(special)) and bool(self.grad_sam.scores[special[0]] == self.grad_sam.scores.max())
+    def is_first_special_largest(self) -> bool:
+        """Whether no token has a larger Grad-SAM score than the first special token."""
+        special_indices = np.flatnonzero(self.grad_sam.units.special)
+        scores = self.grad_sam.scores
+        return bool(len(special_indices)) and bool(scores[special_indices[0]] == scores.max())
 
     def to_dict(self) -> dict[str, Any]:
+        """Convert to JSON-serialisable values."""
         return {
             "text": self.text,
             "label": self.label,
-            "rank_correlation": self.correlation,
-            f"top_{FIRST}_overlap": self.overlap,
+            "rank_correlation": self.rank_correlation,
+            f"top_{NUM_TOP_TOKENS}_overlap": self.top_overlap,
             "methods": {
                 method: {
                     "method": e.method,
                     "label": str(e.target["name"]),
                     "tokens": e.tokens,
-                    "scores": plain(e.scores),
-                    "ranking": self.ranking(method),
-                    "special_shares": self.special_shares(method),
+                    "scores": to_json_value(e.scores),
+                    "ranking": self.rank_tokens(method),
+                    "special_shares": self.compute_special_fractions(method),
                 }
                 for method, e in self.by_method.items()
             },
@@ -131,63 +152,95 @@ class Beside:
 
 
 @dataclass(frozen=True)
-class Lecture:
-    """All sentences; `plot()` draws them, and a terminal or notebook shows them as a table."""
+class LectureResult:
+    """Comparison of Grad-SAM with SHAP on all sentences.
 
-    sentences: tuple[Beside, ...]
+    `plot()` draws a figure; terminals and notebooks show a table.
+
+    Attributes:
+        sentences: One comparison per sentence.
+    """
+
+    sentences: tuple[SentenceComparison, ...]
 
     @property
-    def mean_correlation(self) -> float:
-        found = [one.correlation for one in self.sentences]
-        return float(np.nanmean(found)) if np.isfinite(found).any() else float("nan")
+    def mean_rank_correlation(self) -> float:
+        """Mean rank correlation of the sentences that have one; NaN if none has."""
+        correlations = [sentence.rank_correlation for sentence in self.sentences]
+        if not np.isfinite(correlations).any():
+            return float("nan")
+        return float(np.nanmean(correlations))
 
     @property
-    def first_special(self) -> str:
-        """What the first special token is called."""
-        return next((name for one in self.sentences for name in one.special_shares("SHAP")), "special tokens")
+    def first_special_token(self) -> str:
+        """Name of the first special token, usually [CLS]."""
+        return next(
+            (token for sentence in self.sentences for token in sentence.compute_special_fractions("SHAP")),
+            "special tokens",
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Convert to JSON-serialisable values, schema "clearhead/lecture"."""
         return {
             "schema": "clearhead/lecture",
             "version": 1,
             "rank_correlation": {"statistic": "spearman", "of": "sizes of scores", "special_units": "left out"},
-            "mean_rank_correlation": self.mean_correlation,
-            "sentences": [one.to_dict() for one in self.sentences],
+            "mean_rank_correlation": self.mean_rank_correlation,
+            "sentences": [sentence.to_dict() for sentence in self.sentences],
         }
 
     def plot(self) -> "Figure":
-        """One figure: the bars of both methods for each sentence, and what becomes of special tokens."""
-        from clearhead.studies.lecture_figure import plot
+        """Draw the scores of both methods for each sentence, and the fractions of the first special token.
 
-        return plot(self)
+        Returns:
+            A matplotlib figure.
+        """
+        from clearhead.studies.lecture_figure import plot_lecture
+
+        return plot_lecture(self)
 
     def __rich__(self) -> Any:
-        from clearhead.studies.lecture_figure import render
+        from clearhead.studies.lecture_figure import render_lecture
 
-        return render(self)
+        return render_lecture(self)
 
 
-def lecture(ex: "Explainer", sentences: Sequence[str] = SENTENCES) -> Lecture:
-    """Grad-SAM beside SHAP for the predicted class of each sentence, by default the five of the lecture.
+def run_lecture(explainer: "Explainer", sentences: Sequence[str] = LECTURE_SENTENCES) -> LectureResult:
+    """Explain the predicted class of each sentence with Grad-SAM and SHAP, and compare the scores.
 
-    SHAP as in the lecture (the profile shap_lecture) is about class 1, whatever is predicted.
+    SHAP as in the lecture (profile `shap_lecture`) always explains class 1.
 
-    >>> clearhead.lecture(clearhead.load("zoo:sentiment")).mean_correlation  # doctest: +SKIP
+    Args:
+        explainer: Explainer of a text classifier with at least two classes.
+        sentences: Sentences; by default the five of the lecture.
+
+    Raises:
+        InputError: `sentences` is not a list of texts, or the model is not such a classifier.
+
+    Example:
+        >>> clearhead.run_lecture(clearhead.load("zoo:sentiment")).mean_rank_correlation  # doctest: +SKIP
     """
     if isinstance(sentences, str) or not sentences or not all(isinstance(text, str) for text in sentences):
-        raise InputError(f"the lecture is about a list of sentences, not {sentences!r}")
-    if ex.subject.takes != ("text",) or ex.subject.readout is None:
+        raise InputError(f"the lecture needs a list of sentences, not {sentences!r}")
+    adapter = explainer.adapter
+    if adapter.input_names != ("text",) or adapter.readout is None:
         raise InputError(
-            f"the lecture is about models that put a text into classes; {ex.subject.name} takes "
-            f"{' and '.join(ex.subject.takes)}"
+            f"the lecture needs a text classifier; {adapter.name} takes {' and '.join(adapter.input_names)}"
         )
-    if len(ex.subject.labels) < 2:
-        known = len(ex.subject.labels)
-        raise InputError(f"the lecture is about class 1, counted from 0, and {ex.subject.model_class} has {known}")
-    found: dict[str, list[Any]] = {}
-    for profile in dict.fromkeys(profile for _, profile in METHODS.values()):
-        own = {name: method for name, (method, other) in METHODS.items() if other == profile}
-        explained = ex.explain(list(sentences), method=list(own.values()), profile=profile)
-        found |= {name: explained[str(method)] for name, method in own.items()}
-    return Lecture(tuple(Beside({name: found[name][i] for name in METHODS}) for i in range(len(sentences))))
+    num_labels = len(adapter.labels)
+    if num_labels < 2:
+        raise InputError(
+            f"the lecture explains class 1, counted from 0, but {adapter.model_class_name} has {num_labels}"
+        )
+    methods_by_profile: dict[str | None, dict[str, Method]] = {}
+    for name, (method, profile) in LECTURE_METHODS.items():
+        methods_by_profile.setdefault(profile, {})[name] = method
+    explanations: dict[str, list[Any]] = {}
+    for profile, methods in methods_by_profile.items():
+        by_method = explainer.explain(list(sentences), method=list(methods.values()), profile=profile)
+        explanations |= {name: by_method[str(method)] for name, method in methods.items()}
+    comparisons = [
+        SentenceComparison({name: explanations[name][index] for name in LECTURE_METHODS})
+        for index in range(len(sentences))
+    ]
+    return LectureResult(tuple(comparisons))

@@ -1,11 +1,20 @@
-"""The few training loops that zoo scripts, probes and attention guidance share.
+"""Training utilities shared by the zoo's scripts, the probes and attention guidance.
 
-Needs torch, numpy and safetensors, nothing else: the scripts also run on machines that have little more than that.
+They depend only on torch, numpy and safetensors, so that training scripts run on minimal machines.
 """
 
 from clearhead.training.checkpoint import load_checkpoint, save_checkpoint
-from clearhead.training.ema import Average
-from clearhead.training.loop import Clock, depth_groups, ramp, train
+from clearhead.training.ema import ExponentialMovingAverage
+from clearhead.training.loop import TrainingBudget, build_layerwise_lr_groups, compute_warmup_decay, train
 from clearhead.training.muon import Muon
 
-__all__ = ["Average", "Clock", "Muon", "depth_groups", "load_checkpoint", "ramp", "save_checkpoint", "train"]
+__all__ = [
+    "ExponentialMovingAverage",
+    "Muon",
+    "TrainingBudget",
+    "build_layerwise_lr_groups",
+    "compute_warmup_decay",
+    "load_checkpoint",
+    "save_checkpoint",
+    "train",
+]

@@ -1,9 +1,9 @@
-"""Attention guidance: a term of the loss that rewards chosen heads for looking where they are told to.
+"""Attention guidance: a loss term that trains chosen heads to follow given attention patterns.
 
-    guidance = mean over guided heads and real rows of KL(T_q ‖ A_q),   loss = task + λ(t) · guidance
+    guidance = mean over guided heads and valid rows of KL(T_q ‖ A_q),   loss = task + λ(t) · guidance
 
-Target rows T are distributions over real tokens, as attention rows are; padding neither looks nor is looked at; one
-target per head, compared with that head alone; all texts of an input are guided. λ is constant, then falls to zero.
+The target rows T are distributions over valid tokens, as attention rows are; padding is excluded as query and key. Each
+guided head is compared with its own target, for all texts of an input. λ is constant at first, then falls to zero.
 """
 
 from __future__ import annotations
@@ -15,96 +15,142 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.errors import InputError, unknown
+from clearhead.errors import InputError, unknown_value_error
 
-PATTERNS = ("identity", "next", "previous", "first", "class")
+GUIDANCE_PATTERNS = ("identity", "next", "previous", "first", "class")
 
 
-def target_rows(
+def build_target_rows(
     pattern: str,
-    real: Bool[Tensor, "batch token"],
-    member: Bool[Tensor, "batch token"] | None = None,
+    valid_mask: Bool[Tensor, "batch token"],
+    class_mask: Bool[Tensor, "batch token"] | None = None,
 ) -> tuple[Float[Tensor, "batch query key"], Bool[Tensor, "batch query"]]:
-    """Where each row is to look, and which rows are told at all.
+    """Build the target attention of a pattern.
 
-    identity, next, previous, first: one token each; class: evenly at the tokens in `member` (a syntax class). A row
-    that would look at nothing (the last one at its next; any row where the class has no token) is left alone.
+    Args:
+        pattern: "identity", "next", "previous" or "first" attend to one token; "class" attends uniformly to the tokens
+            in `class_mask`.
+        valid_mask: True for tokens, False for padding.
+        class_mask: The tokens of a syntactic class, for the pattern "class".
+
+    Returns:
+        The target rows, and which rows have a target. Rows without any target token have none: the last row of "next",
+        and every row of "class" in a text without tokens of the class.
+
+    Raises:
+        InputError: If the pattern is unknown, or `class_mask` is missing.
     """
-    batch, n = real.shape
+    batch, n = valid_mask.shape
     if pattern == "class":
-        if member is None:
-            raise InputError("the pattern 'class' needs member: which tokens are of the class")
-        wanted = (member & real)[:, None, :].expand(batch, n, n).float()
-    elif pattern in PATTERNS:
-        step = {"identity": 0, "next": 1, "previous": -1}.get(pattern)
-        if step is None:
-            one = torch.zeros(n, n, device=real.device)
-            one[:, 0] = 1.0
+        if class_mask is None:
+            raise InputError("the pattern 'class' needs class_mask: which tokens are of the class")
+        weights = (class_mask & valid_mask)[:, None, :].expand(batch, n, n).float()
+    elif pattern in GUIDANCE_PATTERNS:
+        offset = {"identity": 0, "next": 1, "previous": -1}.get(pattern)
+        if offset is None:
+            matrix = torch.zeros(n, n, device=valid_mask.device)
+            matrix[:, 0] = 1.0
         else:
-            one = torch.diag(torch.ones(n - abs(step), device=real.device), step)
-        wanted = one * real[:, None, :]
+            matrix = torch.diag(torch.ones(n - abs(offset), device=valid_mask.device), offset)
+        weights = matrix * valid_mask[:, None, :]
     else:
-        raise unknown("pattern", pattern, PATTERNS)
-    total = wanted.sum(-1)
-    told = (total > 0) & real
-    return wanted / total.clamp(min=1)[..., None], told
+        raise unknown_value_error("pattern", pattern, GUIDANCE_PATTERNS)
+    total = weights.sum(-1)
+    has_target = (total > 0) & valid_mask
+    return weights / total.clamp(min=1)[..., None], has_target
 
 
 @dataclass(frozen=True)
-class Guide:
-    """One pattern for some heads of some layers."""
+class HeadGuidance:
+    """A pattern for some heads of some layers.
+
+    Attributes:
+        pattern: Name of the pattern, as in `build_target_rows`.
+        heads: Indices of the guided heads.
+        layers: Indices of the guided layers. Default: all.
+    """
 
     pattern: str
     heads: Sequence[int]
     layers: Sequence[int] | None = None
 
 
-def guidance_loss(
+def compute_guidance_loss(
     attention: Mapping[int, Float[Tensor, "batch head query key"]],
-    guides: Sequence[Guide],
-    real: Bool[Tensor, "batch token"],
-    member: Bool[Tensor, "batch token"] | None = None,
+    guides: Sequence[HeadGuidance],
+    valid_mask: Bool[Tensor, "batch token"],
+    class_mask: Bool[Tensor, "batch token"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Mean KL(T ‖ A) over guided heads, and over the rows that are told.
+    """Compute the mean KL(T ‖ A) over guided heads and rows with a target.
 
-    attention: by layer; member: the tokens of the class that "class" guides to
+    Args:
+        attention: Attention weights by layer.
+        guides: The guided heads and their patterns.
+        valid_mask: True for tokens, False for padding.
+        class_mask: The tokens of the class for the pattern "class".
+
+    Returns:
+        The loss.
+
+    Raises:
+        InputError: If no head is guided, or a pattern is invalid.
     """
-    parts = []
+    losses = []
     for guide in guides:
-        target, told = target_rows(guide.pattern, real, member)
+        target, has_target = build_target_rows(guide.pattern, valid_mask, class_mask)
         for layer in attention if guide.layers is None else guide.layers:
             for head in guide.heads:
-                parts.append(_divergence(target, attention[layer][:, head], told))
-    if not parts:
+                losses.append(_compute_masked_kl(target, attention[layer][:, head], has_target))
+    if not losses:
         raise InputError("no head is guided: give at least one guide with heads")
-    return torch.stack(parts).mean()
+    return torch.stack(losses).mean()
 
 
-def _divergence(
+def _compute_masked_kl(
     target: Float[Tensor, "batch query key"],
     attention: Float[Tensor, "batch query key"],
-    told: Bool[Tensor, "batch query"],
+    has_target: Bool[Tensor, "batch query"],
 ) -> Float[Tensor, ""]:
     # xlogy is zero where the target is zero; attention may underflow there and must not give NaN
-    log = attention.float().clamp(min=1e-12).log()
-    rows = (torch.special.xlogy(target, target) - target * log).sum(-1)
-    return (rows * told).sum() / told.sum().clamp(min=1)
+    log_attention = attention.float().clamp(min=1e-12).log()
+    row_losses = (torch.special.xlogy(target, target) - target * log_attention).sum(-1)
+    return (row_losses * has_target).sum() / has_target.sum().clamp(min=1)
 
 
-def mass_on(
+def compute_class_attention(
     attention: Float[Tensor, "batch head query key"],
-    member: Bool[Tensor, "batch token"],
-    real: Bool[Tensor, "batch token"],
+    class_mask: Bool[Tensor, "batch token"],
+    valid_mask: Bool[Tensor, "batch token"],
 ) -> Float[Tensor, " head"]:
-    """The share of attention that real rows give to the class, by head: report it before and after."""
-    rows = (attention * (member & real)[:, None, None, :]).sum(-1)
-    return (rows * real[:, None]).sum((0, 2)) / real.sum()
+    """Compute for each head the share of attention that goes to a class of tokens.
 
+    Args:
+        attention: Attention weights of one layer.
+        class_mask: The tokens of the class.
+        valid_mask: True for tokens, False for padding.
 
-def strength(fraction: float, start: float, constant: float = 0.5) -> float:
-    """λ after a fraction of the run: `start` for a while, then linearly down to zero.
-
-    >>> strength(0.2, 1.0), strength(0.75, 1.0), strength(1.0, 1.0)
-    (1.0, 0.5, 0.0)
+    Returns:
+        One share per head. Report it before and after training.
     """
-    return start if fraction <= constant else start * (1 - fraction) / (1 - constant)
+    rows = (attention * (class_mask & valid_mask)[:, None, None, :]).sum(-1)
+    return (rows * valid_mask[:, None]).sum((0, 2)) / valid_mask.sum()
+
+
+def compute_guidance_weight(fraction: float, initial_weight: float, constant_fraction: float = 0.5) -> float:
+    """Compute λ at a point of the run: constant at first, then linearly down to zero.
+
+    Args:
+        fraction: Completed fraction of the run.
+        initial_weight: λ at the start.
+        constant_fraction: The fraction of the run with constant λ.
+
+    Returns:
+        λ.
+
+    Example:
+        >>> compute_guidance_weight(0.2, 1.0), compute_guidance_weight(0.75, 1.0), compute_guidance_weight(1.0, 1.0)
+        (1.0, 0.5, 0.0)
+    """
+    if fraction <= constant_fraction:
+        return initial_weight
+    return initial_weight * (1 - fraction) / (1 - constant_fraction)

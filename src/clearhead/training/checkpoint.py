@@ -1,4 +1,4 @@
-"""Checkpoints as safetensors with their facts in the header. No pickles, and never half a file."""
+"""Checkpoints as safetensors files with metadata in the header, written atomically."""
 
 from __future__ import annotations
 
@@ -15,23 +15,43 @@ from torch import Tensor
 
 
 def save_checkpoint(
-    path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None, dtype: torch.dtype | None = None
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """Write tensors (in `dtype`, if given) and facts; a killed process leaves the previous file whole."""
+    """Write a checkpoint atomically: if the process is killed, the previous file stays intact.
+
+    Args:
+        path: The file.
+        tensors: The tensors by name.
+        metadata: JSON values to store with them.
+        dtype: The dtype for floating-point tensors. Default: unchanged.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     stored = {
         name: tensor.detach().to(dtype if tensor.is_floating_point() else None).cpu().contiguous()
         for name, tensor in tensors.items()
     }
     unfinished = path.with_name(path.name + ".part")
-    save_file(stored, unfinished, metadata={"format": "pt", "facts": json.dumps(dict(facts or {}))})
+    save_file(stored, unfinished, metadata={"format": "pt", "facts": json.dumps(dict(metadata or {}))})
     unfinished.chmod(0o644)  # safetensors creates files that only their owner may read
     os.replace(unfinished, path)
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a checkpoint, real ones in float32 (half-precision weights do not train), and its facts."""
+    """Read a checkpoint. Floating-point tensors become float32, because half-precision weights do not train well.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The tensors by name, and the metadata.
+    """
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}
-        facts = json.loads((file.metadata() or {}).get("facts", "{}"))
-    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}, facts
+        metadata = json.loads((file.metadata() or {}).get("facts", "{}"))
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point():
+            tensors[name] = tensor.float()
+    return tensors, metadata

@@ -1,5 +1,9 @@
-"""What a method declares, and what the laws promise of every method, measured on a model: `clearhead.verify`."""
+"""Verification: measures on a model whether methods have the properties that they declare (`clearhead.verify`).
 
-from clearhead.verification.verification import Line, Verification, verify
+Some properties are declared by a method, such as completeness. Others are invariants that every method must satisfy,
+such as the same scores in a batch.
+"""
 
-__all__ = ["Line", "Verification", "verify"]
+from clearhead.verification.verification import CheckResult, Verification, verify
+
+__all__ = ["CheckResult", "Verification", "verify"]

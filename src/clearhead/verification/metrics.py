@@ -1,27 +1,40 @@
-"""How explanations differ: what a figure of a promise is made of."""
+"""Distances between explanations, from which the checks compute their measurements."""
 
 import numpy as np
 
 from clearhead.explanation.multi_stream import AnyExplanation
 
 
-def value(e: AnyExplanation) -> float:
-    return float(e.target["value"])
+def get_target_value(explanation: AnyExplanation) -> float:
+    """Return the value of the explained target."""
+    return float(explanation.target["value"])
 
 
-def size(e: AnyExplanation) -> float:
-    """The largest score of all streams."""
-    return max(float(np.abs(part.scores).max(initial=0.0)) for part in e.parts.values())
+def compute_max_abs_score(explanation: AnyExplanation) -> float:
+    """Return the largest absolute score of all streams."""
+    return max(float(np.abs(stream.scores).max(initial=0.0)) for stream in explanation.by_stream.values())
 
 
-def gap(one: AnyExplanation, other: AnyExplanation) -> float:
-    """The largest difference of scores, relative to the largest score; what is no number is infinitely far."""
-    worst = 0.0
-    for stream, part in other.parts.items():
-        for mine, yours in ((one[stream].scores, part.scores), (one[stream].matrix, part.matrix)):
-            if yours is None and mine is None:
+def compute_relative_gap(explanation: AnyExplanation, reference: AnyExplanation) -> float:
+    """Compute the largest difference of scores relative to the largest score of the reference.
+
+    Args:
+        explanation: The explanation to compare.
+        reference: The expected explanation.
+
+    Returns:
+        The relative gap; infinite if arrays are missing, differ in shape or are not finite.
+    """
+    gap = 0.0
+    for stream, expected_stream in reference.by_stream.items():
+        for name in ("scores", "matrix"):
+            actual = getattr(explanation[stream], name)
+            expected = getattr(expected_stream, name)
+            if expected is None and actual is None:
                 continue
-            if mine is None or yours is None or mine.shape != yours.shape or not np.isfinite([mine, yours]).all():
+            if actual is None or expected is None or actual.shape != expected.shape:
                 return float("inf")
-            worst = max(worst, float(np.abs(mine - yours).max(initial=0.0)))
-    return worst / max(size(other), 1e-30)
+            if not np.isfinite([actual, expected]).all():
+                return float("inf")
+            gap = max(gap, float(np.abs(actual - expected).max(initial=0.0)))
+    return gap / max(compute_max_abs_score(reference), 1e-30)

@@ -1,4 +1,4 @@
-"""What a call could leave changed in a model."""
+"""Snapshot of a model's state, to detect calls that leave it changed."""
 
 from hashlib import sha256
 from typing import Any
@@ -6,34 +6,46 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.capture.session import configs_of
+from clearhead.capture.session import find_configs
 
 
-def state_of(model: nn.Module) -> dict[str, Any]:
-    """What a call could leave changed, by what it is called."""
+def snapshot_model_state(model: nn.Module) -> dict[str, Any]:
+    """Record everything that a call could leave changed in a model.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Comparable values by name: hash of the weights, gradients, requires_grad flags, training modes, attention
+        implementations and numbers of hooks.
+    """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     modules = list(model.modules())
     weights = sha256()
     for name, tensor in tensors:
-        weights.update(name.encode() + _bytes(tensor))
+        weights.update(name.encode() + _get_tensor_bytes(tensor))
     return {
         "weights": weights.hexdigest(),
-        "gradients": [
-            None if tensor.grad is None else (id(tensor.grad), tensor.grad._version) for _, tensor in tensors
-        ],
-        "what asks for gradients": [tensor.requires_grad for _, tensor in tensors],
+        "gradients": [_get_gradient_version(tensor) for _, tensor in tensors],
+        "requires_grad": [tensor.requires_grad for _, tensor in tensors],
         "mode": [module.training for module in modules],
-        "attention implementation": [config._attn_implementation for config in configs_of(model)],
+        "attention implementation": [config._attn_implementation for config in find_configs(model)],
         "hooks": [
-            len(table)
+            len(hooks)
             for module in modules
-            for table in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+            for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
         ],
     }
 
 
-def _bytes(tensor: Tensor) -> bytes:
-    if tensor.is_meta:  # offloaded: not here between passes
+def _get_gradient_version(tensor: Tensor) -> tuple[int, int] | None:
+    if tensor.grad is None:
+        return None
+    return id(tensor.grad), tensor.grad._version
+
+
+def _get_tensor_bytes(tensor: Tensor) -> bytes:
+    if tensor.is_meta:  # offloaded by accelerate between passes
         return b""
     flat = tensor.detach().cpu().reshape(-1).contiguous()
     return bytes(flat.view(torch.uint8).numpy())

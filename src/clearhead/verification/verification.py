@@ -1,92 +1,122 @@
-"""`clearhead.verify`: promise by promise, what was measured, what is allowed, and whether it holds."""
+"""`clearhead.verify`: runs every check on every method and collects measurements, bounds and results."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from clearhead.engine.batching import followed
-from clearhead.errors import InputError, Refusal
-from clearhead.explanation.explanation import plain
-from clearhead.methods.base import Method, methods_of
-from clearhead.verification.checks import CHECKS, Case, Check, NotHere, unmeasured
-from clearhead.verification.example_inputs import inputs_for
-from clearhead.verification.model_state import state_of
+from clearhead.engine.batching import with_progress
+from clearhead.errors import InputError, UnsupportedError
+from clearhead.explanation.explanation import to_json_value
+from clearhead.methods.base import Method, parse_methods
+from clearhead.verification.checks import (
+    CHECKS,
+    NotApplicableError,
+    VerificationCase,
+    VerificationCheck,
+    iter_unmeasured_axioms,
+)
+from clearhead.verification.example_inputs import find_example_inputs
+from clearhead.verification.model_state import snapshot_model_state
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer, MethodLike
 
-Says = Literal["holds", "does not hold", "cannot be asked"]
-#: In the place of a method: every one that applies.
-ALL = "all"
+CheckStatus = Literal["holds", "does not hold", "cannot be asked"]
+#: Stands for every method that applies to the model.
+ALL_METHODS = "all"
 
 
 @dataclass(frozen=True)
-class Line:
-    """One promise of one method: what was measured, what is allowed, and what follows."""
+class CheckResult:
+    """Result of one check of one method.
+
+    Attributes:
+        method: The method with its options.
+        what: The checked property, in words.
+        says: "holds", "does not hold" or "cannot be asked" (the check does not apply).
+        measured: The measured value, if any.
+        bound: The largest value with which the property holds.
+        why: Details of a violation, or the reason why the check does not apply.
+    """
 
     method: str
     what: str
-    says: Says
+    says: CheckStatus
     measured: float | None = None
     bound: float | None = None
-    #: Why it cannot be asked here, or what was found.
     why: str = ""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What was measured of one or several methods on one model, promise by promise."""
+    """Results of all checks of one or several methods on one model.
 
-    model: str
-    inputs: int
-    rows: tuple[Line, ...]
+    Attributes:
+        model_name: Name of the model.
+        num_inputs: Number of inputs.
+        results: One result per method and check.
+    """
+
+    model_name: str
+    num_inputs: int
+    results: tuple[CheckResult, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found that does not hold."""
+        """Whether no check failed."""
         return not self.failed
 
     @property
-    def failed(self) -> list[Line]:
-        return [row for row in self.rows if row.says == "does not hold"]
+    def failed(self) -> list[CheckResult]:
+        """The results of the failed checks."""
+        return [result for result in self.results if result.says == "does not hold"]
 
     @property
     def methods(self) -> list[str]:
-        return list(dict.fromkeys(row.method for row in self.rows))
+        """The verified methods."""
+        return list(dict.fromkeys(result.method for result in self.results))
 
     @property
     def summary(self) -> str:
-        """All of it in one sentence."""
-        held, broken = (sum(row.says == says for row in self.rows) for says in ("holds", "does not hold"))
-        left = len(self.rows) - held - broken
-        told = [f"{held} hold", f"{broken} {'does' if broken == 1 else 'do'} not"]
-        return f"{len(self.rows)} promises: " + ", ".join([*told, *([f"{left} cannot be asked here"] if left else [])])
+        """The numbers of checks that hold, do not hold and do not apply, in one sentence."""
+        num_holding = sum(result.says == "holds" for result in self.results)
+        num_failed = len(self.failed)
+        num_skipped = len(self.results) - num_holding - num_failed
+        verb = "does" if num_failed == 1 else "do"
+        summary = f"{len(self.results)} properties: {num_holding} hold, {num_failed} {verb} not"
+        if num_skipped:
+            summary += f", {num_skipped} cannot be asked here"
+        return summary
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; a figure that is not finite is null."""
+        """Return the JSON form; non-finite numbers become null.
+
+        Returns:
+            A dict of plain Python values.
+        """
         return {
             "schema": "clearhead/verification",
             "version": 1,
-            "model": self.model,
-            "inputs": self.inputs,
+            "model": self.model_name,
+            "inputs": self.num_inputs,
             "ok": self.ok,
-            "rows": [plain(asdict(row)) for row in self.rows],
+            "rows": [to_json_value(asdict(result)) for result in self.results],
         }
 
     def __rich__(self) -> Any:
-        from clearhead.render.views.verification import render
+        from clearhead.render.views.verification import render_verification
 
-        return render(self)
+        return render_verification(self)
 
     def _repr_html_(self) -> str:
-        from clearhead.render.html import fragment
+        from clearhead.render.html import render_notebook_html
 
-        return fragment(self)
+        return render_notebook_html(self)
 
 
 def verify(
     method: "MethodLike | Sequence[MethodLike]",
-    ex: "Explainer",
+    explainer: "Explainer",
     inputs: Any = None,
     *,
     text: Any = None,
@@ -97,52 +127,76 @@ def verify(
     progress: bool | Callable[[list[Any]], Iterable[Any]] = False,
     **options: Any,
 ) -> Verification:
-    """Measure on inputs of this model what a method declares, and what the laws promise of every method.
+    """Check on a model whether methods have the properties that they declare, and those required of every method.
 
-    method: a name or `Method`, several of them, or "all" for those that apply
-    inputs, text, image, audio, regions: as `explain` takes them; by default one that the model takes (a ready example
-    where the zoo has one)
-    options: others of `explain`, such as answer or scale
+    Args:
+        method: A method name or `Method`, a list of them, or "all" for every method that applies.
+        explainer: The explainer of the model.
+        inputs: The inputs, as in `Explainer.explain`. Default: an example that the model takes.
+        text: Input text by name.
+        image: Input image by name.
+        audio: Input audio by name.
+        regions: Precomputed image regions by name.
+        seed: Seed of methods that draw random numbers.
+        progress: True for a progress bar over the checks, or a function such as `tqdm.tqdm`.
+        **options: Further options of `Explainer.explain`, such as `answer` or `scale`.
 
-    >>> clearhead.verify("generic", clearhead.load("zoo:sentiment")).ok  # doctest: +SKIP
-    True
+    Returns:
+        The measurement, bound and result of every check.
+
+    Raises:
+        InputError: If an option is not allowed, or an input or method is invalid.
+        UnsupportedError: If a method cannot be applied to this model.
+
+    Example:
+        >>> clearhead.verify("generic", clearhead.load("zoo:sentiment")).ok  # doctest: +SKIP
+        True
     """
     for name in ("profile", "kernel", "batch_size", "target"):
         if name in options:
-            raise InputError(f"verify takes no {name}=: laws bind a method's own settings, for every target and batch")
-    given = {"inputs": inputs, "text": text, "image": image, "audio": audio, "regions": regions}
-    if all(value is None for value in given.values()):
-        given = {"inputs": None, **inputs_for(ex)}
-    raws, _ = ex._normalised(**given)
-    cases = [Case(ex, one, raws, seed, options) for one in _methods(method, ex)]
-    rows: list[Line] = []
-    for case, check in followed([(case, check) for case in cases for check in CHECKS], progress, "verifying"):
+            raise InputError(
+                f"verify takes no {name}=: properties are checked with a method's own settings, and hold for every "
+                "target and batch"
+            )
+    streams = {"inputs": inputs, "text": text, "image": image, "audio": audio, "regions": regions}
+    if all(value is None for value in streams.values()):
+        streams = {"inputs": None, **find_example_inputs(explainer)}
+    raw_inputs, _ = explainer._normalise_inputs(**streams)
+    methods = _resolve_methods(method, explainer)
+    cases = [VerificationCase(explainer, verified_method, raw_inputs, seed, options) for verified_method in methods]
+    results: list[CheckResult] = []
+    for case, check in with_progress([(case, check) for case in cases for check in CHECKS], progress, "verifying"):
         if check is CHECKS[0]:
-            case.before = state_of(ex.subject.model)
-        if check.asked_of(case):
-            rows.append(_line(case, check))
+            case.initial_state = snapshot_model_state(explainer.adapter.model)
+        if check.applies_to(case):
+            results.append(_run_check(case, check))
         if check is CHECKS[-1]:
-            told = unmeasured(case.method)
-            rows += [Line(str(case.method), axiom, "cannot be asked", why=why) for axiom, why in told]
-    return Verification(ex.subject.name, len(raws), tuple(rows))
+            results += [
+                CheckResult(str(case.method), axiom, "cannot be asked", why=reason)
+                for axiom, reason in iter_unmeasured_axioms(case.method)
+            ]
+    return Verification(explainer.adapter.name, len(raw_inputs), tuple(results))
 
 
-def _methods(given: "MethodLike | Sequence[MethodLike]", ex: "Explainer") -> list[Method]:
-    if isinstance(given, str) and given == ALL:
-        found = [line.name for line in ex.methods() if line.applies]
-        if not found:
-            raise Refusal(f"no method applies to {ex.subject.name}: {ex.methods()[0].why_not}")
-        return [Method(name) for name in found]
-    return list(dict.fromkeys(methods_of(given)))
+def _resolve_methods(method: "MethodLike | Sequence[MethodLike]", explainer: "Explainer") -> list[Method]:
+    if not isinstance(method, str) or method != ALL_METHODS:
+        return list(dict.fromkeys(parse_methods(method)))
+    applicability = explainer.methods()
+    names = [row.name for row in applicability if row.applies]
+    if not names:
+        raise UnsupportedError(f"no method applies to {explainer.adapter.name}: {applicability[0].why_not}")
+    return [Method(name) for name in names]
 
 
-def _line(case: Case, check: Check) -> Line:
+def _run_check(case: VerificationCase, check: VerificationCheck) -> CheckResult:
     try:
-        found = check.measure(case)
-    except NotHere as reason:
-        return Line(str(case.method), check.what, "cannot be asked", why=str(reason))
-    says: Says = "holds" if found.holds else "does not hold"
-    why = found.found
-    if not found.holds and check.axiom and case.method.own_options:
-        why = "with these options; it is declared of the method's own settings"
-    return Line(str(case.method), check.what, says, found.figure, found.bound, why)
+        measurement = check.measure(case)
+    except NotApplicableError as reason:
+        return CheckResult(str(case.method), check.description, "cannot be asked", why=str(reason))
+    status: CheckStatus = "holds"
+    details = measurement.details
+    if not measurement.holds:
+        status = "does not hold"
+        if check.axiom and case.method.constructor_kwargs:
+            details = "with these options; the property is declared for the method's default settings"
+    return CheckResult(str(case.method), check.description, status, measurement.value, measurement.bound, details)

@@ -1,6 +1,6 @@
-"""The local page: one process that holds models, explains what it is sent, and shows it. `clearhead serve` starts it.
+"""Local web page and JSON API: one process loads models, explains inputs and shows the results.
 
-`make_app` gives the ASGI application by itself, for those who have a server of their own.
+`clearhead serve` starts it. `make_app` returns the ASGI application, for use with another server.
 """
 
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["Limits", "make_app"]
 
 
-def __getattr__(name: str) -> object:  # FastAPI is imported by those alone who use it
+def __getattr__(name: str) -> object:  # lazy, so that FastAPI is imported only when it is used
     if name == "make_app":
         from clearhead.web.app import make_app
 

@@ -1,4 +1,4 @@
-"""The application: the page, and the JSON behind it."""
+"""The ASGI application: the page and its JSON API."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,26 +13,43 @@ from starlette.exceptions import HTTPException
 
 import clearhead
 from clearhead.errors import ClearheadError
-from clearhead.probes import look
+from clearhead.probes import view_attention
 from clearhead.web import result_files
-from clearhead.web.attention_cache import Heads
-from clearhead.web.explain_job import Explaining, rehearse
-from clearhead.web.image_upload import File, opened
+from clearhead.web.attention_cache import AttentionCache
+from clearhead.web.explain_job import ExplainJob, warm_up_model
+from clearhead.web.image_upload import UploadedImage, decode_uploaded_image
 from clearhead.web.limits import Limits
-from clearhead.web.middleware import Guard
-from clearhead.web.model_registry import Follow, Held, Shelf, zoo_names
-from clearhead.web.openapi import EVENTS, FORMS, answers, described
-from clearhead.web.responses import Answer, failed, invalid, json_of, refuse, turn_away
-from clearhead.web.scheduler import Full, Queue
-from clearhead.web.schemas import Ask, Input, Shared, Shown, check, inputs_of, picture_in
-from clearhead.web.static_files import asset, page_file
+from clearhead.web.middleware import SecurityMiddleware
+from clearhead.web.model_registry import LoadedModel, ModelRegistry, ProgressWrapper, list_zoo_model_names
+from clearhead.web.openapi import EVENT_STREAM_RESPONSE, ROUTE_SCHEMAS, build_openapi_schema, build_responses
+from clearhead.web.responses import (
+    JobResponse,
+    handle_clearhead_error,
+    handle_http_exception,
+    handle_queue_full,
+    handle_validation_error,
+    make_json_response,
+)
+from clearhead.web.scheduler import JobScheduler, QueueFullError
+from clearhead.web.schemas import (
+    ExplainRequest,
+    ExportRequest,
+    InputRequest,
+    RenderRequest,
+    build_explain_inputs,
+    check_request,
+    take_image_upload,
+)
+from clearhead.web.static_files import serve_asset, serve_page_file
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-Number = Annotated[int, Query(ge=0, lt=10_000)]
-#: What it costs, in passes, to try every method of a model, and to look at every head of an input.
-TRYING, LOOKING = 50.0, 8.0
+IndexParam = Annotated[int, Query(ge=0, lt=10_000)]
+#: Cost in forward passes of checking which methods apply to a model.
+APPLICABILITY_COST_PASSES = 50.0
+#: Cost in forward passes of the attention view of an input.
+ATTENTION_COST_PASSES = 8.0
 
 
 def make_app(
@@ -40,170 +57,220 @@ def make_app(
     *,
     limits: Limits | None = None,
     token: str | None = None,
-    hosts: Sequence[str] = (),
-    follow: Follow = list,
-) -> Guard:
-    """The page as an ASGI application.
+    allowed_hosts: Sequence[str] = (),
+    wrap_progress: ProgressWrapper = list,
+) -> SecurityMiddleware:
+    """Create the page and its API as an ASGI application.
 
-    models: the names that may be asked for, or explainers by name; by default the zoo's
-    follow: a bar over the names while they are opened, such as tqdm
-    token: what requests must bring (`Authorization: Bearer …`); hosts: further names that the server goes by
+    Args:
+        models: Names of the models to serve, or explainers by name; by default the models of the zoo.
+        limits: Limits on requests and on the queue.
+        token: Token that requests must send (`Authorization: Bearer …`); none by default.
+        allowed_hosts: Host names that the server accepts, in addition to IP addresses and localhost.
+        wrap_progress: Function that wraps the names while the models are loaded, such as `tqdm`.
+
+    Returns:
+        The application with its security checks.
+
+    Raises:
+        InputError: There is no model to serve, or a model cannot be loaded.
+
+    Example:
+        >>> uvicorn.run(make_app(["zoo:sentiment"]))  # doctest: +SKIP
     """
     limits = limits or Limits()
-    site = Site(Shelf(zoo_names() if models is None else models, follow), limits)
+    if models is None:
+        models = list_zoo_model_names()
+    endpoints = ApiEndpoints(ModelRegistry(models, wrap_progress), limits)
     app = FastAPI(
         title="clearhead",
         version=clearhead.__version__,
         openapi_url="/api/openapi.json",
-        docs_url=None,  # its pages of documentation fetch scripts from elsewhere
+        docs_url=None,  # FastAPI's documentation pages load scripts from a CDN
         redoc_url=None,
-        lifespan=site.alive,
+        lifespan=endpoints.lifespan,
     )
-    app.include_router(site.routes())
-    for kind, handler in {
-        ClearheadError: refuse,
-        Full: turn_away,
-        RequestValidationError: invalid,
-        HTTPException: failed,
-    }.items():
-        app.add_exception_handler(kind, handler)  # type: ignore[arg-type]
-    app.openapi = partial(described, app, list(site.shelf.held))  # type: ignore[method-assign]
-    return Guard(app, limits, token, hosts)
+    app.include_router(endpoints.build_router())
+    handlers = {
+        ClearheadError: handle_clearhead_error,
+        QueueFullError: handle_queue_full,
+        RequestValidationError: handle_validation_error,
+        HTTPException: handle_http_exception,
+    }
+    for error_class, handler in handlers.items():
+        app.add_exception_handler(error_class, handler)  # type: ignore[arg-type]
+    model_names = list(endpoints.registry.loaded_models)
+    app.openapi = partial(build_openapi_schema, app, model_names)  # type: ignore[method-assign]
+    return SecurityMiddleware(app, limits, token, allowed_hosts)
 
 
-class Site:
-    """What the page can be asked. Whatever computes goes through the queue."""
+class ApiEndpoints:
+    """Endpoints of the API. Everything that runs a model goes through the scheduler."""
 
-    def __init__(self, shelf: Shelf, limits: Limits) -> None:
-        self.shelf, self.limits, self.queue = shelf, limits, Queue(limits)
-        self.heads = Heads(limits.map_bytes)
+    def __init__(self, registry: ModelRegistry, limits: Limits) -> None:
+        self.registry = registry
+        self.limits = limits
+        self.scheduler = JobScheduler(limits)
+        self.attention_cache = AttentionCache(limits.map_bytes)
 
     @asynccontextmanager
-    async def alive(self, app: FastAPI) -> AsyncIterator[None]:
-        first = next(iter(self.shelf.held.values()))
-        self.queue.idle.append((first.name, partial(rehearse, first)))
-        self.queue.start()
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """Run the scheduler while the application runs, and warm up the first model."""
+        first_model = next(iter(self.registry.loaded_models.values()))
+        self.scheduler.background_tasks.append((first_model.name, partial(warm_up_model, first_model)))
+        self.scheduler.start()
         try:
             yield
         finally:
-            await run_in_threadpool(self.queue.stop)
+            await run_in_threadpool(self.scheduler.stop)
 
-    def routes(self) -> APIRouter:
-        made = APIRouter()
-        get, post = partial(made.add_api_route, methods=["GET"]), partial(made.add_api_route, methods=["POST"])
+    def build_router(self) -> APIRouter:
+        """Register all routes."""
+        router = APIRouter()
+        get = partial(router.add_api_route, methods=["GET"])
+        post = partial(router.add_api_route, methods=["POST"])
         for path in ("/", "/{name}"):
-            get(path, page_file, include_in_schema=False)
-        get("/assets/{name}", asset, include_in_schema=False)
-        get("/api/about", self.about, responses=answers())
-        get("/api/models", self.models, responses=answers())
-        get("/api/model", self.model, responses=answers(422, 429))
-        post("/api/explain", self.explain, responses=answers(413, 422, 429, ok=EVENTS))
-        post("/api/explanations", self.explanations, responses=answers(413, 422, 429, ok=FORMS["explanations"]))
-        post("/api/attention", self.attention, responses=answers(413, 422, 429))
-        get("/api/heads/{key}", self.head, responses=answers(404, 422, ok=FORMS["head"]))
-        post("/api/open", self.open, responses=answers(413, 422, ok=FORMS["shown"]), openapi_extra=FORMS["file"])
-        post("/api/view", self.view, responses=answers(413, 422))
-        post("/api/share", self.share, responses=answers(413, 422, ok=FORMS["shared"]))
-        made.add_api_route("/api/jobs/{job}", self.cancel, methods=["DELETE"], responses=answers(404))
-        return made
+            get(path, serve_page_file, include_in_schema=False)
+        get("/assets/{name}", serve_asset, include_in_schema=False)
+        get("/api/about", self.about, responses=build_responses())
+        get("/api/models", self.models, responses=build_responses())
+        get("/api/model", self.model, responses=build_responses(422, 429))
+        post("/api/explain", self.explain, responses=build_responses(413, 422, 429, ok_response=EVENT_STREAM_RESPONSE))
+        post(
+            "/api/explanations",
+            self.explanations,
+            responses=build_responses(413, 422, 429, ok_response=ROUTE_SCHEMAS["explanations"]),
+        )
+        post("/api/attention", self.attention, responses=build_responses(413, 422, 429))
+        get("/api/heads/{key}", self.head, responses=build_responses(404, 422, ok_response=ROUTE_SCHEMAS["head"]))
+        post(
+            "/api/open",
+            self.open,
+            responses=build_responses(413, 422, ok_response=ROUTE_SCHEMAS["shown"]),
+            openapi_extra=ROUTE_SCHEMAS["file"],
+        )
+        post("/api/view", self.view, responses=build_responses(413, 422))
+        post("/api/share", self.share, responses=build_responses(413, 422, ok_response=ROUTE_SCHEMAS["shared"]))
+        router.add_api_route("/api/jobs/{job}", self.cancel, methods=["DELETE"], responses=build_responses(404))
+        return router
+
+    # The docstrings of the endpoints are their descriptions in the OpenAPI document.
 
     async def about(self) -> Response:
-        """The version, the limits, and what is going on."""
-        told = {"version": clearhead.__version__, "limits": self.limits.to_dict(), "waiting": len(self.queue.jobs)}
-        return json_of(told)
+        """Return the version, the limits, and the number of waiting requests."""
+        return make_json_response(
+            {"version": clearhead.__version__, "limits": self.limits.to_dict(), "waiting": len(self.scheduler.jobs)}
+        )
 
     async def models(self) -> Response:
-        """The models that may be asked for."""
-        return json_of({"models": self.shelf.lines()})
+        """List the models that can be requested."""
+        return make_json_response({"models": self.registry.list_summaries()})
 
     async def model(self, request: Request, name: str, tried: bool = True) -> Response:
-        """What one model takes and says, and which methods can explain it, the cheapest first.
+        """Describe the inputs and outputs of a model, and the methods that can explain it, cheapest first.
 
-        With `tried=false` no method is tried on it, and whether it applies is null where that is not known yet.
+        With `tried=false`, methods are not run on the model, and `applies` is null where it is not known yet.
         """
-        held = self.shelf[name]
-        if not tried or held.methods is not None:  # nothing is run
-            return json_of(await run_in_threadpool(held.about, False))
-        return await self._answer(request, name).computed(held, held.about, TRYING, gives_way=True)
+        loaded_model = self.registry[name]
+        if not tried or loaded_model.method_rows is not None:  # no model pass is needed
+            return make_json_response(await run_in_threadpool(loaded_model.describe, False))
+        return await self._make_job_response(request, name).run_function(
+            loaded_model, loaded_model.describe, APPLICABILITY_COST_PASSES, is_preemptible=True
+        )
 
-    async def explain(self, request: Request, ask: Ask) -> Response:
-        """Explain one input; results come one JSON object a line, as they are ready, the cheapest method first.
+    async def explain(self, request: Request, explain_request: ExplainRequest) -> Response:
+        """Explain one input and stream the results as NDJSON, one event per line, cheapest method first.
 
-        A request is cancelled by closing it, or by `DELETE /api/jobs/{id}` with the id of its first line.
+        To cancel a request, close it, or send `DELETE /api/jobs/{id}` with the id of its first line.
         """
-        answer = await self._asked(request, ask, with_view=True)
-        return StreamingResponse(answer.lines(), media_type="application/x-ndjson")
+        job_response = await self._submit_explain_job(request, explain_request, include_view=True)
+        return StreamingResponse(job_response.iter_ndjson(), media_type="application/x-ndjson")
 
-    async def explanations(self, request: Request, ask: Ask) -> Response:
-        """The same, in one piece when all of it is done."""
-        answer = await self._asked(request, ask, with_view=False)
-        return json_of(await answer.whole())
+    async def explanations(self, request: Request, explain_request: ExplainRequest) -> Response:
+        """Explain one input and return all results at once."""
+        job_response = await self._submit_explain_job(request, explain_request, include_view=False)
+        return make_json_response(await job_response.collect_results())
 
-    async def attention(self, request: Request, ask: Input) -> Response:
-        """The attention of one input: every head, as the page draws it."""
-        held, file = await self._admitted(ask)
+    async def attention(self, request: Request, input_request: InputRequest) -> Response:
+        """Return the attention of all heads on one input, as the page draws it."""
+        loaded_model, image_upload = await self._admit_request(input_request)
 
-        def made() -> dict[str, Any]:
-            ex = held.explainer
-            given = inputs_of(ask, ex.subject, None if file is None else opened(file, self.limits))
-            return self.heads.shown(look(ex, given, self.limits.units))
+        def build_view() -> dict[str, Any]:
+            explainer = loaded_model.explainer
+            image = None if image_upload is None else decode_uploaded_image(image_upload, self.limits)
+            inputs = build_explain_inputs(input_request, explainer.adapter, image)
+            return self.attention_cache.cache_and_build_view(view_attention(explainer, inputs, self.limits.units))
 
-        return await self._answer(request, ask.model).computed(held, made, LOOKING)
+        return await self._make_job_response(request, input_request.model).run_function(
+            loaded_model, build_view, ATTENTION_COST_PASSES
+        )
 
     async def head(
-        self, key: str, layer: Number, head: Number, name: Annotated[str, Query(max_length=200)] = ""
+        self, key: str, layer: IndexParam, head: IndexParam, name: Annotated[str, Query(max_length=200)] = ""
     ) -> Response:
-        """The whole map of one head that was looked at: a byte for each weight's square root, row by row.
+        """Return the full-resolution map of one head: one byte per weight, its square root, row by row.
 
-        key: what `POST /api/attention` said; name: of its maps, where there are several
+        `key` is the `heads` value of `POST /api/attention`; `name` is the name of the map, if there are several.
         """
         try:
-            content = await run_in_threadpool(self.heads.tile, key, name, layer, head)
+            content = await run_in_threadpool(self.attention_cache.get_head_map, key, name, layer, head)
         except KeyError:
             raise HTTPException(
-                404, "there is no such head, or it is kept no longer: look at the heads again"
+                404, "no such head, or its map is no longer cached: request the attention again"
             ) from None
         return Response(content, media_type="application/octet-stream")
 
     async def open(self, request: Request) -> Response:
-        """Look at a saved explanation: the bytes of a .safetensors or .json file."""
+        """Open a saved explanation: the bytes of a .safetensors or .json file."""
         content = await request.body()
-        found = await run_in_threadpool(result_files.explanations_in, content, self.limits)
-        return json_of(await run_in_threadpool(lambda: {**result_files.sent(found), "view": result_files.drawn(found)}))
+        explanations = await run_in_threadpool(result_files.parse_explanations_file, content, self.limits)
 
-    async def view(self, shown: Shown) -> Response:
-        """Several explanations side by side, as the page draws them."""
-        found = await run_in_threadpool(result_files.explanations_of, shown, self.limits)
-        return json_of({"view": await run_in_threadpool(result_files.drawn, found)})
+        def encode() -> dict[str, Any]:
+            view_model = result_files.build_explanations_view_model(explanations)
+            return {**result_files.encode_explanations(explanations), "view": view_model}
 
-    async def share(self, shared: Shared) -> Response:
-        """A file of explanations: one page that needs no server, or safetensors."""
-        found = await run_in_threadpool(result_files.explanations_of, shared, self.limits)
-        write, kind = {
-            "html": (result_files.as_html, "text/html"),
-            "safetensors": (result_files.as_safetensors, "application/octet-stream"),
-        }[shared.form]
-        content = await run_in_threadpool(write, found)
-        disposition = {"content-disposition": f'attachment; filename="explanation.{shared.form}"'}
-        return Response(content, media_type=kind, headers=disposition)
+        return make_json_response(await run_in_threadpool(encode))
+
+    async def view(self, render_request: RenderRequest) -> Response:
+        """Return several explanations side by side, as the page draws them."""
+        explanations = await run_in_threadpool(result_files.decode_explanations, render_request, self.limits)
+        view_model = await run_in_threadpool(result_files.build_explanations_view_model, explanations)
+        return make_json_response({"view": view_model})
+
+    async def share(self, export_request: ExportRequest) -> Response:
+        """Return explanations as a file: a self-contained HTML page, or safetensors."""
+        explanations = await run_in_threadpool(result_files.decode_explanations, export_request, self.limits)
+        encode, media_type = {
+            "html": (result_files.encode_html, "text/html"),
+            "safetensors": (result_files.encode_safetensors, "application/octet-stream"),
+        }[export_request.form]
+        content = await run_in_threadpool(encode, explanations)
+        headers = {"content-disposition": f'attachment; filename="explanation.{export_request.form}"'}
+        return Response(content, media_type=media_type, headers=headers)
 
     async def cancel(self, job: str) -> Response:
         """Cancel a request by the id of its first line."""
-        if not self.queue.cancel(job):
-            raise HTTPException(404, "there is no such request, or it is done")
-        return json_of({"cancelled": job})
+        if not self.scheduler.cancel(job):
+            raise HTTPException(404, "there is no such request, or it is finished")
+        return make_json_response({"cancelled": job})
 
-    async def _asked(self, request: Request, ask: Ask, with_view: bool) -> Answer:
-        held, file = await self._admitted(ask)
-        answer = self._answer(request, ask.model)
-        answer.submit(Explaining(ask, held, file, answer.job, self.limits, with_view).steps())
-        return answer
+    async def _submit_explain_job(
+        self, request: Request, explain_request: ExplainRequest, include_view: bool
+    ) -> JobResponse:
+        loaded_model, image_upload = await self._admit_request(explain_request)
+        job_response = self._make_job_response(request, explain_request.model)
+        explain_job = ExplainJob(
+            explain_request, loaded_model, image_upload, job_response.job, self.limits, include_view
+        )
+        job_response.submit(explain_job.make_work_items())
+        return job_response
 
-    async def _admitted(self, ask: Input) -> tuple[Held, File | None]:
-        """The model and the picture, looked at from outside alone: nothing is decoded for those who wait."""
-        check(ask, self.limits)
-        self.queue.check_room()
-        return self.shelf[ask.model], await run_in_threadpool(picture_in, ask, self.limits)
+    async def _admit_request(self, input_request: InputRequest) -> tuple[LoadedModel, UploadedImage | None]:
+        """Check a request and return its model and image; images of waiting requests are not decoded yet."""
+        check_request(input_request, self.limits)
+        self.scheduler.check_capacity()
+        loaded_model = self.registry[input_request.model]
+        return loaded_model, await run_in_threadpool(take_image_upload, input_request, self.limits)
 
-    def _answer(self, request: Request, model: str) -> Answer:
-        return Answer(self.queue, model, self.limits.seconds, request)
+    def _make_job_response(self, request: Request, model_name: str) -> JobResponse:
+        return JobResponse(self.scheduler, model_name, self.limits.seconds, request)

@@ -1,4 +1,4 @@
-"""The heads of inputs that were looked at lately: their whole maps, kept in bytes, given out one by one."""
+"""LRU cache of full-resolution attention maps, quantised to bytes and served head by head."""
 
 import secrets
 import threading
@@ -8,48 +8,57 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import UInt8
 
-from clearhead.probes import AttentionView, StreamsView
-from clearhead.render.array_codec import quantised
-from clearhead.render.view_model import Document, document
-from clearhead.render.views.attention import BUDGET
+from clearhead.probes import AttentionView, MultiStreamAttentionView
+from clearhead.render.array_codec import quantise_sqrt
+from clearhead.render.view_model import ViewModel, build_view_model
+from clearhead.render.views.attention import MAX_INLINE_MAP_BYTES
 
-Maps = Mapping[str, UInt8[np.ndarray, "layer head query key"]]
+AttentionMapsByName = Mapping[str, UInt8[np.ndarray, "layer head query key"]]
 
 
-class Heads:
-    """Maps by a key that nobody can guess. Those that were asked for longest ago make room for new ones."""
+class AttentionCache:
+    """Maps by an unguessable key; the least recently used are dropped.
 
-    def __init__(self, most: int) -> None:
-        """most: bytes that all maps take together"""
-        self.most = most
-        self.kept: OrderedDict[str, Maps] = OrderedDict()
+    Args:
+        max_bytes: Size of all maps together.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.maps_by_key: OrderedDict[str, AttentionMapsByName] = OrderedDict()
         self.lock = threading.Lock()
 
-    def shown(self, found: AttentionView | StreamsView) -> Document:
-        """The document of what was found, and the key of its whole maps where the document has them pooled alone."""
-        views = found.maps if isinstance(found, StreamsView) else {"": found}
-        total = sum(own.attention.size for own in views.values())
-        if not BUDGET < total <= self.most:
-            return {"view": document(found), "heads": None}
-        return {"view": document(found, inline=False), "heads": self.keep(views)}
+    def cache_and_build_view(self, view: AttentionView | MultiStreamAttentionView) -> ViewModel:
+        """Build the view model; if its maps are pooled, cache the full maps and return their key as "heads"."""
+        views = view.views if isinstance(view, MultiStreamAttentionView) else {"": view}
+        total = sum(stream_view.attention.size for stream_view in views.values())
+        if not MAX_INLINE_MAP_BYTES < total <= self.max_bytes:
+            return {"view": build_view_model(view), "heads": None}
+        return {"view": build_view_model(view, inline=False), "heads": self.add(views)}
 
-    def keep(self, views: Mapping[str, AttentionView]) -> str:
-        key, maps = secrets.token_urlsafe(12), {name: quantised(own.attention) for name, own in views.items()}
+    def add(self, views: Mapping[str, AttentionView]) -> str:
+        """Cache the maps of all views and return their key."""
+        key = secrets.token_urlsafe(12)
+        maps = {name: quantise_sqrt(view.attention) for name, view in views.items()}
         with self.lock:
-            self.kept[key] = maps
-            while sum(_size(own) for own in self.kept.values()) > self.most:
-                self.kept.popitem(last=False)
+            self.maps_by_key[key] = maps
+            while sum(_compute_num_bytes(cached_maps) for cached_maps in self.maps_by_key.values()) > self.max_bytes:
+                self.maps_by_key.popitem(last=False)
         return key
 
-    def tile(self, key: str, name: str, layer: int, head: int) -> bytes:
-        """One head's map, a byte for each weight's square root, row by row; KeyError where there is none (any more)."""
+    def get_head_map(self, key: str, map_name: str, layer: int, head: int) -> bytes:
+        """Return the map of one head: one byte per weight, its square root, row by row.
+
+        Raises:
+            KeyError: There is no such map, or it was dropped.
+        """
         with self.lock:
-            own = self.kept[key][name]
-            self.kept.move_to_end(key)
-        if not (layer < own.shape[0] and head < own.shape[1]):
+            attention = self.maps_by_key[key][map_name]
+            self.maps_by_key.move_to_end(key)
+        if not (layer < attention.shape[0] and head < attention.shape[1]):
             raise KeyError((layer, head))
-        return own[layer, head].tobytes()
+        return attention[layer, head].tobytes()
 
 
-def _size(maps: Maps) -> int:
-    return sum(own.nbytes for own in maps.values())
+def _compute_num_bytes(maps: AttentionMapsByName) -> int:
+    return sum(attention.nbytes for attention in maps.values())

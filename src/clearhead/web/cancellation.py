@@ -1,4 +1,4 @@
-"""Looking on while a model runs, in order to say how far it is and to stop it; nothing on the model is changed."""
+"""Progress reporting and cancellation of model passes, through a global forward pre-hook; the model is not changed."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -9,35 +9,43 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 
-class Stopped(BaseException):
-    """A run was told to stop.
+class RunCancelledError(BaseException):
+    """A run was cancelled.
 
-    No `Exception`: whoever tries whether a method can run must not take this for the answer that it cannot.
+    Not an `Exception`: code that tests whether a method applies catches those, and must not take a cancellation for a
+    negative result.
     """
 
 
-class Yielded(BaseException):
-    """A run makes room for others, and is taken up again later."""
+class RunPreemptedError(BaseException):
+    """A run is interrupted in favour of other jobs, and repeated later."""
 
 
 @contextmanager
-def watching(model: nn.Module, look: Callable[[int], None]) -> Iterator[None]:
-    """Call `look` before every module of the model that runs in this thread, with how many inputs enter the model.
+def watched_forward_calls(model: nn.Module, on_module_call: Callable[[int], None]) -> Iterator[None]:
+    """Call a function before the forward pass of every module of the model in this thread.
 
-    What `look` raises ends the run at that place.
+    Args:
+        model: Model to watch.
+        on_module_call: Called with the number of inputs that enter the model, 0 except for the first module. An
+            exception that it raises ends the run.
     """
-    inside, thread = {id(module) for module in model.modules()}, threading.get_ident()
-    first: list[nn.Module] = []  # the module that inputs enter by, embeddings or a convolution
+    module_ids = {id(module) for module in model.modules()}
+    thread_id = threading.get_ident()
+    entry_modules: list[nn.Module] = []  # the first module that takes a tensor: embeddings or a convolution
 
-    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if threading.get_ident() != thread or id(module) not in inside:
+    def pre_hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if threading.get_ident() != thread_id or id(module) not in module_ids:
             return
-        given = args[0] if args and isinstance(args[0], Tensor) else None
-        if given is not None and not first:
-            first.append(module)
-        look(len(given) if given is not None and given.dim() and module is first[0] else 0)
+        num_inputs = 0
+        if args and isinstance(args[0], Tensor):
+            if not entry_modules:
+                entry_modules.append(module)
+            if module is entry_modules[0] and args[0].dim():
+                num_inputs = len(args[0])
+        on_module_call(num_inputs)
 
-    handle = register_module_forward_pre_hook(before)
+    handle = register_module_forward_pre_hook(pre_hook)
     try:
         yield
     finally:

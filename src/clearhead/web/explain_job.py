@@ -1,177 +1,216 @@
-"""One request to explain, as steps for the queue: what one pass gives first, then method by method, cheapest first."""
+"""Explain requests as work items: methods that share one pass first, then the others one by one, cheapest first."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clearhead.adapters.base import How
+from clearhead.adapters.base import InputOptions
 from clearhead.errors import ClearheadError
 from clearhead.explanation.comparison import Comparison
-from clearhead.render.view_model import document
-from clearhead.web.cancellation import Stopped, watching
-from clearhead.web.costs import in_order, passes_of, samples_of
-from clearhead.web.image_upload import File, as_url, opened
+from clearhead.render.view_model import build_view_model
+from clearhead.web.cancellation import RunCancelledError, watched_forward_calls
+from clearhead.web.costs import estimate_num_inputs, estimate_passes, group_by_cost
+from clearhead.web.image_upload import UploadedImage, decode_uploaded_image, encode_png_data_url
 from clearhead.web.limits import Limits
-from clearhead.web.model_registry import Held
-from clearhead.web.scheduler import Event, Job, Step, log, said
-from clearhead.web.schemas import Ask, inputs_of, target_of
+from clearhead.web.model_registry import LoadedModel
+from clearhead.web.scheduler import JobEvent, RequestJob, WorkItem, format_error_message, logger
+from clearhead.web.schemas import ExplainRequest, build_explain_inputs, build_target
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
     from clearhead.explanation.multi_stream import AnyExplanation
 
-#: How often progress is told, in seconds.
-OFTEN = 0.2
-#: A picture of more pixels than this shares its pass with no other: decoded, all of them are in memory at once.
-LARGE = 4_000_000
+#: Interval of progress events, in seconds.
+PROGRESS_INTERVAL_SECONDS = 0.2
+#: Larger images are not batched: all decoded images of a batch are in memory at once.
+MAX_BATCHED_IMAGE_PIXELS = 4_000_000
 
 
 @dataclass(eq=False)
-class Explaining:
-    """What one request asked for, and what was found so far.
+class ExplainJob:
+    """One explain request and its results.
 
-    file: its picture; it is decoded for each pass and let go after it, so that those who wait take no room
+    Attributes:
+        request: The request.
+        loaded_model: Model to explain.
+        image_upload: Encoded image of the request. It is decoded for each pass and released afterwards, so that waiting
+            requests take little memory.
+        job: Job that receives the events.
+        limits: Limits of the server.
+        include_view: Whether to send view events, for the page.
+        explanations: Results by method.
     """
 
-    ask: Ask
-    held: Held
-    file: File | None
-    job: Job
+    request: ExplainRequest
+    loaded_model: LoadedModel
+    image_upload: UploadedImage | None
+    job: RequestJob
     limits: Limits
-    with_view: bool = True
-    found: "dict[str, AnyExplanation]" = field(default_factory=dict)
+    include_view: bool = True
+    explanations: "dict[str, AnyExplanation]" = field(default_factory=dict)
 
-    def steps(self) -> list[Step]:
-        groups = in_order(self.ask.methods)
-        return [Step(self.job, run, _cost(group), self._alike(group), (self, group)) for group in groups]
+    def make_work_items(self) -> list[WorkItem]:
+        """Split the request into work items, cheapest first."""
+        return [
+            WorkItem(
+                self.job, run_explain_batch, _estimate_group_passes(group), self._make_batch_key(group), (self, group)
+            )
+            for group in group_by_cost(self.request.methods)
+        ]
 
-    def _alike(self, group: Sequence[str]) -> Any:
-        """What requests must share to share a pass: all but input and target."""
-        if self.ask.answer is not None or self.ask.example is not None or _cost(group) > passes_of("generic"):
+    def _make_batch_key(self, group: Sequence[str]) -> Any:
+        """Return the properties that requests must have in common to share a pass; None if this one cannot share."""
+        if (
+            self.request.answer is not None
+            or self.request.example is not None
+            or _estimate_group_passes(group) > estimate_passes("generic")
+        ):
             return None
-        if self.file is not None and self.file.pixels > LARGE:
+        if self.image_upload is not None and self.image_upload.num_pixels > MAX_BATCHED_IMAGE_PIXELS:
             return None
-        return (self.ask.model, tuple(group), self.ask.scale, self.ask.max_new_tokens)
+        return (self.request.model, tuple(group), self.request.scale, self.request.max_new_tokens)
 
-    def arguments(self, ex: "Explainer") -> dict[str, Any]:
-        given = inputs_of(self.ask, ex.subject, None if self.file is None else opened(self.file, self.limits))
-        return given if len(ex.subject.takes) > 1 else {"inputs": next(iter(given.values()))}
+    def build_inputs(self, explainer: "Explainer") -> dict[str, Any]:
+        """Decode the image and build the arguments of `explain`."""
+        image = None if self.image_upload is None else decode_uploaded_image(self.image_upload, self.limits)
+        inputs = build_explain_inputs(self.request, explainer.adapter, image)
+        if len(explainer.adapter.input_names) > 1:
+            return inputs
+        return {"inputs": next(iter(inputs.values()))}
 
-    def take(self, explanations: "Mapping[str, AnyExplanation]") -> None:
-        """Hand new results on."""
-        for name, one in explanations.items():
-            first = not self.found
-            self.found[name] = one
-            event: Event = {"event": "explanation", "method": name, "explanation": one.to_dict()}
-            if first and one.picture is not None:
-                event["picture"] = as_url(one.picture)
-            self.job.tell(event)
-        if len(self.found) > 1:
-            told = Comparison(self.found).to_dict()
-            del told["explanations"]
-            self.job.tell({"event": "comparison", "comparison": told})
-        if self.with_view:
-            self.job.tell({"event": "view", "view": document(list(self.found.values()))})
+    def emit_results(self, explanations: "Mapping[str, AnyExplanation]") -> None:
+        """Emit events for new explanations, and for the comparison and view of all explanations so far."""
+        for name, explanation in explanations.items():
+            event: JobEvent = {"event": "explanation", "method": name, "explanation": explanation.to_dict()}
+            if not self.explanations and explanation.image is not None:
+                event["picture"] = encode_png_data_url(explanation.image)
+            self.explanations[name] = explanation
+            self.job.emit(event)
+        if len(self.explanations) > 1:
+            comparison = Comparison(self.explanations).to_dict()
+            del comparison["explanations"]
+            self.job.emit({"event": "comparison", "comparison": comparison})
+        if self.include_view:
+            self.job.emit({"event": "view", "view": build_view_model(list(self.explanations.values()))})
 
 
-def run(steps: Sequence[Step]) -> None:
-    """Steps that are alike: requests of equal length share passes."""
-    alive = [step for step in steps if not step.job.over]
-    if not alive:
+def run_explain_batch(work_items: Sequence[WorkItem]) -> None:
+    """Run work items with the same batch key; requests of equal input length share passes."""
+    active_items = [item for item in work_items if not item.job.is_abandoned]
+    if not active_items:
         return
-    asked: list[Explaining] = [step.about[0] for step in alive]
-    methods: list[str] = alive[0].about[1]
-    ex = asked[0].held.explainer
-    look = _looker(ex, [one.job for one in asked], methods)
-    by_length: dict[Any, list[Explaining]] = {}
-    for one in asked:
+    explain_jobs: list[ExplainJob] = [item.payload[0] for item in active_items]
+    methods: list[str] = active_items[0].payload[1]
+    explainer = explain_jobs[0].loaded_model.explainer
+    on_module_call = _make_progress_callback([explain_job.job for explain_job in explain_jobs], methods)
+    jobs_by_length: dict[Any, list[ExplainJob]] = {}
+    for explain_job in explain_jobs:
         try:
-            by_length.setdefault(_length(one, ex) if len(asked) > 1 else None, []).append(one)
-        except Exception as problem:
-            one.job.tell({"event": "problem", "methods": methods, "message": said(problem)})
-    for group in by_length.values():
-        with watching(ex.subject.model, look):
-            _explain(ex, group, methods)
+            length = _compute_input_length(explain_job, explainer) if len(explain_jobs) > 1 else None
+            jobs_by_length.setdefault(length, []).append(explain_job)
+        except Exception as error:
+            _emit_problem(explain_job, methods, error)
+    for batch in jobs_by_length.values():
+        with watched_forward_calls(explainer.adapter.model, on_module_call):
+            _explain_with_fallback(explainer, batch, methods)
 
 
-def rehearse(held: Held) -> None:
-    """Once through everything that an answer needs, so that the first who asks does not wait for imports."""
-    ex = held.explainer
-    found = ex.explain(ex.subject.example(), method=["generic", "rollout"])
-    document(Comparison(found))
+def warm_up_model(loaded_model: LoadedModel) -> None:
+    """Explain and draw an example, so that the first request does not wait for imports."""
+    explainer = loaded_model.explainer
+    explanations = explainer.explain(explainer.adapter.make_example_input(), method=["generic", "rollout"])
+    build_view_model(Comparison(explanations))
 
 
-def _explain(ex: "Explainer", asked: Sequence[Explaining], methods: list[str]) -> None:
-    """Together if that goes well; one by one if not, so that everyone is told what is wrong with their own."""
-    for one in asked:
-        one.job.tell({"event": "started", "methods": methods})
+def _emit_problem(explain_job: ExplainJob, methods: Sequence[str], error: Exception) -> None:
+    explain_job.job.emit({"event": "problem", "methods": methods, "message": format_error_message(error)})
+
+
+def _explain_with_fallback(explainer: "Explainer", explain_jobs: Sequence[ExplainJob], methods: list[str]) -> None:
+    """Explain the batch; on failure retry each request, then each method, so that each gets its own error."""
+    for explain_job in explain_jobs:
+        explain_job.job.emit({"event": "started", "methods": methods})
     try:
-        found = _together(ex, asked, methods)
-    except Exception as problem:
-        if len(asked) > 1:
-            for one in asked:
-                _explain(ex, [one], methods)
+        explanations = _explain_batch(explainer, explain_jobs, methods)
+    except Exception as error:
+        if len(explain_jobs) > 1:
+            for explain_job in explain_jobs:
+                _explain_with_fallback(explainer, [explain_job], methods)
         elif len(methods) > 1:
             for name in methods:
-                _explain(ex, asked, [name])
+                _explain_with_fallback(explainer, explain_jobs, [name])
         else:
-            if not isinstance(problem, ClearheadError):
-                log.exception("explaining failed")
-            asked[0].job.tell({"event": "problem", "methods": methods, "message": said(problem)})
+            if not isinstance(error, ClearheadError):
+                logger.exception("explaining failed")
+            _emit_problem(explain_jobs[0], methods, error)
         return
-    for i, one in enumerate(asked):
+    for index, explain_job in enumerate(explain_jobs):
         try:
-            one.take({name: found[name][i] for name in methods})
-        except Exception as problem:  # nobody else's results are lost by it
-            log.exception("showing failed")
-            one.job.tell({"event": "problem", "methods": methods, "message": said(problem)})
+            explain_job.emit_results({name: explanations[name][index] for name in methods})
+        except Exception as error:  # the results of the other requests are still sent
+            logger.exception("rendering failed")
+            _emit_problem(explain_job, methods, error)
 
 
-def _together(ex: "Explainer", asked: Sequence[Explaining], methods: list[str]) -> "dict[str, list[AnyExplanation]]":
-    given = [one.arguments(ex) for one in asked]
-    ask = asked[0].ask
-    inputs: dict[str, Any] = {stream: [one[stream] for one in given] for stream in given[0]}
-    found: dict[str, list[AnyExplanation]] = ex.explain(
+def _explain_batch(
+    explainer: "Explainer", explain_jobs: Sequence[ExplainJob], methods: list[str]
+) -> "dict[str, list[AnyExplanation]]":
+    """Explain all requests in one batch; returns explanations by method, in the order of the requests."""
+    inputs_by_job = [explain_job.build_inputs(explainer) for explain_job in explain_jobs]
+    inputs: dict[str, Any] = {stream: [values[stream] for values in inputs_by_job] for stream in inputs_by_job[0]}
+    request = explain_jobs[0].request  # all share scale, answer and max_new_tokens, see `_make_batch_key`
+    explanations: dict[str, list[AnyExplanation]] = explainer.explain(
         **inputs,
         method=methods,
-        target=[target_of(one.ask, ex.subject) for one in asked],
-        scale=ask.scale,
-        answer=ask.answer,
-        max_new_tokens=ask.max_new_tokens,
-        batch_size=len(asked),
+        target=[build_target(explain_job.request, explainer.adapter) for explain_job in explain_jobs],
+        scale=request.scale,
+        answer=request.answer,
+        max_new_tokens=request.max_new_tokens,
+        batch_size=len(explain_jobs),
     )
-    return found
+    return explanations
 
 
-def _length(one: Explaining, ex: "Explainer") -> tuple[int, ...]:
-    if len(ex.subject.takes) > 1:
-        return (-1, id(one))  # of a text and a picture: alone
-    if one.file is not None:
-        return (-1,)  # pictures are brought to one size
-    given = one.arguments(ex)
-    return tuple(sum(map(len, sample.axes.values())) for sample in ex.subject.samples(given["inputs"], How()))
+def _compute_input_length(explain_job: ExplainJob, explainer: "Explainer") -> tuple[int, ...]:
+    """Return a key that is equal for inputs that fit into one batch without padding."""
+    if len(explainer.adapter.input_names) > 1:
+        return (-1, id(explain_job))  # text and image together are not batched
+    if explain_job.image_upload is not None:
+        return (-1,)  # images are resized to the model's input size
+    inputs = explain_job.build_inputs(explainer)
+    samples = explainer.adapter.make_samples(inputs["inputs"], InputOptions())
+    return tuple(sum(map(len, sample.axes.values())) for sample in samples)
 
 
-def _looker(ex: "Explainer", jobs: Sequence[Job], methods: Iterable[str]) -> Callable[[int], None]:
-    """Tells how far a run has come, and ends it when nobody waits for it any more."""
-    began, expected = time.monotonic(), max(samples_of(name) for name in methods)
-    done, told = 0, began
+def _make_progress_callback(jobs: Sequence[RequestJob], methods: Iterable[str]) -> Callable[[int], None]:
+    """Make a callback for `watched_forward_calls` that emits progress, and cancels when all requests are abandoned."""
+    started_at = time.monotonic()
+    expected_inputs = max(estimate_num_inputs(name) for name in methods)
+    total_inputs = 0
+    reported_at = started_at
 
-    def look(inputs: int) -> None:
-        nonlocal done, told
-        if all(job.over for job in jobs):
-            raise Stopped
-        done += inputs
-        now = time.monotonic()
-        if now - told >= OFTEN:
-            told = now
-            event = {"event": "progress", "methods": list(methods), "inputs": done // len(jobs), "of": expected}
+    def on_module_call(num_inputs: int) -> None:
+        nonlocal total_inputs, reported_at
+        if all(job.is_abandoned for job in jobs):
+            raise RunCancelledError
+        total_inputs += num_inputs
+        current_time = time.monotonic()
+        if current_time - reported_at >= PROGRESS_INTERVAL_SECONDS:
+            reported_at = current_time
             for job in jobs:
-                job.tell({**event, "seconds": round(now - began, 2)})
+                job.emit(
+                    {
+                        "event": "progress",
+                        "methods": list(methods),
+                        "inputs": total_inputs // len(jobs),
+                        "of": expected_inputs,
+                        "seconds": round(current_time - started_at, 2),
+                    }
+                )
 
-    return look
+    return on_module_call
 
 
-def _cost(group: Sequence[str]) -> float:
-    return max(map(passes_of, group))
+def _estimate_group_passes(group: Sequence[str]) -> float:
+    return max(map(estimate_passes, group))

@@ -1,4 +1,4 @@
-"""Pictures as they come over the wire and go back: bounded before anything is decoded."""
+"""Decode and encode images of requests; size limits are enforced before any pixel is decoded."""
 
 import binascii
 import io
@@ -19,92 +19,102 @@ from clearhead.web.limits import Limits
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: Formats whose decoders run no other program and hold no scripts.
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-_DATA_URL = re.compile(r"data:image/[a-z+.-]{1,20};base64,")
+#: Formats whose decoders start no other program, and which contain no scripts.
+ALLOWED_IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_DATA_URL_PATTERN = re.compile(r"data:image/[a-z+.-]{1,20};base64,")
 
 
 @dataclass(frozen=True)
-class File:
-    """A picture as it came: looked at from outside, not decoded."""
+class UploadedImage:
+    """An uploaded image file that passed the checks of its header, not decoded yet."""
 
     content: bytes
-    pixels: int
+    num_pixels: int
 
 
-def picture_of(sent: str, limits: Limits) -> "Image":
-    """A picture that was sent as base64, with or without `data:image/…;base64,` before it."""
-    return opened(file_of(sent, limits), limits)
+def decode_base64_image(encoded: str, limits: Limits) -> "Image":
+    """Decode a base64 image, with or without a `data:image/…;base64,` prefix.
+
+    Raises:
+        InputError: The image is too large, damaged, or of an unknown format.
+    """
+    return decode_uploaded_image(parse_image_upload(encoded, limits), limits)
 
 
-def file_of(sent: str, limits: Limits) -> File:
-    """The file of a picture, once its format, its size and, for a PNG, its checksums are found to be right."""
-    address = _DATA_URL.match(sent)
-    body = sent[address.end() :] if address else sent
+def parse_image_upload(encoded: str, limits: Limits) -> UploadedImage:
+    """Check format, size and, for a PNG, the checksums of a base64 image, without decoding the pixels.
+
+    Raises:
+        InputError: The image is too large, damaged, or of an unknown format.
+    """
+    prefix = _DATA_URL_PATTERN.match(encoded)
+    body = encoded[prefix.end() :] if prefix else encoded
     if len(body) * 3 / 4 > limits.picture_bytes:
-        raise InputError(f"the picture is too large: {limits.picture_bytes // 2**20} MiB are the most that is taken")
+        raise InputError(f"the image is too large: at most {limits.picture_bytes // 2**20} MiB are accepted")
     try:
         content = b64decode(body, validate=True)
     except (binascii.Error, ValueError):
-        raise InputError("the picture is not in base64: send the bytes of a PNG or JPEG file in base64") from None
-    with _decoding(limits):
-        found = _unread(content)
-        wide, high = found.size
-        if wide * high > limits.pixels:
+        raise InputError("the image is not in base64: send the bytes of a PNG or JPEG file in base64") from None
+    with _translated_decoder_errors(limits):
+        image = _open_without_decoding(content)
+        width, height = image.size
+        if width * height > limits.pixels:
             raise InputError(
-                f"the picture has {wide:,} × {high:,} pixels, and {limits.pixels:,} in all are the most that is "
-                "taken: make it smaller"
+                f"the image has {width:,} × {height:,} pixels, and at most {limits.pixels:,} in total are accepted: "
+                "make it smaller"
             )
-        found.verify()
-    return File(content, wide * high)
+        image.verify()
+    return UploadedImage(content, width * height)
 
 
-def opened(file: File, limits: Limits) -> "Image":
-    """A picture from its file."""
+def decode_uploaded_image(upload: UploadedImage, limits: Limits) -> "Image":
+    """Decode an image to RGB, rotated according to its EXIF orientation.
+
+    Raises:
+        InputError: The image is damaged.
+    """
     from PIL import ImageOps
 
-    from clearhead.adapters.readers.image import in_colour
+    from clearhead.adapters.readers.image import convert_to_rgb
 
-    with _decoding(limits):
-        return in_colour(ImageOps.exif_transpose(_unread(file.content)))
+    with _translated_decoder_errors(limits):
+        return convert_to_rgb(ImageOps.exif_transpose(_open_without_decoding(upload.content)))
 
 
-def _unread(content: bytes) -> "Image":
-    """What the head of a file says; no pixel is made."""
+def _open_without_decoding(content: bytes) -> "Image":
+    """Read the header of an image file; Pillow decodes the pixels later."""
     from PIL import Image
 
-    return Image.open(io.BytesIO(content), formats=FORMATS)
+    return Image.open(io.BytesIO(content), formats=ALLOWED_IMAGE_FORMATS)
 
 
 @contextmanager
-def _decoding(limits: Limits) -> Iterator[None]:
-    """Whatever a decoder raises becomes one clear line."""
+def _translated_decoder_errors(limits: Limits) -> Iterator[None]:
+    """Translate errors of image decoders to an `InputError` of one line."""
     from PIL import Image
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of large pictures: ours is the smaller limit
+            warnings.simplefilter("ignore")  # about large images: our limit is lower
             yield
     except InputError:
         raise
-    except Image.DecompressionBombError:  # several times more than ours is the limit of the decoder itself
-        raise InputError(f"the picture has far more than the {limits.pixels:,} pixels that are taken") from None
-    except Exception as problem:  # decoders raise what they like about damaged files
-        reason = "its content is no known format" if type(problem).__name__ == "UnidentifiedImageError" else "damaged"
-        raise InputError(
-            f"this is no picture that can be opened ({reason}): send a PNG, JPEG, WebP, GIF or BMP"
-        ) from None
+    except Image.DecompressionBombError:  # Pillow's own limit, several times larger than ours
+        raise InputError(f"the image has far more than the {limits.pixels:,} pixels that are accepted") from None
+    except Exception as error:  # decoders raise various exceptions on damaged files
+        reason = "unknown format" if type(error).__name__ == "UnidentifiedImageError" else "damaged"
+        raise InputError(f"the image cannot be opened ({reason}): send a PNG, JPEG, WebP, GIF or BMP") from None
 
 
-def as_url(picture: UInt8[np.ndarray, "height width 3"]) -> str:
-    """A picture as a page shows it, exactly."""
+def encode_png_data_url(image: UInt8[np.ndarray, "height width 3"]) -> str:
+    """Encode an image losslessly as a PNG data URL."""
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray(picture).save(file, "PNG")
+    Image.fromarray(image).save(file, "PNG")
     return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
 
 
-def pixels_of(sent: str, limits: Limits) -> UInt8[np.ndarray, "height width 3"]:
-    """The array that `as_url` was made of."""
-    return np.asarray(picture_of(sent, limits))
+def decode_image_array(encoded: str, limits: Limits) -> UInt8[np.ndarray, "height width 3"]:
+    """Decode an image to an array, the inverse of `encode_png_data_url`."""
+    return np.asarray(decode_base64_image(encoded, limits))

@@ -1,17 +1,27 @@
-"""How much one request may ask for, and how many may wait."""
+"""Limits on the size of requests and on the queue."""
 
 from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the page accepts; the page itself is told, so that it can say so before anything is sent.
+    """Limits of the server. The page reads them from the API, to check inputs before it sends them.
 
-    waiting: requests that are worked on or wait; whoever comes then is told when to come again (429)
-    seconds: from a request to the end of its answer, waiting included; what is not done by then is given up
-    patience: after so many seconds a request is no longer passed by cheaper ones
-    together: requests of equal length that may share a pass
-    units: of an input whose heads are looked at one by one; map_bytes: of all heads' maps that are kept to be looked at
+    Attributes:
+        waiting: Requests that run or wait; further ones get 429 with a Retry-After header.
+        seconds: Time from a request to the end of its response, including the wait; then it is aborted.
+        patience: Seconds after which a waiting request is no longer overtaken by cheaper ones.
+        together: Requests of equal input length that may share a pass.
+        workers: Worker threads.
+        body_bytes: Size of a request body.
+        picture_bytes: Size of an image file.
+        pixels: Pixels of an image, or of all images of a request.
+        characters: Length of a text.
+        units: Units of an input whose attention heads are shown.
+        map_bytes: Size of the attention maps that are cached.
+        methods: Methods of one request.
+        explanations: Explanations that are shown together.
+        reading_seconds: Time to receive a request body.
     """
 
     waiting: int = 64
@@ -30,4 +40,5 @@ class Limits:
     reading_seconds: float = 30.0
 
     def to_dict(self) -> dict[str, float]:
+        """Return the limits by name."""
         return asdict(self)

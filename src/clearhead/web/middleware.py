@@ -1,4 +1,4 @@
-"""What every request passes and every answer carries: who may ask, how much may be sent, what a browser may do."""
+"""Security checks of all requests (host, origin, token, body size), and security headers of all responses."""
 
 import asyncio
 import ipaddress
@@ -16,9 +16,9 @@ from clearhead.web.limits import Limits
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+AsgiApp = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-HEADERS = {
+SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -29,12 +29,13 @@ HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
     "cache-control": "no-store",
 }
-#: Shorter tokens could be guessed.
-SHORTEST = 16
+#: Shorter tokens are guessable.
+MIN_TOKEN_LENGTH = 16
 
 
 def is_loopback(host: str) -> bool:
-    """
+    """Check whether a listening address can be reached from this machine only.
+
     >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, True, False)
     """
@@ -45,95 +46,123 @@ def is_loopback(host: str) -> bool:
 
 
 def check_token(host: str, token: str | None) -> None:
-    """A server that others can reach needs a token."""
+    """Check that a server on a public address has a token, and that the token is well-formed.
+
+    Args:
+        host: Listening address.
+        token: Token of the server.
+
+    Raises:
+        InputError: The token is missing, too short, or has invalid characters.
+    """
     if token is None and not is_loopback(host):
         raise InputError(
-            f"--host {host} can be reached by others, so a token is needed: set CLEARHEAD_TOKEN to one (python -c "
-            "'import secrets; print(secrets.token_urlsafe(24))' makes one), or give --token-file"
+            f"--host {host} can be reached from other machines, so a token is needed: set CLEARHEAD_TOKEN to one "
+            "(python -c 'import secrets; print(secrets.token_urlsafe(24))' makes one), or give --token-file"
         )
-    if token is not None and len(token) < SHORTEST:
-        raise InputError(f"the token has {len(token)} characters: it needs at least {SHORTEST}")
+    if token is not None and len(token) < MIN_TOKEN_LENGTH:
+        raise InputError(f"the token has {len(token)} characters: it needs at least {MIN_TOKEN_LENGTH}")
     if token is not None and not re.fullmatch(r"[A-Za-z0-9._~-]+", token):
-        raise InputError("the token may hold letters, digits and . _ ~ - only: it is part of an address")
+        raise InputError("the token may contain only letters, digits and . _ ~ -, because it is part of a URL")
 
 
-class Guard:
-    """The application behind its checks."""
+class SecurityMiddleware:
+    """ASGI middleware that rejects invalid requests and adds security headers.
 
-    def __init__(self, app: App, limits: Limits, token: str | None = None, hosts: Iterable[str] = ()) -> None:
-        self.app, self.limits, self.token = app, limits, token
-        self.hosts = {"localhost", *(host.lower() for host in hosts)}
+    Args:
+        app: The application.
+        limits: Limits on request bodies.
+        token: Token that API requests must send.
+        allowed_hosts: Accepted host names, in addition to IP addresses and localhost.
+    """
+
+    def __init__(
+        self, app: AsgiApp, limits: Limits, token: str | None = None, allowed_hosts: Iterable[str] = ()
+    ) -> None:
+        self.app = app
+        self.limits = limits
+        self.token = token
+        self.allowed_hosts = {"localhost", *(host.lower() for host in allowed_hosts)}
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            await self._http(scope, receive, send)
+            await self._handle_http(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008})
 
-    async def _http(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def _handle_http(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
-        answer = _with_headers(send)
-        if refused := self._refused(scope["path"], headers):
-            await _say(answer, *refused)
+        send_with_headers = _add_security_headers(send)
+        if rejection := self._find_rejection(scope["path"], headers):
+            await _send_error(send_with_headers, *rejection)
         else:
-            await self.app(scope, self._bounded(receive), answer)
+            await self.app(scope, self._limit_body(receive), send_with_headers)
 
-    def _refused(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
-        host = host_in(headers.get("host", ""))
-        if not (_is_address(host) or host in self.hosts):
-            # A name that an attacker points at this machine would make their page one with ours.
-            return 400, "this server does not go by that name: open it by its address, or name it with --allow-host"
+    def _find_rejection(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
+        """Return status and message for a request that is not allowed."""
+        host = parse_host_header(headers.get("host", ""))
+        if not (_is_ip_address(host) or host in self.allowed_hosts):
+            # DNS rebinding: a name of an attacker that resolves to this machine would share an origin with this page.
+            return 400, "Host header not allowed: open the page by its IP address, or add the name with --allow-host"
         origin = headers.get("origin")
         if origin is not None and origin.lower().partition("://")[2] != headers.get("host", "").lower():
-            return 403, "requests from other pages are not taken"
+            return 403, "cross-origin requests are not allowed"
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and path.startswith("/api/"):
-            return 403, "requests from other pages are not taken"
+            return 403, "cross-origin requests are not allowed"
         if self.token is not None and path.startswith("/api/"):
-            scheme, _, given = headers.get("authorization", "").partition(" ")
-            known = secrets.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
-            if scheme.lower() != "bearer" or not known:
-                return 401, "this server asks for a token: open the page with #token=… at the end of its address"
+            scheme, _, credentials = headers.get("authorization", "").partition(" ")
+            is_valid = secrets.compare_digest(credentials.encode("utf-8", "replace"), self.token.encode())
+            if scheme.lower() != "bearer" or not is_valid:
+                return 401, "this server requires a token: open the page with #token=… at the end of its URL"
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or len(length) > 12 or int(length) > self.limits.body_bytes:
-            return 413, f"too much was sent: {self.limits.body_bytes // 2**20} MiB are the most that is taken"
+            return 413, self._format_too_large()
         return None
 
-    def _bounded(self, receive: Receive) -> Receive:
-        """Reads a body up to the limit, and not forever."""
-        limits, left, began = self.limits, self.limits.body_bytes, asyncio.get_running_loop().time()
-        complete = False
+    def _format_too_large(self) -> str:
+        return f"the request is too large: at most {self.limits.body_bytes // 2**20} MiB are accepted"
 
-        async def bounded() -> Message:
-            nonlocal left, complete
-            if complete:  # what comes now is that the client has gone
+    def _limit_body(self, receive: Receive) -> Receive:
+        """Wrap `receive` to limit the size of the body and the time to receive it."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.limits.reading_seconds
+        remaining_bytes = self.limits.body_bytes
+        is_complete = False
+
+        async def receive_limited() -> Message:
+            nonlocal remaining_bytes, is_complete
+            if is_complete:  # the next message is the disconnect of the client, for which there is no deadline
                 return await receive()
-            wait = began + limits.reading_seconds - asyncio.get_running_loop().time()
             try:
-                message = await asyncio.wait_for(receive(), max(wait, 0.001))
+                message = await asyncio.wait_for(receive(), max(deadline - loop.time(), 0.001))
             except TimeoutError:
-                raise HTTPException(408, f"the request did not come within {limits.reading_seconds:.0f} s") from None
-            left -= len(message.get("body", b""))
-            complete = not message.get("more_body", False)
-            if left < 0:
-                raise HTTPException(413, f"too much was sent: {limits.body_bytes // 2**20} MiB are the most")
+                raise HTTPException(
+                    408, f"the request was not received within {self.limits.reading_seconds:.0f} s"
+                ) from None
+            remaining_bytes -= len(message.get("body", b""))
+            is_complete = not message.get("more_body", False)
+            if remaining_bytes < 0:
+                raise HTTPException(413, self._format_too_large())
             return message
 
-        return bounded
+        return receive_limited
 
 
-def host_in(header: str) -> str:
-    """The name in a Host header, without its port.
+def parse_host_header(header: str) -> str:
+    """Return the host name of a Host header, without the port.
 
-    >>> host_in("localhost:8411"), host_in("[::1]:8411"), host_in("127.0.0.1")
+    >>> parse_host_header("localhost:8411"), parse_host_header("[::1]:8411"), parse_host_header("127.0.0.1")
     ('localhost', '::1', '127.0.0.1')
     """
     name = header.strip().lower()
-    return name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    if name.startswith("["):  # IPv6
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0]
 
 
-def _is_address(host: str) -> bool:
+def _is_ip_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -141,19 +170,24 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _with_headers(send: Send) -> Send:
-    async def answer(message: Message) -> None:
+def _add_security_headers(send: Send) -> Send:
+    """Wrap `send` to add the security headers that a response does not set itself."""
+
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            own = {key.lower() for key, _ in message.get("headers", [])}
-            added = [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.encode() not in own]
-            message["headers"] = [*message.get("headers", []), *added]
+            headers = list(message.get("headers", []))
+            names = {name.lower() for name, _ in headers}
+            for name, value in SECURITY_HEADERS.items():
+                if name.encode() not in names:
+                    headers.append((name.encode(), value.encode()))
+            message["headers"] = headers
         await send(message)
 
-    return answer
+    return send_with_headers
 
 
-async def _say(send: Send, status: int, words: str) -> None:
-    body = json.dumps({"error": words}).encode()
+async def _send_error(send: Send, status: int, message: str) -> None:
+    body = json.dumps({"error": message}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

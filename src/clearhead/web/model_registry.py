@@ -1,132 +1,170 @@
-"""The models of one process: an allow-list given at the start, each opened once, before anyone asks."""
+"""The models of the server: an allow-list, loaded once at the start."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clearhead.errors import InputError, unknown
-from clearhead.methods.base import REGISTRY
-from clearhead.web.costs import in_brief, in_order, passes_of
+from clearhead.errors import InputError, unknown_value_error
+from clearhead.methods.base import METHOD_REGISTRY
+from clearhead.web.costs import estimate_passes, format_brief_cost, group_by_cost
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-Follow = Callable[[Sequence[str]], Iterable[str]]
-#: Something to begin with, by the model's task.
-SAMPLES = {
+ProgressWrapper = Callable[[Sequence[str]], Iterable[str]]
+#: Initial text of the page, by task.
+SAMPLE_TEXTS_BY_TASK = {
     "text-classification": "You look extremely confused, but I like the movie",
     "fill-mask": "The capital of France is [MASK].",
     "text2text-generation": "phone",
     "zero-shot-image-classification": "a photo of a cat",
 }
-OWN_SAMPLES = {"zoo:topics": "What is the capital of France ?", "zoo:spell": "phone"}
+SAMPLE_TEXTS_BY_MODEL = {"zoo:topics": "What is the capital of France ?", "zoo:spell": "phone"}
 
 
 @dataclass
-class Held:
-    """One model of the list. It is used by one thread at a time: the worker that has it."""
+class LoadedModel:
+    """A model of the server. The scheduler gives it to one thread at a time.
+
+    Attributes:
+        name: Name in the API.
+        explainer: Its explainer.
+        model_card: Model card, for models of the zoo.
+        method_rows: Methods and whether they apply; None until they have been checked.
+    """
 
     name: str
     explainer: "Explainer"
-    card: Mapping[str, Any] = field(default_factory=dict)
-    methods: list[dict[str, Any]] | None = None
+    model_card: Mapping[str, Any] = field(default_factory=dict)
+    method_rows: list[dict[str, Any]] | None = None
 
-    def line(self) -> dict[str, Any]:
-        known = {key: self.card.get(key) for key in ("task", "summary", "figures") if self.card.get(key)}
-        return {"name": self.name, **known}
+    def summarise(self) -> dict[str, Any]:
+        """Return the name and the entries of the model card that the list of models shows."""
+        card = {key: self.model_card[key] for key in ("task", "summary", "figures") if self.model_card.get(key)}
+        return {"name": self.name, **card}
 
-    def about(self, tried: bool = True) -> dict[str, Any]:
-        """What it takes, says, and can be explained by; whether a method applies is known once it was `tried`."""
-        from clearhead.adapters.generation import Answering
+    def describe(self, check_applicability: bool = True) -> dict[str, Any]:
+        """Describe inputs, labels and methods.
 
-        subject = self.explainer.subject
-        labels = subject.labels
-        words = subject.masked or not labels
+        Args:
+            check_applicability: Whether to test which methods apply, which runs the model; otherwise `applies` is
+                None where it is not known yet.
+        """
+        from clearhead.adapters.generation import GenerativeAdapter
+
+        adapter = self.explainer.adapter
+        labels: list[str] | None = None
+        if adapter.labels and not adapter.masked:  # otherwise the labels are the vocabulary
+            labels = [adapter.labels[index] for index in sorted(adapter.labels)]
+        if check_applicability:
+            methods = self._list_checked_methods()
+        else:
+            methods = self.method_rows or _list_unchecked_methods()
         return {
-            **self.line(),
-            "class": type(subject.model).__name__,
-            "kind": type(subject).__name__,
-            "takes": list(subject.takes),
-            "labels": None if words else [labels[index] for index in sorted(labels)],
-            "speaks": isinstance(subject, Answering),
-            "scales": list(subject.scales),
-            "sample": self._sample(),
-            "examples": self._examples(),
-            "methods": self._tried() if tried else self.methods or _untried(),
+            **self.summarise(),
+            "class": type(adapter.model).__name__,
+            "kind": type(adapter).__name__,
+            "takes": list(adapter.input_names),
+            "labels": labels,
+            "speaks": isinstance(adapter, GenerativeAdapter),
+            "scales": list(adapter.target_scales),
+            "sample": self._find_sample_text(),
+            "examples": self._has_examples(),
+            "methods": methods,
         }
 
-    def _tried(self) -> list[dict[str, Any]]:
-        if self.methods is None:
-            lines = {line.name: line for line in self.explainer.methods()}
-            self.methods = [_method(name, lines[name].applies, lines[name].why_not) for name in _ordered()]
-        return self.methods
+    def _list_checked_methods(self) -> list[dict[str, Any]]:
+        if self.method_rows is None:
+            support = {row.name: row for row in self.explainer.methods()}
+            self.method_rows = [
+                _describe_method(name, support[name].applies, support[name].why_not)
+                for name in _list_method_names_by_cost()
+            ]
+        return self.method_rows
 
-    def _sample(self) -> str | None:
-        task = str(self.card.get("task", ""))
-        return OWN_SAMPLES.get(self.name) or SAMPLES.get(task) if "text" in self.explainer.subject.takes else None
+    def _find_sample_text(self) -> str | None:
+        if "text" not in self.explainer.adapter.input_names:
+            return None
+        task = str(self.model_card.get("task", ""))
+        return SAMPLE_TEXTS_BY_MODEL.get(self.name) or SAMPLE_TEXTS_BY_TASK.get(task)
 
-    def _examples(self) -> bool:
-        """Whether it comes with ready examples whose reasons are known."""
+    def _has_examples(self) -> bool:
+        """Check whether the zoo has examples with ground-truth evidence for the model."""
         if not self.name.startswith("zoo:"):
             return False
-        from clearhead_zoo.examples import names
+        from clearhead_zoo.examples import list_models_with_examples
 
-        return self.name.removeprefix("zoo:") in names()
-
-
-def _ordered() -> list[str]:
-    names = [name for group in in_order(list(REGISTRY)) for name in group]
-    return sorted(names, key=lambda name: REGISTRY[name].declaration.family == "control")  # references come last
+        return self.name.removeprefix("zoo:") in list_models_with_examples()
 
 
-def _untried() -> list[dict[str, Any]]:
-    return [_method(name, None, "") for name in _ordered()]
+def _list_method_names_by_cost() -> list[str]:
+    """List all methods, cheapest first, controls last."""
+    names = [name for group in group_by_cost(list(METHOD_REGISTRY)) for name in group]
+    return sorted(names, key=lambda name: METHOD_REGISTRY[name].declaration.family == "control")
 
 
-def _method(name: str, applies: bool | None, why_not: str) -> dict[str, Any]:
-    told = REGISTRY[name].declaration
+def _list_unchecked_methods() -> list[dict[str, Any]]:
+    return [_describe_method(name, None, "") for name in _list_method_names_by_cost()]
+
+
+def _describe_method(name: str, applies: bool | None, why_not: str) -> dict[str, Any]:
+    declaration = METHOD_REGISTRY[name].declaration
     return {
         "name": name,
-        "family": told.family,
-        "cost": told.cost,
-        "brief": in_brief(name),
-        "passes": passes_of(name),
-        "signed": told.signed,
-        "depends_on_target": told.target == "any",
-        "note": told.note,
-        "citation": told.citation,
+        "family": declaration.family,
+        "cost": declaration.cost,
+        "brief": format_brief_cost(name),
+        "passes": estimate_passes(name),
+        "signed": declaration.signed,
+        "depends_on_target": declaration.target == "any",
+        "note": declaration.note,
+        "citation": declaration.citation,
         "applies": applies,
         "why_not": why_not,
     }
 
 
-class Shelf:
-    """The models by name."""
+class ModelRegistry:
+    """The loaded models by name.
 
-    def __init__(self, models: "Sequence[str] | Mapping[str, Explainer]", follow: Follow = list) -> None:
-        """models: names that `clearhead.load` takes, or explainers by name; follow: a bar over the names, such as tqdm
+    All models are loaded in the constructor, one after another: while transformers loads a model, it changes defaults
+    of the whole process, which would affect threads that compute.
 
-        All are opened here, one after another: transformers changes defaults of the whole process while it opens one,
-        which another thread that computes would notice.
-        """
-        from clearhead.zoo import models as zoo
+    Args:
+        models: Names that `clearhead.load` takes, or explainers by name.
+        wrap_progress: Function that wraps the names while the models are loaded, such as `tqdm`.
 
-        cards = {f"zoo:{name}": card for name, card in zoo().items()}
-        found = models if isinstance(models, Mapping) else {name: _opened(name) for name in follow(models)}
-        self.held = {name: Held(name, explainer, cards.get(name, {})) for name, explainer in found.items()}
-        if not self.held:
+    Raises:
+        InputError: There are no models, or one cannot be loaded.
+    """
+
+    def __init__(
+        self, models: "Sequence[str] | Mapping[str, Explainer]", wrap_progress: ProgressWrapper = list
+    ) -> None:
+        from clearhead.zoo import zoo_models
+
+        if isinstance(models, Mapping):
+            explainers = dict(models)
+        else:
+            explainers = {name: _load_explainer(name) for name in wrap_progress(models)}
+        model_cards = {f"zoo:{name}": card for name, card in zoo_models().items()}
+        self.loaded_models = {
+            name: LoadedModel(name, explainer, model_cards.get(name, {})) for name, explainer in explainers.items()
+        }
+        if not self.loaded_models:
             raise InputError("no model to serve: name one with --model, or pip install clearhead-zoo")
 
-    def __getitem__(self, name: str) -> Held:
-        if name not in self.held:
-            raise unknown("model", name[:100], self.held)
-        return self.held[name]
+    def __getitem__(self, name: str) -> LoadedModel:
+        if name not in self.loaded_models:
+            raise unknown_value_error("model", name[:100], self.loaded_models)
+        return self.loaded_models[name]
 
-    def lines(self) -> list[dict[str, Any]]:
-        return [held.line() for held in self.held.values()]
+    def list_summaries(self) -> list[dict[str, Any]]:
+        """Return a summary of each model."""
+        return [loaded_model.summarise() for loaded_model in self.loaded_models.values()]
 
 
-def _opened(name: str) -> "Explainer":
+def _load_explainer(name: str) -> "Explainer":
     import transformers
 
     from clearhead.loader import load
@@ -135,8 +173,8 @@ def _opened(name: str) -> "Explainer":
     return load(name)
 
 
-def zoo_names() -> list[str]:
-    """The models of the zoo, the one for texts first."""
-    from clearhead.zoo import models as zoo
+def list_zoo_model_names() -> list[str]:
+    """List the models of the zoo, the text classifier first."""
+    from clearhead.zoo import zoo_models
 
-    return sorted((f"zoo:{name}" for name in zoo()), key=lambda name: (name != "zoo:sentiment", name))
+    return sorted((f"zoo:{name}" for name in zoo_models()), key=lambda name: (name != "zoo:sentiment", name))

@@ -8,11 +8,13 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from clearhead.methods.base import REGISTRY
+from clearhead.methods.base import METHOD_REGISTRY
 
-_ONE = {"anyOf": [{"$ref": "#/components/schemas/Explanation"}, {"$ref": "#/components/schemas/JointExplanation"}]}
-_PICTURE = {"type": ["string", "null"], "description": "The picture as the model saw it, as a data: address."}
-_SAID = {
+_ANY_EXPLANATION_SCHEMA = {
+    "anyOf": [{"$ref": "#/components/schemas/Explanation"}, {"$ref": "#/components/schemas/MultiStreamExplanation"}]
+}
+_IMAGE_SCHEMA = {"type": ["string", "null"], "description": "The picture as the model saw it, as a data: address."}
+_ERROR_DESCRIPTIONS = {
     400: "Not addressed to this server, or no JSON.",
     401: "The token is missing or wrong.",
     403: "From another page.",
@@ -23,12 +25,12 @@ _SAID = {
     422: "What was asked cannot be done; the error says why, and what can.",
     429: "Too many wait. Retry-After says in how many seconds to come again.",
 }
-EVENTS = {
+EVENT_STREAM_RESPONSE = {
     "description": "One JSON object a line: queued, started, progress, explanation, comparison, view, problem; at last "
     "done, cancelled or expired.",
     "content": {"application/x-ndjson": {"schema": {"$ref": "#/components/schemas/Event"}}},
 }
-FORMS: dict[str, Any] = {
+ROUTE_SCHEMAS: dict[str, Any] = {
     "explanations": {
         "description": "Every result by its method, and what could not be done and why.",
         "content": {
@@ -37,10 +39,10 @@ FORMS: dict[str, Any] = {
                     "type": "object",
                     "required": ["explanations", "problems"],
                     "properties": {
-                        "explanations": {"type": "object", "additionalProperties": _ONE},
+                        "explanations": {"type": "object", "additionalProperties": _ANY_EXPLANATION_SCHEMA},
                         "problems": {"type": "object", "additionalProperties": {"type": "string"}},
                         "comparison": {"type": ["object", "null"]},
-                        "picture": _PICTURE,
+                        "picture": _IMAGE_SCHEMA,
                     },
                 }
             }
@@ -54,8 +56,8 @@ FORMS: dict[str, Any] = {
                     "type": "object",
                     "required": ["explanations", "view"],
                     "properties": {
-                        "explanations": {"type": "array", "items": _ONE},
-                        "pictures": {"type": "array", "items": _PICTURE},
+                        "explanations": {"type": "array", "items": _ANY_EXPLANATION_SCHEMA},
+                        "pictures": {"type": "array", "items": _IMAGE_SCHEMA},
                         "view": {"type": "object"},
                     },
                 }
@@ -77,7 +79,7 @@ FORMS: dict[str, Any] = {
         }
     },
 }
-_EVENT = {
+_EVENT_SCHEMA = {
     "type": "object",
     "required": ["event"],
     "properties": {
@@ -93,47 +95,51 @@ _EVENT = {
         "method": {"type": "string"},
         "inputs": {"type": "integer", "description": "progress: how many inputs the model was shown."},
         "of": {"type": "integer", "description": "progress: how many it will be, by the method's declared cost."},
-        "explanation": _ONE,
-        "picture": _PICTURE,
+        "explanation": _ANY_EXPLANATION_SCHEMA,
+        "picture": _IMAGE_SCHEMA,
         "message": {"type": "string"},
     },
 }
-_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+_ERROR_SCHEMA = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 
 
-def answers(*codes: int, ok: dict[str, Any] | None = None) -> dict[int | str, dict[str, Any]]:
+def build_responses(*status_codes: int, ok_response: dict[str, Any] | None = None) -> dict[int | str, dict[str, Any]]:
     """The answers of one route: those of its own, and those that every route has."""
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     made: dict[int | str, dict[str, Any]] = {
-        code: {"description": _SAID[code], "content": content} for code in sorted({*codes, 400, 401, 403, 405, 408})
+        code: {"description": _ERROR_DESCRIPTIONS[code], "content": content}
+        for code in sorted({*status_codes, 400, 401, 403, 405, 408})
     }
     json_ok = {"description": "As asked.", "content": {"application/json": {"schema": {"type": "object"}}}}
-    return {200: ok or json_ok, **made}
+    return {200: ok_response or json_ok, **made}
 
 
-def described(app: FastAPI, models: Iterable[str]) -> dict[str, Any]:
+def build_openapi_schema(app: FastAPI, model_names: Iterable[str]) -> dict[str, Any]:
     if app.openapi_schema is None:
         made = get_openapi(title=app.title, version=app.version, routes=app.routes, description=__doc__)
-        _name(made, list(models))
+        _add_name_enums(made, list(model_names))
         parts = made.setdefault("components", {}).setdefault("schemas", {})
-        parts |= {"Explanation": _schema("explanation"), "JointExplanation": _schema("multi_stream_explanation")}
-        parts |= {"Event": _EVENT, "Error": _ERROR}
+        parts |= {
+            "Explanation": _load_result_schema("explanation"),
+            "MultiStreamExplanation": _load_result_schema("multi_stream_explanation"),
+        }
+        parts |= {"Event": _EVENT_SCHEMA, "Error": _ERROR_SCHEMA}
         app.openapi_schema = made
     return app.openapi_schema
 
 
-def _name(made: dict[str, Any], models: list[str]) -> None:
+def _add_name_enums(made: dict[str, Any], models: list[str]) -> None:
     """The models and methods that there are, where one is to be named."""
     parts = made["components"]["schemas"]
-    for ask in ("Ask", "Input"):
+    for ask in ("ExplainRequest", "InputRequest"):
         parts[ask]["properties"]["model"]["enum"] = models
-    parts["Ask"]["properties"]["methods"]["items"]["enum"] = sorted(REGISTRY)
+    parts["ExplainRequest"]["properties"]["methods"]["items"]["enum"] = sorted(METHOD_REGISTRY)
     for parameter in made["paths"]["/api/model"]["get"]["parameters"]:
         if parameter["name"] == "name":
             parameter["schema"]["enum"] = models
 
 
-def _schema(name: str) -> Any:
+def _load_result_schema(name: str) -> Any:
     """A schema of a result, as a part of this document: its references point into it."""
     text = (files("clearhead.explanation") / f"{name}.schema.json").read_text(encoding="utf-8")
     here = "#/components/schemas/Explanation"

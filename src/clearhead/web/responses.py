@@ -1,4 +1,4 @@
-"""From the events of a job to an answer, line by line or in one piece; and errors as one clear line."""
+"""Turn the events of a job into a response, streamed or complete, and errors into JSON of one line."""
 
 import asyncio
 import json
@@ -10,138 +10,187 @@ from fastapi import Request, Response
 from starlette.exceptions import HTTPException
 
 from clearhead.errors import ClearheadError, InputError
-from clearhead.web.cancellation import Stopped, watching
-from clearhead.web.scheduler import Event, Full, Job, Queue, Step, log, said, too_long
+from clearhead.web.cancellation import RunCancelledError, watched_forward_calls
+from clearhead.web.scheduler import (
+    JobEvent,
+    JobScheduler,
+    QueueFullError,
+    RequestJob,
+    WorkItem,
+    format_error_message,
+    format_timeout_message,
+    logger,
+)
 
 if TYPE_CHECKING:
-    from clearhead.web.model_registry import Held
+    from clearhead.web.model_registry import LoadedModel
 
-#: The events after which nothing comes.
-LAST = ("done", "cancelled", "expired")
-#: How long past its promise a job may say so itself; then the answer does.
-GRACE = 0.5
+#: Last events of a job.
+FINAL_EVENTS = ("done", "cancelled", "expired")
+#: Time after the deadline in which the job itself may emit `expired`; then the response does.
+EXPIRY_GRACE_SECONDS = 0.5
 
 
-class Answer:
-    """One job and whoever waits for it. When they are gone, the job is cancelled."""
+class JobResponse:
+    """A job and the response that waits for it. The job is cancelled when the client disconnects.
 
-    def __init__(self, queue: Queue, model: str, seconds: float, request: Request) -> None:
+    Args:
+        scheduler: Scheduler of the job.
+        model_name: Model that the job needs.
+        timeout_seconds: Deadline of the job.
+        request: Request of the client.
+    """
+
+    def __init__(self, scheduler: JobScheduler, model_name: str, timeout_seconds: float, request: Request) -> None:
         loop = asyncio.get_running_loop()
-        self.queue, self.request = queue, request
-        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.scheduler = scheduler
+        self.request = request
+        self.event_queue: asyncio.Queue[JobEvent] = asyncio.Queue()
 
-        def tell(event: Event) -> None:
+        def emit(event: JobEvent) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self.events.put_nowait, event)
+                loop.call_soon_threadsafe(self.event_queue.put_nowait, event)
 
-        self.job = Job(model, tell, seconds)
+        self.job = RequestJob(model_name, emit, timeout_seconds)
 
-    def submit(self, steps: Sequence[Step]) -> None:
-        self.job.steps.extend(steps)
-        self.queue.submit(self.job)
+    def submit(self, work_items: Sequence[WorkItem]) -> None:
+        """Submit the job with these work items to the scheduler."""
+        self.job.work_items.extend(work_items)
+        self.scheduler.submit(self.job)
 
-    async def told(self) -> AsyncIterator[Event]:
-        """Every event up to the last, which comes in the promised time whatever happens."""
+    async def iter_events(self) -> AsyncIterator[JobEvent]:
+        """Iterate over the events, up to a final one that is sent before the deadline in any case."""
         try:
             while True:
-                left = self.job.seconds + GRACE - self.job.waited
+                remaining_seconds = self.job.timeout_seconds + EXPIRY_GRACE_SECONDS - self.job.elapsed_seconds
                 try:
-                    event = await asyncio.wait_for(self.events.get(), min(max(left, 0.01), 1.0))
+                    event = await asyncio.wait_for(self.event_queue.get(), min(max(remaining_seconds, 0.01), 1.0))
                 except TimeoutError:
                     if await self.request.is_disconnected():
                         return
-                    if left > 0:
+                    if remaining_seconds > 0:
                         continue
-                    event = {"event": "expired", "message": too_long(self.job.seconds)}
+                    event = {"event": "expired", "message": format_timeout_message(self.job.timeout_seconds)}
                 yield event
-                if event["event"] in LAST:
+                if event["event"] in FINAL_EVENTS:
                     return
         finally:
-            self.queue.cancel(self.job.id)
+            self.scheduler.cancel(self.job.id)
 
-    async def lines(self) -> AsyncIterator[bytes]:
-        async for event in self.told():
-            yield encoded(event) + b"\n"
+    async def iter_ndjson(self) -> AsyncIterator[bytes]:
+        """Iterate over the events as lines of JSON."""
+        async for event in self.iter_events():
+            yield encode_json(event) + b"\n"
 
-    async def whole(self) -> dict[str, Any]:
-        """All that was found, by method, and what went wrong."""
-        found: dict[str, Any] = {}
+    async def collect_results(self) -> dict[str, Any]:
+        """Wait for the end of the job and return all results and problems by method.
+
+        Raises:
+            InputError: There is no result.
+        """
+        explanations: dict[str, Any] = {}
         problems: dict[str, str] = {}
-        made: dict[str, Any] = {"comparison": None, "picture": None}
-        async for event in self.told():
+        results: dict[str, Any] = {
+            "explanations": explanations,
+            "problems": problems,
+            "comparison": None,
+            "picture": None,
+        }
+        async for event in self.iter_events():
             match event["event"]:
                 case "explanation":
-                    found[event["method"]] = event["explanation"]
-                    made["picture"] = event.get("picture") or made["picture"]
+                    explanations[event["method"]] = event["explanation"]
+                    results["picture"] = event.get("picture") or results["picture"]
                 case "comparison":
-                    made["comparison"] = event["comparison"]
+                    results["comparison"] = event["comparison"]
                 case "problem" | "expired":
-                    problems |= dict.fromkeys(event.get("methods", ["request"]), event["message"])
-        if problems and not found:
+                    for method in event.get("methods", ["request"]):
+                        problems[method] = event["message"]
+        if problems and not explanations:
             raise InputError(next(iter(problems.values())))
-        return {"explanations": found, "problems": problems, **made}
+        return results
 
-    async def computed(
-        self, held: "Held", make: Callable[[], dict[str, Any]], cost: float, gives_way: bool = False
+    async def run_function(
+        self,
+        loaded_model: "LoadedModel",
+        function: Callable[[], dict[str, Any]],
+        cost: float,
+        is_preemptible: bool = False,
     ) -> Response:
-        """What one function makes of a model, run in its turn.
+        """Run a function that uses a model as a job, and respond with its result.
 
-        gives_way: it makes room for others and begins anew; what it found before is kept where it looks first
+        Args:
+            loaded_model: Model that the function uses.
+            function: Function to run in a worker thread.
+            cost: Cost in forward passes.
+            is_preemptible: Whether the run may be interrupted for other requests and repeated later; only for functions
+                that cache what they computed.
+
+        Raises:
+            InputError: The function failed, or the job was cancelled or expired.
         """
 
-        def run(steps: Sequence[Step]) -> None:
-            began = time.monotonic()
+        def run(work_items: Sequence[WorkItem]) -> None:
+            started_at = time.monotonic()
 
-            def look(inputs: int) -> None:
-                if self.job.over:
-                    raise Stopped
-                if gives_way:
-                    self.queue.give_way(steps[0], began)
+            def on_module_call(num_inputs: int) -> None:
+                if self.job.is_abandoned:
+                    raise RunCancelledError
+                if is_preemptible:
+                    self.scheduler.yield_if_contended(work_items[0], started_at)
 
             try:
-                with watching(held.explainer.subject.model, look):
-                    self.job.tell({"event": "made", "made": make()})
-            except Exception as problem:
-                if not isinstance(problem, ClearheadError):
-                    log.exception("a request failed")
-                self.job.tell({"event": "problem", "message": said(problem)})
+                with watched_forward_calls(loaded_model.explainer.adapter.model, on_module_call):
+                    self.job.emit({"event": "made", "made": function()})
+            except Exception as error:
+                if not isinstance(error, ClearheadError):
+                    logger.exception("a request failed")
+                self.job.emit({"event": "problem", "message": format_error_message(error)})
 
-        self.submit([Step(self.job, run, cost)])
-        made: dict[str, Any] | None = None
-        async for event in self.told():
+        self.submit([WorkItem(self.job, run, cost)])
+        result: dict[str, Any] | None = None
+        async for event in self.iter_events():
             if event["event"] in ("problem", "expired"):
                 raise InputError(event["message"])
-            made = event.get("made", made)
-        if made is None:
+            result = event.get("made", result)
+        if result is None:
             raise InputError("the request was cancelled")
-        return json_of(made)
+        return make_json_response(result)
 
 
-def encoded(data: Any) -> bytes:
-    """JSON in one line; half of a pair of surrogates, which no text can hold, becomes a question mark."""
+def encode_json(data: Any) -> bytes:
+    """Encode as one line of UTF-8 JSON; lone surrogates become question marks."""
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def json_of(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(encoded(data), status, headers, "application/json")
+def make_json_response(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Make a JSON response with `encode_json`."""
+    return Response(encode_json(data), status, headers, "application/json")
 
 
-def refuse(request: Request, problem: ClearheadError) -> Response:
-    return json_of({"error": str(problem)}, 422)
+def handle_clearhead_error(request: Request, error: ClearheadError) -> Response:
+    """Respond with 422 and the message."""
+    return make_json_response({"error": str(error)}, 422)
 
 
-def turn_away(request: Request, full: Full) -> Response:
-    return json_of({"error": str(full)}, 429, {"retry-after": str(full.retry_after)})
+def handle_queue_full(request: Request, error: QueueFullError) -> Response:
+    """Respond with 429 and a Retry-After header."""
+    return make_json_response({"error": str(error)}, 429, {"retry-after": str(error.retry_after_seconds)})
 
 
-def failed(request: Request, problem: HTTPException) -> Response:
-    return json_of({"error": str(problem.detail)}, problem.status_code, dict(problem.headers or {}))
+def handle_http_exception(request: Request, error: HTTPException) -> Response:
+    """Respond with the status of the exception and its message as JSON."""
+    return make_json_response({"error": str(error.detail)}, error.status_code, dict(error.headers or {}))
 
 
-def invalid(request: Request, problem: Any) -> Response:
-    """What is wrong with a request, without repeating it: it may be long, or hold what no answer can."""
-    lines = []
-    for one in problem.errors()[:5]:
-        where = ".".join(str(part)[:40] for part in one.get("loc", ()) if part != "body")
-        lines.append(f"{where}: {one.get('msg')}" if where else str(one.get("msg")))
-    return json_of({"error": "; ".join(lines)}, 422)
+def handle_validation_error(request: Request, error: Any) -> Response:
+    """Respond with 422 and up to five validation errors.
+
+    The invalid values are not repeated: they may be long, or not representable in JSON.
+    """
+    messages = []
+    for details in error.errors()[:5]:
+        location = ".".join(str(key)[:40] for key in details.get("loc", ()) if key != "body")
+        message = str(details.get("msg"))
+        messages.append(f"{location}: {message}" if location else message)
+    return make_json_response({"error": "; ".join(messages)}, 422)

@@ -1,4 +1,4 @@
-"""Explanations that come from outside: a saved file that is looked at, and results that are written to a file."""
+"""Parse explanations sent by a client or saved to a file, and encode explanations as files. The input is untrusted."""
 
 import json
 import tempfile
@@ -8,124 +8,175 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clearhead.errors import InputError
-from clearhead.explanation.explanation import from_dict
-from clearhead.explanation.explanation import load as open_file
-from clearhead.explanation.multi_stream import JointExplanation
-from clearhead.render.view_model import document
-from clearhead.web.image_upload import as_url, pixels_of
+from clearhead.explanation.explanation import from_dict, load_explanation
+from clearhead.explanation.multi_stream import MultiStreamExplanation
+from clearhead.render.view_model import build_view_model
+from clearhead.web.image_upload import decode_image_array, encode_png_data_url
 from clearhead.web.limits import Limits
-from clearhead.web.schemas import Shown
+from clearhead.web.schemas import RenderRequest
 
 if TYPE_CHECKING:
     from clearhead.explanation.multi_stream import AnyExplanation
 
-Made = TypeVar("Made")
+ResultT = TypeVar("ResultT")
 
 
-def explanations_in(content: bytes, limits: Limits) -> "list[AnyExplanation]":
-    """What a saved file holds: safetensors, or the JSON form of one explanation or several."""
+def parse_explanations_file(content: bytes, limits: Limits) -> "list[AnyExplanation]":
+    """Parse a saved file: safetensors, or the JSON form of one or several explanations.
+
+    Args:
+        content: Bytes of the file.
+        limits: Limits on the number of explanations and on the pixels of their images.
+
+    Raises:
+        InputError: The file is empty, damaged, or not an explanation, or exceeds a limit.
+    """
     if not content:
         raise InputError("the file is empty")
     if content.lstrip()[:1] in (b"{", b"["):
-        return _from_json(content, limits)
+        return _parse_explanations_json(content, limits)
     with tempfile.TemporaryDirectory(prefix="clearhead-") as folder:
-        path = Path(folder) / "opened.safetensors"  # a name of ours: none from a request is ever opened
+        path = Path(folder) / "opened.safetensors"  # a fixed name: paths of requests are never opened
         path.write_bytes(content)
         try:
-            found: AnyExplanation = open_file(path)
-        except InputError as problem:
-            raise InputError(str(problem).replace(repr(str(path)), "the file")) from None
-    if found.picture is not None and found.picture.shape[0] * found.picture.shape[1] > limits.pixels:
-        raise InputError(f"the picture in the file is too large: {limits.pixels:,} pixels are the most that is taken")
-    return [found]
+            explanation: AnyExplanation = load_explanation(path)
+        except InputError as error:
+            raise InputError(str(error).replace(repr(str(path)), "the file")) from None
+    image = explanation.image
+    if image is not None and image.shape[0] * image.shape[1] > limits.pixels:
+        raise InputError(f"the image in the file is too large: at most {limits.pixels:,} pixels are accepted")
+    return [explanation]
 
 
-def _from_json(content: bytes, limits: Limits) -> "list[AnyExplanation]":
+def _parse_explanations_json(content: bytes, limits: Limits) -> "list[AnyExplanation]":
     try:
         data = json.loads(content)
     except (ValueError, RecursionError):
         raise InputError("the file looks like JSON, but is damaged") from None
-    if isinstance(data, dict) and data.get("schema") == "clearhead/shown":  # what the page itself keeps
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema == "clearhead/shown":  # saved by the page
         try:
-            return explanations_of(Shown(explanations=data["explanations"], pictures=data.get("pictures", [])), limits)
-        except (KeyError, ValueError) as problem:
-            raise problem if isinstance(problem, InputError) else InputError("the file is damaged") from None
-    if isinstance(data, dict) and data.get("schema") == "clearhead/comparison":
-        data = list(data["explanations"].values()) if isinstance(data.get("explanations"), dict) else []
-    return [_explanation(one) for one in _bounded(data if isinstance(data, list) else [data], limits)]
-
-
-def explanations_of(shown: Shown, limits: Limits) -> "list[AnyExplanation]":
-    """The results that a page sends back, with the pictures that they are about."""
-    made = [_explanation(one) for one in _bounded(shown.explanations, limits)]
-    if shown.pictures and len(shown.pictures) != len(made):
-        raise InputError(f"{len(shown.pictures)} pictures for {len(made)} explanations: give one for each (or null)")
-    pictures: dict[str, Any] = {}
-    left = limits.pixels  # for all of them together: a small body can hold many large pictures
-    for sent in dict.fromkeys(one for one in shown.pictures if one is not None):
-        pictures[sent] = pixels_of(sent, replace(limits, pixels=left))
-        left -= pictures[sent].shape[0] * pictures[sent].shape[1]
-    named = zip(made, shown.pictures or [None] * len(made), strict=True)
-    return [one if sent is None else _with_picture(one, pictures[sent]) for one, sent in named]
-
-
-def _bounded(given: Sequence[Any], limits: Limits) -> Sequence[Any]:
-    if not 0 < len(given) <= limits.explanations:
-        raise InputError(f"{len(given)} explanations were given: between 1 and {limits.explanations} can be shown")
-    return given
-
-
-def _explanation(data: Any) -> "AnyExplanation":
-    try:
-        made: AnyExplanation = from_dict(data)
-    except (RecursionError, OverflowError, ValueError, KeyError, TypeError, AttributeError) as problem:
-        if isinstance(problem, InputError):
+            request = RenderRequest(explanations=data["explanations"], pictures=data.get("pictures", []))
+            return decode_explanations(request, limits)
+        except InputError:
             raise
+        except (KeyError, ValueError):
+            raise InputError("the file is damaged") from None
+    if schema == "clearhead/comparison":
+        data = list(data["explanations"].values()) if isinstance(data.get("explanations"), dict) else []
+    if not isinstance(data, list):
+        data = [data]
+    _check_explanation_count(data, limits)
+    return [_decode_explanation(encoded) for encoded in data]
+
+
+def decode_explanations(request: RenderRequest, limits: Limits) -> "list[AnyExplanation]":
+    """Decode the explanations that a page sends back, and attach their images.
+
+    Raises:
+        InputError: An explanation or image is invalid, or a limit is exceeded.
+    """
+    _check_explanation_count(request.explanations, limits)
+    explanations = [_decode_explanation(encoded) for encoded in request.explanations]
+    if not request.pictures:
+        return explanations
+    if len(request.pictures) != len(explanations):
+        raise InputError(
+            f"{len(request.pictures)} pictures for {len(explanations)} explanations: give one for each (or null)"
+        )
+    images: dict[str, Any] = {}
+    remaining_pixels = limits.pixels  # for all images together, because a small body can contain many large ones
+    for encoded in dict.fromkeys(request.pictures):
+        if encoded is not None:
+            images[encoded] = decode_image_array(encoded, replace(limits, pixels=remaining_pixels))
+            remaining_pixels -= images[encoded].shape[0] * images[encoded].shape[1]
+    return [
+        explanation if encoded is None else _attach_image(explanation, images[encoded])
+        for explanation, encoded in zip(explanations, request.pictures, strict=True)
+    ]
+
+
+def _check_explanation_count(explanations: Sequence[Any], limits: Limits) -> None:
+    if not 0 < len(explanations) <= limits.explanations:
+        raise InputError(
+            f"{len(explanations)} explanations were given: between 1 and {limits.explanations} can be shown"
+        )
+
+
+def _decode_explanation(data: Any) -> "AnyExplanation":
+    try:
+        explanation: AnyExplanation = from_dict(data)
+    except InputError:
+        raise
+    except (RecursionError, OverflowError, ValueError, KeyError, TypeError, AttributeError):
         raise InputError("this is not an explanation that clearhead wrote") from None
-    return made
+    return explanation
 
 
-def _with_picture(one: "AnyExplanation", picture: Any) -> "AnyExplanation":
-    if isinstance(one, JointExplanation):
-        parts = {stream: _on_grid(part, picture) for stream, part in one.parts.items()}
-        return JointExplanation(parts)
-    return _on_grid(one, picture)
+def _attach_image(explanation: "AnyExplanation", image: Any) -> "AnyExplanation":
+    if isinstance(explanation, MultiStreamExplanation):
+        by_stream = {
+            stream: _attach_image_to_stream(stream_explanation, image)
+            for stream, stream_explanation in explanation.by_stream.items()
+        }
+        return MultiStreamExplanation(by_stream)
+    return _attach_image_to_stream(explanation, image)
 
 
-def _on_grid(part: Any, picture: Any) -> Any:
-    has_places = part.units.grid is not None or part.units.boxes is not None
-    return replace(part, picture=picture) if has_places else part
+def _attach_image_to_stream(explanation: Any, image: Any) -> Any:
+    """Attach the image if the units have positions in it."""
+    has_positions = explanation.units.grid is not None or explanation.units.boxes is not None
+    return replace(explanation, image=image) if has_positions else explanation
 
 
-def sent(explanations: "Sequence[AnyExplanation]") -> dict[str, Any]:
-    """The form in which explanations go to a page, and back."""
-    pictures = [None if one.picture is None else as_url(one.picture) for one in explanations]
-    return {"explanations": [one.to_dict() for one in explanations], "pictures": pictures}
+def encode_explanations(explanations: "Sequence[AnyExplanation]") -> dict[str, Any]:
+    """Encode explanations and their images as JSON, the inverse of `decode_explanations`."""
+    images = [
+        None if explanation.image is None else encode_png_data_url(explanation.image) for explanation in explanations
+    ]
+    return {"explanations": [explanation.to_dict() for explanation in explanations], "pictures": images}
 
 
-def drawn(explanations: "Sequence[AnyExplanation]") -> dict[str, Any]:
-    """How the page draws them. Their form was checked; what stands in their free parts is anybody's."""
-    return _unless_damaged(lambda: document(explanations))
+def build_explanations_view_model(explanations: "Sequence[AnyExplanation]") -> dict[str, Any]:
+    """Build the view model. The schema was checked, but free-form fields may contain anything.
+
+    Raises:
+        InputError: The explanations cannot be drawn.
+    """
+    return _run_with_damage_check(lambda: build_view_model(explanations))
 
 
-def as_html(explanations: "Sequence[AnyExplanation]") -> bytes:
-    from clearhead.render.html import page
+def encode_html(explanations: "Sequence[AnyExplanation]") -> bytes:
+    """Render a self-contained HTML page.
 
-    return _unless_damaged(lambda: page(explanations).encode("utf-8", "replace"))
+    Raises:
+        InputError: The explanations cannot be drawn.
+    """
+    from clearhead.render.html import render_explanations_page
+
+    return _run_with_damage_check(lambda: render_explanations_page(explanations).encode("utf-8", "replace"))
 
 
-def _unless_damaged(make: Callable[[], Made]) -> Made:
+def _run_with_damage_check(make: Callable[[], ResultT]) -> ResultT:
+    """Call `make`; any error is due to the untrusted explanation and becomes an `InputError`."""
     try:
         return make()
     except InputError:
         raise
-    except Exception as problem:  # whatever is wrong with it comes from outside
-        raise InputError(f"this explanation is damaged: it cannot be drawn ({type(problem).__name__})") from None
+    except Exception as error:
+        raise InputError(f"this explanation is damaged: it cannot be drawn ({type(error).__name__})") from None
 
 
-def as_safetensors(explanations: "Sequence[AnyExplanation]") -> bytes:
+def encode_safetensors(explanations: "Sequence[AnyExplanation]") -> bytes:
+    """Encode a single explanation as a safetensors file.
+
+    Raises:
+        InputError: There are several explanations, or it is damaged.
+    """
     if len(explanations) != 1:
-        raise InputError(f"a safetensors file holds one explanation, and there are {len(explanations)}: share a page")
+        raise InputError(
+            f"a safetensors file holds one explanation, and there are {len(explanations)}: save an HTML page instead"
+        )
     with tempfile.TemporaryDirectory(prefix="clearhead-") as folder:
         path = Path(folder) / "saved.safetensors"
-        return _unless_damaged(lambda: explanations[0].save(path).read_bytes())
+        return _run_with_damage_check(lambda: explanations[0].save(path).read_bytes())

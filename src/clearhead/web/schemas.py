@@ -1,138 +1,169 @@
-"""What a request may say, and what `explain` is then called with. Nothing in it is ever a path."""
+"""Request schemas, and their conversion to arguments of `explain`. No value of a request is ever used as a path."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from clearhead.errors import InputError, unknown
-from clearhead.methods.base import REGISTRY
-from clearhead.targets import Answer, Contrast, Generated, Placed, Query, TokenLabel
-from clearhead.web.image_upload import File, file_of
+from clearhead.errors import InputError, unknown_value_error
+from clearhead.methods.base import METHOD_REGISTRY
+from clearhead.targets import AnswerSpan, Contrast, DetectionQuery, GeneratedToken, PositionTarget, TokenLabel
+from clearhead.web.image_upload import UploadedImage, parse_image_upload
 from clearhead.web.limits import Limits
 
 if TYPE_CHECKING:
-    from clearhead.adapters.base import Subject
+    from clearhead.adapters.base import ModelAdapter
 
-Label = Annotated[str, Field(max_length=200)] | Annotated[int, Field(ge=-(2**31), lt=2**31)] | None
+LabelField = Annotated[str, Field(max_length=200)] | Annotated[int, Field(ge=-(2**31), lt=2**31)] | None
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
+    """Base of the schemas: no unknown fields, no type coercion."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Input(Strict):
-    """One input: a text, two texts, a picture, or a text and a picture; or a ready example of a zoo model."""
+class InputRequest(StrictModel):
+    """One input: a text, two texts, an image, or a text and an image; or an example of a zoo model."""
 
-    model: str = Field(max_length=300, description="One of the models that GET /api/models lists.")
-    text: str | None = Field(None, description="A text, or the prompt of a language model.")
-    pair: str | None = Field(None, description="The second text, for models that read two.")
-    image: str | None = Field(None, description="The bytes of a PNG, JPEG, WebP, GIF or BMP file in base64.")
-    example: int | None = Field(None, ge=0, lt=10_000, description="A ready example instead of an input.")
+    model: str = Field(max_length=300, description="Name of a model, as listed by GET /api/models.")
+    text: str | None = Field(None, description="Text, or prompt of a language model.")
+    pair: str | None = Field(None, description="Second text, for models that take a pair.")
+    image: str | None = Field(None, description="Bytes of a PNG, JPEG, WebP, GIF or BMP file in base64.")
+    example: int | None = Field(None, ge=0, lt=10_000, description="Index of an example, instead of an input.")
 
 
-class Ask(Input):
-    """What is to be explained, and how."""
+class ExplainRequest(InputRequest):
+    """An input, the target to explain, and the methods."""
 
     methods: list[Annotated[str, Field(max_length=60)]] = Field(["generic"], min_length=1, max_length=64)
-    target: Label = Field(None, description="A label or its number; without it, what the model predicts.")
-    against: Label = Field(None, description="Why the target and not this label: their difference.")
-    place: Label = Field(None, description='Of an answer that has many: a step, query or token, or "every".')
+    target: LabelField = Field(None, description="Label or its index; by default the prediction.")
+    against: LabelField = Field(None, description="Contrast: explain the difference of target and this label.")
+    place: LabelField = Field(None, description='Position in the output: a step, query or token, or "every".')
     scale: Literal["logit", "probability", "log-odds", "cosine"] | None = None
-    answer: str | None = Field(None, description="What a language model is to have said.")
+    answer: str | None = Field(None, description="Continuation to explain; by default the generated one.")
     max_new_tokens: int = Field(32, ge=1, le=64)
 
 
-class Shown(Strict):
-    """Explanations in their JSON form, to be shown or written to a file again, and the pictures that they are about."""
+class RenderRequest(StrictModel):
+    """Explanations in JSON form, to be shown or written to a file, and their images."""
 
     explanations: list[dict[str, Any]] = Field(min_length=1)
-    pictures: list[str | None] = Field([], description="One for each explanation, or none at all.")
+    pictures: list[str | None] = Field([], description="One image or null for each explanation, or an empty list.")
 
 
-class Shared(Shown):
+class ExportRequest(RenderRequest):
+    """Explanations to export, and the file format."""
+
     form: Literal["html", "safetensors"] = "html"
 
 
-def check(ask: Input, limits: Limits) -> None:
-    """What can be said before a model is looked at."""
+def check_request(request: InputRequest, limits: Limits) -> None:
+    """Check what does not depend on the model: lengths, method names, and conflicting fields.
+
+    Raises:
+        InputError: The request is invalid or exceeds a limit.
+    """
     for name in ("text", "pair", "answer"):
-        said = getattr(ask, name, None)
-        if said is not None and len(said) > limits.characters:
+        text = getattr(request, name, None)
+        if text is not None and len(text) > limits.characters:
             raise InputError(
-                f"the {name} has {len(said):,} characters, and {limits.characters:,} are the most that is taken: "
+                f"the {name} has {len(text):,} characters, and at most {limits.characters:,} are accepted: "
                 "shorten it, or explain it with clearhead explain"
             )
-    if isinstance(ask, Ask):
-        for name in ask.methods:
-            if name not in REGISTRY:
-                raise unknown("method", name, sorted(REGISTRY))
-        if len(set(ask.methods)) > limits.methods:
-            raise InputError(f"{len(ask.methods)} methods at once are too many: {limits.methods} are the most")
-    if ask.example is not None and not (ask.text is ask.pair is ask.image is None):
-        raise InputError("an example is an input of its own: leave out text, pair and image")
+    if isinstance(request, ExplainRequest):
+        for name in request.methods:
+            if name not in METHOD_REGISTRY:
+                raise unknown_value_error("method", name, sorted(METHOD_REGISTRY))
+        if len(set(request.methods)) > limits.methods:
+            raise InputError(f"{len(request.methods)} methods are too many for one request: at most {limits.methods}")
+    if request.example is not None and not (request.text is request.pair is request.image is None):
+        raise InputError("an example is a complete input: omit text, pair and image")
 
 
-def inputs_of(ask: Input, subject: "Subject", picture: Any) -> dict[str, Any]:
-    """The streams that `explain` is given, by name. A model of pictures would open a text as a file: it gets none."""
-    if ask.example is not None:
-        return _example(ask.model, ask.example)
-    takes, name = subject.takes, subject.name
-    given: dict[str, Any] = {}
-    if ask.text is not None or ask.pair is not None:
-        if "text" not in takes:
-            raise InputError(f"{name} takes {' and '.join(takes)}, and no text")
-        if not (ask.text or "").strip():
+def build_explain_inputs(request: InputRequest, adapter: "ModelAdapter", image: Any) -> dict[str, Any]:
+    """Build the inputs of `explain` by stream.
+
+    A text is never passed to a model without text input: an image model would open it as a file.
+
+    Args:
+        request: The request.
+        adapter: Adapter of its model.
+        image: Decoded image of the request.
+
+    Raises:
+        InputError: The model does not take these inputs, or needs others.
+    """
+    if request.example is not None:
+        return _load_zoo_example(request.model, request.example)
+    input_names = adapter.input_names
+    accepted = f"{adapter.name} takes {' and '.join(input_names)}"
+    inputs: dict[str, Any] = {}
+    if request.text is not None or request.pair is not None:
+        if "text" not in input_names:
+            raise InputError(f"{accepted}, not text")
+        if not (request.text or "").strip():
             raise InputError("the text is empty: write something")
-        given["text"] = ask.text if ask.pair is None else (ask.text, ask.pair)
-    if picture is not None:
-        if "image" not in takes:
-            raise InputError(f"{name} takes {' and '.join(takes)}, and no picture")
-        given["image"] = picture
-    missing = [stream for stream in takes if stream not in given and stream != "regions"]
+        inputs["text"] = request.text if request.pair is None else (request.text, request.pair)
+    if image is not None:
+        if "image" not in input_names:
+            raise InputError(f"{accepted}, not an image")
+        inputs["image"] = image
+    missing = [stream for stream in input_names if stream not in inputs and stream != "regions"]
     if missing:
-        said = " and ".join("a picture" if stream == "image" else f"a {stream}" for stream in missing)
-        raise InputError(f"{name} takes {' and '.join(takes)}: give it {said}")
-    return given
+        needed = " and ".join("an image" if stream == "image" else f"a {stream}" for stream in missing)
+        raise InputError(f"{accepted}: give it {needed}")
+    return inputs
 
 
-def _example(model: str, number: int) -> dict[str, Any]:
-    from clearhead.zoo import has_zoo
+def _load_zoo_example(model: str, index: int) -> dict[str, Any]:
+    """Load the inputs of an example of the zoo."""
+    from clearhead.zoo import is_zoo_installed
 
-    if not model.startswith("zoo:") or not has_zoo():
-        raise InputError("ready examples are for models of the zoo alone")
-    from clearhead_zoo.examples import example
+    if not model.startswith("zoo:") or not is_zoo_installed():
+        raise InputError("only models of the zoo have examples")
+    from clearhead_zoo.examples import make_example_input
 
     try:
-        found: dict[str, Any] = example(model.removeprefix("zoo:"), number)
-    except LookupError as problem:
-        raise InputError(str(problem.args[0])) from None
-    return found
+        inputs: dict[str, Any] = make_example_input(model.removeprefix("zoo:"), index)
+    except LookupError as error:
+        raise InputError(str(error.args[0])) from None
+    return inputs
 
 
-def picture_in(ask: Input, limits: Limits) -> File | None:
-    """The picture of a request as a file; it is decoded when its turn has come. The text that it came as is let go."""
-    if ask.image is None:
+def take_image_upload(request: InputRequest, limits: Limits) -> UploadedImage | None:
+    """Check the image of a request and remove its base64 text, to save memory while the request waits.
+
+    Raises:
+        InputError: The image is too large, damaged, or of an unknown format.
+    """
+    encoded = request.image
+    if encoded is None:
         return None
-    sent, ask.image = ask.image, None
-    return file_of(sent, limits)
+    request.image = None
+    return parse_image_upload(encoded, limits)
 
 
-def target_of(ask: Ask, subject: "Subject") -> Any:
-    """The target in the words of the library."""
-    if ask.place is not None:
-        place = None if ask.place == "every" else ask.place
-        return placed(subject)(place, ask.target, ask.against)
-    return ask.target if ask.against is None else Contrast(ask.target, ask.against)
+def build_target(request: ExplainRequest, adapter: "ModelAdapter") -> Any:
+    """Build the target of `explain` from the fields target, against and place."""
+    if request.place is not None:
+        position = None if request.place == "every" else request.place
+        return find_position_target_class(adapter)(position, request.target, request.against)
+    if request.against is not None:
+        return Contrast(request.target, request.against)
+    return request.target
 
 
-def placed(subject: "Subject") -> type[Placed]:
-    """What a place of the answer is, for a kind of model."""
-    from clearhead.adapters.detection import ObjectDetection
-    from clearhead.adapters.token_heads import QuestionAnswering, TokenClassification
+def find_position_target_class(adapter: "ModelAdapter") -> type[PositionTarget]:
+    """Return the class of targets at a position of the output, for a kind of model."""
+    from clearhead.adapters.detection import ObjectDetectionAdapter
+    from clearhead.adapters.token_heads import QuestionAnsweringAdapter, TokenClassificationAdapter
 
-    kinds: dict[type, type[Placed]] = {
-        ObjectDetection: Query,
-        TokenClassification: TokenLabel,
-        QuestionAnswering: Answer,
+    target_classes: dict[type, type[PositionTarget]] = {
+        ObjectDetectionAdapter: DetectionQuery,
+        TokenClassificationAdapter: TokenLabel,
+        QuestionAnsweringAdapter: AnswerSpan,
     }
-    return next((made for kind, made in kinds.items() if isinstance(subject, kind)), Generated)
+    for adapter_class, target_class in target_classes.items():
+        if isinstance(adapter, adapter_class):
+            return target_class
+    return GeneratedToken

@@ -9,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from clearhead.capture.attention import chunked_sdpa, lazy_mask
-from clearhead.capture.attention.lazy_mask import Described
-from clearhead.capture.attention.tiled import Streamed
-from clearhead.capture.attention.tiling import Tiles
+from clearhead.capture.attention.lazy_mask import LazyMask
+from clearhead.capture.attention.tiled import TiledAttention
+from clearhead.capture.attention.tiling import TilingConfig
 from tests.capture.attention.test_tiled import ASKS, Together, near, recorder, value
 
 LENGTH = 11
@@ -73,29 +73,31 @@ def asked(name: str, padded: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_tiles_are_the_mask(name: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lazy_mask, "CELLS", 60)  # two queries at once
+    monkeypatch.setattr(lazy_mask, "MAX_MASK_ELEMENTS", 60)  # two queries at once
     expected = transformers.masking_utils.sdpa_mask(**asked(name, padded))
-    found = lazy_mask.described(**asked(name, padded))
-    assert isinstance(found, Described) and found.shape == expected.shape
+    found = lazy_mask.make_lazy_mask(**asked(name, padded))
+    assert isinstance(found, LazyMask) and found.shape == expected.shape
     for start in range(0, LENGTH, 4):
         rows = slice(start, min(start + 4, LENGTH))
-        seen = found.span(rows)
-        assert torch.equal(found.cells(rows, seen), expected[:, :, rows, seen])
+        seen = found.find_key_span(rows)
+        assert torch.equal(found.compute_tile(rows, seen), expected[:, :, rows, seen])
         outside = expected[:, :, rows].clone()
         outside[..., seen] = False
         assert not outside.any()
     if name not in FEW_WORDS:
-        assert found.facts is None
+        assert found.band_mask is None
         return
-    assert found.facts is not None and (found.facts.before, found.facts.after) == FEW_WORDS[name]
-    assert (found.facts.padding is not None) == padded
+    assert (
+        found.band_mask is not None and (found.band_mask.window_before, found.band_mask.window_after) == FEW_WORDS[name]
+    )
+    assert (found.band_mask.padding is not None) == padded
     every = slice(0, LENGTH)
-    assert torch.equal(found.facts.cells(every, every, found.device).expand_as(expected), expected)
+    assert torch.equal(found.band_mask.compute_tile(every, every, found.device).expand_as(expected), expected)
 
 
 def test_whatever_else_is_done_is_done_with_the_mask_itself() -> None:
     expected = transformers.masking_utils.sdpa_mask(**asked("window", True))
-    found = lazy_mask.described(**asked("window", True))
+    found = lazy_mask.make_lazy_mask(**asked("window", True))
     assert found is not None
     for one, other in (
         (found[:, :, :3], expected[:, :, :3]),
@@ -111,11 +113,11 @@ def test_one_cell_makes_the_difference() -> None:
     """A mask that is a window but for one cell is no window."""
     window = transformers.masking_utils.sliding_window_causal_mask_function(4)
     extra = transformers.masking_utils.or_masks(window, lambda batch, head, query, key: (query == 9) & (key == 1))
-    found = lazy_mask.described(**{**asked("window", False), "mask_function": extra})
-    assert isinstance(found, Described) and found.facts is None and bool(found[0, 0, 9, 1])
+    found = lazy_mask.make_lazy_mask(**{**asked("window", False), "mask_function": extra})
+    assert isinstance(found, LazyMask) and found.band_mask is None and bool(found[0, 0, 9, 1])
 
 
-@pytest.mark.parametrize("cells", [60, lazy_mask.CELLS])
+@pytest.mark.parametrize("cells", [60, lazy_mask.MAX_MASK_ELEMENTS])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_pieces_have_the_gradients_of_the_whole(
@@ -124,33 +126,39 @@ def test_pieces_have_the_gradients_of_the_whole(
     """The keys that no query of a piece sees are left out of it, and have a gradient of zero."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    monkeypatch.setattr(lazy_mask, "CELLS", cells)
-    monkeypatch.setattr(chunked_sdpa, "CELLS", cells)
+    monkeypatch.setattr(lazy_mask, "MAX_MASK_ELEMENTS", cells)
+    monkeypatch.setattr(chunked_sdpa, "MAX_MASK_ELEMENTS", cells)
     named = asked(name, padded) | {"attention_mask": HIDDEN if padded else None}
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randn(2, 3, LENGTH, 4, generator=generator, dtype=torch.float64) for _ in range(4)]
     *parts, gradient = parts
     module, outline = torch.nn.Identity(), torch.empty(2, 3, LENGTH, LENGTH, device="meta")
-    call = Streamed(
-        sdpa_attention_forward, sdpa_attention_forward, module, lazy_mask.described(**named), False, {}, Tiles()
+    call = TiledAttention(
+        sdpa_attention_forward,
+        sdpa_attention_forward,
+        module,
+        lazy_mask.make_lazy_mask(**named),
+        False,
+        {},
+        TilingConfig(),
     )
-    call.held, call.outline = tuple(parts), outline
-    found = chunked_sdpa.gradients(call, gradient.transpose(1, 2))
+    call.saved_tensors, call.meta_attention = tuple(parts), outline
+    found = chunked_sdpa.chunked_sdpa_backward(call, gradient.transpose(1, 2))
     leaves = [part.clone().requires_grad_() for part in parts]
     output = sdpa_attention_forward(module, *leaves, transformers.masking_utils.sdpa_mask(**named))[0]
     expected = torch.autograd.grad(output, leaves, gradient.transpose(1, 2))
-    torch.testing.assert_close(chunked_sdpa.output(call), output)
+    torch.testing.assert_close(chunked_sdpa.chunked_sdpa_forward(call), output)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)  # pieces are added in float32
 
 
 def test_a_mask_that_is_moved_is_still_nowhere() -> None:
-    found = lazy_mask.described(**asked("window", True))
+    found = lazy_mask.make_lazy_mask(**asked("window", True))
     assert found.to("cpu") is found and found.to(device=torch.device("cpu"), non_blocking=True) is found
     there = found.to("meta")
-    assert isinstance(there, Described) and there.device.type == "meta" and found.to("meta") is there
-    assert "whole" not in found.__dict__ and "whole" not in there.__dict__
-    assert not isinstance(found.to(torch.float64), Described)
+    assert isinstance(there, LazyMask) and there.device.type == "meta" and found.to("meta") is there
+    assert "full_mask" not in found.__dict__ and "full_mask" not in there.__dict__
+    assert not isinstance(found.to(torch.float64), LazyMask)
 
 
 class Largest(TorchDispatchMode):
@@ -172,11 +180,11 @@ def _is_tensor(part: Any) -> bool:
 
 def test_a_whole_mask_takes_no_more_than_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     """A window both ways is made of distances, of eight bytes each: of few queries at a time."""
-    monkeypatch.setattr(lazy_mask, "CELLS", 2 * LENGTH * LENGTH)
-    found = lazy_mask.described(**asked("window both ways", True))
-    assert isinstance(found, Described)
+    monkeypatch.setattr(lazy_mask, "MAX_MASK_ELEMENTS", 2 * LENGTH * LENGTH)
+    found = lazy_mask.make_lazy_mask(**asked("window both ways", True))
+    assert isinstance(found, LazyMask)
     with Largest() as largest:
-        made = found.cells(slice(0, LENGTH), slice(0, LENGTH))
+        made = found.compute_tile(slice(0, LENGTH), slice(0, LENGTH))
     assert torch.equal(made, transformers.masking_utils.sdpa_mask(**asked("window both ways", True)))
     assert largest.memory <= 2 * LENGTH * LENGTH
 
@@ -194,14 +202,16 @@ def test_a_whole_mask_takes_no_more_than_its_cells(monkeypatch: pytest.MonkeyPat
 )
 def test_no_pass_makes_a_mask_of_all_cells(name: str, own: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     length = 240
-    monkeypatch.setattr(lazy_mask, "CELLS", 2000)
-    monkeypatch.setattr(chunked_sdpa, "CELLS", 2000)
+    monkeypatch.setattr(lazy_mask, "MAX_MASK_ELEMENTS", 2000)
+    monkeypatch.setattr(chunked_sdpa, "MAX_MASK_ELEMENTS", 2000)
     record = recorder(name, own, torch.float64)
     given = {"input_ids": torch.arange(length)[None] * 7 % 37 + 2, "attention_mask": torch.ones(1, length).long()}
     given["attention_mask"][:, length - (3 if padded else 0) :] = 0
     together = Together()
     with Largest() as largest:
-        tape = record.record(given, value, ASKS, tiles=Tiles(together.fold, rows=4, checkpoint=True))
+        tape = record.record(
+            given, value, ASKS, tiling=TilingConfig(together.fold, tile_rows=4, checkpoint_layers=True)
+        )
     assert 0 < largest.numbers < length * length
     expected = record.record(given, value, ASKS)
     assert near(tape.input_gradient["input_ids"], expected.input_gradient["input_ids"], name, own, torch.float64)
@@ -227,7 +237,7 @@ def test_masks_that_users_give_are_heeded(kind: str, name: str) -> None:
         key: part if part.dtype != torch.bool else torch.zeros(part.shape).double().masked_fill(~part, -1e30)
         for key, part in given.items()
     }
-    record.record(given, value, ASKS, tiles=Tiles(together.fold, rows=4, hidden=True))
+    record.record(given, value, ASKS, tiling=TilingConfig(together.fold, tile_rows=4, needs_masked_gradients=True))
     unlike = record.record({"input_ids": given["input_ids"]}, value, ASKS).calls[-1].attention
     for call in record.record(added, value, ASKS).calls:
         attention = together.whole(call, "attention")

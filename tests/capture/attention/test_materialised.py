@@ -8,14 +8,14 @@ import transformers
 from torch.overrides import BaseTorchFunctionMode
 
 import clearhead
-from clearhead import Generated
+from clearhead import GeneratedToken
 from clearhead.capture.attention import materialised
-from clearhead.capture.attention.materialised import Memory, in_place
-from clearhead.capture.attention.tiled import Streamed
-from clearhead.capture.attention.tiling import Tiles
-from clearhead.capture.kernels.cpu import CachedTiles
+from clearhead.capture.attention.materialised import GradientBuffer, attend_inplace_on_cpu
+from clearhead.capture.attention.tiled import TiledAttention
+from clearhead.capture.attention.tiling import TilingConfig
+from clearhead.capture.kernels.cpu import CPUKernel
 from clearhead.capture.recorder import Recorder
-from clearhead.interventions.attention_patch import learning, patched
+from clearhead.interventions.attention_patch import run_patched_forward, run_training_forward
 from tests import models
 from tests.capture.attention import test_tiled as streaming
 from tests.capture.float64_reference import far
@@ -48,24 +48,24 @@ def test_the_formula_and_its_gradients(shared, masked, seen):
     """What a hook sees of ∂y/∂A is right, and so is what comes of it, whether or not it is written over."""
     own, mask = parts(shared)
     mask = mask if masked else None
-    memory, heard = Memory(seen=seen), []
+    memory, heard = GradientBuffer(can_overwrite=seen), []
     expected, maps = formula(*own, mask, 0.3)
     made = torch.randn_like(expected)
-    found, attention = in_place(made.clone(), *own, mask, 0.3, memory)
+    found, attention = attend_inplace_on_cpu(made.clone(), *own, mask, 0.3, memory)
     attention.register_hook(lambda slope: heard.append(slope.clone()))
     assert torch.equal(found, made)
     torch.testing.assert_close(attention, maps)
     slope = torch.randn_like(found)
     torch.testing.assert_close(torch.autograd.grad(found, own, slope), torch.autograd.grad(expected, own, slope))
     torch.testing.assert_close(heard[0], slope.transpose(1, 2) @ own[2].repeat_interleave(4 // shared, 1).mT)
-    assert len(memory.spare) == (1 if seen else 0)
+    assert len(memory.free_buffers) == (1 if seen else 0)
 
 
 def test_several_targets_at_once():
     own, mask = parts()
     slopes = torch.randn(3, 2, 7, 4, 5, dtype=torch.float64)
     expected = formula(*own, mask, 8**-0.5)
-    made = in_place(expected[0].detach(), *own, mask, None, Memory())
+    made = attend_inplace_on_cpu(expected[0].detach(), *own, mask, None, GradientBuffer())
     found, expected = (
         torch.vmap(partial(torch.autograd.grad, output, [*own, attention]))(slopes)
         for output, attention in (made, expected)
@@ -109,17 +109,17 @@ def counted(monkeypatch):
 
     def count(*args):
         calls.append(1)
-        return in_place(*args)
+        return attend_inplace_on_cpu(*args)
 
-    monkeypatch.setattr(materialised, "in_place", count)
+    monkeypatch.setattr(materialised, "attend_inplace_on_cpu", count)
     return calls
 
 
 @pytest.mark.parametrize("model", [bert, llama, modernbert])
 def test_explanations_are_those_of_eager_attention(model, counted, monkeypatch):
     """Batched, padded, in tiles that a cache would hold: every method that folds maps."""
-    monkeypatch.setattr("clearhead.engine.target_batch.CACHED", 600)
-    monkeypatch.setattr("clearhead.engine.target_batch.LEAST_ROWS", 4)
+    monkeypatch.setattr("clearhead.engine.target_batch.CPU_CACHE_TILE_ELEMENTS", 600)
+    monkeypatch.setattr("clearhead.engine.target_batch.MIN_TILE_ROWS", 4)
     torch.manual_seed(0)
     own = model().eval()
     inputs = given()
@@ -170,9 +170,9 @@ def test_a_recorded_model_answers_as_ever(name, own, dtype):
     assert torch.equal(recorded, real)
     # half precision would round a score of ten by a thirtieth
     assert all(call.attention.dtype == torch.float32 for call in calls)
-    assert all(call.rebuild_error() <= (1e-2 if dtype == torch.bfloat16 else 1e-5) for call in calls)
+    assert all(call.compute_rebuild_error() <= (1e-2 if dtype == torch.bfloat16 else 1e-5) for call in calls)
     with torch.no_grad():
-        assert torch.equal(patched(recorder, inputs, [])[0].logits, real)
+        assert torch.equal(run_patched_forward(recorder, inputs, [])[0].logits, real)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -184,7 +184,7 @@ def test_a_pass_with_whole_maps_is_one_in_tiles(name, own, dtype):
     across = model.config.is_encoder_decoder
     ex, methods = clearhead.load(model), ACROSS if across else EVERY_WAY
     ex.recorder.tile_rows = 4
-    how = {"target": Generated(2, 7) if across else 1}
+    how = {"target": GeneratedToken(2, 7) if across else 1}
     tiles, whole = (ex.explain(streaming.batch(name), methods, kernel=one, **how) for one in ("tiles", "materialised"))
     assert tiles.keys() == whole.keys() and len(whole) == len(methods)
     gaps = {method: max(map(far, tiles[method], whole[method])) for method in whole}
@@ -206,7 +206,7 @@ def capped():
 def test_rounded_gradients_do_not_depend_on_who_asks(model, own, padded, dtype, monkeypatch):
     """To the last bit, in half precision: from whole maps, from tiles of what is seen or of all, of any size, and from
     none. Among so many numbers sums in another order would round some otherwise."""
-    monkeypatch.setattr("clearhead.capture.attention.tiled.CELLS", 2**17)
+    monkeypatch.setattr("clearhead.capture.attention.tiled.MAX_TILE_ELEMENTS", 2**17)
     torch.manual_seed(0)
     ids = torch.randint(5, 40, (2, 400))
     mask = torch.ones_like(ids)
@@ -215,13 +215,13 @@ def test_rounded_gradients_do_not_depend_on_who_asks(model, own, padded, dtype, 
     recorder.model.set_attn_implementation(own)
 
     def gradient(tiles, asks=("attention_gradient", "input_gradient")):
-        return recorder.record(inputs, streaming.value, asks, tiles=tiles).input_gradient["input_ids"]
+        return recorder.record(inputs, streaming.value, asks, tiling=tiles).input_gradient["input_ids"]
 
     whole = gradient(None)
     assert whole.any()
-    for tiles in (Tiles(hidden=True), Tiles(rows=70), Tiles(sweeps=0)):
+    for tiles in (TilingConfig(needs_masked_gradients=True), TilingConfig(tile_rows=70), TilingConfig(tile_passes=0)):
         assert torch.equal(gradient(tiles), whole)
-    assert torch.equal(gradient(Tiles(), ("input_gradient",)), whole)
+    assert torch.equal(gradient(TilingConfig(), ("input_gradient",)), whole)
 
 
 @pytest.mark.parametrize("words", [(5,), (5, 7)])
@@ -263,14 +263,14 @@ def test_what_is_made_of_recorded_maps_has_gradients(alone):
 @pytest.mark.parametrize("words", [(5,), (5, 7)])
 def test_maps_are_made_once(words, monkeypatch):
     """Nothing but the output is made of them: on the way back nobody makes them again."""
-    made, attend = [], materialised.beside
+    made, attend = [], materialised.attend_with_tiled_gradients
 
     def counting(output, streamed, query, key, value, rebuilt):
         return attend(output, streamed, query, key, value, lambda *parts: made.append(1) or rebuilt(*parts))
 
-    monkeypatch.setattr(materialised, "beside", counting)
+    monkeypatch.setattr(materialised, "attend_with_tiled_gradients", counting)
     recorder, inputs = Recorder(llama().bfloat16().eval()), given()
-    recorder.test(inputs)
+    recorder.run_self_test(inputs)
     made.clear()
     recorder.record(inputs, lambda output: output.logits[:, -1, list(words)].T, streaming.ASKS)
     assert len(made) == recorder.model.config.num_hidden_layers
@@ -279,18 +279,20 @@ def test_maps_are_made_once(words, monkeypatch):
 def test_what_a_kernel_holds_for_the_way_back_is_not_the_models_to_change():
     made = torch.randn(1, 5, 2, 8)
 
-    class Holding(CachedTiles):
-        def takes(self, call, reductions):
+    class Holding(CPUKernel):
+        def supports(self, call, reductions):
             return True
 
-        def output(self, call):
+        def forward(self, call):
             return made, (made,)
 
     before, own = made.clone(), [torch.randn(1, 2, 5, 8) for _ in range(3)]
-    call = Streamed(formula, formula, torch.nn.Module(), None, False, {}, Tiles(kernel=Holding()))
-    output, _ = materialised.beside(call.hold(*own), call, *own, lambda query, key: (None, query @ key.mT))
+    call = TiledAttention(formula, formula, torch.nn.Module(), None, False, {}, TilingConfig(kernel=Holding()))
+    output, _ = materialised.attend_with_tiled_gradients(
+        call.prepare_backward(*own), call, *own, lambda query, key: (None, query @ key.mT)
+    )
     output.mul_(0)
-    assert torch.equal(call.saved[0], before)
+    assert torch.equal(call.kernel_saved_tensors[0], before)
 
 
 def blind(name):
@@ -319,7 +321,9 @@ def test_gradients_where_queries_see_nothing(name, own, dtype, hidden):
     real = torch.autograd.grad(value(model(**inputs)).sum(), starts)[0]
     hook.remove()
     together = streaming.Together()
-    tiles = recorder.record(inputs, value, streaming.ASKS, tiles=Tiles(together.fold, rows=4, hidden=hidden))
+    tiles = recorder.record(
+        inputs, value, streaming.ASKS, tiling=TilingConfig(together.fold, tile_rows=4, needs_masked_gradients=hidden)
+    )
     whole = recorder.record(inputs, value, streaming.ASKS)
     for tape in (whole, tiles):
         gap = (tape.input_gradient["input_ids"] - real).abs().max() / real.abs().max()
@@ -338,7 +342,7 @@ def test_dropout_leaves_out_the_same_in_output_and_gradient():
         transformers.BertForSequenceClassification(transformers.BertConfig(**shape, **more)).double().eval(),
         given(),
     )
-    tested = Recorder(own).test(inputs)
+    tested = Recorder(own).run_self_test(inputs)
     weight = own.train().bert.encoder.layer[0].attention.self.value.weight
     along = torch.randn_like(weight)
 
@@ -346,7 +350,7 @@ def test_dropout_leaves_out_the_same_in_output_and_gradient():
         torch.manual_seed(1)
         with torch.no_grad():
             weight.add_(step * along)
-        return learning(own, tested, inputs)[0].logits[:, 1].sum()
+        return run_training_forward(own, tested, inputs)[0].logits[:, 1].sum()
 
     slope = (torch.autograd.grad(number(), weight)[0] * along).sum()
     before, after = number(-1e-6), number(2e-6)
@@ -362,10 +366,10 @@ def test_maps_that_forget_padding_are_refused(monkeypatch):
         return eager(module, query, key, value, None, **more)
 
     monkeypatch.setattr(modeling_bert, "eager_attention_forward", forgetful)
-    monkeypatch.setattr(materialised, "exact", lambda *args: False)  # as on a GPU
+    monkeypatch.setattr(materialised, "is_formula_exact", lambda *args: False)  # as on a GPU
     one = {name: part[:1] for name, part in given().items()}
-    with pytest.raises(clearhead.Refusal, match="is not what it used"):
-        Recorder(bert().eval()).test(one)
+    with pytest.raises(clearhead.UnsupportedError, match="is not what it used"):
+        Recorder(bert().eval()).run_self_test(one)
 
 
 def test_a_default_device_is_no_onlooker(counted):

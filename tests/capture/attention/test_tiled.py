@@ -8,12 +8,12 @@ import torch
 import transformers
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from clearhead.capture.attention.reductions import Reduce
-from clearhead.capture.attention.tiled import Streamed
-from clearhead.capture.attention.tiling import Tiles
+from clearhead.capture.attention.reductions import MapReduction
+from clearhead.capture.attention.tiled import TiledAttention
+from clearhead.capture.attention.tiling import TilingConfig
 from clearhead.capture.recorder import Recorder
-from clearhead.capture.sources.attention_interface import eager_of
-from clearhead.capture.tape import Call, Tape
+from clearhead.capture.sources.attention_interface import find_eager_forward
+from clearhead.capture.tape import AttentionCall, Tape
 from tests import models
 from tests.capture.reference_kernel import WholeMaps
 
@@ -91,7 +91,7 @@ def recorder(name: str, own: str, dtype: torch.dtype) -> Recorder:
 
     found = Recorder(model, streams)
     # kernels differ in what a row looks at that sees nothing, so the recorder is tested where there is no such row
-    found.test({key: part[:1] for key, part in batch(name).items()})
+    found.run_self_test({key: part[:1] for key, part in batch(name).items()})
     return found
 
 
@@ -115,26 +115,26 @@ class Together:
     """Tiles of each call, put together again."""
 
     def __init__(self) -> None:
-        self.parts: dict[tuple[str, int], list[Call]] = {}
+        self.parts: dict[tuple[str, int], list[AttentionCall]] = {}
         self.order: list[tuple[str, int]] = []
         self.places: dict[tuple[str, int], list[int]] = {}
 
-    def fold(self, call: Call, queries: slice, sweep: int) -> None:
+    def fold(self, call: AttentionCall, queries: slice, sweep: int) -> None:
         key = (call.module, sweep)
         self.parts.setdefault(key, []).append(call)
         self.places.setdefault(key, []).extend(range(queries.start, queries.stop))
 
-    def whole(self, call: Call, part: str, sweep: int = 0) -> torch.Tensor:
+    def whole(self, call: AttentionCall, part: str, sweep: int = 0) -> torch.Tensor:
         return torch.cat([getattr(one, part) for one in self.parts[call.module, sweep]], dim=2)
 
 
 def streamed(name: str, own: str, dtype: torch.dtype, **how: Any) -> tuple[Together, Tape]:
     together = Together()
-    tiles = Tiles(together.fold, **how)
-    return together, recorder(name, own, dtype).record(batch(name), value, ASKS, tiles=tiles)
+    tiles = TilingConfig(together.fold, **how)
+    return together, recorder(name, own, dtype).record(batch(name), value, ASKS, tiling=tiles)
 
 
-def words(name: str, call: Call) -> torch.Tensor:
+def words(name: str, call: AttentionCall) -> torch.Tensor:
     """The cells of a map that belong to words: padding that sees nothing looks anywhere, and nobody reads that."""
     every = torch.ones(2, 4)
     seen = {"source": batch(name)["attention_mask"], "text": every}
@@ -157,7 +157,7 @@ def near(one: torch.Tensor, other: torch.Tensor, name: str, own: str, dtype: tor
 )
 def test_tiles_are_the_maps(name: str, own: str, rows: int | None) -> None:
     dtype = torch.float64
-    together, tape = streamed(name, own, dtype, rows=rows, hidden=True)
+    together, tape = streamed(name, own, dtype, tile_rows=rows, needs_masked_gradients=True)
     expected = materialised(name, own, dtype)
     assert [call.module for call in tape.calls] == [call.module for call in expected.calls]
     for mine, call in zip(tape.calls, expected.calls, strict=True):
@@ -174,7 +174,7 @@ def test_tiles_are_the_maps(name: str, own: str, rows: int | None) -> None:
 
 @pytest.mark.parametrize(("name", "own"), [("both ways", "sdpa"), ("sliding window", "sdpa"), ("soft cap", "eager")])
 def test_in_float32(name: str, own: str) -> None:
-    together, _ = streamed(name, own, torch.float32, rows=4, hidden=True)
+    together, _ = streamed(name, own, torch.float32, tile_rows=4, needs_masked_gradients=True)
     for call in materialised(name, own, torch.float32).calls:
         gradient, kept = together.whole(call, "attention_gradient"), words(name, call)
         assert near(gradient * kept, call.attention_gradient * kept, name, own, torch.float32)
@@ -183,7 +183,7 @@ def test_in_float32(name: str, own: str) -> None:
 @pytest.mark.parametrize(("name", "own"), CASES)
 def test_keys_that_no_query_of_a_tile_sees_are_left_out(name: str, own: str) -> None:
     """Where attention is hidden its product with the gradient is zero either way."""
-    together, tape = streamed(name, own, torch.float64, rows=3)
+    together, tape = streamed(name, own, torch.float64, tile_rows=3)
     expected = materialised(name, own, torch.float64)
     for call in expected.calls:
         product = together.whole(call, "attention") * together.whole(call, "attention_gradient")
@@ -192,7 +192,7 @@ def test_keys_that_no_query_of_a_tile_sees_are_left_out(name: str, own: str) -> 
 
 
 def test_every_sweep_sees_every_tile() -> None:
-    together, _ = streamed("both ways", "sdpa", torch.float64, rows=4, sweeps=2, hidden=True)
+    together, _ = streamed("both ways", "sdpa", torch.float64, tile_rows=4, tile_passes=2, needs_masked_gradients=True)
     for call in materialised("both ways", "sdpa", torch.float64).calls:
         for part in ("attention", "attention_gradient"):
             assert torch.equal(together.whole(call, part, 0), together.whole(call, part, 1))
@@ -200,9 +200,9 @@ def test_every_sweep_sees_every_tile() -> None:
 
 def test_calls_are_folded_from_the_last_to_the_first_and_then_handed_over() -> None:
     heard: list[str] = []
-    tiles = Tiles(lambda call, queries, sweep: heard.append(f"tile of {call.layer}"), rows=5)
+    tiles = TilingConfig(lambda call, queries, sweep: heard.append(f"tile of {call.layer}"), tile_rows=5)
     recorder("both ways", "sdpa", torch.float64).run(
-        batch("both ways"), value, ASKS, lambda call: heard.append(f"call {call.layer}"), tiles=tiles
+        batch("both ways"), value, ASKS, lambda call: heard.append(f"call {call.layer}"), tiling=tiles
     )
     assert heard == ["tile of 1", "tile of 1", "call 1", "tile of 0", "tile of 0", "call 0"]
 
@@ -211,7 +211,12 @@ def test_attention_alone_needs_no_backward_pass() -> None:
     together = Together()
     record = recorder("both ways", "sdpa", torch.float64)
     with torch.no_grad():
-        record.run(batch("both ways"), value, ["attention"], tiles=Tiles(together.fold, rows=4, hidden=True))
+        record.run(
+            batch("both ways"),
+            value,
+            ["attention"],
+            tiling=TilingConfig(together.fold, tile_rows=4, needs_masked_gradients=True),
+        )
     for call in materialised("both ways", "sdpa", torch.float64).calls:
         assert together.whole(call, "attention").shape == call.attention.shape
         assert all(part.attention_gradient is None for part in together.parts[call.module, 0])
@@ -222,8 +227,10 @@ def test_layers_computed_twice_are_the_same(name: str, own: str) -> None:
     """The gradients of layers' inputs and of the words, from tapes that were never whole."""
     dtype, kernel = torch.float64, WholeMaps() if own == "kernel" else None
     own = "sdpa" if kernel else own
-    _, tape = streamed(name, own, dtype, rows=4, hidden=True, checkpoint=True, kernel=kernel)
-    _, expected = streamed(name, own, dtype, rows=4, hidden=True, kernel=kernel)
+    _, tape = streamed(
+        name, own, dtype, tile_rows=4, needs_masked_gradients=True, checkpoint_layers=True, kernel=kernel
+    )
+    _, expected = streamed(name, own, dtype, tile_rows=4, needs_masked_gradients=True, kernel=kernel)
     for mine, call in zip(tape.calls, expected.calls, strict=True):
         assert mine.module == call.module
         assert near(mine.block_input_gradient, call.block_input_gradient, name, own, dtype)
@@ -234,27 +241,27 @@ def test_layers_computed_twice_are_the_same(name: str, own: str) -> None:
 def test_memory_is_one_layers(checkpoint: bool, alive: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """When the backward pass comes to a layer only its own queries are there; without checkpoints, those below, too."""
     queries: list[StorageWeakRef] = []
-    attend, seen = Streamed.attend, []
+    attend, seen = TiledAttention.forward, []
 
-    def watched(call: Streamed, query: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    def watched(call: TiledAttention, query: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         queries.append(StorageWeakRef(query.untyped_storage()))
         return attend(call, query, *others)
 
-    def look(call: Call) -> list[Reduce]:
+    def look(call: AttentionCall) -> list[MapReduction]:
         seen.append(sum(not one.expired() for one in queries))
         return []
 
-    monkeypatch.setattr(Streamed, "attend", watched)
-    tiles = Tiles(kernel=WholeMaps(), reductions=look, checkpoint=checkpoint)
-    recorder("grouped heads", "sdpa", torch.float64).run(batch("grouped heads"), value, ASKS, tiles=tiles)
+    monkeypatch.setattr(TiledAttention, "forward", watched)
+    tiles = TilingConfig(kernel=WholeMaps(), request_reductions=look, checkpoint_layers=checkpoint)
+    recorder("grouped heads", "sdpa", torch.float64).run(batch("grouped heads"), value, ASKS, tiling=tiles)
     assert seen == alive
-    assert tiles.ran.name == "streaming: whole maps" + (", layers computed twice" if checkpoint else "")
+    assert tiles.kernel_log.name == "streaming: whole maps" + (", layers computed twice" if checkpoint else "")
 
 
 def test_what_a_kernel_cannot_make_is_made_of_tiles() -> None:
-    tiles = Tiles(kernel=WholeMaps())
-    recorder("sinks", "eager", torch.float64).run(batch("sinks"), value, ASKS, tiles=tiles)
-    assert tiles.ran.name == "streaming: torch tiles"
+    tiles = TilingConfig(kernel=WholeMaps())
+    recorder("sinks", "eager", torch.float64).run(batch("sinks"), value, ASKS, tiling=tiles)
+    assert tiles.kernel_log.name == "streaming: torch tiles"
 
 
 @pytest.mark.parametrize("width", [32, 64, 128, 256])
@@ -267,15 +274,21 @@ def test_half_precision_against_float64(width: int) -> None:
     found: list[torch.Tensor] = []
 
     def fold(queries: slice, attention: torch.Tensor, slope: torch.Tensor | None) -> None:
-        part = Call(0, "", attention=attention, attention_gradient=slope)
-        found.append(Reduce("positive", rows).of_tile(part, queries, 40))
+        part = AttentionCall(0, "", attention=attention, attention_gradient=slope)
+        found.append(MapReduction("positive", rows).reduce_tile(part, queries, 40))
 
-    eager = eager_of(module)
-    call = Streamed(
-        eager, transformers.AttentionInterface()["sdpa"], module, None, True, {"scaling": width**-0.5}, Tiles(rows=16)
+    eager = find_eager_forward(module)
+    call = TiledAttention(
+        eager,
+        transformers.AttentionInterface()["sdpa"],
+        module,
+        None,
+        True,
+        {"scaling": width**-0.5},
+        TilingConfig(tile_rows=16),
     )
-    call.attend(query, key, value)
-    gradients = call.sweep(gradient.transpose(1, 2), fold, backward=True)
+    call.forward(query, key, value)
+    gradients = call.for_each_tile(gradient.transpose(1, 2), fold, with_gradients=True)
     q, k, v, g = (
         part.double() for part in (query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), gradient)
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.capture.checks.detached_gradients import gradients_are_cut
+from clearhead.capture.checks.detached_gradients import detaches_gradients
 
 WAYS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "nothing is detached": (lambda x: x.square(), False),
@@ -24,4 +24,4 @@ def test_what_is_cut_off_is_made_whole_and_what_is_passed_over_stays(way: str) -
         x = inputs["x"].clone().requires_grad_()
         return made(x), [], {"x": x}
 
-    assert gradients_are_cut(forward, {"x": torch.linspace(0.3, 1.7, 5)}, lambda output: output) == cut
+    assert detaches_gradients(forward, {"x": torch.linspace(0.3, 1.7, 5)}, lambda output: output) == cut

@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 
 import clearhead
-from clearhead.capture.sources.attention_interface import NAME, register_functions
+from clearhead.capture.sources.attention_interface import IMPLEMENTATION_NAME, register_functions
 from tests.architectures.tiny_models import build
 from tests.models import TEXTS, text_model
 
@@ -25,9 +25,9 @@ def bert():
 def refusal(model, tokenizer, method="generic"):
     """What a refused model is told; every public call says the same."""
     ex = clearhead.load(model, tokenizer)
-    with pytest.raises(clearhead.Refusal) as refused:
+    with pytest.raises(clearhead.UnsupportedError) as refused:
         ex.explain(TEXTS, method=method)
-    with pytest.raises(clearhead.Refusal):
+    with pytest.raises(clearhead.UnsupportedError):
         ex.record(TEXTS[0], ("attention",))
     listed = ex.methods()
     assert not any(line.applies for line in listed)
@@ -54,8 +54,8 @@ def own_module():
 def test_a_sound_model_is_not_refused():
     ex = clearhead.load(text_model("bert"))
     e = ex.explain(TEXTS[0])
-    assert ex.recorder.tested.path == e.certificate["recorder"] == "interface"
-    assert ex.recorder.tested.calls == 3
+    assert ex.recorder.self_test.capture_source == e.certificate["recorder"] == "interface"
+    assert ex.recorder.self_test.num_calls == 3
     assert e.certificate["capture_error"] < 1e-12 and e.certificate["rebuild_error"] < 1e-12
 
 
@@ -74,7 +74,7 @@ def test_attention_that_forgets_padding_when_recorded():
 def test_no_mask_function(monkeypatch):
     """Transformers drops the padding mask in silence where no mask function is registered under our name."""
     register_functions()
-    monkeypatch.delitem(transformers.AttentionMaskInterface._global_mapping, NAME)
+    monkeypatch.delitem(transformers.AttentionMaskInterface._global_mapping, IMPLEMENTATION_NAME)
     text = refusal(*text_model("bert"))
     assert "padding" in text and "bert.encoder.layer.0" in text
 
@@ -106,7 +106,7 @@ def test_no_probabilities_at_all(own_module):
 def test_a_model_that_computes_something_else_when_recorded():
     class TwoFaced(bert().BertSelfAttention):
         def forward(self, hidden_states, attention_mask=None, **kwargs):
-            recorded = self.config._attn_implementation == NAME
+            recorded = self.config._attn_implementation == IMPLEMENTATION_NAME
             return super().forward(hidden_states * (2 if recorded else 1), attention_mask, **kwargs)
 
     text = refusal(*with_attention(TwoFaced))
@@ -118,13 +118,13 @@ def test_weights_that_are_no_numbers(layer):
     model, tokenizer = text_model("bert")
     weight = f"bert.encoder.layer.{layer}.attention.self.key.weight"
     model.get_parameter(weight).data[0, 0] = torch.nan
-    assert refusal(model, tokenizer).endswith(f"NaN or infinite, so has no answer: {weight}")
+    assert refusal(model, tokenizer).endswith(f"NaN or infinite, so that it has no valid output: {weight}")
 
 
 def test_an_answer_that_is_no_number():
     model, tokenizer = text_model("bert")
     model.classifier.register_forward_hook(lambda module, args, output: output * torch.inf)
-    assert "itself answers NaN or infinity in torch.float64" in refusal(model, tokenizer)
+    assert "itself outputs NaN or infinity in torch.float64" in refusal(model, tokenizer)
 
 
 def test_a_layer_that_does_not_ask_the_interface():
@@ -176,7 +176,7 @@ def test_no_eager_function_beside_the_class():
 def test_a_model_without_attention():
     config = transformers.ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, num_labels=3, image_size=16)
     ex = clearhead.load(transformers.ConvNextForImageClassification(config).eval())
-    with pytest.raises(clearhead.Refusal, match=r"ConvNextForImageClassification .* without attention"):
+    with pytest.raises(clearhead.UnsupportedError, match=r"ConvNextForImageClassification .* without attention"):
         ex.explain({"pixel_values": torch.rand(1, 3, 16, 16)}, method="generic")
 
 
@@ -185,7 +185,7 @@ def test_a_refused_model_can_be_put_right():
     model, tokenizer = text_model("bert")
     ex = clearhead.load(model, tokenizer)
     model.config.num_hidden_layers = 7
-    with pytest.raises(clearhead.Refusal, match="7 attention layers"):
+    with pytest.raises(clearhead.UnsupportedError, match="7 attention layers"):
         ex.explain(TEXTS[0])
     model.config.num_hidden_layers = 3
     assert ex.explain(TEXTS[0]).scores.any()
@@ -220,13 +220,18 @@ def test_a_look_up_of_other_words_than_those_given():
         table(torch.zeros(1, 1, dtype=torch.long))
 
     model.bert.embeddings.register_forward_pre_hook(first_ask_for_one)
-    with pytest.raises(clearhead.Refusal, match="words are given as input_ids, but 1 are looked up"):
+    with pytest.raises(
+        clearhead.UnsupportedError, match=r"input_ids has .* tokens, but the model looked up 1 embeddings"
+    ):
         clearhead.load(model, tokenizer).explain(TEXTS[0])
 
 
 @pytest.mark.parametrize(
     ("returns", "said"),
-    [(lambda maps: 3 * maps, "no shares of one"), (lambda maps: maps.clone(), "does not come from")],
+    [
+        (lambda maps: 3 * maps, "not a probability distribution"),
+        (lambda maps: maps.clone(), "does not depend on the attention"),
+    ],
     ids=["other numbers", "a copy"],
 )
 def test_modules_that_return_what_they_did_not_attend_with(returns, said):
@@ -243,7 +248,7 @@ def test_modules_that_return_what_they_did_not_attend_with(returns, said):
 
     for layer in model.deberta.encoder.layer:
         layer.attention.self.__class__ = Careless
-    with pytest.raises(clearhead.Refusal, match=said):
+    with pytest.raises(clearhead.UnsupportedError, match=said):
         clearhead.load(model, tokenizer).explain(TEXTS[0])
 
 
@@ -252,5 +257,5 @@ def test_the_state_of_a_linear_attention_is_no_map():
     """MiniMax returns it where others return their probabilities; its own softmax layers are heard."""
     ex = clearhead.load(build("MiniMaxForCausalLM"))
     lines = {line.name: line for line in ex.methods()}
-    assert [place.module for place in ex.recorder.tested.places] == ["model.layers.0.self_attn"]
+    assert [place.module for place in ex.recorder.self_test.call_sites] == ["model.layers.0.self_attn"]
     assert lines["saliency"].applies and "past the attention" in lines["generic"].why_not

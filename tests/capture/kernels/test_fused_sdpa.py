@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from clearhead.capture.attention.lazy_mask import Described, Facts
+from clearhead.capture.attention.lazy_mask import BandMask, LazyMask
 from clearhead.capture.kernels import fused_sdpa
-from clearhead.capture.kernels.fused_sdpa import Fused
+from clearhead.capture.kernels.fused_sdpa import FusedSDPA
 from clearhead.errors import ClearheadWarning
 from tests.capture.attention.test_lazy_mask import FEW_WORDS, LENGTH, NAMES, asked
 from tests.capture.flash_attention import Flash, allow
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if masks were too large to be whole."""
-    monkeypatch.setattr(Described, "small", False)
+    monkeypatch.setattr(LazyMask, "fits_in_memory", False)
 
 
 def call(mask: Any = None, dtype: torch.dtype = torch.bfloat16, device: str = "cpu", **changed: Any) -> Any:
@@ -30,7 +30,7 @@ def call(mask: Any = None, dtype: torch.dtype = torch.bfloat16, device: str = "c
         return torch.zeros(2, heads, sizes[length], sizes[width], dtype=dtype, device=device)
 
     parts = {"key": some(2, "keys", "width"), "value": some(2, "keys", "value_width")}
-    how = {"causal": mask is None, "mask": mask, "scaling": 0.2, "saved": ()}
+    how = {"causal": mask is None, "mask": mask, "scaling": 0.2, "kernel_saved_tensors": ()}
     return SimpleNamespace(query=some(4, "queries", "width"), **parts, **how)
 
 
@@ -39,21 +39,21 @@ def test_torchs_kernels_are_called_as_they_want_it(backend: str) -> None:
     """Without numbers, and so without a GPU."""
     window = backend == "WINDOW"
     given = call(
-        Described(asked("window", False)) if window else None,
+        LazyMask(asked("window", False)) if window else None,
         torch.float32 if backend == "EFFICIENT" else torch.bfloat16,
         "meta",
     )
     whole = (given.query, given.key, given.value)
     if backend == "EFFICIENT":  # which has no way to share keys
         whole = (given.query,) * 3
-    told: dict[str, Any] = {"window": given.mask.facts} if window else {"causal": True}
-    kernel = Fused(fused_sdpa.FLASH if window else getattr(fused_sdpa, backend), 0.2, **told)
-    given.saved = kernel.forward(*whole)
-    assert given.saved[0].shape == given.query.shape and len(given.saved) == 4
-    found = kernel.backward(given.query, *whole, given.saved)
+    told: dict[str, Any] = {"window": given.mask.band_mask} if window else {"causal": True}
+    kernel = FusedSDPA(fused_sdpa.FLASH if window else getattr(fused_sdpa, backend), 0.2, **told)
+    given.kernel_saved_tensors = kernel.forward(*whole)
+    assert given.kernel_saved_tensors[0].shape == given.query.shape and len(given.kernel_saved_tensors) == 4
+    found = kernel.backward(given.query, *whole, given.kernel_saved_tensors)
     assert [part.shape for part in found] == [part.shape for part in whole]
     if backend != "CUDNN":  # whose log-sum-exp has another shape on a GPU than without numbers
-        assert fused_sdpa.ran(given) == kernel
+        assert fused_sdpa.get_fused_kernel_used(given) == kernel
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -63,13 +63,13 @@ def test_a_window_that_is_all_that_a_mask_says_is_flash_attentions(
     name: str, dtype: torch.dtype, padded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allow(monkeypatch)
-    monkeypatch.setattr(fused_sdpa, "_windows", lambda dtype, width, device: True)
-    found = fused_sdpa.chosen(call(Described(asked(name, padded)), dtype))
+    monkeypatch.setattr(fused_sdpa, "_is_window_valid", lambda dtype, width, device: True)
+    found = fused_sdpa.select_fused_kernel(call(LazyMask(asked(name, padded)), dtype))
     words = FEW_WORDS.get(name, (None, None))
     if padded or dtype == torch.float32 or words == (None, None):
         assert found is None
     else:
-        assert found == Fused(fused_sdpa.FLASH, 0.2, window=Facts(None, *words))
+        assert found == FusedSDPA(fused_sdpa.FLASH, 0.2, window=BandMask(None, *words))
 
 
 LEFT_TO_PIECES: dict[str, dict[str, Any]] = {
@@ -83,18 +83,18 @@ LEFT_TO_PIECES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("why", LEFT_TO_PIECES)
 def test_what_is_left_to_the_attention_that_the_model_runs_with(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     allow(monkeypatch)
-    window = Described(asked("window", False))
-    assert fused_sdpa.chosen(call(window)) is not None
-    assert fused_sdpa.chosen(call(**{"mask": window, **LEFT_TO_PIECES[why]})) is None
+    window = LazyMask(asked("window", False))
+    assert fused_sdpa.select_fused_kernel(call(window)) is not None
+    assert fused_sdpa.select_fused_kernel(call(**{"mask": window, **LEFT_TO_PIECES[why]})) is None
 
 
 def test_a_mask_that_may_be_whole_goes_to_the_attention_that_the_model_runs_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     allow(monkeypatch)
-    assert fused_sdpa.chosen(call(Described(asked("window", False)))) is not None
-    monkeypatch.setattr(Described, "small", True)
-    assert fused_sdpa.chosen(call(Described(asked("window", False)))) is None
+    assert fused_sdpa.select_fused_kernel(call(LazyMask(asked("window", False)))) is not None
+    monkeypatch.setattr(LazyMask, "fits_in_memory", True)
+    assert fused_sdpa.select_fused_kernel(call(LazyMask(asked("window", False)))) is None
 
 
 def test_whether_flash_attention_may_be_used_is_for_torch_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,13 +103,16 @@ def test_whether_flash_attention_may_be_used_is_for_torch_to_say(monkeypatch: py
     told: list[Any] = []
     monkeypatch.setattr(fused_sdpa, "can_use_flash_attention", lambda params: told.append(params))
     with torch.no_grad():
-        assert fused_sdpa.chosen(call(Described(asked("window", False)))) is None
+        assert fused_sdpa.select_fused_kernel(call(LazyMask(asked("window", False)))) is None
     (params,) = told
     assert params.query.requires_grad and params.enable_gqa and params.attn_mask is None and not params.is_causal
 
 
 def test_without_a_gpu_nothing_is_torchs() -> None:
-    assert fused_sdpa.chosen(call()) is None and fused_sdpa.chosen(call(Described(asked("window", False)))) is None
+    assert (
+        fused_sdpa.select_fused_kernel(call()) is None
+        and fused_sdpa.select_fused_kernel(call(LazyMask(asked("window", False)))) is None
+    )
 
 
 WRONG = {
@@ -128,7 +131,7 @@ def test_what_keeps_to_its_window_is_proven(
 ) -> None:
     """By the slow twin, whose every cell is asked whether it is seen."""
     flash = allow(monkeypatch)
-    assert fused_sdpa._agrees(Facts(None, *window), dtype, 16, CPU)
+    assert fused_sdpa._matches_reference(BandMask(None, *window), dtype, 16, CPU)
     said = [-1 if count is None else count for count in window]
     assert flash.windows == [("forward", *said), ("backward", *said)]
 
@@ -137,21 +140,21 @@ def test_what_keeps_to_its_window_is_proven(
 def test_what_does_not_is_not_trusted(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     allow(monkeypatch, WRONG[how])
     with pytest.warns(ClearheadWarning, match="own windows cannot be used here"):
-        assert not fused_sdpa._windows(torch.bfloat16, 16, CPU)
-    assert fused_sdpa.chosen(call(Described(asked("window", False)))) is None
+        assert not fused_sdpa._is_window_valid(torch.bfloat16, 16, CPU)
+    assert fused_sdpa.select_fused_kernel(call(LazyMask(asked("window", False)))) is None
 
 
 def test_what_does_not_run_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     allow(monkeypatch)
     monkeypatch.setattr(fused_sdpa, "aten", torch.ops.aten)  # there is no such operation for a CPU
     with pytest.warns(ClearheadWarning, match="own windows cannot be used here .NotImplementedError"):
-        assert not fused_sdpa._windows(torch.bfloat16, 16, CPU)
+        assert not fused_sdpa._is_window_valid(torch.bfloat16, 16, CPU)
 
 
 @pytest.mark.parametrize("how", ["right", "to the base 2", "a key ahead"])
 def test_a_log_sum_exp_is_proven(how: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
     allow(monkeypatch, WRONG.get(how))
-    assert fused_sdpa._says_lse(fused_sdpa.FLASH, torch.bfloat16, 16, CPU) == (how == "right")
+    assert fused_sdpa._is_lse_valid(fused_sdpa.FLASH, torch.bfloat16, 16, CPU) == (how == "right")
     told = [str(one.message) for one in recwarn if issubclass(one.category, ClearheadWarning)]
     assert len(told) == (how != "right")
     assert all(one.startswith("the log-sum-exp of flash attention cannot be used here") for one in told)

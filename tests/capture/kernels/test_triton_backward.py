@@ -15,13 +15,20 @@ from tests.capture.triton_interpreter import COMPILED, DEVICE, INTERPRETED, apar
 
 pytest.importorskip("triton", reason="Triton is for Linux, and comes with torch for CUDA")
 
-from clearhead.capture.attention.reductions import Reduce
+from clearhead.capture.attention.reductions import MapReduction
 from clearhead.capture.kernels import fused_sdpa
 from clearhead.capture.kernels.triton import backward as triton_backward
 from clearhead.capture.kernels.triton import kernel
-from clearhead.capture.kernels.triton.backward import LONG, WAYS, Backward, Ways, described, laid
+from clearhead.capture.kernels.triton.backward import (
+    LAUNCH_CONFIGS,
+    LONG_LAUNCH_CONFIGS,
+    BackwardLaunchConfig,
+    TritonBackward,
+    make_tensor_descriptor,
+    to_descriptor_layout,
+)
 from clearhead.capture.kernels.triton.kernel import TritonKernel
-from clearhead.capture.kernels.triton.reductions import Blocks
+from clearhead.capture.kernels.triton.reductions import BlockConfig
 from clearhead.errors import ClearheadWarning
 
 DESCRIBES = find_spec("triton.tools.tensor_descriptor") is not None
@@ -92,8 +99,8 @@ def exact(query, key, value, gradient, weights, causal):
 
 
 def made_of(query, key, value, gradient, weights, causal, saved, ways):
-    parts = (laid(part) for part in (query, key, value, saved[0], gradient))
-    gradients, push = Backward(*parts, saved[1], query.shape[3] ** -0.5, causal, ways)(weights)
+    parts = (to_descriptor_layout(part) for part in (query, key, value, saved[0], gradient))
+    gradients, push = TritonBackward(*parts, saved[1], query.shape[3] ** -0.5, causal, ways)(weights)
     return *gradients, push
 
 
@@ -112,9 +119,9 @@ def check(given, causal, ways, rounded):
 
 
 #: Blocks that are alike, and that divide each other or not.
-TINY = Ways(Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1))
-UNLIKE = Ways(Blocks(16, 32, 4, 2), Blocks(32, 16, 4, 2), ahead=True)
-OTHERS = Ways(Blocks(32, 16, 4, 2), Blocks(16, 32, 4, 2))
+TINY = BackwardLaunchConfig(BlockConfig(16, 16, 4, 1), BlockConfig(16, 16, 4, 1))
+UNLIKE = BackwardLaunchConfig(BlockConfig(16, 32, 4, 2), BlockConfig(32, 16, 4, 2), prefetches_row_values=True)
+OTHERS = BackwardLaunchConfig(BlockConfig(32, 16, 4, 2), BlockConfig(16, 32, 4, 2))
 
 CASES = {
     "causal": ({}, True, TINY),
@@ -167,8 +174,11 @@ def test_a_sample_without_numbers_leaves_the_others_alone(lay, causal):
 @pytest.mark.parametrize(("lay", "copied"), [(beside, False), (after, False), (among, False), (across, True)])
 def test_what_a_descriptor_can_have_is_not_copied(lay, copied):
     part = lay(torch.randn(2, 4, 37, 16, device=DEVICE).half())
-    assert torch.equal(laid(part), part) and (laid(part).data_ptr() != part.data_ptr()) == copied
-    whole = described(laid(part), 16)
+    assert (
+        torch.equal(to_descriptor_layout(part), part)
+        and (to_descriptor_layout(part).data_ptr() != part.data_ptr()) == copied
+    )
+    whole = make_tensor_descriptor(to_descriptor_layout(part), 16)
     rows, columns = whole.shape
     size = whole.base.untyped_storage().nbytes() // 2 - whole.base.storage_offset()
     assert (rows - 1) * whole.strides[0] + columns <= size
@@ -176,9 +186,9 @@ def test_what_a_descriptor_can_have_is_not_copied(lay, copied):
 
 def test_what_is_not_aligned_is_copied():
     part = torch.zeros(2 * 37 * 4 * 16 + 1, device=DEVICE).half()[1:].view(2, 37, 4, 16).transpose(1, 2)
-    assert laid(part).data_ptr() % 16 == 0 != part.data_ptr() % 16
+    assert to_descriptor_layout(part).data_ptr() % 16 == 0 != part.data_ptr() % 16
     expanded = torch.zeros(2, 4, 1, 16, device=DEVICE).half().expand(-1, -1, 37, -1)
-    assert 0 not in laid(expanded).stride()
+    assert 0 not in to_descriptor_layout(expanded).stride()
 
 
 def fake(dtype=torch.bfloat16, tokens=2048, keys=None, width=64, value_width=None, saved=(1, 2), **changed):
@@ -188,7 +198,7 @@ def fake(dtype=torch.bfloat16, tokens=2048, keys=None, width=64, value_width=Non
         return torch.zeros(1, heads, length, wide, dtype=dtype, device="meta")
 
     parts = {"query": part(4, tokens, width), "key": part(2, keys, width), "value": part(2, keys, value_width)}
-    return SimpleNamespace(**parts, **{"causal": True, "mask": None, "saved": saved, **changed})
+    return SimpleNamespace(**parts, **{"causal": True, "mask": None, "kernel_saved_tensors": saved, **changed})
 
 
 LEFT_TO_TORCH = {
@@ -204,39 +214,42 @@ LEFT_TO_TORCH = {
 
 @pytest.mark.parametrize("why", LEFT_TO_TORCH)
 def test_what_is_left_to_torchs_backward(why, monkeypatch):
-    monkeypatch.setattr(triton_backward, "_describes", lambda device: True)
-    monkeypatch.setattr(triton_backward, "proven", lambda *how: True)
-    assert all(triton_backward.takes(fake(dtype)) for dtype in (torch.bfloat16, torch.float16))
-    assert all(triton_backward.takes(fake(**more)) for more in ({"width": 128}, {"causal": False}, {"tokens": 2051}))
-    assert not triton_backward.takes(fake(**LEFT_TO_TORCH[why]))
+    monkeypatch.setattr(triton_backward, "_supports_tensor_descriptors", lambda device: True)
+    monkeypatch.setattr(triton_backward, "is_backward_validated", lambda *how: True)
+    assert all(triton_backward.supports_backward(fake(dtype)) for dtype in (torch.bfloat16, torch.float16))
+    assert all(
+        triton_backward.supports_backward(fake(**more))
+        for more in ({"width": 128}, {"causal": False}, {"tokens": 2051})
+    )
+    assert not triton_backward.supports_backward(fake(**LEFT_TO_TORCH[why]))
 
 
 def test_what_is_not_proven_is_left_to_torch(monkeypatch):
     told = []
-    monkeypatch.setattr(triton_backward, "_describes", lambda device: True)
-    monkeypatch.setattr(triton_backward, "proven", lambda *how: told.append(how[:-1]))
+    monkeypatch.setattr(triton_backward, "_supports_tensor_descriptors", lambda device: True)
+    monkeypatch.setattr(triton_backward, "is_backward_validated", lambda *how: told.append(how[:-1]))
     for more in ({}, {"tokens": 2**17}, {"tokens": 2051, "width": 128, "causal": False}):
-        assert not triton_backward.takes(fake(**more))
+        assert not triton_backward.supports_backward(fake(**more))
     assert told == [
-        (WAYS[64], torch.bfloat16, 64, True, False),
-        (LONG[64], torch.bfloat16, 64, True, False),
-        (WAYS[128], torch.bfloat16, 128, False, True),
+        (LAUNCH_CONFIGS[64], torch.bfloat16, 64, True, False),
+        (LONG_LAUNCH_CONFIGS[64], torch.bfloat16, 64, True, False),
+        (LAUNCH_CONFIGS[128], torch.bfloat16, 128, False, True),
     ]
 
 
 def test_a_gpu_without_descriptors_is_left_to_torch(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: asked.append(device) or (8, 0))
-    assert not triton_backward._describes(torch.device("cpu")) and not asked
-    assert not triton_backward._describes(torch.device("cuda", 0)) and asked
+    assert not triton_backward._supports_tensor_descriptors(torch.device("cpu")) and not asked
+    assert not triton_backward._supports_tensor_descriptors(torch.device("cuda", 0)) and asked
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert triton_backward._describes(torch.device("cuda", 0))
+    assert triton_backward._supports_tensor_descriptors(torch.device("cuda", 0))
 
 
 def proof(monkeypatch, run):
     """What comes of a proof with this in the place of the kernels."""
-    monkeypatch.setattr(Backward, "__call__", run)
-    return triton_backward.proven.__wrapped__(TINY, torch.float16, 16, True, True, torch.device("cpu"))
+    monkeypatch.setattr(TritonBackward, "__call__", run)
+    return triton_backward.is_backward_validated.__wrapped__(TINY, torch.float16, 16, True, True, torch.device("cpu"))
 
 
 def formulas(call, weights):
@@ -265,7 +278,8 @@ def not_there(call, weights):
 @pytest.mark.parametrize("run", [without_causality, without_numbers, not_compiled, not_there])
 def test_kernels_that_are_wrong_are_not_trusted(run, monkeypatch):
     assert proof(monkeypatch, formulas)
-    with pytest.warns(ClearheadWarning, match="beside the gradients cannot be used here .*torch's backward"):
+    warning = "fuse the push of a row with the gradients cannot be used here .*torch's backward"
+    with pytest.warns(ClearheadWarning, match=warning):
         assert not proof(monkeypatch, run)
 
 
@@ -277,7 +291,7 @@ def test_a_full_gpu_proves_nothing(monkeypatch):
         proof(monkeypatch, full)
 
 
-@pytest.mark.parametrize("name", ["takes", "backward", "reduced"])
+@pytest.mark.parametrize("name", ["supports", "backward", "reduce_maps"])
 def test_kernels_are_launched_where_their_tensors_are(name, monkeypatch):
     """A model may have several GPUs, and Triton launches on the current one."""
     chosen = []
@@ -299,42 +313,51 @@ def test_kernels_are_launched_where_their_tensors_are(name, monkeypatch):
         assert chosen == ["cuda:1"] and call.query is query
         return "done"
 
-    method = kernel._there(seen)
+    method = kernel._on_call_device(seen)
     assert method(TritonKernel(), SimpleNamespace(query=query)) == "done" and chosen == ["cuda:1", None]
     assert getattr(TritonKernel, name).__code__ is method.__code__
 
 
 def test_only_one_row_of_all_heads_is_made_beside(monkeypatch):
     """The other sums are made as ever, and all keep their places."""
-    monkeypatch.setattr(triton_backward, "takes", lambda call: True)
+    monkeypatch.setattr(triton_backward, "supports_backward", lambda call: True)
     monkeypatch.setattr(
-        triton_backward, "of_call", lambda call, slope: lambda row: (("dq", "dk", "dv"), torch.full((1, 4, 8), 4.0))
+        triton_backward,
+        "build_backward",
+        lambda call, slope: lambda row: (("dq", "dk", "dv"), torch.full((1, 4, 8), 4.0)),
     )
-    monkeypatch.setattr(TritonKernel, "reduced", lambda self, call, gradient, others: [one.of for one in others])
+    monkeypatch.setattr(
+        TritonKernel, "reduce_maps", lambda self, call, gradient, others: [one.quantity for one in others]
+    )
     one, many = torch.zeros(1, 1, 8), torch.zeros(1, 3, 8)
-    others = [Reduce("positive", many), Reduce("positive", one, heads=[1]), Reduce("attention", one), Reduce("product")]
+    others = [
+        MapReduction("positive", many),
+        MapReduction("positive", one, heads=[1]),
+        MapReduction("attention", one),
+        MapReduction("product"),
+    ]
     for at in range(5):
-        wanted = [*others[:at], Reduce("positive", one), *others[at:]]
+        wanted = [*others[:at], MapReduction("positive", one), *others[at:]]
         gradients, sums = TritonKernel().backward(fake(), torch.zeros(1, 8, 4, 64), wanted)
         assert gradients == ("dq", "dk", "dv")
-        assert torch.equal(sums.pop(at), torch.ones(1, 4, 1, 8)) and sums == [each.of for each in others]
+        assert torch.equal(sums.pop(at), torch.ones(1, 4, 1, 8)) and sums == [each.quantity for each in others]
 
 
 @interpreted
 @pytest.mark.parametrize("said", ["flash", "cuDNN"])
 def test_a_call_is_handed_over_whole(said, monkeypatch):
     """With the log-sum-exp as torch's kernels say it, and a gradient as autograd gives it."""
-    monkeypatch.setattr(triton_backward, "_describes", lambda device: True)
-    monkeypatch.setattr(triton_backward, "proven", lambda *how: True)
-    monkeypatch.setattr(triton_backward, "LEAST_TOKENS", 32)
-    monkeypatch.setattr(triton_backward, "WAYS", {16: UNLIKE})
+    monkeypatch.setattr(triton_backward, "_supports_tensor_descriptors", lambda device: True)
+    monkeypatch.setattr(triton_backward, "is_backward_validated", lambda *how: True)
+    monkeypatch.setattr(triton_backward, "MIN_BACKWARD_TOKENS", 32)
+    monkeypatch.setattr(triton_backward, "LAUNCH_CONFIGS", {16: UNLIKE})
     given = some(heads=4, shared=2, tokens=53, dtype=torch.float16, lay=after, lay_values=beside)
     query, key, value, gradient, weights = given
     (output, lse), (*gradients, push) = exact(*given, True)
     lse = lse[..., None] if said == "cuDNN" else torch.nn.functional.pad(lse, (0, 11), value=torch.inf)
-    parts = {"query": query, "key": key, "value": value, "saved": (output, lse, None, None)}
+    parts = {"query": query, "key": key, "value": value, "kernel_saved_tensors": (output, lse, None, None)}
     call = SimpleNamespace(**parts, causal=True, mask=None, scaling=0.25)
-    wanted = [Reduce("positive"), Reduce("positive", weights[:, None])]
+    wanted = [MapReduction("positive"), MapReduction("positive", weights[:, None])]
     made, (sums, pushed) = TritonKernel().backward(call, gradient.transpose(1, 2), wanted)
     assert all(gap < 1e-3 for gap in gaps(made, gradients)) and sums.shape == (2, 4, 53)
     torch.testing.assert_close(pushed[:, :, 0].double() * 4, push, rtol=1e-4, atol=1e-5)
@@ -344,11 +367,11 @@ def test_a_call_is_handed_over_whole(said, monkeypatch):
 COMPILED_WAYS = {
     f"{dtype}, {'causal' if causal else 'whole'}, {tokens} × {width}": (dtype, causal, tokens, width, ways)
     for dtype, causal, tokens, width, ways in (
-        (torch.bfloat16, True, 777, 64, WAYS[64]),
-        (torch.float16, True, 777, 64, WAYS[64]),
-        (torch.bfloat16, False, 768, 64, LONG[64]),
-        (torch.bfloat16, True, 777, 128, WAYS[128]),
-        (torch.float16, False, 768, 128, WAYS[128]),
+        (torch.bfloat16, True, 777, 64, LAUNCH_CONFIGS[64]),
+        (torch.float16, True, 777, 64, LAUNCH_CONFIGS[64]),
+        (torch.bfloat16, False, 768, 64, LONG_LAUNCH_CONFIGS[64]),
+        (torch.bfloat16, True, 777, 128, LAUNCH_CONFIGS[128]),
+        (torch.float16, False, 768, 128, LAUNCH_CONFIGS[128]),
     )
 }
 
@@ -387,12 +410,12 @@ class Saying:
 
 def stand_in(monkeypatch):
     """So that a small model goes this way in the interpreter."""
-    monkeypatch.setattr(fused_sdpa, "chosen", lambda call: Saying(call) if call.mask is None else None)
-    monkeypatch.setattr(fused_sdpa, "ran", Saying)
-    monkeypatch.setattr(triton_backward, "_describes", lambda device: True)
-    monkeypatch.setattr(triton_backward, "proven", lambda *how: True)
-    monkeypatch.setattr(triton_backward, "LEAST_TOKENS", 32)
-    monkeypatch.setattr(triton_backward, "WAYS", {16: UNLIKE})
+    monkeypatch.setattr(fused_sdpa, "select_fused_kernel", lambda call: Saying(call) if call.mask is None else None)
+    monkeypatch.setattr(fused_sdpa, "get_fused_kernel_used", Saying)
+    monkeypatch.setattr(triton_backward, "_supports_tensor_descriptors", lambda device: True)
+    monkeypatch.setattr(triton_backward, "is_backward_validated", lambda *how: True)
+    monkeypatch.setattr(triton_backward, "MIN_BACKWARD_TOKENS", 32)
+    monkeypatch.setattr(triton_backward, "LAUNCH_CONFIGS", {16: UNLIKE})
 
 
 @here
@@ -416,8 +439,8 @@ def test_an_explanation_goes_this_way_and_is_that_of_whole_maps(checkpoint, monk
     model = LlamaForCausalLM(config).eval().to(DEVICE, dtype)
     inputs = {"input_ids": torch.randint(5, 40, (1, tokens), generator=torch.Generator().manual_seed(1)).to(DEVICE)}
     taken = []
-    real = triton_backward.of_call
-    monkeypatch.setattr(triton_backward, "of_call", lambda *given: taken.append(given) or real(*given))
+    real = triton_backward.build_backward
+    monkeypatch.setattr(triton_backward, "build_backward", lambda *given: taken.append(given) or real(*given))
     methods = ["generic", "grad-sam"]
     found = clearhead.load(model).explain(inputs, methods, target=1, kernel="triton", checkpoint=checkpoint)
     assert len(taken) == 3  # layers, and the last one by itself: to see which of its rows are read

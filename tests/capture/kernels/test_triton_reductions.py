@@ -28,18 +28,18 @@ def fake(dtype=torch.float32, width=32, queries=8, keys=8, device="cpu", **chang
     def some(length):
         return torch.zeros(1, 4, length, width, dtype=dtype, device=device)
 
-    parts = {"query": some(queries), "key": some(keys), "value": some(keys), "saved": ()}
-    how = {"causal": True, "mask": None, "more": {"scaling": 0.2, "softcap": None}, "scaling": 0.2}
-    return SimpleNamespace(**{**parts, **how, "forward": print, **changed})
+    parts = {"query": some(queries), "key": some(keys), "value": some(keys), "kernel_saved_tensors": ()}
+    how = {"causal": True, "mask": None, "kwargs": {"scaling": 0.2, "softcap": None}, "scaling": 0.2}
+    return SimpleNamespace(**{**parts, **how, "sdpa_forward": print, **changed})
 
 
 REFUSED = {
     "float64": {"dtype": torch.float64},
     "bfloat16 without a GPU, which the interpreter multiplies as integers": {"dtype": torch.bfloat16},
     "float32 heads that are too wide": {"width": 160},
-    "eager attention alone is exact": {"forward": None},
-    "a soft cap, which torch's kernels do not know": {"more": {"scaling": 0.2, "softcap": 30.0}},
-    "sinks": {"more": {"s_aux": torch.zeros(4)}},
+    "eager attention alone is exact": {"sdpa_forward": None},
+    "a soft cap, which torch's kernels do not know": {"kwargs": {"scaling": 0.2, "softcap": 30.0}},
+    "sinks": {"kwargs": {"s_aux": torch.zeros(4)}},
     "causal with a cache": {"queries": 5},
 }
 
@@ -48,29 +48,29 @@ REFUSED = {
 def test_what_is_left_to_tiles(why):
     from clearhead.capture.kernels.triton.kernel import TritonKernel
 
-    assert TritonKernel().takes(fake(), ())
-    assert not TritonKernel().takes(fake(**REFUSED[why]), ())
+    assert TritonKernel().supports(fake(), ())
+    assert not TritonKernel().supports(fake(**REFUSED[why]), ())
 
 
 def test_many_rows_are_left_to_tiles():
-    from clearhead.capture.attention.reductions import Reduce
+    from clearhead.capture.attention.reductions import MapReduction
     from clearhead.capture.kernels.triton.kernel import TritonKernel
 
-    few, many = (Reduce("attention", torch.zeros(1, count, 8)) for count in (30, 3000))
-    assert TritonKernel().takes(fake(), [few]) and not TritonKernel().takes(fake(), [few, many])
-    few, many = (Reduce("attention", columns=torch.zeros(1, count, 8)) for count in (30, 300))
-    assert TritonKernel().takes(fake(), [few]) and not TritonKernel().takes(fake(), [few, many])
+    few, many = (MapReduction("attention", torch.zeros(1, count, 8)) for count in (30, 3000))
+    assert TritonKernel().supports(fake(), [few]) and not TritonKernel().supports(fake(), [few, many])
+    few, many = (MapReduction("attention", column_weights=torch.zeros(1, count, 8)) for count in (30, 300))
+    assert TritonKernel().supports(fake(), [few]) and not TritonKernel().supports(fake(), [few, many])
 
 
 def made(heads=2, shared=1, queries=21, keys=21, width=16, dtype=torch.float32, **how):
-    from clearhead.capture.kernels.triton.reductions import Blocks, Rebuilt
+    from clearhead.capture.kernels.triton.reductions import BlockConfig, TritonReducer
 
     def some(count, length):
         return torch.randn(2, length, count, width, device=DEVICE).to(dtype).transpose(1, 2)
 
     torch.manual_seed(0)
     parts = some(heads, queries), some(shared, keys), some(shared, keys), some(heads, queries)
-    return Rebuilt(*parts, None, width**-0.5, blocks=Blocks(16, 16, 4, 1), **how)
+    return TritonReducer(*parts, None, width**-0.5, blocks=BlockConfig(16, 16, 4, 1), **how)
 
 
 def maps(call):
@@ -81,7 +81,7 @@ def maps(call):
     _, _, queries, keys = scores.shape
     for i in range(queries):
         for j in range(keys):
-            last = i + keys - queries + call.ahead
+            last = i + keys - queries + call.lookahead
             if (call.causal and j > last) or (call.window is not None and j <= last - call.window):
                 scores[:, :, i, j] = -torch.inf
     if call.mask is not None and call.mask.dtype == torch.bool:
@@ -101,9 +101,9 @@ CALLS = {
     "causal, half precision, odd width": lambda: made(causal=True, width=24, dtype=torch.float16),
     "causal, more keys than queries": lambda: made(queries=18, keys=37, causal=True),
     "window": lambda: made(queries=37, keys=37, causal=True, window=6),
-    "window both ways": lambda: made(queries=37, keys=37, causal=True, window=9, ahead=4),
+    "window both ways": lambda: made(queries=37, keys=37, causal=True, window=9, lookahead=4),
     "window both ways, wider than a block, padded": lambda: made(
-        queries=53, keys=53, causal=True, window=39, ahead=19, mask=padding(53)
+        queries=53, keys=53, causal=True, window=39, lookahead=19, mask=padding(53)
     ),
     "padded": lambda: made(mask=padding(21)),
     "causal, padded": lambda: made(causal=True, mask=padding(21)),
@@ -126,19 +126,21 @@ def close(found, expected):
 def test_sums_are_those_of_the_maps(name):
     call = CALLS[name]()
     attention, gradient = maps(call)
-    call = call.with_lse()
-    batch, _, queries, _ = call.shape
+    call = call.with_computed_lse()
+    batch, _, queries, _ = call.map_shape
     weights = torch.rand(batch, 2, queries, device=DEVICE)
     weights[:, :, :3] = 0  # what has no weight is not looked at
     signed = weights[:, 0] - 0.5
     positive = (attention * gradient).clamp(min=0)
-    close(call.over_queries(weights[:, 0], "positive"), torch.einsum("bi,bhij->bhj", weights[:, 0].double(), positive))
-    close(call.over_queries(signed, "product"), torch.einsum("bi,bhij->bhj", signed.double(), attention * gradient))
-    close(call.over_keys("positive"), positive.sum(-1))
-    columns = torch.rand(batch, call.shape[3], device=DEVICE) - 0.3
+    close(
+        call.sum_over_queries(weights[:, 0], "positive"), torch.einsum("bi,bhij->bhj", weights[:, 0].double(), positive)
+    )
+    close(call.sum_over_queries(signed, "product"), torch.einsum("bi,bhij->bhj", signed.double(), attention * gradient))
+    close(call.sum_over_keys("positive"), positive.sum(-1))
+    columns = torch.rand(batch, call.map_shape[3], device=DEVICE) - 0.3
     columns[:, 3] = 0
-    close(call.over_keys("positive", columns), torch.einsum("bj,bhij->bhi", columns.double(), positive))
-    close(call.joined(weights, "attention"), weights.double() @ attention.mean(1))
+    close(call.sum_over_keys("positive", columns), torch.einsum("bj,bhij->bhi", columns.double(), positive))
+    close(call.sum_head_mean_over_queries(weights, "attention"), weights.double() @ attention.mean(1))
 
 
 def encoder_decoder():
@@ -167,7 +169,7 @@ def test_encoder_decoders_are_asked_after_the_pass():
     for name, explanations in found.items():
         for e, other in zip(explanations, expected[name], strict=True):
             assert e.certificate["kernel"] == "streaming: triton"
-            for stream, part in other.parts.items():
+            for stream, part in other.by_stream.items():
                 gap = abs(e[stream].matrix - part.matrix).max()
                 assert gap <= 1e-5 * abs(part.matrix).max() > 0, (name, stream)
 
@@ -177,18 +179,18 @@ def test_encoder_decoders_are_asked_after_the_pass():
 def test_chosen_heads():
     call = made(heads=4, shared=2, causal=True)
     attention, _ = maps(call)
-    close(call.with_lse().of_heads([3, 0]).over_keys("attention"), attention[:, [3, 0]].sum(-1))
+    close(call.with_computed_lse().select_heads([3, 0]).sum_over_keys("attention"), attention[:, [3, 0]].sum(-1))
 
 
 @here
 @pytest.mark.gpu
 def test_the_same_bytes_whatever_was_there_before():
-    call = made(causal=True).with_lse()
+    call = made(causal=True).with_computed_lse()
     weights = torch.rand(2, 21, device=DEVICE)
-    first = call.over_queries(weights, "positive")
+    first = call.sum_over_queries(weights, "positive")
     spoilt = [torch.full_like(first, torch.nan) for _ in range(8)]
     del spoilt  # what is allocated next lies where these were
-    assert torch.equal(first, call.over_queries(weights, "positive"))
+    assert torch.equal(first, call.sum_over_queries(weights, "positive"))
 
 
 def decoder(**more):
@@ -238,10 +240,10 @@ def test_windows_are_walked_along(model, ahead, window, monkeypatch):
     from clearhead.capture.kernels.triton import kernel as triton_kernel
 
     told = []
-    real = triton_kernel.Rebuilt
-    monkeypatch.setattr(triton_kernel, "Rebuilt", lambda *args, **how: told.append(how) or real(*args, **how))
+    real = triton_kernel.TritonReducer
+    monkeypatch.setattr(triton_kernel, "TritonReducer", lambda *args, **how: told.append(how) or real(*args, **how))
     clearhead.load(model()).explain({"input_ids": torch.randint(5, 40, (1, 19)).to(DEVICE)}, kernel="triton")
-    assert {"causal": True, "ahead": ahead, "window": window, "mask": None} in told
+    assert {"causal": True, "lookahead": ahead, "window": window, "mask": None} in told
 
 
 def words(padding=None, count=19):
@@ -314,24 +316,24 @@ def test_half_precision_is_that_of_whole_maps_in_float64(model, padding, dtype, 
 @pytest.mark.gpu
 def test_rounded_gradients_do_not_depend_on_who_asks(deterministic):
     """In half precision: where sums are wanted, tiles, whole maps, or nothing but gradients."""
-    from clearhead.capture.attention.reductions import Reduce
-    from clearhead.capture.attention.tiling import Tiles
+    from clearhead.capture.attention.reductions import MapReduction
+    from clearhead.capture.attention.tiling import TilingConfig
     from clearhead.capture.kernels.triton.kernel import TritonKernel
     from clearhead.capture.recorder import Recorder
 
     recorder, folded = Recorder(decoder(initializer_range=0.2).to(torch.float16)), []
 
     def gradient(asks, tiles):
-        made = recorder.record(words(), lambda output: output.logits[:, -1, 7], asks, tiles=tiles)
+        made = recorder.record(words(), lambda output: output.logits[:, -1, 7], asks, tiling=tiles)
         return made.input_gradient["input_ids"]
 
     both = ("attention_gradient", "input_gradient")
-    sums = Tiles(kernel=TritonKernel(), reductions=lambda call: [Reduce("positive")])
-    tiles = Tiles(lambda call, queries, sweep: folded.append(queries), kernel=TritonKernel(), rows=4)
+    sums = TilingConfig(kernel=TritonKernel(), request_reductions=lambda call: [MapReduction("positive")])
+    tiles = TilingConfig(lambda call, queries, sweep: folded.append(queries), kernel=TritonKernel(), tile_rows=4)
     expected = gradient(both, sums)
     assert expected.any() and torch.equal(gradient(both, tiles), expected) and folded
     assert torch.equal(gradient(both, None), expected)
-    assert torch.equal(gradient(("input_gradient",), Tiles(kernel=TritonKernel(), sweeps=0)), expected)
+    assert torch.equal(gradient(("input_gradient",), TilingConfig(kernel=TritonKernel(), tile_passes=0)), expected)
 
 
 @pytest.fixture
@@ -371,22 +373,22 @@ def test_windows_are_flash_attentions_own(model, before, after, dtype, within, c
 
 def windows_told(monkeypatch):
     """Every window that flash attention is told, and which way it goes, as if masks were too large to be whole."""
-    from clearhead.capture.attention.lazy_mask import Described
-    from clearhead.capture.kernels.fused_sdpa import Fused
+    from clearhead.capture.attention.lazy_mask import LazyMask
+    from clearhead.capture.kernels.fused_sdpa import FusedSDPA
 
-    monkeypatch.setattr(Described, "small", False)
+    monkeypatch.setattr(LazyMask, "fits_in_memory", False)
     told = []
 
     def listening(way, real):
         def listen(kernel, *parts):
             if kernel.window is not None:
-                told.append((way, kernel.window.before, kernel.window.after))
+                told.append((way, kernel.window.window_before, kernel.window.window_after))
             return real(kernel, *parts)
 
         return listen
 
     for way in ("forward", "backward"):
-        monkeypatch.setattr(Fused, way, listening(way, getattr(Fused, way)))
+        monkeypatch.setattr(FusedSDPA, way, listening(way, getattr(FusedSDPA, way)))
     return told
 
 
@@ -415,7 +417,7 @@ def test_flash_attention_that_is_turned_off_is_left_alone(monkeypatch):
 def test_flash_attention_keeps_to_its_window(dtype, width):
     from clearhead.capture.kernels import fused_sdpa
 
-    assert fused_sdpa._windows(dtype, width, torch.device("cuda", torch.cuda.current_device()))
+    assert fused_sdpa._is_window_valid(dtype, width, torch.device("cuda", torch.cuda.current_device()))
 
 
 def beyond_torchs_kernel(family):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clearhead.capture.sources.attention_interface import Captured, capture
-from clearhead.capture.sources.custom_modules import stand_in_of
-from clearhead.errors import Refusal
+from clearhead.capture.sources.attention_interface import CapturedCall, capture_attention_calls
+from clearhead.capture.sources.custom_modules import find_custom_forward
+from clearhead.errors import UnsupportedError
 
 WIDE, HEADS, BATCH, QUERIES, KEYS = 12, 3, 2, 4, 5
 
@@ -49,7 +49,7 @@ def inputs(module: nn.MultiheadAttention, batched: bool = True) -> list[Tensor]:
     return parts if module.batch_first else [part.transpose(0, 1) for part in parts]
 
 
-def recorded(module: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> tuple[Any, Captured]:
+def recorded(module: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> tuple[Any, CapturedCall]:
     class Around(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -59,14 +59,14 @@ def recorded(module: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> tuple[
             return self.attention(*args, **kwargs)
 
     around = Around()
-    with capture(around) as calls, torch.no_grad():
+    with capture_attention_calls(around) as calls, torch.no_grad():
         output = around()
     (call,) = calls
     assert "forward" not in vars(module)
     return output, call
 
 
-def check(module: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Captured:
+def check(module: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> CapturedCall:
     """The same output, the same returned weights, and the maps that torch itself returns head by head."""
     with torch.no_grad():
         real, weights = module(*args, **kwargs)
@@ -78,7 +78,7 @@ def check(module: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Captured:
         torch.testing.assert_close(returned, weights, rtol=0, atol=1e-12)
     batched = per_head if per_head.dim() == 4 else per_head[None]
     torch.testing.assert_close(call.attention, batched, rtol=0, atol=1e-12)
-    assert call.registered and call.values is not None and call.values.shape[:3] == (len(batched), HEADS, KEYS)
+    assert call.is_custom and call.values is not None and call.values.shape[:3] == (len(batched), HEADS, KEYS)
     return call
 
 
@@ -127,7 +127,7 @@ def test_one_input_without_a_batch_axis(mask: Tensor | None) -> None:
 @pytest.mark.parametrize("how", [{"add_bias_kv": True}, {"add_zero_attn": True}])
 def test_keys_that_are_no_units_are_refused(how: dict[str, bool]) -> None:
     module = made(batch_first=True, **how)
-    with pytest.raises(Refusal, match="looks at keys that are no unit"):
+    with pytest.raises(UnsupportedError, match="attends to keys that are no unit"):
         recorded(module, *inputs(module))
     assert "forward" not in vars(module)
 
@@ -140,8 +140,8 @@ def test_a_class_with_a_forward_of_its_own_is_not_stood_in_for() -> None:
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return super().forward(*args, **kwargs)
 
-    assert stand_in_of(Plain(WIDE, HEADS)) is not None
-    assert stand_in_of(Own(WIDE, HEADS)) is None
+    assert find_custom_forward(Plain(WIDE, HEADS)) is not None
+    assert find_custom_forward(Own(WIDE, HEADS)) is None
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -159,7 +159,7 @@ def test_inside_a_transformer_encoder_without_gradients(batch_first: bool, norm_
     hidden = ~real if padded else None
     with torch.no_grad():
         wanted = model(given, src_key_padding_mask=hidden)
-        with capture(model) as calls:
+        with capture_attention_calls(model) as calls:
             found = model(given, src_key_padding_mask=hidden)
     assert [call.module for call in calls] == ["layers.0.self_attn", "layers.1.self_attn"]
     both = [part if batch_first else part.transpose(0, 1) for part in (found, wanted)]

@@ -17,12 +17,12 @@ from typing import Any
 
 __all__ = ["card", "names", "path"]
 
-MODELS = Path(__file__).parent / "models"
+MODELS_DIR = Path(__file__).parent / "models"
 
 
 def names() -> list[str]:
     """The models that are here, by name."""
-    return sorted(folder.name for folder in MODELS.iterdir() if (folder / "card.json").is_file())
+    return sorted(folder.name for folder in MODELS_DIR.iterdir() if (folder / "card.json").is_file())
 
 
 def path(name: str) -> Path:
@@ -37,7 +37,7 @@ def path(name: str) -> Path:
         nearest = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
         raise LookupError(f"the zoo has no model {name!r}{hint} It has: {', '.join(known)}")
-    return MODELS / name
+    return MODELS_DIR / name
 
 
 def card(name: str) -> dict[str, Any]:

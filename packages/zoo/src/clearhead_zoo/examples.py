@@ -7,54 +7,54 @@ from typing import Any
 
 from clearhead_zoo.tasks import logic, recall, shapes
 
-__all__ = ["example", "names"]
+__all__ = ["list_models_with_examples", "make_example_input"]
 
 
-def names() -> list[str]:
+def list_models_with_examples() -> list[str]:
     """The models that have ready examples."""
-    return sorted(_EXAMPLES)
+    return sorted(_EXAMPLE_MAKERS)
 
 
-def example(name: str, number: int = 0) -> dict[str, Any]:
+def make_example_input(name: str, index: int = 0) -> dict[str, Any]:
     """The arguments of `Explainer.explain` for one held-out example of a model.
 
-    >>> example("recall", 3)["text"].split()[-1]
+    >>> make_example_input("recall", 3)["text"].split()[-1]
     '→'
-    >>> sorted(example("shapes-vqa", 3))
+    >>> sorted(make_example_input("shapes-vqa", 3))
     ['image', 'regions', 'text']
     """
-    if name not in _EXAMPLES:
-        raise LookupError(f"{name} has no ready examples: those that have are {', '.join(names())}")
-    return _EXAMPLES[name](number)
+    if name not in _EXAMPLE_MAKERS:
+        raise LookupError(f"{name} has no ready examples: those that have are {', '.join(list_models_with_examples())}")
+    return _EXAMPLE_MAKERS[name](index)
 
 
-def _regions(number: int) -> dict[str, Any]:
-    one = shapes.example(number)
+def _make_region_example(number: int) -> dict[str, Any]:
+    one = shapes.make_example(number)
     return {"text": one.text, "image": one.image, "regions": (one.features, one.region_boxes)}
 
 
-def _question(number: int) -> dict[str, Any]:
-    one = shapes.example(number)
+def _make_question_example(number: int) -> dict[str, Any]:
+    one = shapes.make_example(number)
     return {"text": one.text, "image": one.image}
 
 
-def _scene(number: int) -> dict[str, Any]:
-    return {"image": shapes.example(number, size=96).image}
+def _make_scene_example(number: int) -> dict[str, Any]:
+    return {"image": shapes.make_example(number, size=96).image}
 
 
-def _logic(number: int) -> dict[str, Any]:
-    return {"text": logic.examples(1, number)[0].text}
+def _make_logic_example(number: int) -> dict[str, Any]:
+    return {"text": logic.make_examples(1, number)[0].text}
 
 
-def _recall(number: int) -> dict[str, Any]:
-    return {"text": recall.examples(1, number, pairs=(3, 8))[0].text}
+def _make_recall_example(number: int) -> dict[str, Any]:
+    return {"text": recall.make_examples(1, number, pairs=(3, 8))[0].text}
 
 
-_EXAMPLES: dict[str, Callable[[int], dict[str, Any]]] = {
-    "logic": _logic,
-    "recall": _recall,
-    "recall-4k": _recall,
-    "shapes-detr": _scene,
-    "shapes-vilt": _question,
-    "shapes-vqa": _regions,
+_EXAMPLE_MAKERS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "logic": _make_logic_example,
+    "recall": _make_recall_example,
+    "recall-4k": _make_recall_example,
+    "shapes-detr": _make_scene_example,
+    "shapes-vilt": _make_question_example,
+    "shapes-vqa": _make_region_example,
 }

@@ -9,16 +9,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import How, Readout, Sample
-from clearhead.adapters.custom.base import QUERY, OwnSubject, Reader
-from clearhead.adapters.image import grid_of
-from clearhead.adapters.readers.image import as_seen, in_patches, open_picture, pair
+from clearhead.adapters.base import InputOptions, Readout, Sample
+from clearhead.adapters.custom.base import QUERY_STREAM, CustomModelAdapter, InputReader
+from clearhead.adapters.image import compute_patch_grid
+from clearhead.adapters.readers.image import denormalize_image, open_image, patchify, to_pair
 from clearhead.errors import InputError
-from clearhead.units import patches
+from clearhead.units import build_patch_units
 
 
 @dataclass
-class Pictures(Reader):
+class ImageReader(InputReader):
     """Pictures that are cut into patches.
 
     read: a PIL picture → what the model takes, channel × height × width; without it such tensors are given
@@ -30,9 +30,9 @@ class Pictures(Reader):
     """
 
     read: Callable[[Any], Tensor] | None = None
-    patch: int | tuple[int, int] = 16
-    before: Sequence[str] = ()
-    size: int | tuple[int, int] = 224
+    patch_size: int | tuple[int, int] = 16
+    prefix_tokens: Sequence[str] = ()
+    image_size: int | tuple[int, int] = 224
     channels: int = 3
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
@@ -48,55 +48,55 @@ class Pictures(Reader):
         return self.std
 
 
-class OwnPictures(OwnSubject):
+class CustomImageAdapter(CustomModelAdapter):
     """A model of one's own that cuts a picture into patches."""
 
     stream = "image"
-    takes: ClassVar[tuple[str, ...]] = ("image",)
-    leaf = "pixel_values"
-    processor: Pictures
+    input_names: ClassVar[tuple[str, ...]] = ("image",)
+    grad_input_name = "pixel_values"
+    processor: ImageReader
 
     @property
     def patch_size(self) -> tuple[int, int]:
-        return pair(self.processor.patch)
+        return to_pair(self.processor.patch_size)
 
-    def default_readout(self) -> Readout | None:
-        return QUERY if self.pools else "first" if self.processor.before else "patches"
+    def choose_default_readout(self) -> Readout | None:
+        return QUERY_STREAM if self.has_pooling_query else "first" if self.processor.prefix_tokens else "patches"
 
-    def example(self) -> Any:
-        shape = (self.processor.channels, *pair(self.processor.size))
+    def make_example_input(self) -> Any:
+        shape = (self.processor.channels, *to_pair(self.processor.image_size))
         return torch.linspace(-3, 3, int(np.prod(shape))).sin().reshape(shape)
 
-    def samples(self, raw: Any, how: How) -> list[Sample]:
-        if how.tokens is not None:
+    def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
+        if options.unit_names is not None:
             raise InputError("tokens= names tokens of text; a picture's patches have their places as names")
         reader, pixels = self.processor, raw
         if not isinstance(raw, Tensor):
             if reader.read is None:
                 raise InputError("the reader has no read=, so give pictures as tensors, channel × height × width")
-            pixels = reader.read(open_picture(raw))
+            pixels = reader.read(open_image(raw))
         if not isinstance(pixels, Tensor):
             raise InputError(f"the reader's read= must return a tensor, not {type(pixels).__name__}")
-        (high, wide), grid = self.patch_size, grid_of(pixels, reader.channels, self.patch_size)
-        units = patches(grid, list(reader.before))
-        picture = as_seen(pixels[:, : grid[0] * high, : grid[1] * wide], reader)
-        return [Sample({"pixel_values": pixels}, self.axes(units), picture=picture)]
+        (high, wide), grid = self.patch_size, compute_patch_grid(pixels, reader.channels, self.patch_size)
+        units = build_patch_units(grid, list(reader.prefix_tokens))
+        picture = denormalize_image(pixels[:, : grid[0] * high, : grid[1] * wide], reader)
+        return [Sample({"pixel_values": pixels}, self.build_axes(units), image=picture)]
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         pixels = torch.stack([sample.inputs["pixel_values"] for sample in samples])
-        return self.arguments(pixels.to(self.device, self.dtype))
+        return self.build_forward_kwargs(pixels.to(self.device, self.dtype))
 
-    def leaves(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
+    def find_grad_input_names(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
         pictures = [name for name, part in batch.items() if isinstance(part, Tensor) and part.dim() == 4]
         if len(pictures) != 1:
             raise InputError("inputs= must hand the pictures over as they are, and as one of the model's arguments")
         return tuple(pictures)
 
-    def arranged(
+    def to_unit_vectors(
         self, vectors: "Mapping[str, Float[Tensor, 'batch channel height width']]", samples: Sequence[Sample]
     ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
         (pixels,) = vectors.values()
-        return self.arranged_with_query(in_patches(pixels, self.units_of(samples[0]), self.patch_size))
+        return self.add_query_vectors(patchify(pixels, self.get_units(samples[0]), self.patch_size))
 
 
-Pictures.subject = OwnPictures
+ImageReader.adapter_class = CustomImageAdapter

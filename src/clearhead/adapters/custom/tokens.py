@@ -10,18 +10,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from clearhead.adapters.base import How, Readout, Sample
-from clearhead.adapters.custom.base import QUERY, OwnSubject, Reader
-from clearhead.adapters.readers.text import padded
-from clearhead.capture.checks.self_test import TOLERANCE
-from clearhead.capture.session import at_rest, hooks
-from clearhead.errors import InputError, Refusal
-from clearhead.methods.base import REGISTRY
-from clearhead.units import Units, located, numbered
+from clearhead.adapters.base import InputOptions, Readout, Sample
+from clearhead.adapters.custom.base import QUERY_STREAM, CustomModelAdapter, InputReader
+from clearhead.adapters.readers.text import pad_to_length
+from clearhead.capture.checks.self_test import RELATIVE_TOLERANCE_BY_DTYPE
+from clearhead.capture.session import frozen_eval_mode, remove_hooks_on_exit
+from clearhead.errors import InputError, UnsupportedError
+from clearhead.methods.base import METHOD_REGISTRY
+from clearhead.units import Units, align_pieces, build_numbered_units
 
 
 @dataclass
-class Tokens(Reader):
+class TokenReader(InputReader):
     """Rows of tokens: the words of a text by their numbers, or vectors such as the steps of a series.
 
     read: a text (or whatever is given to `explain`) → the numbers of its tokens; without it the numbers are given
@@ -35,84 +35,91 @@ class Tokens(Reader):
     """
 
     read: Callable[[Any], Any] | None = None
-    names: Sequence[str] | Mapping[Any, Any] | Callable[[int], str] | None = None
-    special: Collection[int] = ()
-    pad: int | None = None
+    token_names: Sequence[str] | Mapping[Any, Any] | Callable[[int], str] | None = None
+    special_ids: Collection[int] = ()
+    pad_id: int | None = None
     inputs: Callable[[Tensor, Tensor], Mapping[str, Any]] | None = None
-    embedding: str | None = None
-    vectors: int | None = None
+    embedding_module: str | None = None
+    vector_size: int | None = None
 
-    def name(self, token: int) -> str:
-        if callable(self.names):
-            return str(self.names(token))
-        if isinstance(self.names, Mapping):
-            return str(self.names[token] if token in self.names else self._turned.get(token, token))
-        return str(self.names[token]) if self.names is not None else str(token)
+    def get_token_name(self, token: int) -> str:
+        if callable(self.token_names):
+            return str(self.token_names(token))
+        if isinstance(self.token_names, Mapping):
+            return str(self.token_names[token] if token in self.token_names else self._names_by_id.get(token, token))
+        return str(self.token_names[token]) if self.token_names is not None else str(token)
 
     @cached_property
-    def _turned(self) -> dict[Any, Any]:
+    def _names_by_id(self) -> dict[Any, Any]:
         """A vocabulary says which number a word has."""
-        return {number: word for word, number in self.names.items()} if isinstance(self.names, Mapping) else {}
+        return (
+            {number: word for word, number in self.token_names.items()} if isinstance(self.token_names, Mapping) else {}
+        )
 
 
-class OwnTokens(OwnSubject):
+class CustomTokenAdapter(CustomModelAdapter):
     """A model of one's own that reads a row of tokens."""
 
     stream = "text"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    leaf = "tokens"
-    processor: Tokens
+    input_names: ClassVar[tuple[str, ...]] = ("text",)
+    grad_input_name = "tokens"
+    processor: TokenReader
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        tokens = self.example()
-        batch = self._batch([tokens])
-        self.table: nn.Module | None = None
-        self.argument, self.length_first = self._leaf(batch, tokens)
-        if self.processor.vectors is None:
-            self.table, self.length_first = self._look_up(batch, tokens)
+        tokens = self.make_example_input()
+        batch = self._collate_tokens([tokens])
+        self.embedding_table: nn.Module | None = None
+        self.input_argument, self.is_length_first = self._find_input_argument(batch, tokens)
+        if self.processor.vector_size is None:
+            self.embedding_table, self.is_length_first = self._find_embedding_table(batch, tokens)
 
     @property
-    def lookups(self) -> Sequence[nn.Module] | None:  # type: ignore[override]
-        return None if self.table is None else [self.table]
+    def embedding_modules(self) -> Sequence[nn.Module] | None:  # type: ignore[override]
+        return None if self.embedding_table is None else [self.embedding_table]
 
-    def default_readout(self) -> Readout | None:
-        return QUERY if self.pools else "first"
+    def choose_default_readout(self) -> Readout | None:
+        return QUERY_STREAM if self.has_pooling_query else "first"
 
-    def example(self) -> Any:
-        if self.processor.vectors is None:
+    def make_example_input(self) -> Any:
+        if self.processor.vector_size is None:
             return torch.tensor([1, 0, 1, 1])
-        return torch.linspace(-3, 3, 4 * self.processor.vectors).sin().reshape(4, -1)
+        return torch.linspace(-3, 3, 4 * self.processor.vector_size).sin().reshape(4, -1)
 
-    def _look_up(self, batch: Mapping[str, Any], tokens: Tensor) -> tuple[nn.Module, bool]:
+    def _find_embedding_table(self, batch: Mapping[str, Any], tokens: Tensor) -> tuple[nn.Module, bool]:
         """The module that looks the tokens up, and whether it has the length before the batch."""
         modules, found = dict(self.model.named_modules()), list[tuple[str, Tensor]]()
-        if self.processor.embedding is None:
+        if self.processor.embedding_module is None:
             chosen = [name for name, module in modules.items() if isinstance(module, nn.Embedding)]
         else:
-            chosen = [self.processor.embedding]
+            chosen = [self.processor.embedding_module]
 
         def see(name: str) -> Callable[..., None]:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
                 given = args[0] if args else None
                 fits = isinstance(given, Tensor) and torch.equal(given.detach().cpu().flatten(), tokens)
-                if isinstance(output, Tensor) and output.dim() == 3 and (fits or self.processor.embedding is not None):
+                if (
+                    isinstance(output, Tensor)
+                    and output.dim() == 3
+                    and (fits or self.processor.embedding_module is not None)
+                ):
                     found.append((name, output))
 
             return hook
 
-        with hooks([modules[name].register_forward_hook(see(name)) for name in chosen]):
-            self.run(batch)
+        with remove_hooks_on_exit([modules[name].register_forward_hook(see(name)) for name in chosen]):
+            self.run_without_grad(batch)
         if len(found) != 1:
             names = ", ".join(name for name, _ in found) or ", ".join(chosen) or "it has no nn.Embedding"
             raise InputError(
-                f"it is not plain which module of {self.model_class} looks the tokens up, once in a pass ({names}): "
-                "say so with embedding=, or give vectors="
+                f"it is not plain which module of {self.model_class_name} looks the tokens up, once in a pass "
+                f"({names}): "
+                "say so with embedding_module=, or give vector_size="
             )
         ((name, output),) = found
         return modules[name], output.shape[:2] == (len(tokens), 1)
 
-    def _leaf(self, batch: Mapping[str, Any], tokens: Tensor) -> tuple[str, bool]:
+    def _find_input_argument(self, batch: Mapping[str, Any], tokens: Tensor) -> tuple[str, bool]:
         """The argument that the tokens are handed over in, and whether it has the length before the batch."""
         whole = tokens[None].to(self.device)
         whole = whole.to(self.dtype) if whole.is_floating_point() else whole
@@ -122,22 +129,26 @@ class OwnTokens(OwnSubject):
                     return name, length_first
         raise InputError("inputs= must hand the tokens over as they are, batch first or length first")
 
-    def leaves(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
-        return (self.argument,)
+    def find_grad_input_names(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
+        return (self.input_argument,)
 
-    def run(self, batch: Mapping[str, Any]) -> Any:
+    def run_without_grad(self, batch: Mapping[str, Any]) -> Any:
         """The model's output, without gradients."""
-        with at_rest(self.model), torch.no_grad(), self.scope():
+        with frozen_eval_mode(self.model), torch.no_grad(), self.forward_context():
             return self.model(**batch)
 
-    def samples(self, raw: Any, how: How) -> list[Sample]:
-        if how.max_length is not None:
+    def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
+        if options.max_length is not None:
             raise InputError("max_length= is for tokenizers of transformers: let the reader's read= cut the text")
-        tokens = self._read(raw)
-        alike = () if self.processor.pad is not None else (len(tokens),)
-        return [Sample({self.argument: tokens}, self.axes(self._units(tokens, raw, how)), alike=alike)]
+        tokens = self._read_tokens(raw)
+        alike = () if self.processor.pad_id is not None else (len(tokens),)
+        return [
+            Sample(
+                {self.input_argument: tokens}, self.build_axes(self._build_units(tokens, raw, options)), batch_key=alike
+            )
+        ]
 
-    def _read(self, raw: Any) -> Tensor:
+    def _read_tokens(self, raw: Any) -> Tensor:
         given = isinstance(raw, Tensor) or (isinstance(raw, np.ndarray) and raw.dtype.kind in "iuf")
         if not given and self.processor.read is None:
             raise InputError(f"the reader has no read=, so give its tokens as a tensor, not {type(raw).__name__}")
@@ -145,26 +156,26 @@ class OwnTokens(OwnSubject):
             tokens = torch.as_tensor(raw if given or self.processor.read is None else self.processor.read(raw))
         except (TypeError, ValueError, RuntimeError) as problem:
             raise InputError(f"the reader's read= must return tokens as a list or tensor ({problem})") from None
-        width, shape = self.processor.vectors, tuple(tokens.shape)
+        width, shape = self.processor.vector_size, tuple(tokens.shape)
         if width is not None and (tokens.dim() != 2 or shape[1] != width or not shape[0]):
             raise InputError(f"one input must be length × {width}, without a batch axis, but is {shape}")
         if width is None and (tokens.dim() != 1 or not shape[0] or tokens.is_floating_point()):
             raise InputError(
                 f"one input must be a row of whole numbers, without a batch axis, but is {shape} of {tokens.dtype}"
             )
-        count = getattr(self.table, "num_embeddings", None)
+        count = getattr(self.embedding_table, "num_embeddings", None)
         if width is None and (int(tokens.min()) < 0 or (count is not None and int(tokens.max()) >= count)):
             raise InputError(f"tokens must be whole numbers from 0 to {'…' if count is None else count - 1}")
         return tokens if width is not None else tokens.long()
 
-    def _units(self, tokens: Tensor, raw: Any, how: How) -> Units:
-        numbers = tokens.tolist() if self.processor.vectors is None else []
-        special = [number in self.processor.special for number in numbers]
-        names: Any = how.tokens or [self.processor.name(number) for number in numbers] or None
-        units = numbered(len(tokens), self.stream, names, special)
-        if how.tokens is not None or self.processor.names is None or not isinstance(raw, str):
+    def _build_units(self, tokens: Tensor, raw: Any, how: InputOptions) -> Units:
+        numbers = tokens.tolist() if self.processor.vector_size is None else []
+        special = [number in self.processor.special_ids for number in numbers]
+        names: Any = how.unit_names or [self.processor.get_token_name(number) for number in numbers] or None
+        units = build_numbered_units(len(tokens), self.stream, names, special)
+        if how.unit_names is not None or self.processor.token_names is None or not isinstance(raw, str):
             return units
-        found = located([name for name, apart in zip(names, special, strict=True) if not apart], raw)
+        found = align_pieces([name for name, apart in zip(names, special, strict=True) if not apart], raw)
         if found is None:  # the names are not pieces of the text
             return units
         spans = iter(found)
@@ -173,49 +184,57 @@ class OwnTokens(OwnSubject):
         return Units(self.stream, "token", tuple(names), units.special, (raw,), (0,) * count, offsets)
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        return self._batch([sample.inputs[self.argument] for sample in samples])
+        return self._collate_tokens([sample.inputs[self.input_argument] for sample in samples])
 
-    def _batch(self, rows: Sequence[Tensor]) -> dict[str, Any]:
+    def _collate_tokens(self, rows: Sequence[Tensor]) -> dict[str, Any]:
         longest = max(map(len, rows))
-        tokens = torch.stack([padded(row, longest, self.processor.pad or 0) for row in rows]).to(self.device)
+        tokens = torch.stack([pad_to_length(row, longest, self.processor.pad_id or 0) for row in rows]).to(self.device)
         real: Bool[Tensor, "batch token"] = torch.tensor([[i < len(row) for i in range(longest)] for row in rows])
         tokens = tokens.to(self.dtype) if tokens.is_floating_point() else tokens
-        return self.arguments(tokens, real.to(self.device))
+        return self.build_forward_kwargs(tokens, real.to(self.device))
 
-    def padded(self, sample: Sample) -> dict[str, Any] | None:
+    def make_padded_batch(self, sample: Sample) -> dict[str, Any] | None:
         """Two rows of different lengths, if they may share a batch: the model must give the shorter what it gives it
         alone."""
-        if self.processor.pad is None:
+        if self.processor.pad_id is None:
             return None
-        tokens = sample.inputs[self.argument]
+        tokens = sample.inputs[self.input_argument]
         longer, shorter = (tokens, tokens[:-1]) if len(tokens) > 1 else (torch.cat([tokens, tokens]), tokens)
-        batch = self._batch([longer, shorter])
-        together, alone = self.logits(self.run(batch))[1], self.logits(self.run(self._batch([shorter])))[0]
+        batch = self._collate_tokens([longer, shorter])
+        together, alone = (
+            self.get_logits(self.run_without_grad(batch))[1],
+            self.get_logits(self.run_without_grad(self._collate_tokens([shorter])))[0],
+        )
         gap = float((together - alone).abs().max() / alone.abs().max().clamp(min=1e-12))
-        if not gap <= TOLERANCE.get(alone.dtype, 1e-4):
-            raise Refusal(
-                f"the scores of {self.model_class} change by {gap:.1e} (relative) when its input is padded: hide the "
+        if not gap <= RELATIVE_TOLERANCE_BY_DTYPE.get(alone.dtype, 1e-4):
+            raise UnsupportedError(
+                f"the scores of {self.model_class_name} change by {gap:.1e} (relative) when its input is padded: "
+                "hide the "
                 "padding with inputs=, or leave pad= out, so that only inputs of one length share a batch"
             )
         return batch
 
-    def arranged(
+    def to_unit_vectors(
         self, vectors: "Mapping[str, Float[Tensor, 'batch unit feature']]", samples: Sequence[Sample]
     ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
         (only,) = vectors.values()
-        return self.arranged_with_query(only.transpose(0, 1) if self.length_first else only)
+        return self.add_query_vectors(only.transpose(0, 1) if self.is_length_first else only)
 
-    def why_not(self, method: str) -> str | None:
-        if self.length_first and REGISTRY[method].declaration.kind == "path":
+    def find_unsupported_reason(self, method: str) -> str | None:
+        if self.is_length_first and METHOD_REGISTRY[method].declaration.pass_type == "path":
             return (
-                f"it goes from one input to another row by row, and {self.model_class} has the length before the batch"
+                f"it goes from one input to another row by row, and {self.model_class_name} has the length before "
+                "the batch"
             )
-        return super().why_not(method)
+        return super().find_unsupported_reason(method)
 
-    def why_no_layers(self) -> str | None:
-        if self.length_first:
-            return f"it needs what goes into each layer, which {self.model_class} has with the length before the batch"
-        return super().why_no_layers()
+    def find_layers_unsupported_reason(self) -> str | None:
+        if self.is_length_first:
+            return (
+                f"it needs what goes into each layer, which {self.model_class_name} has with the length before "
+                "the batch"
+            )
+        return super().find_layers_unsupported_reason()
 
 
-Tokens.subject = OwnTokens
+TokenReader.adapter_class = CustomTokenAdapter

@@ -13,13 +13,13 @@ from clearhead.errors import ClearheadWarning, InputError
 from clearhead.units import Units
 
 
-def pixels_of(raw: Any, processor: Any) -> Float[Tensor, "channel height width"]:
+def preprocess_image(raw: Any, processor: Any) -> Float[Tensor, "channel height width"]:
     """A picture as the model takes it."""
-    made = processor(images=open_picture(raw), return_tensors="np")["pixel_values"][0]
+    made = processor(images=open_image(raw), return_tensors="np")["pixel_values"][0]
     return torch.as_tensor(np.asarray(made))
 
 
-def as_seen(
+def denormalize_image(
     pixels: Float[Tensor, "channel height width"], processor: Any = None
 ) -> UInt8[np.ndarray, "height width 3"]:
     """The picture as the model saw it, normalisation undone."""
@@ -35,15 +35,15 @@ def as_seen(
     return (np.clip(shown, 0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0)
 
 
-def open_picture(raw: Any) -> Any:
+def open_image(raw: Any) -> Any:
     """A PIL picture from a path, an array or a PIL picture."""
     from PIL import Image, UnidentifiedImageError
 
     if isinstance(raw, str | Path):
         try:
             with Image.open(raw) as picture:
-                shown = _upright(picture)
-            _tell_frames(raw, f"{str(raw)!r}")
+                shown = _apply_exif_orientation(picture)
+            _warn_multiple_frames(raw, f"{str(raw)!r}")
             return shown
         except InputError as problem:
             raise InputError(f"{str(raw)!r}: {problem}") from None
@@ -63,26 +63,26 @@ def open_picture(raw: Any) -> Any:
     if isinstance(raw, Image.Image):
         file = getattr(raw, "filename", None)
         if file and not raw.tell():
-            _tell_frames(file, "the picture")
-        return _upright(raw)
+            _warn_multiple_frames(file, "the picture")
+        return _apply_exif_orientation(raw)
     raise InputError(f"expected a picture (path, PIL image, uint8 array) or model inputs, but got {type(raw).__name__}")
 
 
-def _upright(picture: Any) -> Any:
+def _apply_exif_orientation(picture: Any) -> Any:
     """The frame that a picture shows, turned as its camera says; transformers' own pipelines turn it, too."""
     from PIL import ImageOps
 
-    return in_colour(ImageOps.exif_transpose(picture))
+    return convert_to_rgb(ImageOps.exif_transpose(picture))
 
 
-def _tell_frames(file: str | Path, name: str) -> None:
+def _warn_multiple_frames(file: str | Path, name: str) -> None:
     """Say that a file has more frames or pages than the one. Who counts them goes on in the file: a caller's picture,
     and what was drawn on it, is left alone."""
     from PIL import Image
 
     try:
         with Image.open(file) as picture:
-            count = 1 if picture.format in _BESIDE else getattr(picture, "n_frames", 1)
+            count = 1 if picture.format in _FORMATS_WITH_AUXILIARY_FRAMES else getattr(picture, "n_frames", 1)
     except Exception:  # it is gone, or damaged further on, of which decoders raise what they like
         return
     if count > 1:
@@ -94,26 +94,26 @@ def _tell_frames(file: str | Path, name: str) -> None:
 
 
 #: Formats whose further frames are previews or layers of the first.
-_BESIDE = ("MPO", "PSD")
+_FORMATS_WITH_AUXILIARY_FRAMES = ("MPO", "PSD")
 
 
-def in_colour(picture: Any) -> Any:
+def convert_to_rgb(image: Any) -> Any:
     """With eight bits for each of three colours. PIL would cut off what is larger than 255, and make it all white."""
-    if picture.mode == "F" or picture.mode.startswith("I"):
-        kind = "numbers of any size" if picture.mode == "F" else "numbers larger than 255"
+    if image.mode == "F" or image.mode.startswith("I"):
+        kind = "numbers of any size" if image.mode == "F" else "numbers larger than 255"
         raise InputError(
-            f"the picture's pixels are {kind} (mode {picture.mode}), and which of them is white is not known: save it "
+            f"the picture's pixels are {kind} (mode {image.mode}), and which of them is white is not known: save it "
             "with 8 bits a channel"
         )
-    return picture.convert("RGB")
+    return image.convert("RGB")
 
 
-def in_patches(
-    pixels: Float[Tensor, "batch channel height width"], units: Units, size: tuple[int, int]
+def patchify(
+    pixels: Float[Tensor, "batch channel height width"], units: Units, patch_size: tuple[int, int]
 ) -> Float[Tensor, "batch unit feature"]:
     """Pixels gathered into their patches; special tokens have none, so theirs are zero."""
     assert units.grid is not None
-    (rows, columns), (high, wide) = units.grid, size
+    (rows, columns), (high, wide) = units.grid, patch_size
     cut = pixels[:, :, : rows * high, : columns * wide]
     cells = cut.unflatten(3, (columns, wide)).unflatten(2, (rows, high))  # batch channel row high column wide
     cells = cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
@@ -121,5 +121,5 @@ def in_patches(
     return torch.cat([cells.new_zeros(len(cells), before, cells.shape[2]), cells], dim=1)
 
 
-def pair(size: Any) -> tuple[int, int]:
+def to_pair(size: Any) -> tuple[int, int]:
     return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))

@@ -13,43 +13,43 @@ from clearhead.errors import InputError
 from clearhead.units import Box, Units
 
 #: How far a box may reach beyond the picture, as a fraction of it: detectors round.
-BEYOND = 0.05
-_WANTED = "regions= must be (features, boxes), or (features, boxes, (height, width)) where boxes are in pixels"
+BOX_TOLERANCE = 0.05
+_REGIONS_FORMAT = "regions= must be (features, boxes), or (features, boxes, (height, width)) where boxes are in pixels"
 
 
 @dataclass(frozen=True)
-class Regions:
+class ImageRegions:
     """Regions and their boxes (left, top, right, bottom) as fractions of the picture."""
 
     features: Float[Tensor, "region feature"]
     boxes: Float[Tensor, "region 4"] | None
-    picture: UInt8[np.ndarray, "height width 3"] | None = None
+    image: UInt8[np.ndarray, "height width 3"] | None = None
 
 
-def read_regions(given: Any, picture: Any = None) -> Regions:
+def read_regions(regions: Any, image: Any = None) -> ImageRegions:
     """Regions as a caller gives them. Boxes up to 1 are fractions; larger ones are pixels, of a size to be known.
 
     >>> read_regions(([[0.5, 2.0]], [[8, 16, 24, 32]], (32, 64))).boxes
     tensor([[0.1250, 0.5000, 0.3750, 1.0000]])
     """
-    if not isinstance(given, tuple) or len(given) not in (2, 3):
-        said = f"a tuple of {len(given)}" if isinstance(given, tuple) else f"a {type(given).__name__}"
-        raise InputError(f"{_WANTED}, not {said}")
-    features = _numbers(given[0], "features")
-    shown = None if picture is None else np.asarray(picture)
-    if given[1] is None:
-        return Regions(features, None, shown)
-    boxes = _numbers(given[1], "boxes")
+    if not isinstance(regions, tuple) or len(regions) not in (2, 3):
+        said = f"a tuple of {len(regions)}" if isinstance(regions, tuple) else f"a {type(regions).__name__}"
+        raise InputError(f"{_REGIONS_FORMAT}, not {said}")
+    features = _to_finite_matrix(regions[0], "features")
+    shown = None if image is None else np.asarray(image)
+    if regions[1] is None:
+        return ImageRegions(features, None, shown)
+    boxes = _to_finite_matrix(regions[1], "boxes")
     if boxes.shape != (len(features), 4):
         raise InputError(
             f"boxes must be one (left, top, right, bottom) for each of the {len(features)} regions, "
             f"not {' × '.join(map(str, boxes.shape))}"
         )
-    size = given[2] if len(given) == 3 else None if shown is None else shown.shape[:2]
-    return Regions(features, _as_fractions(boxes, size), shown)
+    size = regions[2] if len(regions) == 3 else None if shown is None else shown.shape[:2]
+    return ImageRegions(features, _normalize_boxes(boxes, size), shown)
 
 
-def _numbers(given: Any, what: str) -> Float[Tensor, "region number"]:
+def _to_finite_matrix(given: Any, what: str) -> Float[Tensor, "region number"]:
     try:
         found = torch.as_tensor(np.asarray(given) if not isinstance(given, Tensor) else given)
     except (TypeError, ValueError, RuntimeError) as problem:
@@ -62,8 +62,8 @@ def _numbers(given: Any, what: str) -> Float[Tensor, "region number"]:
     return found
 
 
-def _as_fractions(boxes: Float[Tensor, "region 4"], size: Any) -> Float[Tensor, "region 4"]:
-    if boxes.max() > 1 + BEYOND:
+def _normalize_boxes(boxes: Float[Tensor, "region 4"], size: Any) -> Float[Tensor, "region 4"]:
+    if boxes.max() > 1 + BOX_TOLERANCE:
         if size is None:
             raise InputError(
                 f"boxes reach up to {float(boxes.max()):g}, so they are in pixels: give the size of the picture, "
@@ -77,25 +77,32 @@ def _as_fractions(boxes: Float[Tensor, "region 4"], size: Any) -> Float[Tensor, 
     left, top, right, bottom = boxes.T
     if (left > right).any() or (top > bottom).any():
         raise InputError("boxes must be (left, top, right, bottom), but some end before they begin")
-    if boxes.min() < -BEYOND or boxes.max() > 1 + BEYOND:
+    if boxes.min() < -BOX_TOLERANCE or boxes.max() > 1 + BOX_TOLERANCE:
         raise InputError("boxes reach beyond the picture: is its size (height, width), and are they its own?")
     return boxes
 
 
-def units_of_regions(count: int, boxes: Float[Tensor, "region 4"] | None = None, hidden: Sequence[bool] = ()) -> Units:
+def make_region_units(
+    num_regions: int, boxes: Float[Tensor, "region 4"] | None = None, masked: Sequence[bool] = ()
+) -> Units:
     """The regions as units, numbered as they were given; boxes only where all of them can be drawn."""
     return Units(
         stream="regions",
         kind="region",
-        names=tuple(f"region {place}" for place in range(count)),
-        special=tuple(hidden) or (False,) * count,
-        boxes=None if boxes is None else drawn(boxes),
+        names=tuple(f"region {place}" for place in range(num_regions)),
+        special=tuple(masked) or (False,) * num_regions,
+        boxes=None if boxes is None else to_drawable_boxes(boxes),
     )
 
 
-def drawn(boxes: Float[Tensor, "region 4"]) -> tuple[Box | None, ...] | None:
+def to_drawable_boxes(boxes: Float[Tensor, "region 4"]) -> tuple[Box | None, ...] | None:
     """Boxes as fractions of the picture; None where these numbers are no such boxes."""
-    if boxes.shape[1] != 4 or boxes.min() < -BEYOND or boxes.max() > 1 + BEYOND or (boxes[:, :2] > boxes[:, 2:]).any():
+    if (
+        boxes.shape[1] != 4
+        or boxes.min() < -BOX_TOLERANCE
+        or boxes.max() > 1 + BOX_TOLERANCE
+        or (boxes[:, :2] > boxes[:, 2:]).any()
+    ):
         return None
     left, top, right, bottom = boxes.clamp(0, 1).T.tolist()
     return tuple(zip(left, top, right, bottom, strict=True))

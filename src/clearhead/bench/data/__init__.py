@@ -1,10 +1,10 @@
-"""Data sets for benchmarks: examples with their labels, licences and evidence, read where they lie.
+"""Benchmark data sets: examples with labels, licences and evidence, read from local files.
 
->>> import clearhead.bench.data as data
->>> reviews = data.read("eraser-movies", split="test", root="../data")     # doctest: +SKIP
->>> reviews[0].input[:20], reviews.licence, len(reviews)                   # doctest: +SKIP
+>>> from clearhead.bench.data import load_benchmark_dataset
+>>> reviews = load_benchmark_dataset("eraser-movies", split="test", root="../data")     # doctest: +SKIP
+>>> reviews[0].input[:20], reviews.licence, len(reviews)                                # doctest: +SKIP
 
-Nothing is downloaded unless a data set of the hub or 20 newsgroups is asked for by name.
+Nothing is downloaded unless a data set of the Hugging Face hub or 20 newsgroups is requested by name.
 """
 
 from clearhead.bench.data import (  # noqa: F401  (importing a reader registers it)
@@ -20,26 +20,35 @@ from clearhead.bench.data import (  # noqa: F401  (importing a reader registers 
     vqa,
     zoo_tasks,
 )
-from clearhead.bench.data.base import DataSet, Example, Label
-from clearhead.bench.data.evidence import Characters, Mask, Piece, Place, Region, evidence_units, shares, shown_in
-from clearhead.bench.data.registry import READERS, Reader, read, register
-from clearhead.bench.data.vqa import soft_answers
+from clearhead.bench.data.base import BenchmarkDataset, Example, ExampleLabel
+from clearhead.bench.data.evidence import (
+    CharSpan,
+    EvidenceItem,
+    EvidenceMask,
+    ImageBox,
+    UnitIndex,
+    compute_box_coverage,
+    compute_evidence_coverage,
+    find_evidence_units,
+)
+from clearhead.bench.data.registry import DATASET_REGISTRY, DatasetSpec, load_benchmark_dataset, register_dataset
+from clearhead.bench.data.vqa import compute_soft_scores
 
 __all__ = [
-    "READERS",
-    "Characters",
-    "DataSet",
+    "DATASET_REGISTRY",
+    "BenchmarkDataset",
+    "CharSpan",
+    "DatasetSpec",
+    "EvidenceItem",
+    "EvidenceMask",
     "Example",
-    "Label",
-    "Mask",
-    "Piece",
-    "Place",
-    "Reader",
-    "Region",
-    "evidence_units",
-    "read",
-    "register",
-    "shares",
-    "shown_in",
-    "soft_answers",
+    "ExampleLabel",
+    "ImageBox",
+    "UnitIndex",
+    "compute_box_coverage",
+    "compute_evidence_coverage",
+    "compute_soft_scores",
+    "find_evidence_units",
+    "load_benchmark_dataset",
+    "register_dataset",
 ]

@@ -1,4 +1,4 @@
-"""One small interface: an example is an id, an input, a label and its evidence; a data set is a row of examples."""
+"""Benchmark data: an `Example` is an input with its label and evidence; a `BenchmarkDataset` is a sequence of them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,110 +8,152 @@ from typing import TYPE_CHECKING, Any, overload
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
-    from clearhead.bench.data.evidence import Piece
-    from clearhead.bench.zero_shot import Captions
+    from clearhead.bench.data.evidence import EvidenceItem
+    from clearhead.bench.zero_shot import ZeroShotClasses
 
-#: An index into the data set's labels, or answers with their scores (VQA); None where the label is not given away.
-Label = int | Mapping[str, float] | None
+#: An index into the data set's labels, or answers with their scores (VQA); None if the label is not published.
+ExampleLabel = int | Mapping[str, float] | None
 
 
 @dataclass(frozen=True)
 class Example:
-    """One input. `input` is what `Explainer.explain` takes: a text, a pair, a picture, or `text` and `image` by name.
+    """One labelled input with its ground-truth evidence.
 
-    `evidence` holds alternative sets, each enough by itself; None says that nobody marked any. What is `aside` (the
-    words that ask) is neither evidence nor its contrary. `streams` are those that the evidence lies in, where a model
-    has others, too. `target` is what to explain where the label is not it, `answer` what a language model is to say.
+    Attributes:
+        id: Unique name within the data set.
+        input: Input for `Explainer.explain`: a text, a pair, an image, or a dict with `text` and `image`.
+        label: The true class.
+        evidence: Alternative sets of evidence, each sufficient by itself; None if the input is not annotated.
+        excluded: Parts of the input that count neither as evidence nor as other input (the words of the question).
+        streams: Streams that contain the evidence, if the model has others too.
+        target: What to explain, if it is not the label.
+        continuation: Text that a generative model is given as its output.
+        zero_shot_classes: Captions among which a dual encoder chooses; the explained caption is part of the input.
     """
 
     id: str
     input: Any
-    label: Label = None
-    evidence: "tuple[tuple[Piece, ...], ...] | None" = None
-    aside: "tuple[Piece, ...]" = ()
+    label: ExampleLabel = None
+    evidence: "tuple[tuple[EvidenceItem, ...], ...] | None" = None
+    excluded: "tuple[EvidenceItem, ...]" = ()
     streams: tuple[str, ...] = ()
     target: Any = None
-    answer: str | None = None
-    #: The captions among which a dual encoder chooses; the one that is explained is in the input already.
-    among: "Captions | None" = None
+    continuation: str | None = None
+    zero_shot_classes: "ZeroShotClasses | None" = None
 
 
-def _alone(split: str) -> "DataSet":
+def _refuse_reopening(split: str) -> "BenchmarkDataset":
     raise InputError(f"this data set was made by hand: it cannot be opened again for the split {split!r}")
 
 
 @dataclass(frozen=True, eq=False)
-class DataSet(Sequence[Example]):
-    """One split of a data set, read when it is needed.
+class BenchmarkDataset(Sequence[Example]):
+    """One split of a data set, loaded lazily; the order of its examples is deterministic.
 
-    `rows` is called once, at the first use, for all that must be known beforehand (lines, file names, offsets);
-    `example` makes one row into an example (opens its picture, finds its evidence). Order is always the same.
+    Attributes:
+        name: Name of the data set.
+        split: Name of the split.
+        licence: Licence of the data, in words.
+        labels: Names of the classes.
+        load_rows: Called once, on first use: returns everything that must be known in advance (lines, file names).
+        make_example: Turns one row into an example (opens its image, locates its evidence).
+        splits: Names of all available splits.
+        open_other_split: Opens another split of the same data.
+        indices: Selected rows, or None for all.
+        label_ids_are_arbitrary: True if label ids were assigned alphabetically and carry no meaning.
 
-    >>> data = DataSet("mine", "all", "CC0", ("bad", "good"), lambda: ["so so", "good"], lambda row: Example(row, row))
-    >>> len(data), data[1].input, [example.id for example in data[:1]]
-    (2, 'good', ['so so'])
+    Example:
+        >>> rows = ["so so", "good"]
+        >>> data = BenchmarkDataset("mine", "all", "CC0", ("bad", "good"), lambda: rows, lambda row: Example(row, row))
+        >>> len(data), data[1].input, [example.id for example in data[:1]]
+        (2, 'good', ['so so'])
     """
 
     name: str
     split: str
     licence: str
     labels: tuple[str, ...]
-    rows: Callable[[], Sequence[Any]]
-    example: Callable[[Any], Example]
+    load_rows: Callable[[], Sequence[Any]]
+    make_example: Callable[[Any], Example]
     splits: tuple[str, ...] = ()
-    reopen: "Callable[[str], DataSet]" = _alone
-    chosen: tuple[int, ...] | None = None
-    #: Whether labels are names that were found in the data, and their numbers no more than their order in the alphabet.
-    by_alphabet: bool = False
+    open_other_split: "Callable[[str], BenchmarkDataset]" = _refuse_reopening
+    indices: tuple[int, ...] | None = None
+    label_ids_are_arbitrary: bool = False
 
     @cached_property
     def _rows(self) -> Sequence[Any]:
-        return self.rows()
+        return self.load_rows()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Another process reads the rows for itself."""
+        """Pickle without the rows: another process loads them itself."""
         return {name: value for name, value in self.__dict__.items() if name != "_rows"}
 
     def __len__(self) -> int:
-        return len(self._rows) if self.chosen is None else len(self.chosen)
+        return len(self._rows) if self.indices is None else len(self.indices)
 
     @overload
-    def __getitem__(self, place: int) -> Example: ...
+    def __getitem__(self, index: int) -> Example: ...
     @overload
-    def __getitem__(self, place: slice) -> "DataSet": ...
-    def __getitem__(self, place: "int | slice") -> "Example | DataSet":
-        if isinstance(place, slice):
-            return self.select(range(len(self))[place])
-        if not -len(self) <= place < len(self):
-            raise IndexError(f"{self.name}, {self.split}: there is no example {place} of {len(self)}")
-        place %= len(self)
-        return self.example(self._rows[place if self.chosen is None else self.chosen[place]])
+    def __getitem__(self, index: slice) -> "BenchmarkDataset": ...
+    def __getitem__(self, index: "int | slice") -> "Example | BenchmarkDataset":
+        if isinstance(index, slice):
+            return self.select(range(len(self))[index])
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"{self.name}, {self.split}: there is no example {index} of {len(self)}")
+        index %= len(self)
+        return self.make_example(self._rows[index if self.indices is None else self.indices[index]])
 
     def __iter__(self) -> Iterator[Example]:
-        return (self[place] for place in range(len(self)))
+        return (self[index] for index in range(len(self)))
 
-    def select(self, places: Iterable[int]) -> "DataSet":
-        """The examples at these places, in this order."""
+    def select(self, indices: Iterable[int]) -> "BenchmarkDataset":
+        """Return a data set of the examples at these indices, in this order.
+
+        Args:
+            indices: Indices of examples; negative ones count from the end.
+
+        Returns:
+            The selected examples.
+
+        Raises:
+            InputError: If an index is out of range.
+        """
         size = len(self)
-        wanted = list(places)
-        for place in wanted:
-            if not -size <= place < size:
-                raise InputError(f"{self.name}, {self.split}: there is no example {place}, it has {size}")
-        old = self.chosen
-        chosen = tuple(place % size if old is None else old[place] for place in wanted)
-        new = replace(self, chosen=chosen)
-        new.__dict__["_rows"] = self._rows
-        return new
+        selected = list(indices)
+        for index in selected:
+            if not -size <= index < size:
+                raise InputError(f"{self.name}, {self.split}: there is no example {index}, it has {size}")
+        row_indices = self.indices or range(size)
+        subset = replace(self, indices=tuple(row_indices[index % size] for index in selected))
+        subset.__dict__["_rows"] = self._rows
+        return subset
 
-    def other(self, split: str) -> "DataSet":
-        """Another split of the same data, all of it."""
-        return self.reopen(split)
+    def with_split(self, split: str) -> "BenchmarkDataset":
+        """Open another split of the same data, with all its examples.
 
-    def label_name(self, label: Label) -> str:
-        """A label in words; of several answers the best.
+        Args:
+            split: Name of the split.
 
-        >>> DataSet("mine", "all", "CC0", ("bad", "good"), list, Example).label_name(1)
-        'good'
+        Returns:
+            The other split.
+
+        Raises:
+            InputError: If the split is unknown, or the data set was created by hand.
+        """
+        return self.open_other_split(split)
+
+    def label_name(self, label: ExampleLabel) -> str:
+        """Return the name of a label; for answers with scores, the best answer.
+
+        Args:
+            label: A label of one of the examples.
+
+        Returns:
+            The name, or an empty string without a label.
+
+        Example:
+            >>> BenchmarkDataset("mine", "all", "CC0", ("bad", "good"), list, Example).label_name(1)
+            'good'
         """
         if label is None:
             return ""

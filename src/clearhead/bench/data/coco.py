@@ -1,10 +1,10 @@
-"""COCO: pictures with the outlines of their objects (instances_*.json).
+"""COCO: images with the outlines of their objects (instances_*.json).
 
-Outlines are filled exactly as pycocotools does it, so that masks are the same whether or not that is installed.
+Outlines are rasterised exactly as pycocotools does it, so that masks do not depend on whether it is installed.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -13,53 +13,67 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from clearhead.bench.data.base import DataSet, Example
-from clearhead.bench.data.evidence import Mask
-from clearhead.bench.data.image_files import open_rgb
-from clearhead.bench.data.registry import Reader, choose, missing, register
-from clearhead.errors import InputError, unknown
+from clearhead.bench.data.base import BenchmarkDataset, Example
+from clearhead.bench.data.evidence import EvidenceMask
+from clearhead.bench.data.image_files import open_rgb_image
+from clearhead.bench.data.registry import DatasetSpec, choose_split, missing_files_error, register_dataset
+from clearhead.errors import InputError, unknown_value_error
 
-_GET = "https://cocodataset.org/#download: annotations_trainval2017.zip and val2017.zip, both unpacked into one folder"
-
-
-@register(
-    "coco",
-    licence="annotations CC BY 4.0 (Lin et al. 2014); pictures under Flickr's terms",
-    get=_GET,
-    folders=("coco", "COCO", "mscoco"),
-    marks=("annotations/instances_*.json", "instances_*.json"),
+_DOWNLOAD_HINT = (
+    "https://cocodataset.org/#download: annotations_trainval2017.zip and val2017.zip, both unpacked into one folder"
 )
-def coco(reader: Reader, folder: Path, split: str | None, each: str = "kind") -> DataSet:
-    """One example for each picture and each kind of object in it; every object of that kind is enough by itself.
 
-    With `each` "picture", one for each picture with all its objects, for masks of all detections.
+
+@register_dataset(
+    "coco",
+    licence="annotations CC BY 4.0 (Lin et al. 2014); images under Flickr's terms",
+    download_hint=_DOWNLOAD_HINT,
+    folder_names=("coco", "COCO", "mscoco"),
+    marker_files=("annotations/instances_*.json", "instances_*.json"),
+)
+def open_coco(spec: DatasetSpec, folder: Path, split: str | None, each: str = "kind") -> BenchmarkDataset:
+    """Open COCO with one example for each image and each class in it; every object of the class is evidence by itself.
+
+    With `each` "picture", one example for each image with all its objects, for masks of all detections.
     """
     if each not in ("kind", "picture"):
-        raise unknown("each", each, ("kind", "picture"))
+        raise unknown_value_error("each", each, ("kind", "picture"))
     files = sorted([*folder.glob("annotations/instances_*.json"), *folder.glob("instances_*.json")])
-    there = {path.stem.removeprefix("instances_"): path for path in files}
-    split = choose(reader.name, split, sorted(there, key=lambda name: (not name.startswith("val"), name)))
-    pictures = picture_folder(reader, folder, split)
-    categories = _kinds(there[split])
-    rows = partial(_rows if each == "kind" else _whole, there[split], tuple(index for index, _ in categories))
+    file_by_split = {path.stem.removeprefix("instances_"): path for path in files}
+    split_names = sorted(file_by_split, key=lambda name: (not name.startswith("val"), name))
+    split = choose_split(spec.name, split, split_names)
+    image_folder = find_image_folder(spec, folder, split)
+    categories = _list_categories(file_by_split[split])
     labels = tuple(name for _, name in categories)
-    make = partial(_example if each == "kind" else _scene, pictures)
-    return DataSet(reader.name, split, reader.licence, labels, rows, make, tuple(there))
+    list_rows: Callable[..., Sequence[Any]] = _list_category_rows
+    make_example: Callable[..., Example] = _make_category_example
+    if each == "picture":
+        list_rows = _list_image_rows
+        make_example = _make_image_example
+    return BenchmarkDataset(
+        spec.name,
+        split,
+        spec.licence,
+        labels,
+        partial(list_rows, file_by_split[split], tuple(category for category, _ in categories)),
+        partial(make_example, image_folder),
+        tuple(file_by_split),
+    )
 
 
-def picture_folder(reader: Reader, folder: Path, split: str) -> Path:
-    """Where the pictures of a split lie, as COCO and the tools made for it have them."""
-    tried = [folder / split, folder / "images" / split, folder / "Images" / "mscoco" / split, folder.parent / split]
-    tried += [folder.parent / "coco" / split, folder.parent / "coco" / "images" / split, folder / "images"]
-    found = next((place for place in tried if place.is_dir()), None)
-    if found is None:
-        raise missing(reader, f"folder of pictures {split}", tried)
-    return found
+def find_image_folder(spec: DatasetSpec, folder: Path, split: str) -> Path:
+    """Find the folder with the images of a split, in the layouts of COCO and of tools for it."""
+    searched = [folder / split, folder / "images" / split, folder / "Images" / "mscoco" / split, folder.parent / split]
+    searched += [folder.parent / "coco" / split, folder.parent / "coco" / "images" / split, folder / "images"]
+    image_folder = next((candidate for candidate in searched if candidate.is_dir()), None)
+    if image_folder is None:
+        raise missing_files_error(spec, f"folder of images {split}", searched)
+    return image_folder
 
 
 @lru_cache(maxsize=1)
-def _read(path: Path) -> dict[str, Any]:
-    """The whole file: half a gigabyte for COCO's training set, so it is kept no longer than it takes to sort it."""
+def _read_annotations(path: Path) -> dict[str, Any]:
+    """Read the whole file. COCO's training set takes half a gigabyte, so callers clear this cache after indexing it."""
     try:
         content = json.loads(path.read_text("utf-8"))
         return {name: content[name] for name in ("images", "annotations", "categories")}
@@ -67,133 +81,159 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"{str(path)!r} is not COCO's instances ({problem!r})") from None
 
 
-def _kinds(path: Path) -> list[tuple[int, str]]:
-    return sorted((kind["id"], kind["name"]) for kind in _read(path)["categories"])
+def _list_categories(path: Path) -> list[tuple[int, str]]:
+    return sorted((category["id"], category["name"]) for category in _read_annotations(path)["categories"])
 
 
-Row = tuple[dict[str, Any], int, list[dict[str, Any]]]
+#: Image entry, label, and the annotations of all objects of that class.
+CategoryRow = tuple[dict[str, Any], int, list[dict[str, Any]]]
 
 
-def _rows(path: Path, categories: Sequence[int]) -> list[Row]:
-    content = _read(path)
-    _read.cache_clear()
-    pictures = {picture["id"]: picture for picture in content["images"]}
-    index = {category: label for label, category in enumerate(categories)}
+def _list_category_rows(path: Path, categories: Sequence[int]) -> list[CategoryRow]:
+    content = _read_annotations(path)
+    _read_annotations.cache_clear()
+    images = {image["id"]: image for image in content["images"]}
+    label_of = {category: label for label, category in enumerate(categories)}
 
-    def of(annotation: Mapping[str, Any]) -> tuple[int, int]:
+    def group_key(annotation: Mapping[str, Any]) -> tuple[int, int]:
         return annotation["image_id"], annotation["category_id"]
 
-    rows: list[Row] = []
-    for (picture, category), found in groupby(sorted(content["annotations"], key=lambda a: (*of(a), a["id"])), of):
-        objects = list(found)
-        if not all(one.get("iscrowd") for one in objects):
-            rows.append((pictures[picture], index[category], objects))
+    annotations = sorted(content["annotations"], key=lambda annotation: (*group_key(annotation), annotation["id"]))
+    rows: list[CategoryRow] = []
+    for (image_id, category), group in groupby(annotations, group_key):
+        objects = list(group)
+        if not all(annotation.get("iscrowd") for annotation in objects):
+            rows.append((images[image_id], label_of[category], objects))
     return rows
 
 
-Scene = tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]
+#: Image entry, and the label and annotation of each object.
+ImageRow = tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]
 
 
-def _whole(path: Path, categories: Sequence[int]) -> list[Scene]:
-    """Every picture that shows something, with the kind of each of its objects."""
-    content = _read(path)
-    _read.cache_clear()
-    pictures = {picture["id"]: picture for picture in content["images"]}
-    index = {category: label for label, category in enumerate(categories)}
+def _list_image_rows(path: Path, categories: Sequence[int]) -> list[ImageRow]:
+    """List every image with at least one object, with the labels of its objects."""
+    content = _read_annotations(path)
+    _read_annotations.cache_clear()
+    images = {image["id"]: image for image in content["images"]}
+    label_of = {category: label for label, category in enumerate(categories)}
     objects: dict[int, list[tuple[int, dict[str, Any]]]] = {}
-    for one in sorted(content["annotations"], key=lambda a: a["id"]):
-        objects.setdefault(one["image_id"], []).append((index[one["category_id"]], one))
-    return [(pictures[picture], objects[picture]) for picture in sorted(objects)]
+    for annotation in sorted(content["annotations"], key=lambda annotation: annotation["id"]):
+        objects.setdefault(annotation["image_id"], []).append((label_of[annotation["category_id"]], annotation))
+    return [(images[image_id], objects[image_id]) for image_id in sorted(objects)]
 
 
-def _scene(folder: Path, row: Scene) -> Example:
-    about, objects = row
-    picture, (high, wide) = _opened(folder, about)
-    outlined = [(outline_mask(one["segmentation"], high, wide), label, one) for label, one in objects]
-    masks = tuple((Mask(m, label=label, crowd=bool(one.get("iscrowd"))),) for m, label, one in outlined if m.any())
-    return Example(str(about["id"]), picture, None, masks or None)
+def _make_image_example(folder: Path, row: ImageRow) -> Example:
+    image_entry, objects = row
+    image, (height, width) = _open_image(folder, image_entry)
+    evidence = []
+    for label, annotation in objects:
+        mask = decode_outline(annotation["segmentation"], height, width)
+        if mask.any():
+            evidence.append((EvidenceMask(mask, label=label, is_crowd=bool(annotation.get("iscrowd"))),))
+    return Example(str(image_entry["id"]), image, None, tuple(evidence) or None)
 
 
-def _opened(folder: Path, about: Mapping[str, Any]) -> tuple[Any, tuple[int, int]]:
-    high, wide = about["height"], about["width"]
-    picture = open_rgb(folder / about["file_name"])
-    if picture.size != (wide, high):
-        size = f"{picture.size[0]} × {picture.size[1]}"
-        raise InputError(f"{about['file_name']} is {size}, but the annotations say {wide} × {high}: other pictures?")
-    return picture, (high, wide)
+def _open_image(folder: Path, image_entry: Mapping[str, Any]) -> tuple[Any, tuple[int, int]]:
+    """Open an image and return it with its height and width, which must be those of the annotations."""
+    height = image_entry["height"]
+    width = image_entry["width"]
+    image = open_rgb_image(folder / image_entry["file_name"])
+    if image.size != (width, height):
+        raise InputError(
+            f"{image_entry['file_name']} is {image.size[0]} × {image.size[1]}, but the annotations say "
+            f"{width} × {height}: are these other images?"
+        )
+    return image, (height, width)
 
 
-def _example(folder: Path, row: Row) -> Example:
-    about, label, objects = row
-    picture, (high, wide) = _opened(folder, about)
-    crowds = [outline_mask(one["segmentation"], high, wide) for one in objects if one.get("iscrowd")]
-    ignored = np.logical_or.reduce(crowds) if crowds else None
-    masks = [outline_mask(one["segmentation"], high, wide) for one in objects if not one.get("iscrowd")]
-    sets = tuple((Mask(mask, ignored),) for mask in masks if mask.any())
-    return Example(f"{about['id']}-{objects[0]['category_id']}", picture, label, sets or None)
+def _make_category_example(folder: Path, row: CategoryRow) -> Example:
+    image_entry, label, objects = row
+    image, (height, width) = _open_image(folder, image_entry)
+    crowd_masks: list[Bool[np.ndarray, "high wide"]] = []
+    object_masks: list[Bool[np.ndarray, "high wide"]] = []
+    for annotation in objects:
+        masks = crowd_masks if annotation.get("iscrowd") else object_masks
+        masks.append(decode_outline(annotation["segmentation"], height, width))
+    ignored = np.logical_or.reduce(crowd_masks) if crowd_masks else None
+    evidence = tuple((EvidenceMask(mask, ignored),) for mask in object_masks if mask.any())
+    return Example(f"{image_entry['id']}-{objects[0]['category_id']}", image, label, evidence or None)
 
 
-def outline_mask(outline: Any, high: int, wide: int) -> Bool[np.ndarray, "high wide"]:
-    """A mask from polygons or from lengths of runs (a list, or COCO's packed string)."""
+def decode_outline(outline: Any, height: int, width: int) -> Bool[np.ndarray, "high wide"]:
+    """Decode a mask from polygons or from run lengths (a list, or COCO's compressed string)."""
     if isinstance(outline, Mapping):
         counts = outline["counts"]
-        return _runs(_unpacked(counts) if isinstance(counts, str | bytes) else counts, high, wide)
-    mask = np.zeros((high, wide), dtype=bool)
+        if isinstance(counts, str | bytes):
+            counts = _decode_compressed_runs(counts)
+        return _decode_runs(counts, height, width)
+    mask = np.zeros((height, width), dtype=bool)
     for polygon in outline:
-        mask |= _filled(np.asarray(polygon, dtype=float).reshape(-1, 2), high, wide)
+        mask |= _fill_polygon(np.asarray(polygon, dtype=float).reshape(-1, 2), height, width)
     return mask
 
 
-def _runs(counts: Sequence[int], high: int, wide: int) -> Bool[np.ndarray, "high wide"]:
-    """Runs out and in by turns, down the columns."""
-    if sum(counts) != high * wide:
-        raise InputError(f"a mask's runs cover {sum(counts)} pixels, the picture has {high} × {wide}")
-    inside = np.arange(len(counts)) % 2 == 1
-    return np.repeat(inside, counts).reshape(wide, high).T
+def _decode_runs(counts: Sequence[int], height: int, width: int) -> Bool[np.ndarray, "high wide"]:
+    """Decode lengths of alternating background and object runs, in column-major order."""
+    if sum(counts) != height * width:
+        raise InputError(f"a mask's runs cover {sum(counts)} pixels, the image has {height} × {width}")
+    is_object = np.arange(len(counts)) % 2 == 1
+    return np.repeat(is_object, counts).reshape(width, height).T
 
 
-def _unpacked(packed: str | bytes) -> list[int]:
-    """Five bits a letter, and from the third on the difference to the run before the last."""
-    signs = packed.encode() if isinstance(packed, str) else packed
+def _decode_compressed_runs(compressed: str | bytes) -> list[int]:
+    """Decode run lengths of five bits a character; from the third on, differences to the run before the last."""
+    characters = compressed.encode() if isinstance(compressed, str) else compressed
     counts: list[int] = []
-    value = shift = 0
-    for sign in signs:
-        bits = sign - 48
+    value = 0
+    shift = 0
+    for character in characters:
+        bits = character - 48
         value |= (bits & 0x1F) << shift
         shift += 5
         if not bits & 0x20:
             if bits & 0x10:
                 value -= 1 << shift
-            counts.append(value + (counts[-2] if len(counts) > 2 else 0))
-            value = shift = 0
+            if len(counts) > 2:
+                value += counts[-2]
+            counts.append(value)
+            value = 0
+            shift = 0
     return counts
 
 
-def _filled(corners: Int[np.ndarray, "corner 2"], high: int, wide: int) -> Bool[np.ndarray, "high wide"]:
-    """pycocotools' way: walk the outline five times finer, and turn over at each crossing of a column's middle."""
+def _fill_polygon(corners: Int[np.ndarray, "corner 2"], height: int, width: int) -> Bool[np.ndarray, "high wide"]:
+    """Rasterise like pycocotools: trace the outline at five times the resolution, and toggle at column centres."""
     scale = 5
-    fine = (scale * corners + 0.5).astype(int)
-    paths = [_line(start, stop) for start, stop in pairwise([*fine, fine[0]])]
-    across, down = (np.concatenate(parts) for parts in zip(*paths, strict=True))
-    before, after = across[:-1], across[1:]
-    column = (np.where(after < before, after, after - 1) + 0.5) / scale - 0.5
-    row = np.ceil(np.clip((np.minimum(down[:-1], down[1:]) + 0.5) / scale - 0.5, 0, high))
-    turns = (after != before) & (column == np.floor(column)) & (column >= 0) & (column <= wide - 1)
-    places = column[turns].astype(int) * high + row[turns].astype(int)
-    flips = np.bincount(places, minlength=high * wide + 1)[: high * wide]
-    return (flips.cumsum() % 2 == 1).reshape(wide, high).T
+    fine_corners = (scale * corners + 0.5).astype(int)
+    segments = [_trace_line(start, stop) for start, stop in pairwise([*fine_corners, fine_corners[0]])]
+    x, y = (np.concatenate(points) for points in zip(*segments, strict=True))
+    x_start = x[:-1]
+    x_stop = x[1:]
+    column = (np.where(x_stop < x_start, x_stop, x_stop - 1) + 0.5) / scale - 0.5
+    row = np.ceil(np.clip((np.minimum(y[:-1], y[1:]) + 0.5) / scale - 0.5, 0, height))
+    is_crossing = (x_stop != x_start) & (column == np.floor(column)) & (column >= 0) & (column <= width - 1)
+    pixel_indices = column[is_crossing].astype(int) * height + row[is_crossing].astype(int)
+    num_toggles = np.bincount(pixel_indices, minlength=height * width + 1)[: height * width]
+    return (num_toggles.cumsum() % 2 == 1).reshape(width, height).T
 
 
-def _line(
+def _trace_line(
     start: Int[np.ndarray, "2"], stop: Int[np.ndarray, "2"]
 ) -> tuple[Int[np.ndarray, "step"], Int[np.ndarray, "step"]]:
-    """The points of a straight line, one for each step along its longer side, always rounded from the same end."""
-    long = int(abs(stop[1] - start[1]) > abs(stop[0] - start[0]))
-    backwards = start[long] > stop[long]
-    first, last = (stop, start) if backwards else (start, stop)
-    length = int(last[long] - first[long])
+    """Return the points of a straight line, one for each step along its longer axis, independent of its direction."""
+    long_axis = int(abs(stop[1] - start[1]) > abs(stop[0] - start[0]))
+    is_reversed = start[long_axis] > stop[long_axis]
+    if is_reversed:
+        start, stop = stop, start
+    length = int(stop[long_axis] - start[long_axis])
     steps = np.arange(length + 1)
-    slope = (last[1 - long] - first[1 - long]) / max(length, 1)
-    sides = [first[long] + steps, (first[1 - long] + slope * steps + 0.5).astype(int)]
-    x, y = (side[::-1] if backwards else side for side in (sides if not long else sides[::-1]))
-    return x, y
+    slope = (stop[1 - long_axis] - start[1 - long_axis]) / max(length, 1)
+    long_coordinates = start[long_axis] + steps
+    short_coordinates = (start[1 - long_axis] + slope * steps + 0.5).astype(int)
+    if is_reversed:
+        long_coordinates = long_coordinates[::-1]
+        short_coordinates = short_coordinates[::-1]
+    if long_axis:
+        return short_coordinates, long_coordinates
+    return long_coordinates, short_coordinates

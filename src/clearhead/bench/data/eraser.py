@@ -1,9 +1,9 @@
-"""ERASER: documents with human rationales, one layout for all its tasks (DeYoung et al. 2020).
+"""ERASER: documents with human rationales, in one layout for all its tasks (DeYoung et al. 2020).
 
     TASK/{train,val,test}.jsonl                     annotation_id, classification, query, docids, evidences
-    TASK/docs/…, TASK/docs.zip or TASK/docs.jsonl   the documents, in tokens parted by blanks and line ends
+    TASK/docs/…, TASK/docs.zip or TASK/docs.jsonl   the documents, in tokens separated by spaces and line ends
 
-`evidences` lists groups, each of them enough by itself, as spans of a document's tokens.
+`evidences` lists groups of token spans; each group is sufficient by itself.
 """
 
 import json
@@ -15,14 +15,20 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-from clearhead.bench.data.base import DataSet, Example
-from clearhead.bench.data.evidence import Characters
-from clearhead.bench.data.registry import Reader, choose, files_there, missing, register
+from clearhead.bench.data.base import BenchmarkDataset, Example
+from clearhead.bench.data.evidence import CharSpan
+from clearhead.bench.data.registry import (
+    DatasetSpec,
+    choose_split,
+    find_split_files,
+    missing_files_error,
+    register_dataset,
+)
 from clearhead.errors import InputError
 from clearhead.units import Span
 
-#: The classes of each task, in the order of their indices.
-TASKS: dict[str, tuple[str, ...]] = {
+#: Classes of each task, in the order of their indices.
+ERASER_TASK_LABELS: dict[str, tuple[str, ...]] = {
     "movies": ("NEG", "POS"),
     "boolq": ("False", "True"),
     "multirc": ("False", "True"),
@@ -31,45 +37,47 @@ TASKS: dict[str, tuple[str, ...]] = {
     "esnli": ("contradiction", "entailment", "neutral"),
     "evidence_inference": ("significantly decreased", "no significant difference", "significantly increased"),
 }
-_TOKEN = re.compile(r"[^ ]+")
-_FILES = [("test", "test.jsonl"), ("validation", "val.jsonl"), ("train", "train.jsonl")]
+_TOKEN_PATTERN = re.compile(r"[^ ]+")
+_SPLIT_FILES = [("test", "test.jsonl"), ("validation", "val.jsonl"), ("train", "train.jsonl")]
 
 
-def _eraser(task: str, reader: Reader, folder: Path, split: str | None) -> DataSet:
-    there = files_there(folder, _FILES)
-    split = choose(reader.name, split, list(there))
+def _open_eraser(task: str, spec: DatasetSpec, folder: Path, split: str | None) -> BenchmarkDataset:
+    files = find_split_files(folder, _SPLIT_FILES)
+    split = choose_split(spec.name, split, list(files))
     documents = next((folder / name for name in ("docs", "docs.zip", "docs.jsonl") if (folder / name).exists()), None)
     if documents is None:
-        raise missing(reader, "docs, docs.zip or docs.jsonl", [folder])
-    labels = TASKS[task]
-    rows = partial(_annotations, there, split, labels)
-    return DataSet(reader.name, split, reader.licence, labels, rows, partial(_example, documents, task), tuple(there))
+        raise missing_files_error(spec, "docs, docs.zip or docs.jsonl", [folder])
+    labels = ERASER_TASK_LABELS[task]
+    load_rows = partial(_read_annotations, files, split, labels)
+    make_example = partial(_make_example, documents, task)
+    return BenchmarkDataset(spec.name, split, spec.licence, labels, load_rows, make_example, tuple(files))
 
 
-for _task in TASKS:
-    register(
+for _task in ERASER_TASK_LABELS:
+    register_dataset(
         f"eraser-{_task.replace('_', '-')}",
         licence="ERASER terms (DeYoung et al. 2020): research use, and the terms of the source of each task",
-        get=f"https://www.eraserbenchmark.com/zipped/{_task}.tar.gz",
-        folders=(f"eraser-{_task.replace('_', '-')}", _task, f"eraser/{_task}", f"data/{_task}"),
-        marks=("val.jsonl", "test.jsonl", "train.jsonl"),
-    )(partial(_eraser, _task))
+        download_hint=f"https://www.eraserbenchmark.com/zipped/{_task}.tar.gz",
+        folder_names=(f"eraser-{_task.replace('_', '-')}", _task, f"eraser/{_task}", f"data/{_task}"),
+        marker_files=("val.jsonl", "test.jsonl", "train.jsonl"),
+    )(partial(_open_eraser, _task))
 
 
-def _annotations(there: Mapping[str, Path], split: str, labels: Sequence[str]) -> list[tuple[dict[str, Any], int]]:
-    """The rows of a split. movies' train.jsonl holds every validation review: no training row is held out elsewhere."""
-    rows = _jsonl(there[split])
+def _read_annotations(files: Mapping[str, Path], split: str, labels: Sequence[str]) -> list[tuple[dict[str, Any], int]]:
+    """Read the rows of a split; train excludes held-out rows (movies' train.jsonl repeats all validation reviews)."""
+    rows = _read_jsonl(files[split])
     if split == "train":
-        kept = (row for other in there if other != "train" for row in _jsonl(there[other]))
-        held_out = {row["annotation_id"] for row in kept}
+        held_out = {
+            row["annotation_id"] for name, path in files.items() if name != "train" for row in _read_jsonl(path)
+        }
         rows = [row for row in rows if row["annotation_id"] not in held_out]
     for row in rows:
         if row["classification"] not in labels:
-            raise InputError(f"{str(there[split])!r}: {row['classification']!r} is none of {', '.join(labels)}")
+            raise InputError(f"{str(files[split])!r}: {row['classification']!r} is none of {', '.join(labels)}")
     return [(row, labels.index(row["classification"])) for row in rows]
 
 
-def _jsonl(path: Path) -> list[dict[str, Any]]:
+def _read_jsonl(path: Path) -> list[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8") as file:
             return [json.loads(line) for line in file if line.strip()]
@@ -77,84 +85,95 @@ def _jsonl(path: Path) -> list[dict[str, Any]]:
         raise InputError(f"{str(path)!r} is not JSON, a row a line ({problem})") from None
 
 
-def _example(documents: Path, task: str, row: tuple[dict[str, Any], int]) -> Example:
+def _make_example(documents: Path, task: str, row: tuple[dict[str, Any], int]) -> Example:
     annotation, label = row
-    ids = _ids(annotation, documents)
-    texts = [_document(documents, name) for name in ids]
+    ids = _list_document_ids(annotation, documents)
+    texts = [_read_document(documents, name) for name in ids]
+    raw_input: str | tuple[str, ...]
     if ids[0].endswith("_premise") and len(ids) == 2:
-        raw: str | tuple[str, ...] = tuple(texts)
-        places = {name: (segment, 0) for segment, name in enumerate(ids)}
+        raw_input = tuple(texts)
+        origins = {name: (segment, 0) for segment, name in enumerate(ids)}
     else:
-        query = "" if task == "movies" else str(annotation.get("query") or "").strip()  # movies asks the same of all
-        starts = [sum(len(text) + 1 for text in texts[:place]) for place in range(len(texts))]
-        raw = (query, "\n".join(texts)) if query else "\n".join(texts)
-        places = {name: (int(bool(query)), start) for name, start in zip(ids, starts, strict=True)}
-    tokens = {name: token_spans(text) for name, text in zip(ids, texts, strict=True)}
-    groups = ([piece for piece in group if not _empty(piece)] for group in annotation["evidences"])
-    sets = tuple(tuple(_characters(piece, tokens, places) for piece in group) for group in groups if group)
-    return Example(annotation["annotation_id"], raw, label, sets or None)
+        starts = [sum(len(text) + 1 for text in texts[:index]) for index in range(len(texts))]
+        raw_input = "\n".join(texts)
+        document_segment = 0
+        query = str(annotation.get("query") or "").strip()
+        if query and task != "movies":  # the query of movies is the same for all reviews
+            raw_input = (query, raw_input)
+            document_segment = 1
+        origins = {name: (document_segment, start) for name, start in zip(ids, starts, strict=True)}
+    tokens = {name: find_token_spans(text) for name, text in zip(ids, texts, strict=True)}
+    groups = ([span for span in group if not _is_empty_span(span)] for group in annotation["evidences"])
+    evidence = tuple(tuple(_to_char_span(span, tokens, origins) for span in group) for group in groups if group)
+    return Example(annotation["annotation_id"], raw_input, label, evidence or None)
 
 
-def _ids(annotation: Mapping[str, Any], documents: Path) -> list[str]:
-    """Which documents a row is about; the premise before the hypothesis."""
-    named = annotation.get("docids") or [piece["docid"] for group in annotation["evidences"] for piece in group]
-    own = str(annotation["annotation_id"])
-    if not named:
-        named = [own] if _has(documents, own) else [own.partition(":")[0]]
-    return sorted(dict.fromkeys(map(str, named)), key=lambda name: (name.endswith("_hypothesis"),))
+def _list_document_ids(annotation: Mapping[str, Any], documents: Path) -> list[str]:
+    """List the documents of a row; the premise before the hypothesis."""
+    ids = annotation.get("docids") or [span["docid"] for group in annotation["evidences"] for span in group]
+    annotation_id = str(annotation["annotation_id"])
+    if not ids:
+        ids = [annotation_id] if _has_document(documents, annotation_id) else [annotation_id.partition(":")[0]]
+    return sorted(dict.fromkeys(map(str, ids)), key=lambda name: (name.endswith("_hypothesis"),))
 
 
-def token_spans(document: str) -> list[Span]:
-    """Where ERASER's tokens lie: what stands between blanks, in lines without the white space around them.
+def find_token_spans(document: str) -> list[Span]:
+    """Return the spans of ERASER's tokens: separated by spaces, in lines stripped of white space.
 
-    >>> [("so  bad .\\nreally"[a:b]) for a, b in token_spans("so  bad .\\nreally")]
+    >>> [("so  bad .\\nreally"[a:b]) for a, b in find_token_spans("so  bad .\\nreally")]
     ['so', 'bad', '.', 'really']
     """
     spans: list[Span] = []
     for line in re.finditer(r"[^\n]+", document):
         start = line.end() - len(line.group().lstrip())
-        spans += [match.span() for match in _TOKEN.finditer(document, start, start + len(line.group().strip()))]
+        spans += [match.span() for match in _TOKEN_PATTERN.finditer(document, start, start + len(line.group().strip()))]
     return spans
 
 
-def _empty(piece: Mapping[str, Any]) -> bool:
-    """movies' test set has spans of no tokens, which the benchmark's own scorer counts as nothing."""
-    return bool(piece["start_token"] == piece["end_token"])
+def _is_empty_span(span: Mapping[str, Any]) -> bool:
+    """Return True for spans without tokens, which movies' test set contains and the benchmark's own scorer ignores."""
+    return bool(span["start_token"] == span["end_token"])
 
 
-def _characters(
-    piece: Mapping[str, Any], tokens: Mapping[str, Sequence[Span]], places: Mapping[str, tuple[int, int]]
-) -> Characters:
-    name, first, stop = str(piece["docid"]), piece["start_token"], piece["end_token"]
+def _to_char_span(
+    span: Mapping[str, Any], tokens: Mapping[str, Sequence[Span]], origins: Mapping[str, tuple[int, int]]
+) -> CharSpan:
+    """Convert a token span; `origins` maps a document to its segment and its start there."""
+    name = str(span["docid"])
+    first = span["start_token"]
+    stop = span["end_token"]
     if name not in tokens or not 0 <= first < stop <= len(tokens[name]):
-        raise InputError(f"evidence from token {first} to {stop} of the document {name!r}: there is none such")
-    segment, start = places[name]
-    return Characters(start + tokens[name][first][0], start + tokens[name][stop - 1][1], segment)
+        raise InputError(f"evidence from token {first} to {stop} of the document {name!r}: there are no such tokens")
+    segment, start = origins[name]
+    return CharSpan(start + tokens[name][first][0], start + tokens[name][stop - 1][1], segment)
 
 
-def _has(documents: Path, name: str) -> bool:
+def _has_document(documents: Path, name: str) -> bool:
     if documents.is_dir():
         return (documents / name).is_file()
-    return name in _opened(str(documents), os.getpid())[1]
+    return name in _open_documents(str(documents), os.getpid())[1]
 
 
-def _document(documents: Path, name: str) -> str:
-    if not _has(documents, name):
+def _read_document(documents: Path, name: str) -> str:
+    if not _has_document(documents, name):
         raise InputError(f"there is no document {name!r} in {str(documents)!r}: is it unpacked completely?")
     if documents.is_dir():
         content = (documents / name).read_bytes()
     else:
-        archive, names = _opened(str(documents), os.getpid())
+        archive, entries = _open_documents(str(documents), os.getpid())
         if archive is None:
-            return names[name]
-        content = archive.read(names[name])
+            return entries[name]
+        content = archive.read(entries[name])
     return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
 @lru_cache(maxsize=4)
-def _opened(path: str, process: int) -> tuple[ZipFile | None, dict[str, str]]:
-    """An archive and its documents' names in it, or all documents of a docs.jsonl. Forked processes open it anew."""
+def _open_documents(path: str, process: int) -> tuple[ZipFile | None, dict[str, str]]:
+    """Open an archive with the path of each document in it, or read all documents of a docs.jsonl.
+
+    `process` is part of the cache key, because a forked process must not share the parent's file handle.
+    """
     if path.endswith(".jsonl"):
-        return None, {row["docid"]: row["document"] for row in _jsonl(Path(path))}
+        return None, {row["docid"]: row["document"] for row in _read_jsonl(Path(path))}
     archive = ZipFile(path)
     return archive, {name.partition("docs/")[2] or name: name for name in archive.namelist() if name[-1] != "/"}

@@ -1,4 +1,4 @@
-"""Where the evidence lies, in the coordinates of units: characters of a text, boxes and masks of a picture."""
+"""Ground-truth evidence in coordinates of the input (characters, boxes, masks), and its mapping to units."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from clearhead.bench.data.base import Example
 from clearhead.errors import InputError
 from clearhead.units import Box, Units
 
-WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
+FULL_VIEW: Box = (0.0, 0.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True)
-class Characters:
-    """The characters from `start` up to `stop` of a text; `segment` counts the texts of a pair from 0."""
+class CharSpan:
+    """The characters from `start` up to `stop` of a text; `segment` is the index of the text in a pair."""
 
     start: int
     stop: int
@@ -23,203 +23,231 @@ class Characters:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
-            raise InputError(f"characters {self.start} to {self.stop} are no part of a text: start must be below stop")
+            raise InputError(f"characters {self.start} to {self.stop} are not a span: start must be below stop")
 
 
 @dataclass(frozen=True)
-class Region:
-    """A box of a picture, in fractions of its width and height: left, top, right, bottom."""
+class ImageBox:
+    """A box in an image, in fractions of its width and height: left, top, right, bottom."""
 
     box: Box
 
     def __post_init__(self) -> None:
-        left, top, right, bottom = self.box
-        if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
-            raise InputError(f"the box {self.box} is no part of a picture: give fractions left, top, right, bottom")
+        left_edge, top_edge, right_edge, bottom_edge = self.box
+        if not (0 <= left_edge < right_edge <= 1 and 0 <= top_edge < bottom_edge <= 1):
+            raise InputError(f"the box {self.box} is not inside the image: give fractions left, top, right, bottom")
 
     @classmethod
-    def of_pixels(cls, box: Sequence[float], width: float, height: float) -> "Region | None":
-        """A box in pixels (the right and lower edge outside), cut at the picture's edges; None if nothing is left.
+    def from_pixels(cls, box: Sequence[float], width: float, height: float) -> "ImageBox | None":
+        """Create a box from pixels (right and bottom edge exclusive), clipped to the image; None if it is empty.
 
-        >>> Region.of_pixels((8, 0, 40, 16), width=32, height=32)
-        Region(box=(0.25, 0.0, 1.0, 0.5))
+        >>> ImageBox.from_pixels((8, 0, 40, 16), width=32, height=32)
+        ImageBox(box=(0.25, 0.0, 1.0, 0.5))
         """
-        left, right = (min(max(float(x) / width, 0.0), 1.0) for x in (box[0], box[2]))
-        top, bottom = (min(max(float(y) / height, 0.0), 1.0) for y in (box[1], box[3]))
-        return cls((left, top, right, bottom)) if left < right and top < bottom else None
+        x_min, x_max = (min(max(float(x) / width, 0.0), 1.0) for x in (box[0], box[2]))
+        y_min, y_max = (min(max(float(y) / height, 0.0), 1.0) for y in (box[1], box[3]))
+        if not (x_min < x_max and y_min < y_max):
+            return None
+        return cls((x_min, y_min, x_max, y_max))
 
 
 @dataclass(frozen=True, eq=False)
-class Mask:
-    """Pixels of a picture. Those `ignored` (an unclear border) are counted neither in nor out.
+class EvidenceMask:
+    """A pixel mask of an image.
 
-    Where a picture shows objects of several classes, each mask has its `label`; a `crowd` of them is one mask.
+    Attributes:
+        pixels: True inside the object.
+        ignored_pixels: Undecided pixels (an unclear border), counted neither inside nor outside.
+        label: Class of the object, if the image shows objects of several classes.
+        is_crowd: True if the mask covers a group of objects.
     """
 
-    inside: Bool[np.ndarray, "height width"]
-    ignored: Bool[np.ndarray, "height width"] | None = None
+    pixels: Bool[np.ndarray, "height width"]
+    ignored_pixels: Bool[np.ndarray, "height width"] | None = None
     label: int | None = None
-    crowd: bool = False
+    is_crowd: bool = False
 
     def __post_init__(self) -> None:
-        for part in (self.inside, self.ignored):
-            if part is not None and (part.dtype != bool or part.shape != self.inside.shape or part.ndim != 2):
-                raise InputError(f"a mask must be height × width truth values, not {part.dtype} {part.shape}")
+        for mask in (self.pixels, self.ignored_pixels):
+            if mask is not None and (mask.dtype != bool or mask.shape != self.pixels.shape or mask.ndim != 2):
+                raise InputError(f"a mask must be a boolean array of height × width, not {mask.dtype} {mask.shape}")
 
 
 @dataclass(frozen=True)
-class Place:
-    """One unit of a stream by its place, counted from 0: a detector's regions may overlap, their numbers do not."""
+class UnitIndex:
+    """One unit of a stream by its index: a detector's regions may overlap, so a box does not identify one."""
 
-    place: int
+    index: int
     stream: str
 
 
-Piece = Characters | Region | Mask | Place
+EvidenceItem = CharSpan | ImageBox | EvidenceMask | UnitIndex
 
 
-def evidence_units(
+def find_evidence_units(
     example: Example,
     units: Units,
     alternative: int | None = None,
-    more_than: float = 0.5,
-    view: Box = WHOLE,
+    coverage_threshold: float = 0.5,
+    view_box: Box = FULL_VIEW,
 ) -> Bool[np.ndarray, "unit"]:
-    """Which units are evidence: all sets together, or one `alternative` of them.
+    """Return which units are evidence; special units never are.
 
-    A unit of text is evidence if one of its characters (white space aside) is; a patch or region if the share of its
-    box that is evidence is `more_than` a half. `view` is the part of the picture that the model saw, where its
-    processor crops. Special units never are.
+    A token is evidence if one of its characters (white space aside) is; a patch or region if more than
+    `coverage_threshold` of its area is.
 
-    >>> from clearhead.units import Units
-    >>> units = Units("text", "word", ("so", "good"), (False, False), ("so good",), (0, 0), ((0, 2), (3, 7)))
-    >>> evidence_units(Example("1", "so good", 1, ((Characters(3, 7),),)), units).tolist()
-    [False, True]
+    Args:
+        example: Example with evidence.
+        units: Units of one stream of its explanation.
+        alternative: Index of one of the alternative evidence sets; None for their union.
+        coverage_threshold: Covered fraction of a box above which it is evidence.
+        view_box: Part of the image that the model sees, if its processor crops.
+
+    Returns:
+        A mask over the units.
+
+    Raises:
+        InputError: If the example is not annotated, or the units belong to another input.
+
+    Example:
+        >>> from clearhead.units import Units
+        >>> units = Units("text", "word", ("so", "good"), (False, False), ("so good",), (0, 0), ((0, 2), (3, 7)))
+        >>> find_evidence_units(Example("1", "so good", 1, ((CharSpan(3, 7),),)), units).tolist()
+        [False, True]
     """
-    shown = shown_in(example, _pieces(example, alternative), units, view)
-    return (shown > more_than) & ~np.asarray(units.special, dtype=bool)
+    coverage = compute_evidence_coverage(example, _collect_evidence(example, alternative), units, view_box)
+    return (coverage > coverage_threshold) & ~np.asarray(units.special, dtype=bool)
 
 
-def shown_in(example: Example, pieces: Sequence[Piece], units: Units, view: Box = WHOLE) -> Float[np.ndarray, "unit"]:
-    """How much of each unit the pieces are: a share of a box's area; 1 for text that has some of their characters."""
-    shown = np.zeros(len(units))
+def compute_evidence_coverage(
+    example: Example, items: Sequence[EvidenceItem], units: Units, view_box: Box = FULL_VIEW
+) -> Float[np.ndarray, "unit"]:
+    """Compute how much of each unit is covered: the fraction of a box's area; 1 for a token that shares a character."""
+    coverage = np.zeros(len(units))
     if units.boxes is not None:
-        seen = [piece for piece in pieces if isinstance(piece, Region | Mask)]
-        boxed = [place for place, box in enumerate(units.boxes) if box]
-        shown[boxed] = shares(seen, [_in_picture(box, view) for box in units.boxes if box])
+        image_items = [item for item in items if isinstance(item, ImageBox | EvidenceMask)]
+        units_with_box = [unit for unit, box in enumerate(units.boxes) if box]
+        image_boxes = [_view_to_image_box(box, view_box) for box in units.boxes if box]
+        coverage[units_with_box] = compute_box_coverage(image_items, image_boxes)
     elif units.offsets is not None:
-        shown[_overlapping([piece for piece in pieces if isinstance(piece, Characters)], units)] = 1
+        coverage[_find_overlapping_units([item for item in items if isinstance(item, CharSpan)], units)] = 1
     else:
         raise InputError(
-            f"the units of {example.id!r} have no places in a text (they came as model inputs): give the text itself"
+            f"the units of {example.id!r} have no positions in a text (they came as model inputs): give the text itself"
         )
-    shown[[piece.place for piece in pieces if isinstance(piece, Place) and piece.stream == units.stream]] = 1
-    return shown
+    coverage[[item.index for item in items if isinstance(item, UnitIndex) and item.stream == units.stream]] = 1
+    return coverage
 
 
-def _pieces(example: Example, alternative: int | None) -> list[Piece]:
+def _collect_evidence(example: Example, alternative: int | None) -> list[EvidenceItem]:
     if example.evidence is None:
         raise InputError(f"the example {example.id!r} has no evidence marked: choose a data set or split that has")
     if alternative is None:
-        return [piece for one in example.evidence for piece in one]
+        return [item for items in example.evidence for item in items]
     if not 0 <= alternative < len(example.evidence):
         count = len(example.evidence)
         raise InputError(f"alternative={alternative}: {example.id!r} has {count} sets of evidence, counted from 0")
     return list(example.evidence[alternative])
 
 
-def _overlapping(pieces: Sequence[Characters], units: Units) -> Bool[np.ndarray, "unit"]:
+def _find_overlapping_units(spans: Sequence[CharSpan], units: Units) -> Bool[np.ndarray, "unit"]:
+    """Return which units share a non-space character with one of the spans."""
     assert units.offsets is not None
-    marks = [np.zeros(len(text) + 1, dtype=int) for text in units.texts]
-    for piece in pieces:
-        if piece.segment >= len(units.texts) or piece.stop > len(units.texts[piece.segment]):
-            raise InputError(f"{piece} lies outside the units' texts: the units are of another input than the example")
-        marks[piece.segment][piece.start : piece.stop] = 1
-    before = []  # how many characters of evidence stand before each place; white space is none
-    for text, mark in zip(units.texts, marks, strict=True):
-        mark[[place for place, sign in enumerate(text) if sign.isspace()]] = 0
-        before.append(np.concatenate([[0], np.cumsum(mark)]))
+    is_evidence = [np.zeros(len(text) + 1, dtype=int) for text in units.texts]
+    for span in spans:
+        if span.segment >= len(units.texts) or span.stop > len(units.texts[span.segment]):
+            raise InputError(f"{span} lies outside the units' texts: the units are of another input than the example")
+        is_evidence[span.segment][span.start : span.stop] = 1
+    num_preceding = []  # cumulative number of evidence characters before each position, white space excluded
+    for text, mask in zip(units.texts, is_evidence, strict=True):
+        mask[[position for position, character in enumerate(text) if character.isspace()]] = 0
+        num_preceding.append(np.concatenate([[0], np.cumsum(mask)]))
     segments = units.segments or (0,) * len(units)
-    marked = np.zeros(len(units), dtype=bool)
-    for place, (segment, (start, stop)) in enumerate(zip(segments, units.offsets, strict=True)):
-        # SentencePiece's mark of a word's beginning borrows the first letter's offsets where no blank stands before.
-        blank = set(units.names[place]) == {"▁"} and "▁" not in units.texts[segment][start:stop]
-        marked[place] = not blank and before[segment][stop] > before[segment][start]
-    return marked
+    overlaps = np.zeros(len(units), dtype=bool)
+    for unit, (segment, (start, stop)) in enumerate(zip(segments, units.offsets, strict=True)):
+        # SentencePiece's word-start marker takes the offsets of the first letter if no space precedes it
+        is_bare_marker = set(units.names[unit]) == {"▁"} and "▁" not in units.texts[segment][start:stop]
+        overlaps[unit] = not is_bare_marker and num_preceding[segment][stop] > num_preceding[segment][start]
+    return overlaps
 
 
-def _in_picture(box: Box, view: Box) -> Box:
-    wide, high = view[2] - view[0], view[3] - view[1]
-    return (view[0] + box[0] * wide, view[1] + box[1] * high, view[0] + box[2] * wide, view[1] + box[3] * high)
+def _view_to_image_box(box: Box, view: Box) -> Box:
+    width = view[2] - view[0]
+    height = view[3] - view[1]
+    return (view[0] + box[0] * width, view[1] + box[1] * height, view[0] + box[2] * width, view[1] + box[3] * height)
 
 
-def shares(pieces: "Sequence[Piece]", boxes: Sequence[Box]) -> Float[np.ndarray, "box"]:
-    """How much of each box the pieces cover together: exact areas, ignored pixels left out of both sides.
+def compute_box_coverage(items: "Sequence[EvidenceItem]", boxes: Sequence[Box]) -> Float[np.ndarray, "box"]:
+    """Compute the exact fraction of each box that the items cover together; ignored pixels count on neither side.
 
-    >>> shares([Region((0.0, 0.0, 0.5, 1.0)), Region((0.25, 0.0, 0.75, 1.0))], [(0.5, 0.0, 1.0, 1.0)]).tolist()
+    >>> items = [ImageBox((0.0, 0.0, 0.5, 1.0)), ImageBox((0.25, 0.0, 0.75, 1.0))]
+    >>> compute_box_coverage(items, [(0.5, 0.0, 1.0, 1.0)]).tolist()
     [0.5]
     """
-    places = np.asarray(boxes, dtype=float).reshape(-1, 4)
-    if not pieces or not len(places):
-        return np.zeros(len(places))
-    x, y = (_edges(pieces, axis) for axis in (0, 1))
-    middle = ((x[1:] + x[:-1]) / 2, (y[1:] + y[:-1]) / 2)
-    inside = np.zeros((len(y) - 1, len(x) - 1), dtype=bool)
-    ignored = np.zeros_like(inside)
-    for piece in pieces:
-        inside |= _cells(piece, *middle)
-        if isinstance(piece, Mask) and piece.ignored is not None:
-            ignored |= _cells(Mask(piece.ignored), *middle)
-    counted = _areas(inside, x, y, places)
-    whole = (places[:, 2] - places[:, 0]) * (places[:, 3] - places[:, 1]) - _areas(ignored & ~inside, x, y, places)
-    return np.divide(counted, whole, out=np.zeros(len(places)), where=whole > 1e-12)
+    box_array = np.asarray(boxes, dtype=float).reshape(-1, 4)
+    if not items or not len(box_array):
+        return np.zeros(len(box_array))
+    x, y = (_collect_edges(items, axis) for axis in (0, 1))
+    cell_centres = ((x[1:] + x[:-1]) / 2, (y[1:] + y[:-1]) / 2)
+    covered = np.zeros((len(y) - 1, len(x) - 1), dtype=bool)
+    ignored = np.zeros_like(covered)
+    for item in items:
+        covered |= _rasterise(item, *cell_centres)
+        if isinstance(item, EvidenceMask) and item.ignored_pixels is not None:
+            ignored |= _rasterise(EvidenceMask(item.ignored_pixels), *cell_centres)
+    covered_area = _compute_covered_areas(covered, x, y, box_array)
+    box_area = (box_array[:, 2] - box_array[:, 0]) * (box_array[:, 3] - box_array[:, 1])
+    valid_area = box_area - _compute_covered_areas(ignored & ~covered, x, y, box_array)
+    return np.divide(covered_area, valid_area, out=np.zeros(len(box_array)), where=valid_area > 1e-12)
 
 
-def _edges(pieces: Sequence[Piece], axis: int) -> Float[np.ndarray, "edge"]:
-    """Between two neighbouring edges nothing changes along this axis (0 across, 1 down)."""
+def _collect_edges(items: Sequence[EvidenceItem], axis: int) -> Float[np.ndarray, "edge"]:
+    """Return all edges along an axis (0 horizontal, 1 vertical); between adjacent edges coverage is constant."""
     edges = [np.asarray([0.0, 1.0])]
-    for piece in pieces:
-        if isinstance(piece, Mask):
-            size = piece.inside.shape[1 - axis]
+    for item in items:
+        if isinstance(item, EvidenceMask):
+            size = item.pixels.shape[1 - axis]
             edges.append(np.arange(size + 1) / size)
-        elif isinstance(piece, Region):
-            edges.append(np.asarray([piece.box[axis], piece.box[axis + 2]]))
+        elif isinstance(item, ImageBox):
+            edges.append(np.asarray([item.box[axis], item.box[axis + 2]]))
     return np.unique(np.concatenate(edges))
 
 
-def _cells(piece: Piece, x: Float[np.ndarray, "column"], y: Float[np.ndarray, "row"]) -> Bool[np.ndarray, "row column"]:
-    if isinstance(piece, Mask):
-        high, wide = piece.inside.shape
-        return piece.inside[np.ix_((y * high).astype(int), (x * wide).astype(int))]
-    assert isinstance(piece, Region)
-    left, top, right, bottom = piece.box
-    return np.outer((y > top) & (y < bottom), (x > left) & (x < right))
+def _rasterise(
+    item: EvidenceItem, x: Float[np.ndarray, "column"], y: Float[np.ndarray, "row"]
+) -> Bool[np.ndarray, "row column"]:
+    if isinstance(item, EvidenceMask):
+        height, width = item.pixels.shape
+        return item.pixels[np.ix_((y * height).astype(int), (x * width).astype(int))]
+    assert isinstance(item, ImageBox)
+    x_min, y_min, x_max, y_max = item.box
+    return np.outer((y > y_min) & (y < y_max), (x > x_min) & (x < x_max))
 
 
-def _areas(
+def _compute_covered_areas(
     cells: Bool[np.ndarray, "row column"],
     x: Float[np.ndarray, "edge"],
     y: Float[np.ndarray, "edge"],
     boxes: Float[np.ndarray, "box 4"],
 ) -> Float[np.ndarray, "box"]:
-    """The marked area inside each box, from the area above and left of each crossing of edges."""
+    """Compute the marked area inside each box from a summed-area table over the edges."""
     sums = np.zeros((len(y), len(x)))
     sums[1:, 1:] = (cells * np.diff(y)[:, None] * np.diff(x)).cumsum(0).cumsum(1)
 
-    def at(across: Float[np.ndarray, "box"], down: Float[np.ndarray, "box"]) -> Float[np.ndarray, "box"]:
-        i, s = _between(across, x)
-        j, t = _between(down, y)
+    def interpolate(across: Float[np.ndarray, "box"], down: Float[np.ndarray, "box"]) -> Float[np.ndarray, "box"]:
+        i, s = _locate_between_edges(across, x)
+        j, t = _locate_between_edges(down, y)
         upper = sums[j, i] * (1 - s) + sums[j, i + 1] * s
         lower = sums[j + 1, i] * (1 - s) + sums[j + 1, i + 1] * s
         return upper * (1 - t) + lower * t
 
-    left, top, right, bottom = boxes.T
-    return at(right, bottom) - at(left, bottom) - at(right, top) + at(left, top)
+    x_min, y_min, x_max, y_max = boxes.T
+    return interpolate(x_max, y_max) - interpolate(x_min, y_max) - interpolate(x_max, y_min) + interpolate(x_min, y_min)
 
 
-def _between(
-    places: Float[np.ndarray, "box"], edges: Float[np.ndarray, "edge"]
+def _locate_between_edges(
+    positions: Float[np.ndarray, "box"], edges: Float[np.ndarray, "edge"]
 ) -> tuple[np.ndarray, Float[np.ndarray, "box"]]:
-    """The edge before each place, and how far it is on the way to the next."""
-    index = np.clip(np.searchsorted(edges, places, side="right") - 1, 0, len(edges) - 2)
-    return index, (places - edges[index]) / (edges[index + 1] - edges[index])
+    """Return the index of the edge before each position, and the fraction of the distance to the next edge."""
+    index = np.clip(np.searchsorted(edges, positions, side="right") - 1, 0, len(edges) - 2)
+    return index, (positions - edges[index]) / (edges[index + 1] - edges[index])

@@ -1,4 +1,4 @@
-"""Opening pictures and masks, from files or packed end to end in an .npz."""
+"""Reading images and masks, from files or packed end to end in an .npz archive."""
 
 import io
 import struct
@@ -15,39 +15,41 @@ from jaxtyping import UInt8
 from clearhead.errors import InputError
 
 
-def open_rgb(source: Path | bytes, name: str = "") -> Any:
-    """A PIL picture as it is stored. Not turned by its camera's flag: boxes and masks were drawn on what is stored."""
+def open_rgb_image(source: Path | bytes, name: str = "") -> Any:
+    """Open a PIL image as it is stored: EXIF rotation is ignored, because boxes and masks refer to stored pixels."""
     from PIL import Image
 
-    from clearhead.adapters.readers.image import in_colour
+    from clearhead.adapters.readers.image import convert_to_rgb
 
-    return _opened(lambda file: in_colour(Image.open(file)), source, name)
+    return _open_file(lambda file: convert_to_rgb(Image.open(file)), source, name)
 
 
-def open_levels(source: Path | bytes, name: str = "") -> UInt8[np.ndarray, "height width"]:
-    """A picture of numbers (a trimap, a class a pixel): palettes are left as they are."""
+def open_label_map(source: Path | bytes, name: str = "") -> UInt8[np.ndarray, "height width"]:
+    """Open an image of integers (a trimap, a class per pixel); palette indices are not converted to colours."""
     from PIL import Image
 
-    levels = _opened(lambda file: np.asarray(Image.open(file)), source, name)
+    levels = _open_file(lambda file: np.asarray(Image.open(file)), source, name)
     if levels.ndim != 2:
-        raise InputError(f"{name or str(source)!r} is no map of one number a pixel, but has the shape {levels.shape}")
+        raise InputError(
+            f"{name or str(source)!r} is not a map with one number a pixel, but has the shape {levels.shape}"
+        )
     return levels
 
 
-def _opened(how: Callable[[Any], Any], source: Path | bytes, name: str) -> Any:
+def _open_file(read: Callable[[Any], Any], source: Path | bytes, name: str) -> Any:
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     name = name or repr(str(source))
     try:
-        return how(file)
+        return read(file)
     except FileNotFoundError:
-        raise InputError(f"there is no picture {name}: is the data set unpacked completely?") from None
+        raise InputError(f"there is no image {name}: is the data set unpacked completely?") from None
     except (OSError, ValueError, SyntaxError, EOFError) as problem:
-        raise InputError(f"{name} is not a picture that can be opened ({problem})") from None
+        raise InputError(f"{name} is not an image that can be opened ({problem})") from None
 
 
 @dataclass(frozen=True)
-class Packed:
-    """An .npz whose large arrays stay on disk. Another process opens it for itself."""
+class NpzArchive:
+    """An .npz archive whose large arrays stay on disk (memory-mapped); every process opens it itself."""
 
     path: Path
 
@@ -56,26 +58,31 @@ class Packed:
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
+        """All arrays by name."""
         try:
             with ZipFile(self.path) as archive:
-                return {info.filename.removesuffix(".npy"): self._array(archive, info) for info in archive.infolist()}
+                return {
+                    info.filename.removesuffix(".npy"): self._load_array(archive, info) for info in archive.infolist()
+                }
         except (BadZipFile, ValueError) as problem:
             raise InputError(f"{str(self.path)!r} is not an .npz that can be read ({problem})") from None
 
-    def _array(self, archive: ZipFile, info: Any) -> np.ndarray:
-        """The array in place where it is stored as it is, else read."""
+    def _load_array(self, archive: ZipFile, info: Any) -> np.ndarray:
+        """Memory-map the array if it is stored uncompressed, else read it."""
         with archive.open(info) as member:
             version = np.lib.format.read_magic(member)
-            header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, fortran, dtype = header(member)
+            read_header = np.lib.format.read_array_header_2_0
+            if version == (1, 0):
+                read_header = np.lib.format.read_array_header_1_0
+            shape, is_fortran, dtype = read_header(member)
             start = member.tell()
-            if info.compress_type != ZIP_STORED or fortran or dtype.hasobject or 0 in shape:
-                with np.load(self.path) as whole:
-                    return np.asarray(whole[info.filename.removesuffix(".npy")])
-        with self.path.open("rb") as file:  # the member begins after its local header, whose length varies
+            if info.compress_type != ZIP_STORED or is_fortran or dtype.hasobject or 0 in shape:
+                with np.load(self.path) as npz:
+                    return np.asarray(npz[info.filename.removesuffix(".npy")])
+        with self.path.open("rb") as file:  # the data begins after the member's local header, whose length varies
             file.seek(info.header_offset + 26)
-            name, extra = struct.unpack("<HH", file.read(4))
-        start += info.header_offset + 30 + name + extra
+            name_length, extra_length = struct.unpack("<HH", file.read(4))
+        start += info.header_offset + 30 + name_length + extra_length
         return np.memmap(self.path, dtype=dtype, mode="r", offset=start, shape=shape)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -83,7 +90,7 @@ class Packed:
             raise InputError(f"{str(self.path)!r} holds no {name!r}, but {', '.join(self.arrays)}")
         return self.arrays[name]
 
-    def member(self, place: int, data: str = "data", offsets: str = "off") -> bytes:
-        """One of the files that lie end to end."""
-        start, stop = self[offsets][place : place + 2]
+    def read_member(self, index: int, data: str = "data", offsets: str = "off") -> bytes:
+        """Return one of the files that are packed end to end in the array `data`."""
+        start, stop = self[offsets][index : index + 2]
         return self[data][start:stop].tobytes()

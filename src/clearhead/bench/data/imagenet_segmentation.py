@@ -1,4 +1,4 @@
-"""ImageNet-Segmentation: 4,276 pictures with the pixels of their object (Guillaumin et al. 2014), one HDF5 file."""
+"""ImageNet-Segmentation: 4,276 images with the mask of their object (Guillaumin et al. 2014), in one HDF5 file."""
 
 import os
 from functools import lru_cache, partial
@@ -8,72 +8,74 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.bench.data.base import DataSet, Example
-from clearhead.bench.data.evidence import Mask
-from clearhead.bench.data.imagenet import names_of_ids
-from clearhead.bench.data.registry import Reader, choose, needs, register
+from clearhead.bench.data.base import BenchmarkDataset, Example
+from clearhead.bench.data.evidence import EvidenceMask
+from clearhead.bench.data.imagenet import read_wnid_names
+from clearhead.bench.data.registry import DatasetSpec, choose_split, missing_package_error, register_dataset
 from clearhead.errors import InputError
 
-FILE = "gtsegs_ijcv.mat"
+SEGMENTATION_FILE = "gtsegs_ijcv.mat"
 
 
-@register(
+@register_dataset(
     "imagenet-segmentation",
     licence="ImageNet research terms: non-commercial research and education only (masks: Guillaumin et al. 2014)",
-    get=f"http://calvin-vision.net/bigstuff/proj-imagenet/data/{FILE}, and pip install h5py to read it",
-    folders=("imagenet-segmentation", "imagenet_segmentation"),
-    marks=(FILE,),
+    download_hint=f"http://calvin-vision.net/bigstuff/proj-imagenet/data/{SEGMENTATION_FILE}, "
+    "and pip install h5py to read it",
+    folder_names=("imagenet-segmentation", "imagenet_segmentation"),
+    marker_files=(SEGMENTATION_FILE,),
 )
-def imagenet_segmentation(reader: Reader, folder: Path, split: str | None) -> DataSet:
-    path = folder if folder.is_file() else folder / FILE
-    split = choose(reader.name, split, ["test"])
-    wnids = _wnids(path)
-    labels = tuple(sorted(set(wnids)))
-    names = names_of_ids([path.parent])
-    rows = partial(_rows, path, labels)
-    shown = tuple(names.get(wnid, wnid) for wnid in labels)
-    return DataSet(reader.name, split, reader.licence, shown, rows, partial(_example, path), ("test",))
+def open_imagenet_segmentation(spec: DatasetSpec, folder: Path, split: str | None) -> BenchmarkDataset:
+    """Open ImageNet-Segmentation; its only split is "test"."""
+    path = folder if folder.is_file() else folder / SEGMENTATION_FILE
+    split = choose_split(spec.name, split, ["test"])
+    wnids = tuple(sorted(set(_read_wnids(path))))
+    names = read_wnid_names([path.parent])
+    labels = tuple(names.get(wnid, wnid) for wnid in wnids)
+    load_rows = partial(_list_rows, path, wnids)
+    return BenchmarkDataset(spec.name, split, spec.licence, labels, load_rows, partial(_make_example, path), ("test",))
 
 
 @lru_cache(maxsize=2)
-def _file(path: Path, process: int) -> Any:
-    """The open file; forked processes open it anew."""
+def _open_hdf5(path: Path, process: int) -> Any:
+    """Open the file. `process` is part of the cache key, because a forked process must not share the handle."""
     try:
         h5py = import_module("h5py")  # not a dependency
     except ImportError:
-        raise needs("h5py", FILE) from None
+        raise missing_package_error("h5py", SEGMENTATION_FILE) from None
     try:
         file = h5py.File(path, "r")
         file["value/img"], file["value/gt"]
     except (OSError, KeyError) as problem:
-        raise InputError(f"{str(path)!r} is not {FILE} as it was published ({problem})") from None
+        raise InputError(f"{str(path)!r} is not {SEGMENTATION_FILE} as it was published ({problem})") from None
     return file
 
 
-def _text(file: Any, name: str, place: int) -> str:
-    """MATLAB writes a word as numbers of its letters."""
-    return "".join(chr(int(sign)) for sign in np.asarray(file[file[f"value/{name}"][place, 0]]).flatten())
+def _decode_matlab_text(file: Any, name: str, index: int) -> str:
+    """Decode MATLAB text, which is stored as character codes."""
+    return "".join(chr(int(code)) for code in np.asarray(file[file[f"value/{name}"][index, 0]]).flatten())
 
 
-def _wnids(path: Path) -> list[str]:
-    file = _file(path, os.getpid())
-    return [_text(file, "target", place) for place in range(len(file["value/img"]))]
+def _read_wnids(path: Path) -> list[str]:
+    file = _open_hdf5(path, os.getpid())
+    return [_decode_matlab_text(file, "target", index) for index in range(len(file["value/img"]))]
 
 
-def _rows(path: Path, labels: tuple[str, ...]) -> list[tuple[int, int]]:
-    return [(place, labels.index(wnid)) for place, wnid in enumerate(_wnids(path))]
+def _list_rows(path: Path, wnids: tuple[str, ...]) -> list[tuple[int, int]]:
+    return [(index, wnids.index(wnid)) for index, wnid in enumerate(_read_wnids(path))]
 
 
-def _example(path: Path, row: tuple[int, int]) -> Example:
-    """MATLAB counts columns first, so that axes come in the opposite order; masks lie one reference deeper."""
+def _make_example(path: Path, row: tuple[int, int]) -> Example:
+    """Create an example. MATLAB is column-major, so axes are reversed; masks lie one reference deeper than images."""
     from PIL import Image
 
-    place, label = row
-    file = _file(path, os.getpid())
-    pixels = np.asarray(file[file["value/img"][place, 0]])
+    index, label = row
+    file = _open_hdf5(path, os.getpid())
+    pixels = np.asarray(file[file["value/img"][index, 0]])
     pixels = pixels.transpose(2, 1, 0) if pixels.ndim == 3 else pixels.T
-    picture = Image.fromarray(np.ascontiguousarray(pixels.astype(np.uint8))).convert("RGB")
-    inside = np.asarray(file[file[file["value/gt"][place, 0]][0, 0]]).T > 0
-    if inside.shape != pixels.shape[:2]:
-        raise InputError(f"{FILE}, picture {place}: the mask is {inside.shape}, the picture {pixels.shape[:2]}")
-    return Example(_text(file, "id", place), picture, label, ((Mask(inside),),) if inside.any() else None)
+    image = Image.fromarray(np.ascontiguousarray(pixels.astype(np.uint8))).convert("RGB")
+    mask = np.asarray(file[file[file["value/gt"][index, 0]][0, 0]]).T > 0
+    if mask.shape != pixels.shape[:2]:
+        raise InputError(f"{SEGMENTATION_FILE}, image {index}: the mask is {mask.shape}, the image {pixels.shape[:2]}")
+    evidence = ((EvidenceMask(mask),),) if mask.any() else None
+    return Example(_decode_matlab_text(file, "id", index), image, label, evidence)

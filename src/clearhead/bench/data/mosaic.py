@@ -1,10 +1,10 @@
-"""Mosaics: pictures of two classes side by side; the explanation of one class must stay in its part.
+"""Mosaics of images of two classes; the explanation of one class must stay in its own cells.
 
->>> from clearhead.bench.data.base import DataSet
 >>> from PIL import Image
->>> one = [Example(str(i), Image.new("RGB", (4, 4)), i % 2) for i in range(4)]
->>> made = mosaics(DataSet("mine", "all", "CC0", ("a", "b"), lambda: one, lambda row: row), count=3, seed=0)
->>> len(made), made[0].input.size, made[0].label != made[1].label
+>>> images = [Example(str(i), Image.new("RGB", (4, 4)), i % 2) for i in range(4)]
+>>> dataset = BenchmarkDataset("mine", "all", "CC0", ("a", "b"), lambda: images, lambda row: row)
+>>> mosaics = make_mosaics(dataset, count=3, seed=0)
+>>> len(mosaics), mosaics[0].input.size, mosaics[0].label != mosaics[1].label
 (3, (448, 224), True)
 """
 
@@ -15,71 +15,75 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.bench.data.base import DataSet, Example
-from clearhead.bench.data.evidence import Region
+from clearhead.bench.data.base import BenchmarkDataset, Example
+from clearhead.bench.data.evidence import ImageBox
 from clearhead.errors import InputError
 
-#: Rows and columns of a mosaic, by name; every second cell is of the class that is explained.
-LAYOUTS = {"pair": (1, 2), "square": (2, 2)}
+#: Rows and columns of a mosaic, by name; half of the cells show the explained class.
+MOSAIC_LAYOUTS = {"pair": (1, 2), "square": (2, 2)}
 
 
 @dataclass(frozen=True)
-class _Drawn:
-    """Which examples stand in the cells, and which cells are of the class explained."""
+class _MosaicCells:
+    """The examples in the cells of a mosaic, and which cells show the explained class."""
 
-    number: int
-    places: tuple[int, ...]
-    own: tuple[int, ...]
+    index: int
+    example_indices: tuple[int, ...]
+    target_cells: tuple[int, ...]
 
 
-def mosaics(data: DataSet, count: int, seed: int = 0, layout: str = "pair", side: int = 224) -> DataSet:
-    """So many mosaics of pictures of a data set, two classes each, cells of `side` pixels."""
-    if layout not in LAYOUTS:
-        raise InputError(f"layout={layout!r} is not known: there are {', '.join(LAYOUTS)}")
+def make_mosaics(
+    dataset: BenchmarkDataset, count: int, seed: int = 0, layout: str = "pair", cell_size: int = 224
+) -> BenchmarkDataset:
+    """Create `count` mosaics from the images of a data set, two classes each, with cells of `cell_size` pixels."""
+    if layout not in MOSAIC_LAYOUTS:
+        raise InputError(f"layout={layout!r} is unknown. Accepted: {', '.join(MOSAIC_LAYOUTS)}")
     return replace(
-        data,
-        name=f"{data.name}, mosaics",
-        rows=partial(_draw, data, count, seed, layout),
-        example=partial(_mosaic, data, layout, side),
-        chosen=None,
+        dataset,
+        name=f"{dataset.name}, mosaics",
+        load_rows=partial(_draw_mosaics, dataset, count, seed, layout),
+        make_example=partial(_compose_mosaic, dataset, layout, cell_size),
+        indices=None,
     )
 
 
-def _draw(data: DataSet, count: int, seed: int, layout: str) -> Sequence[_Drawn]:
-    labels = [example.label for example in data]
-    kinds = sorted({label for label in labels if isinstance(label, int)})
-    if len(kinds) < 2:
-        raise InputError(f"mosaics need pictures of two classes, and {data.name} has {len(kinds)}")
+def _draw_mosaics(dataset: BenchmarkDataset, count: int, seed: int, layout: str) -> Sequence[_MosaicCells]:
+    labels = [example.label for example in dataset]
+    classes = sorted({label for label in labels if isinstance(label, int)})
+    if len(classes) < 2:
+        raise InputError(f"mosaics need images of two classes, and {dataset.name} has {len(classes)}")
     rng = np.random.default_rng([seed, 7])
-    of = {kind: [place for place, label in enumerate(labels) if label == kind] for kind in kinds}
-    cells = int(np.prod(LAYOUTS[layout]))
-    drawn = []
-    for number in range(count):
-        first = kinds[number % len(kinds)]
-        other = kinds[(number + 1 + int(rng.integers(len(kinds) - 1))) % len(kinds)]
-        own = tuple(sorted(int(cell) for cell in rng.permutation(cells)[: cells // 2]))
-        places = tuple(int(rng.choice(of[first if cell in own else other])) for cell in range(cells))
-        drawn.append(_Drawn(number, places, own))
-    return drawn
+    indices_of = {cls: [index for index, label in enumerate(labels) if label == cls] for cls in classes}
+    num_cells = int(np.prod(MOSAIC_LAYOUTS[layout]))
+    mosaics = []
+    for mosaic_index in range(count):
+        target_class = classes[mosaic_index % len(classes)]
+        other_class = classes[(mosaic_index + 1 + int(rng.integers(len(classes) - 1))) % len(classes)]
+        target_cells = tuple(sorted(int(cell) for cell in rng.permutation(num_cells)[: num_cells // 2]))
+        cell_classes = (target_class if cell in target_cells else other_class for cell in range(num_cells))
+        example_indices = tuple(int(rng.choice(indices_of[cls])) for cls in cell_classes)
+        mosaics.append(_MosaicCells(mosaic_index, example_indices, target_cells))
+    return mosaics
 
 
-def _mosaic(data: DataSet, layout: str, side: int, drawn: _Drawn) -> Example:
+def _compose_mosaic(dataset: BenchmarkDataset, layout: str, cell_size: int, cells: _MosaicCells) -> Example:
     from PIL import Image
 
-    rows, columns = LAYOUTS[layout]
-    whole = Image.new("RGB", (columns * side, rows * side))
+    rows, columns = MOSAIC_LAYOUTS[layout]
+    mosaic = Image.new("RGB", (columns * cell_size, rows * cell_size))
     boxes = []
-    for cell, place in enumerate(drawn.places):
+    for cell, example_index in enumerate(cells.example_indices):
         row, column = divmod(cell, columns)
-        whole.paste(_square(data[place].input, side), (column * side, row * side))
-        if cell in drawn.own:
-            boxes.append(Region((column / columns, row / rows, (column + 1) / columns, (row + 1) / rows)))
-    label = data[drawn.places[drawn.own[0]]].label
-    return Example(f"mosaic-{drawn.number:05d}", whole, label, (tuple(boxes),))
+        mosaic.paste(_resize_square(dataset[example_index].input, cell_size), (column * cell_size, row * cell_size))
+        if cell in cells.target_cells:
+            boxes.append(ImageBox((column / columns, row / rows, (column + 1) / columns, (row + 1) / rows)))
+    label = dataset[cells.example_indices[cells.target_cells[0]]].label
+    return Example(f"mosaic-{cells.index:05d}", mosaic, label, (tuple(boxes),))
 
 
-def _square(picture: Any, side: int) -> Any:
+def _resize_square(image: Any, size: int) -> Any:
     from PIL import Image
 
-    made = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
-    return made.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(image)
+    return image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)

@@ -8,80 +8,94 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from clearhead.bench.data.base import DataSet, Example
-from clearhead.bench.data.evidence import Mask
-from clearhead.bench.data.image_files import Packed, open_levels, open_rgb
-from clearhead.bench.data.registry import Reader, choose, files_there, lines, missing, register
-from clearhead.errors import InputError, unknown
+from clearhead.bench.data.base import BenchmarkDataset, Example
+from clearhead.bench.data.evidence import EvidenceMask
+from clearhead.bench.data.image_files import NpzArchive, open_label_map, open_rgb_image
+from clearhead.bench.data.registry import (
+    DatasetSpec,
+    choose_split,
+    find_split_files,
+    missing_files_error,
+    read_lines,
+    register_dataset,
+)
+from clearhead.errors import InputError, unknown_value_error
 
 SPECIES = ("cat", "dog")
-ANIMAL, BACKGROUND, BORDER = 1, 2, 3
+TRIMAP_ANIMAL, TRIMAP_BACKGROUND, TRIMAP_BORDER = 1, 2, 3
 
 
-@register(
+@register_dataset(
     "pets",
     licence="CC BY-SA 4.0 (Oxford-IIIT Pet, Parkhi et al. 2012)",
-    get="https://thor.robots.ox.ac.uk/pets/images.tar.gz and annotations.tar.gz, both unpacked into one folder",
-    folders=("pets", "oxford-iiit-pet", "oxford-pets"),
-    marks=("pets-test.npz", "pets-trainval.npz", "annotations/list.txt", "annotations/test.txt"),
+    download_hint="https://thor.robots.ox.ac.uk/pets/images.tar.gz and annotations.tar.gz, "
+    "both unpacked into one folder",
+    folder_names=("pets", "oxford-iiit-pet", "oxford-pets"),
+    marker_files=("pets-test.npz", "pets-trainval.npz", "annotations/list.txt", "annotations/test.txt"),
 )
-def pets(reader: Reader, folder: Path, split: str | None, label: str = "breed") -> DataSet:
-    """`label` is the breed or the species. The border of a trimap counts neither as animal nor as background."""
+def open_pets(spec: DatasetSpec, folder: Path, split: str | None, label: str = "breed") -> BenchmarkDataset:
+    """Open the pets; `label` is "breed" or "species". Border pixels of the trimap are ignored."""
     if label not in ("breed", "species"):
-        raise unknown("label of a pet", label, ("breed", "species"))
-    packed = files_there(folder, [("test", "pets-test.npz"), ("trainval", "pets-trainval.npz")])
-    lists = folder / "annotations"
-    there = packed or files_there(lists, [("test", "test.txt"), ("trainval", "trainval.txt")])
-    split = choose(reader.name, "trainval" if split == "train" else split, list(there))
-    if packed:
-        pack = Packed(packed[split])
-        named = list(zip(pack["label"].tolist(), pack["name"].tolist(), strict=True))
-        rows: Callable[[], Sequence[Any]] = partial(_packed, pack)
-        make = partial(_of_pack, pack, label)
+        raise unknown_value_error("label of a pet", label, ("breed", "species"))
+    if split == "train":
+        split = "trainval"
+    packed_files = find_split_files(folder, [("test", "pets-test.npz"), ("trainval", "pets-trainval.npz")])
+    annotations = folder / "annotations"
+    files = packed_files or find_split_files(annotations, [("test", "test.txt"), ("trainval", "trainval.txt")])
+    split = choose_split(spec.name, split, list(files))
+    load_rows: Callable[[], Sequence[Any]]
+    make_example: Callable[..., Example]
+    if packed_files:
+        archive = NpzArchive(packed_files[split])
+        breed_and_name = list(zip(archive["label"].tolist(), archive["name"].tolist(), strict=True))
+        load_rows = partial(_list_packed_rows, archive)
+        make_example = partial(_make_packed_example, archive, label)
     else:
-        if not (folder / "images").is_dir() or not (lists / "trimaps").is_dir():
-            raise missing(reader, "images and annotations/trimaps", [folder])
-        named = [(breed, name) for name, breed, _ in _listed(there[split])]
-        rows = partial(_listed, there[split])
-        make = partial(_of_files, folder, label)
-    breeds = {place: _breed(name) for place, name in named}
-    labels = SPECIES if label == "species" else tuple(breeds.get(i, str(i)) for i in range(max(breeds) + 1))
-    return DataSet(reader.name, split, reader.licence, labels, rows, make, tuple(there))
+        if not (folder / "images").is_dir() or not (annotations / "trimaps").is_dir():
+            raise missing_files_error(spec, "images and annotations/trimaps", [folder])
+        breed_and_name = [(breed, name) for name, breed, _ in _read_list(files[split])]
+        load_rows = partial(_read_list, files[split])
+        make_example = partial(_make_file_example, folder, label)
+    labels: tuple[str, ...] = SPECIES
+    if label == "breed":
+        breed_names = {breed: _parse_breed(name) for breed, name in breed_and_name}
+        labels = tuple(breed_names.get(breed, str(breed)) for breed in range(max(breed_names) + 1))
+    return BenchmarkDataset(spec.name, split, spec.licence, labels, load_rows, make_example, tuple(files))
 
 
-def _breed(name: str) -> str:
-    """`great_pyrenees_12` → great pyrenees; the original writes cats' breeds with a capital letter."""
+def _parse_breed(name: str) -> str:
+    """Parse the breed: `great_pyrenees_12` → great pyrenees; the original capitalises the breeds of cats."""
     return name.rpartition("_")[0].replace("_", " ")
 
 
-def _packed(pack: Packed) -> range:
-    return range(len(pack["label"]))
+def _list_packed_rows(archive: NpzArchive) -> range:
+    return range(len(archive["label"]))
 
 
-def _of_pack(pack: Packed, label: str, place: int) -> Example:
-    name = str(pack["name"][place])
-    trimap = open_levels(pack.member(place, "mask", "moff"), f"the trimap of {name}")
-    index = int(pack["label" if label == "breed" else "species"][place])
-    return _example(name, open_rgb(pack.member(place), name), index, trimap)
+def _make_packed_example(archive: NpzArchive, label: str, index: int) -> Example:
+    name = str(archive["name"][index])
+    trimap = open_label_map(archive.read_member(index, "mask", "moff"), f"the trimap of {name}")
+    label_index = int(archive["label" if label == "breed" else "species"][index])
+    return _make_example(name, open_rgb_image(archive.read_member(index), name), label_index, trimap)
 
 
-def _listed(path: Path) -> list[tuple[str, int, int]]:
-    """`Abyssinian_100 1 1 1`: name, class, species, number within the species, all counted from 1."""
-    cells = [line.split() for line in lines(path) if not line.startswith("#")]
+def _read_list(path: Path) -> list[tuple[str, int, int]]:
+    """Read lines such as `Abyssinian_100 1 1 1`: name, class, species, number within the species, counted from 1."""
+    cells = [line.split() for line in read_lines(path) if not line.startswith("#")]
     return [(name, int(breed) - 1, int(species) - 1) for name, breed, species, *_ in cells]
 
 
-def _of_files(folder: Path, label: str, row: tuple[str, int, int]) -> Example:
+def _make_file_example(folder: Path, label: str, row: tuple[str, int, int]) -> Example:
     name, breed, species = row
-    trimap = open_levels(folder / "annotations" / "trimaps" / f"{name}.png")
-    picture = open_rgb(folder / "images" / f"{name}.jpg")
-    return _example(name, picture, breed if label == "breed" else species, trimap)
+    trimap = open_label_map(folder / "annotations" / "trimaps" / f"{name}.png")
+    image = open_rgb_image(folder / "images" / f"{name}.jpg")
+    return _make_example(name, image, breed if label == "breed" else species, trimap)
 
 
-def _example(name: str, picture: Any, label: int, trimap: UInt8[np.ndarray, "height width"]) -> Example:
-    wide, high = picture.size
-    if trimap.shape != (high, wide):
-        raise InputError(f"{name}: the trimap is {trimap.shape[1]} × {trimap.shape[0]}, the picture {wide} × {high}")
-    inside = trimap == ANIMAL
-    mask = Mask(inside, trimap == BORDER)
-    return Example(name, picture, label, ((mask,),) if inside.any() else None)
+def _make_example(name: str, image: Any, label: int, trimap: UInt8[np.ndarray, "height width"]) -> Example:
+    width, height = image.size
+    if trimap.shape != (height, width):
+        raise InputError(f"{name}: the trimap is {trimap.shape[1]} × {trimap.shape[0]}, the image {width} × {height}")
+    is_animal = trimap == TRIMAP_ANIMAL
+    mask = EvidenceMask(is_animal, trimap == TRIMAP_BORDER)
+    return Example(name, image, label, ((mask,),) if is_animal.any() else None)

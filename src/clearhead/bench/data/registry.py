@@ -1,4 +1,4 @@
-"""Finding data sets by name: the folder that holds one, the files of a split, and what to say if they are not there."""
+"""Registry of benchmark data sets: find a data set by name, its folder, and the files of a split."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -8,129 +8,183 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from clearhead.bench.data.base import DataSet
-from clearhead.errors import InputError, unknown
+from clearhead.bench.data.base import BenchmarkDataset
+from clearhead.errors import InputError, unknown_value_error
 
-#: Where data lie if `root=` does not say.
-ROOT = "CLEARHEAD_DATA"
-_SAME = ({"validation", "val", "valid", "dev"}, {"train", "training"}, {"test", "testing"})
+#: Environment variable with the folder of data sets, used if `root=` is not given.
+DATA_ROOT_VARIABLE = "CLEARHEAD_DATA"
+_SPLIT_ALIASES = ({"validation", "val", "valid", "dev"}, {"train", "training"}, {"test", "testing"})
 
 
 @dataclass(frozen=True)
-class Reader:
-    """How one data set is read. It lies in the first of `folders` that holds one of `marks`; `get` says where from."""
+class DatasetSpec:
+    """How one data set is found and opened.
+
+    Attributes:
+        name: Name of the data set.
+        licence: Licence of the data, in words.
+        download_hint: Where to get the data; part of error messages.
+        folder_names: Folders below the data root that are searched, in this order.
+        marker_files: Glob patterns; a folder that matches one of them holds the data set.
+        open_dataset: Function of (spec, folder, split, **options).
+        requires_folder: False if the data set can be opened without a local folder.
+    """
 
     name: str
     licence: str
-    get: str
-    folders: tuple[str, ...]
-    marks: tuple[str, ...]
-    open: Callable[..., DataSet]
-    must_exist: bool = True
+    download_hint: str
+    folder_names: tuple[str, ...]
+    marker_files: tuple[str, ...]
+    open_dataset: Callable[..., BenchmarkDataset]
+    requires_folder: bool = True
 
 
-READERS: dict[str, Reader] = {}
+DATASET_REGISTRY: dict[str, DatasetSpec] = {}
 
 
-def register(
-    name: str, licence: str, get: str, folders: Sequence[str], marks: Sequence[str], must_exist: bool = True
-) -> Callable[[Callable[..., DataSet]], Callable[..., DataSet]]:
-    """Add a data set, from inside or outside the package: a function of (reader, folder, split, options)."""
+def register_dataset(
+    name: str,
+    licence: str,
+    download_hint: str,
+    folder_names: Sequence[str],
+    marker_files: Sequence[str],
+    requires_folder: bool = True,
+) -> Callable[[Callable[..., BenchmarkDataset]], Callable[..., BenchmarkDataset]]:
+    """Decorator that adds a data set to `DATASET_REGISTRY`, from inside or outside the package.
 
-    def add(function: Callable[..., DataSet]) -> Callable[..., DataSet]:
-        READERS[name] = Reader(name, licence, get, tuple(folders), tuple(marks), function, must_exist)
+    The decorated function takes (spec, folder, split, **options); its parameters after the third are the options of
+    `load_benchmark_dataset`.
+
+    Args:
+        name: Name of the data set.
+        licence: Licence of the data, in words.
+        download_hint: Where to get the data; part of error messages.
+        folder_names: Folders below the data root that are searched, in this order.
+        marker_files: Glob patterns; a folder that matches one of them holds the data set.
+        requires_folder: False if the data set can be opened without a local folder.
+
+    Returns:
+        The decorator.
+    """
+
+    def add(function: Callable[..., BenchmarkDataset]) -> Callable[..., BenchmarkDataset]:
+        DATASET_REGISTRY[name] = DatasetSpec(
+            name, licence, download_hint, tuple(folder_names), tuple(marker_files), function, requires_folder
+        )
         return function
 
     return add
 
 
-def read(name: str, split: str | None = None, root: str | Path | None = None, **options: Any) -> DataSet:
-    """A data set by name, or your own table or folder of pictures by its path.
+def load_benchmark_dataset(
+    name: str, split: str | None = None, root: str | Path | None = None, **options: Any
+) -> BenchmarkDataset:
+    """Load a benchmark data set by name, or your own table or folder of images by its path.
 
-    `root` is the folder that holds data sets (or this one); without it the environment variable CLEARHEAD_DATA says.
-    Hub data sets are named `hub:OWNER/NAME`.
+    Args:
+        name: Name of a registered data set, `hub:OWNER/NAME` for the Hugging Face hub, or a path.
+        split: Name of the split; by default the first available one.
+        root: Folder that contains data sets (or this one); by default the environment variable CLEARHEAD_DATA.
+        **options: Options of the data set, such as `label=` of "pets".
+
+    Returns:
+        The data set.
+
+    Raises:
+        InputError: If the data set, the split or an option is unknown, or files are missing; the message says which
+            files were expected where, and how to get them.
     """
-    kind, _, dataset = name.partition(":")
-    if kind == "hub":
-        options = {"dataset": dataset, **options}
-    elif name in READERS or not os.path.exists(name):
-        kind = name
+    spec_name, _, hub_name = name.partition(":")
+    if spec_name == "hub":
+        options = {"dataset": hub_name, **options}
+    elif name in DATASET_REGISTRY or not os.path.exists(name):
+        spec_name = name
     else:
-        kind, root = ("folder" if os.path.isdir(name) else "table"), name
-    if kind not in READERS and (os.sep in name or Path(name).suffix):
+        spec_name = "folder" if os.path.isdir(name) else "table"
+        root = name
+    if spec_name not in DATASET_REGISTRY and (os.sep in name or Path(name).suffix):
         raise InputError(f"there is no file or folder {name!r}")
-    if kind not in READERS or (kind == "hub" and not dataset):
-        raise unknown("data set", name, [*sorted(set(READERS) - {"hub"}), "hub:OWNER/NAME", "a path"])
-    reader = READERS[kind]
-    accepted = list(signature(reader.open).parameters)[3:]
+    if spec_name not in DATASET_REGISTRY or (spec_name == "hub" and not hub_name):
+        raise unknown_value_error(
+            "data set", name, [*sorted(set(DATASET_REGISTRY) - {"hub"}), "hub:OWNER/NAME", "a path"]
+        )
+    spec = DATASET_REGISTRY[spec_name]
+    accepted = list(signature(spec.open_dataset).parameters)[3:]
     for option in options:
         if option not in accepted:
-            raise unknown(f"option of {kind}", option, accepted)
-    data = reader.open(reader, _folder(reader, root), split, **options)
-    return replace(data, reopen=partial(_again, name, root, options))
+            raise unknown_value_error(f"option of {spec_name}", option, accepted)
+    dataset = spec.open_dataset(spec, _find_folder(spec, root), split, **options)
+    return replace(dataset, open_other_split=partial(_reopen, name, root, options))
 
 
-def _again(name: str, root: str | Path | None, options: Mapping[str, Any], split: str) -> DataSet:
-    return read(name, split, root, **{key: value for key, value in options.items() if key != "dataset"})
+def _reopen(name: str, root: str | Path | None, options: Mapping[str, Any], split: str) -> BenchmarkDataset:
+    return load_benchmark_dataset(
+        name, split, root, **{key: value for key, value in options.items() if key != "dataset"}
+    )
 
 
-def _folder(reader: Reader, root: str | Path | None) -> Path | None:
-    given = root if root is not None else os.environ.get(ROOT) or None
-    if given is None:
-        if not reader.must_exist:
+def _find_folder(spec: DatasetSpec, root: str | Path | None) -> Path | None:
+    """Return the folder (or the single file) that holds the data set; None if it needs none."""
+    if root is None:
+        root = os.environ.get(DATA_ROOT_VARIABLE) or None
+    if root is None:
+        if not spec.requires_folder:
             return None
         raise InputError(
-            f"where is {reader.name}? Say which folder holds it: root=, or the environment variable {ROOT}. "
-            f"How to get it: {reader.get}"
+            f"where is {spec.name}? Give the folder that holds it: root=, or the environment variable "
+            f"{DATA_ROOT_VARIABLE}. How to get it: {spec.download_hint}"
         )
-    base = Path(given)
-    tried = [base / folder for folder in reader.folders] + [base]
-    for folder in tried:
-        if folder.is_dir() and any(next(folder.glob(mark), None) for mark in reader.marks):
+    base = Path(root)
+    searched = [base / folder for folder in spec.folder_names] + [base]
+    for folder in searched:
+        if folder.is_dir() and any(next(folder.glob(marker), None) for marker in spec.marker_files):
             return folder
-    if base.is_file() and any(base.match(mark) for mark in reader.marks):
+    if base.is_file() and any(base.match(marker) for marker in spec.marker_files):
         return base
-    if not reader.must_exist:
+    if not spec.requires_folder:
         return None
-    raise missing(reader, " or ".join(reader.marks), tried)
+    raise missing_files_error(spec, " or ".join(spec.marker_files), searched)
 
 
-def missing(reader: Reader, what: str, where: Sequence[Path]) -> InputError:
-    """What was looked for, where, and how to get it."""
-    listed = ", ".join(repr(str(place)) for place in where)
-    return InputError(f"{reader.name}: found no {what} in {listed}. How to get it: {reader.get}")
+def missing_files_error(spec: DatasetSpec, missing_names: str, searched_folders: Sequence[Path]) -> InputError:
+    """Build the error for missing files: what was searched, where, and how to get it."""
+    listed = ", ".join(repr(str(folder)) for folder in searched_folders)
+    return InputError(f"{spec.name}: found no {missing_names} in {listed}. How to get it: {spec.download_hint}")
 
 
-def choose(name: str, wanted: str | None, there: Sequence[str]) -> str:
-    """The split that was asked for (`val`, `dev` and `validation` mean the same), or the first.
+def choose_split(name: str, requested: str | None, available: Sequence[str]) -> str:
+    """Return the requested split (`val`, `dev` and `validation` are synonyms), or the first available one.
 
-    >>> choose("coco", "validation", ["train2017", "val2017"])
+    >>> choose_split("coco", "validation", ["train2017", "val2017"])
     'val2017'
     """
-    if wanted is None and there:
-        return there[0]
-    names = next((same for same in _SAME if wanted in same), {str(wanted)})
-    for candidate in (wanted, *sorted(names)):
-        if candidate in there:
+    if requested is None and available:
+        return available[0]
+    synonyms = next((aliases for aliases in _SPLIT_ALIASES if requested in aliases), {str(requested)})
+    for candidate in (requested, *sorted(synonyms)):
+        if candidate in available:
             return str(candidate)
-    for split in there:
-        if split.rstrip("0123456789") in names:
+    for split in available:
+        if split.rstrip("0123456789") in synonyms:
             return split
-    problem = unknown("split", wanted, there)
+    problem = unknown_value_error("split", requested, available)
     raise InputError(f"{name}: {problem}")
 
 
-def files_there(folder: Path, names: Sequence[tuple[str, str]]) -> dict[str, Path]:
-    """Which splits are there, given (split, file name) in order of preference."""
-    found: dict[str, Path] = {}
-    for split, name in names:
-        if split not in found and (folder / name).is_file():
-            found[split] = folder / name
-    return found
+def find_split_files(folder: Path, candidates: Sequence[tuple[str, str]]) -> dict[str, Path]:
+    """Return the existing file of each split, from (split, file name) in order of preference."""
+    files: dict[str, Path] = {}
+    for split, name in candidates:
+        if split not in files and (folder / name).is_file():
+            files[split] = folder / name
+    return files
 
 
-def lines(path: Path) -> list[str]:
-    """The lines of a text file. Older data sets are not UTF-8; their 0x85 is an ellipsis and ends no line."""
+def read_lines(path: Path) -> list[str]:
+    """Read the non-empty lines of a text file.
+
+    Older data sets are not UTF-8; their byte 0x85 is an ellipsis and not a line end.
+    """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -144,5 +198,8 @@ def lines(path: Path) -> list[str]:
     return [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
 
 
-def needs(package: str, what: str) -> InputError:
-    return InputError(f"{what} is read with the package {package}, which is not installed: pip install {package}")
+def missing_package_error(package: str, dataset_name: str) -> InputError:
+    """Build the error for an optional package that is not installed."""
+    return InputError(
+        f"{dataset_name} is read with the package {package}, which is not installed: pip install {package}"
+    )

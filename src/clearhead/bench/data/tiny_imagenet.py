@@ -1,93 +1,109 @@
-"""Tiny-ImageNet-200: 64 × 64 pictures with one box each, packed in .npz files or in the original's folders."""
+"""Tiny-ImageNet-200: 64 × 64 images with one box each, packed in .npz files or in the original's folders."""
 
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from clearhead.bench.data.base import DataSet, Example
-from clearhead.bench.data.evidence import Region
-from clearhead.bench.data.image_files import Packed, open_rgb
-from clearhead.bench.data.registry import Reader, choose, lines, missing, register
-from clearhead.errors import unknown
+from clearhead.bench.data.base import BenchmarkDataset, Example
+from clearhead.bench.data.evidence import ImageBox
+from clearhead.bench.data.image_files import NpzArchive, open_rgb_image
+from clearhead.bench.data.registry import DatasetSpec, choose_split, missing_files_error, read_lines, register_dataset
+from clearhead.errors import unknown_value_error
 
-SIZE = 64
-Box = tuple[int, int, int, int]
+IMAGE_SIZE = 64
+PixelBox = tuple[int, int, int, int]
 
 
-@register(
+@register_dataset(
     "tiny-imagenet",
     licence="ImageNet research terms: non-commercial research and education only",
-    get="http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked, or read('hub:zh-plus/tiny-imagenet')",
-    folders=("tiny-imagenet", "tiny-imagenet-200"),
-    marks=("tin-val.npz", "tin-train-0.npz", "wnids.txt"),
+    download_hint="http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked, or "
+    "load_benchmark_dataset('hub:zh-plus/tiny-imagenet')",
+    folder_names=("tiny-imagenet", "tiny-imagenet-200"),
+    marker_files=("tin-val.npz", "tin-train-0.npz", "wnids.txt"),
 )
-def tiny_imagenet(reader: Reader, folder: Path, split: str | None) -> DataSet:
-    packed = {"validation": ["tin-val.npz"], "train": [path.name for path in sorted(folder.glob("tin-train-*.npz"))]}
-    there = [name for name, files in packed.items() if files and (folder / files[0]).is_file()]
-    if there:
-        if not (folder / "classes.tsv").is_file():
-            raise missing(reader, "classes.tsv", [folder])
-        split = choose(reader.name, split, there)
-        labels = tuple(line.split("\t")[1] for line in lines(folder / "classes.tsv"))
-        shards = [Packed(folder / name) for name in packed[split]]
-        rows = partial(_packed, shards, split)
-        return DataSet(reader.name, split, reader.licence, labels, rows, _of_pack, tuple(there))
-    there = [name for name, part in (("validation", "val"), ("train", "train")) if (folder / part).is_dir()]
-    split = choose(reader.name, split, there)
-    words = (
-        dict(line.split("\t", 1) for line in lines(folder / "words.txt")) if (folder / "words.txt").is_file() else {}
-    )
-    wnids = [line.strip() for line in lines(folder / "wnids.txt")]
-    labels = tuple(words.get(wnid, wnid).strip() for wnid in wnids)
-    index = {wnid: place for place, wnid in enumerate(wnids)}
-    rows_of = partial(_validation, reader, folder / "val", index) if split == "validation" else None
-    rows_of = rows_of or partial(_training, folder / "train", index)
-    return DataSet(reader.name, split, reader.licence, labels, rows_of, _of_file, tuple(there))
+def open_tiny_imagenet(spec: DatasetSpec, folder: Path, split: str | None) -> BenchmarkDataset:
+    """Open Tiny-ImageNet: 200 classes."""
+    shard_names = {
+        "validation": ["tin-val.npz"],
+        "train": [path.name for path in sorted(folder.glob("tin-train-*.npz"))],
+    }
+    packed_splits = [name for name, files in shard_names.items() if files and (folder / files[0]).is_file()]
+    if packed_splits:
+        return _open_packed(spec, folder, split, packed_splits, shard_names)
+    splits = [name for name, subfolder in (("validation", "val"), ("train", "train")) if (folder / subfolder).is_dir()]
+    split = choose_split(spec.name, split, splits)
+    names: dict[str, str] = {}
+    if (folder / "words.txt").is_file():
+        names = dict(line.split("\t", 1) for line in read_lines(folder / "words.txt"))
+    wnids = [line.strip() for line in read_lines(folder / "wnids.txt")]
+    labels = tuple(names.get(wnid, wnid).strip() for wnid in wnids)
+    label_of = {wnid: label for label, wnid in enumerate(wnids)}
+    load_rows = partial(_list_training_rows, folder / "train", label_of)
+    if split == "validation":
+        load_rows = partial(_list_validation_rows, spec, folder / "val", label_of)
+    return BenchmarkDataset(spec.name, split, spec.licence, labels, load_rows, _make_file_example, tuple(splits))
 
 
-def _packed(shards: list[Packed], split: str) -> list[tuple[str, Packed, int]]:
-    found = [(shard, place) for shard in shards for place in range(len(shard["label"]))]
-    return [(f"{split}-{number:06d}", shard, place) for number, (shard, place) in enumerate(found, 1)]
+def _open_packed(
+    spec: DatasetSpec, folder: Path, split: str | None, splits: list[str], shard_names: Mapping[str, list[str]]
+) -> BenchmarkDataset:
+    if not (folder / "classes.tsv").is_file():
+        raise missing_files_error(spec, "classes.tsv", [folder])
+    split = choose_split(spec.name, split, splits)
+    labels = tuple(line.split("\t")[1] for line in read_lines(folder / "classes.tsv"))
+    shards = [NpzArchive(folder / name) for name in shard_names[split]]
+    load_rows = partial(_list_packed_rows, shards, split)
+    return BenchmarkDataset(spec.name, split, spec.licence, labels, load_rows, _make_packed_example, tuple(splits))
 
 
-def _of_pack(row: tuple[str, Packed, int]) -> Example:
-    name, shard, place = row
-    left, top, right, bottom = (int(edge) for edge in shard["box"][place])
-    picture = open_rgb(shard.member(place), name)
-    return Example(name, picture, int(shard["label"][place]), _evidence((left, top, right, bottom)))
+def _list_packed_rows(shards: list[NpzArchive], split: str) -> list[tuple[str, NpzArchive, int]]:
+    members = [(shard, index) for shard in shards for index in range(len(shard["label"]))]
+    return [(f"{split}-{number:06d}", shard, index) for number, (shard, index) in enumerate(members, 1)]
 
 
-def _validation(reader: Reader, folder: Path, index: Mapping[str, int]) -> list[tuple[Path, int, Box]]:
+def _make_packed_example(row: tuple[str, NpzArchive, int]) -> Example:
+    name, shard, index = row
+    x_min, y_min, x_max, y_max = (int(edge) for edge in shard["box"][index])
+    image = open_rgb_image(shard.read_member(index), name)
+    return Example(name, image, int(shard["label"][index]), _box_to_evidence((x_min, y_min, x_max, y_max)))
+
+
+def _list_validation_rows(
+    spec: DatasetSpec, folder: Path, label_of: Mapping[str, int]
+) -> list[tuple[Path, int, PixelBox]]:
     path = folder / "val_annotations.txt"
     if not path.is_file():
-        raise missing(reader, path.name, [folder])
-    cells = [line.split("\t") for line in lines(path)]
-    strange = sorted({wnid for _, wnid, *_ in cells} - set(index))
-    if strange:
-        raise unknown("class in val_annotations.txt", strange[0], index)
-    return [(folder / "images" / name, index[wnid], _box(box)) for name, wnid, *box in cells]
+        raise missing_files_error(spec, path.name, [folder])
+    cells = [line.split("\t") for line in read_lines(path)]
+    unknown_wnids = sorted({wnid for _, wnid, *_ in cells} - set(label_of))
+    if unknown_wnids:
+        raise unknown_value_error("class in val_annotations.txt", unknown_wnids[0], label_of)
+    return [(folder / "images" / name, label_of[wnid], _parse_box(box)) for name, wnid, *box in cells]
 
 
-def _training(folder: Path, index: Mapping[str, int]) -> list[tuple[Path, int, Box]]:
+def _list_training_rows(folder: Path, label_of: Mapping[str, int]) -> list[tuple[Path, int, PixelBox]]:
     rows = []
-    for wnid, label in index.items():
-        for line in lines(folder / wnid / f"{wnid}_boxes.txt"):
+    for wnid, label in label_of.items():
+        for line in read_lines(folder / wnid / f"{wnid}_boxes.txt"):
             name, *box = line.split("\t")
-            rows.append((folder / wnid / "images" / name, label, _box(box)))
+            rows.append((folder / wnid / "images" / name, label, _parse_box(box)))
     return rows
 
 
-def _box(cells: list[str]) -> Box:
-    left, top, right, bottom = (int(cell) for cell in cells[:4])
-    return left, top, right, bottom
+def _parse_box(cells: list[str]) -> PixelBox:
+    x_min, y_min, x_max, y_max = (int(cell) for cell in cells[:4])
+    return x_min, y_min, x_max, y_max
 
 
-def _of_file(row: tuple[Path, int, Box]) -> Example:
+def _make_file_example(row: tuple[Path, int, PixelBox]) -> Example:
     path, label, box = row
-    return Example(path.stem, open_rgb(path), label, _evidence(box))
+    return Example(path.stem, open_rgb_image(path), label, _box_to_evidence(box))
 
 
-def _evidence(box: Box) -> tuple[tuple[Region, ...], ...] | None:
-    """The last column and row (at most 63) belong to the box."""
-    region = Region.of_pixels((box[0], box[1], box[2] + 1, box[3] + 1), SIZE, SIZE)
-    return ((region,),) if region else None
+def _box_to_evidence(box: PixelBox) -> tuple[tuple[ImageBox, ...], ...] | None:
+    """Convert a box whose last column and row (at most 63) belong to it."""
+    image_box = ImageBox.from_pixels((box[0], box[1], box[2] + 1, box[3] + 1), IMAGE_SIZE, IMAGE_SIZE)
+    if image_box is None:
+        return None
+    return ((image_box,),)

@@ -1,8 +1,9 @@
-"""The zoo's tasks with known answers as data sets: every example with all that decides its label.
+"""Data sets with known evidence: the zoo's synthetic tasks, where everything that decides a label is marked.
 
->>> from clearhead.bench.data import read
->>> one = read("known", task="recall", count=1)[0]
->>> one.input.split()[-1], one.answer == one.input[one.evidence[0][1].start : one.evidence[0][1].stop]
+>>> from clearhead.bench.data import load_benchmark_dataset
+>>> example = load_benchmark_dataset("known", task="recall", count=1)[0]
+>>> value = example.evidence[0][1]
+>>> example.input.split()[-1], example.continuation == example.input[value.start : value.stop]
 ('→', True)
 """
 
@@ -14,142 +15,172 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.bench.data.base import DataSet, Example
-from clearhead.bench.data.evidence import Characters, Mask, Piece, Place, Region
-from clearhead.bench.data.registry import Reader, register
-from clearhead.errors import InputError, unknown
-from clearhead.targets import Generated
+from clearhead.bench.data.base import BenchmarkDataset, Example
+from clearhead.bench.data.evidence import CharSpan, EvidenceItem, EvidenceMask, ImageBox, UnitIndex
+from clearhead.bench.data.registry import DatasetSpec, register_dataset
+from clearhead.errors import InputError, unknown_value_error
+from clearhead.targets import GeneratedToken
 
-#: The models that the tasks were made for, by name; each has a task of its name.
-TASKS = ("logic", "recall", "spell", "shapes-vqa", "shapes-vilt", "shapes-detr", "pets-hans")
+#: Names of the tasks that have a zoo model of the same name.
+ZOO_TASKS = ("logic", "recall", "spell", "shapes-vqa", "shapes-vilt", "shapes-detr", "pets-hans")
 
 
-@register(
+@register_dataset(
     "known",
     licence="generated; spell: CMU Pronouncing Dictionary",
-    get="pip install clearhead-zoo",
-    folders=(),
-    marks=(),
-    must_exist=False,
+    download_hint="pip install clearhead-zoo",
+    folder_names=(),
+    marker_files=(),
+    requires_folder=False,
 )
-def known(
-    reader: Reader, folder: Path | None, split: str | None, task: str = "logic", count: int = 200, seed: int = 0
-) -> DataSet:
-    """`count` examples of the held-out stream of a task. Only examples that have evidence in the input."""
-    if task not in _MAKERS:
-        raise unknown("task", task, tuple(_MAKERS))
+def open_zoo_task(
+    spec: DatasetSpec, folder: Path | None, split: str | None, task: str = "logic", count: int = 200, seed: int = 0
+) -> BenchmarkDataset:
+    """Generate `count` held-out examples of a task; only examples that have evidence in the input."""
+    if task not in _TASK_BUILDERS:
+        raise unknown_value_error("task", task, tuple(_TASK_BUILDERS))
     if split not in (None, "held-out"):
-        raise InputError(f"split={split!r}: only the held-out stream of {task} is for measuring")
-    rows, example, labels = _MAKERS[task]
-    return DataSet(
-        f"known:{task}", "held-out", reader.licence, labels(), partial(rows, count, seed), example, ("held-out",)
+        raise InputError(f"split={split!r}: only the held-out stream of {task} can be used for measurements")
+    draw_rows, make_example, list_labels = _TASK_BUILDERS[task]
+    return BenchmarkDataset(
+        f"known:{task}",
+        "held-out",
+        spec.licence,
+        list_labels(),
+        partial(draw_rows, count, seed),
+        make_example,
+        ("held-out",),
     )
 
 
-def _task(name: str) -> Any:
+def _import_task(name: str) -> Any:
     try:
         return import_module(f"clearhead_zoo.tasks.{name}")
     except ImportError:
-        raise InputError("the tasks with known answers are in the zoo: pip install clearhead-zoo") from None
+        raise InputError("the tasks with known evidence are part of the zoo: pip install clearhead-zoo") from None
 
 
-def _characters(one: Any, positions: Sequence[int]) -> tuple[Piece, ...]:
-    return tuple(Characters(*one.spans[position]) for position in positions)
+def _to_char_spans(zoo_example: Any, positions: Sequence[int]) -> tuple[EvidenceItem, ...]:
+    return tuple(CharSpan(*zoo_example.spans[position]) for position in positions)
 
 
-def _logic_rows(count: int, seed: int) -> Sequence[Any]:
-    return _task("logic").examples(count, seed, evident=True)
+def _list_witnesses(zoo_example: Any) -> tuple[tuple[EvidenceItem, ...], ...]:
+    return tuple(_to_char_spans(zoo_example, witness) for witness in zoo_example.witnesses)
 
 
-def _logic(one: Any) -> Example:
-    sets = tuple(_characters(one, witness) for witness in one.witnesses)
-    label = _task("logic").LABELS.index(one.label)
-    return Example(one.id, one.text, label, sets, _characters(one, one.question), target=one.label)
+def _draw_logic_rows(count: int, seed: int) -> Sequence[Any]:
+    return _import_task("logic").make_examples(count, seed, evident=True)
 
 
-def _recall_rows(least: int, most: int, count: int, seed: int) -> Sequence[Any]:
-    return _task("recall").examples(count, seed, pairs=(least, most))
+def _make_logic_example(row: Any) -> Example:
+    label = _import_task("logic").LABELS.index(row.label)
+    question = _to_char_spans(row, row.question_positions)
+    return Example(row.id, row.text, label, _list_witnesses(row), question, target=row.label)
 
 
-def _recall(one: Any) -> Example:
-    sets = tuple(_characters(one, witness) for witness in one.witnesses)
-    label = _task("recall").values().index(one.label)
-    asked = _characters(one, one.question)
-    return Example(one.id, one.text, label, sets, asked, target=Generated(0), answer=one.label)
+def _draw_recall_rows(min_pairs: int, max_pairs: int, count: int, seed: int) -> Sequence[Any]:
+    return _import_task("recall").make_examples(count, seed, pairs=(min_pairs, max_pairs))
 
 
-def _spell_rows(count: int, seed: int) -> Sequence[Any]:
-    """One phoneme of each of so many words, drawn at random."""
-    spell, zoo = _task("spell"), import_module("clearhead_zoo")
-    words, _ = spell.read(zoo.path("spell") / "held-out.tsv")
+def _make_recall_example(row: Any) -> Example:
+    label = _import_task("recall").list_values().index(row.label)
+    question = _to_char_spans(row, row.question_positions)
+    evidence = _list_witnesses(row)
+    return Example(row.id, row.text, label, evidence, question, target=GeneratedToken(0), continuation=row.label)
+
+
+def _draw_spell_rows(count: int, seed: int) -> Sequence[Any]:
+    """Draw `count` words, and one phoneme of each."""
+    spell = _import_task("spell")
+    zoo = import_module("clearhead_zoo")
+    words, _ = spell.read_spellings(zoo.path("spell") / "held-out.tsv")
     rng = np.random.default_rng([seed, 1])
-    chosen = rng.permutation(len(words))[:count]
-    return [(words[place], int(rng.integers(len(words[place].phonemes)))) for place in chosen]
+    word_indices = rng.permutation(len(words))[:count]
+    return [(words[index], int(rng.integers(len(words[index].phonemes)))) for index in word_indices]
 
 
-def _spell(row: tuple[Any, int]) -> Example:
+def _make_spell_example(row: tuple[Any, int]) -> Example:
     word, step = row
-    one = word.examples()[step]
-    sets = tuple(_characters(one, witness) for witness in one.witnesses)
-    label = _task("spell").PHONEMES.index(one.label)
-    said = " ".join(word.phonemes)
-    return Example(one.id, one.text, label, sets, streams=("source",), target=Generated(step), answer=said)
+    zoo_example = word.make_examples()[step]
+    return Example(
+        zoo_example.id,
+        zoo_example.text,
+        _import_task("spell").PHONEMES.index(zoo_example.label),
+        _list_witnesses(zoo_example),
+        streams=("source",),
+        target=GeneratedToken(step),
+        continuation=" ".join(word.phonemes),
+    )
 
 
-def _shapes_rows(size: int, count: int, seed: int) -> Sequence[Any]:
-    return _task("shapes").examples(count, seed, size=size)
+def _draw_shapes_rows(size: int, count: int, seed: int) -> Sequence[Any]:
+    return _import_task("shapes").make_examples(count, seed, size=size)
 
 
-def _shapes_vqa(one: Any) -> Example:
-    given = {"text": one.text, "image": one.image, "regions": (one.features, one.region_boxes)}
-    places = tuple(Place(region, "regions") for region in one.evidence_regions)
-    evidence = ((*_characters(one, one.evidence), *places),)
-    label = _task("shapes").ANSWERS.index(one.label)
-    return Example(one.id, given, label, evidence, streams=("text", "regions"), target=one.label)
+def _make_shapes_vqa_example(row: Any) -> Example:
+    inputs = {"text": row.text, "image": row.image, "regions": (row.features, row.region_boxes)}
+    regions = tuple(UnitIndex(region, "regions") for region in row.evidence_regions)
+    evidence = ((*_to_char_spans(row, row.evidence), *regions),)
+    label = _import_task("shapes").ANSWERS.index(row.label)
+    return Example(row.id, inputs, label, evidence, streams=("text", "regions"), target=row.label)
 
 
-def _shapes_vilt(one: Any) -> Example:
-    """The same questions about pixels; where nothing is there to be counted or found, the words alone are evidence."""
-    shown = (Mask(one.evidence_mask),) if one.objects else ()
-    evidence = ((*_characters(one, one.evidence), *shown),)
-    label = _task("shapes").ANSWERS.index(one.label)
-    given = {"text": one.text, "image": one.image}
-    return Example(one.id, given, label, evidence, streams=("text", "image"), target=one.label)
+def _make_shapes_vilt_example(row: Any) -> Example:
+    """Create the same question about pixels; if no object is to be counted or found, only words are evidence."""
+    masks = (EvidenceMask(row.evidence_mask),) if row.objects else ()
+    evidence = ((*_to_char_spans(row, row.evidence), *masks),)
+    label = _import_task("shapes").ANSWERS.index(row.label)
+    inputs = {"text": row.text, "image": row.image}
+    return Example(row.id, inputs, label, evidence, streams=("text", "image"), target=row.label)
 
 
-def _shapes_detr(one: Any) -> Example:
-    """The first object of the scene, whatever the question is about: the detection of it is explained."""
-    shape = one.names[0].split()[-1]
-    label = _task("shapes").SHAPES.index(shape)
-    return Example(one.id, one.image, label, ((Mask(one.masks[0]),),), streams=("image",), target=shape)
+def _make_shapes_detr_example(row: Any) -> Example:
+    """Create an example that explains the detection of the scene's first object, whatever the question is about."""
+    shape = row.names[0].split()[-1]
+    label = _import_task("shapes").SHAPES.index(shape)
+    return Example(row.id, row.image, label, ((EvidenceMask(row.masks[0]),),), streams=("image",), target=shape)
 
 
-def _shapes_scenes(one: Any) -> Example:
-    """Every object of a scene, each with its shape, for masks of all detections."""
-    shapes = [_task("shapes").SHAPES.index(name.split()[-1]) for name in one.names]
-    masks = tuple((Mask(mask, label=shape),) for mask, shape in zip(one.masks, shapes, strict=True))
-    return Example(one.id, one.image, None, masks, streams=("image",))
+def _make_shapes_scene_example(row: Any) -> Example:
+    """Create an example with the masks and classes of all objects of a scene."""
+    labels = [_import_task("shapes").SHAPES.index(name.split()[-1]) for name in row.names]
+    masks = tuple((EvidenceMask(mask, label=label),) for mask, label in zip(row.masks, labels, strict=True))
+    return Example(row.id, row.image, None, masks, streams=("image",))
 
 
-def _hans_rows(count: int, seed: int) -> Sequence[Any]:
-    return _task("hans").examples(count, seed)
+def _draw_hans_rows(count: int, seed: int) -> Sequence[Any]:
+    return _import_task("hans").make_examples(count, seed)
 
 
-def _hans(one: Any) -> Example:
-    high, wide = one.mask.shape
-    where = Region.of_pixels(one.box, wide, high)
-    assert where is not None
-    return Example(one.id, one.picture, _task("hans").LABELS.index(one.label), ((where,),), target=one.label)
+def _make_hans_example(row: Any) -> Example:
+    height, width = row.mask.shape
+    box = ImageBox.from_pixels(row.box, width, height)
+    assert box is not None
+    return Example(row.id, row.image, _import_task("hans").LABELS.index(row.label), ((box,),), target=row.label)
 
 
-_MAKERS: dict[str, tuple[Callable[..., Sequence[Any]], Callable[[Any], Example], Callable[[], tuple[str, ...]]]] = {
-    "logic": (_logic_rows, _logic, lambda: _task("logic").LABELS),
-    "recall": (partial(_recall_rows, 4, 32), _recall, lambda: tuple(_task("recall").values())),
-    "recall-4k": (partial(_recall_rows, 256, 2046), _recall, lambda: tuple(_task("recall").values())),
-    "spell": (_spell_rows, _spell, lambda: _task("spell").PHONEMES),
-    "shapes-vqa": (partial(_shapes_rows, 64), _shapes_vqa, lambda: _task("shapes").ANSWERS),
-    "shapes-vilt": (partial(_shapes_rows, 64), _shapes_vilt, lambda: _task("shapes").ANSWERS),
-    "shapes-detr": (partial(_shapes_rows, 96), _shapes_detr, lambda: _task("shapes").SHAPES),
-    "shapes-scenes": (partial(_shapes_rows, 96), _shapes_scenes, lambda: _task("shapes").SHAPES),
-    "pets-hans": (_hans_rows, _hans, lambda: _task("hans").LABELS),
+_TASK_BUILDERS: dict[
+    str, tuple[Callable[..., Sequence[Any]], Callable[[Any], Example], Callable[[], tuple[str, ...]]]
+] = {
+    "logic": (_draw_logic_rows, _make_logic_example, lambda: _import_task("logic").LABELS),
+    "recall": (
+        partial(_draw_recall_rows, 4, 32),
+        _make_recall_example,
+        lambda: tuple(_import_task("recall").list_values()),
+    ),
+    "recall-4k": (
+        partial(_draw_recall_rows, 256, 2046),
+        _make_recall_example,
+        lambda: tuple(_import_task("recall").list_values()),
+    ),
+    "spell": (_draw_spell_rows, _make_spell_example, lambda: _import_task("spell").PHONEMES),
+    "shapes-vqa": (partial(_draw_shapes_rows, 64), _make_shapes_vqa_example, lambda: _import_task("shapes").ANSWERS),
+    "shapes-vilt": (partial(_draw_shapes_rows, 64), _make_shapes_vilt_example, lambda: _import_task("shapes").ANSWERS),
+    "shapes-detr": (partial(_draw_shapes_rows, 96), _make_shapes_detr_example, lambda: _import_task("shapes").SHAPES),
+    "shapes-scenes": (
+        partial(_draw_shapes_rows, 96),
+        _make_shapes_scene_example,
+        lambda: _import_task("shapes").SHAPES,
+    ),
+    "pets-hans": (_draw_hans_rows, _make_hans_example, lambda: _import_task("hans").LABELS),
 }

@@ -1,9 +1,10 @@
-"""Agreement: how far methods rank units alike, and like leave-one-out; against what chance would give.
+"""Agreement between methods: do they rank units in the same order, and in the order of leave-one-out?
 
-Kendall's tau-b and Spearman's rho on the scores themselves (of argsorts they would mean nothing), and the share of the
-k highest units in common. Special units are left out. Chance: 0 for the correlations, k/n for the share in common,
-which stands beside it; `random` is in every table, too. Where units tie at the k-th place, each counts by its chance to
-be drawn among the k, on each side by itself: drawn the same way on both sides, flat maps would agree wholly.
+Kendall's tau-b and Spearman's rho of the scores themselves (correlations of argsorts would be meaningless), and the
+overlap of the k highest units. Special units are excluded. Chance level: 0 for the correlations, k/n for the overlap,
+which is reported next to it; `random` is part of every table. Where units tie at rank k, each counts by its
+probability of being drawn into the top k, independently on both sides: a shared draw would give flat maps a perfect
+overlap.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,18 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead.bench.data import Example
-from clearhead.bench.output_cache import Looks, read_whole
-from clearhead.bench.protocols.base import Explained, Explanations, Measurement, Protocol, register
-from clearhead.bench.protocols.perturbation import seen
-from clearhead.bench.protocols.sensitivity import Drops, default_fill, removed_units
-from clearhead.bench.protocols.unit_removal import removal
-from clearhead.errors import unknown
+from clearhead.bench.output_cache import OutputCache, prepare_example
+from clearhead.bench.protocols.base import (
+    BenchmarkProtocol,
+    ExplainedClass,
+    ExplanationsByMethod,
+    Measurement,
+    register_protocol,
+)
+from clearhead.bench.protocols.perturbation import get_visible_units
+from clearhead.bench.protocols.sensitivity import OutputDrops, choose_default_fill, to_removal_mask
+from clearhead.bench.protocols.unit_removal import make_remover
+from clearhead.errors import unknown_value_error
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
@@ -27,150 +34,189 @@ if TYPE_CHECKING:
 LEAVE_ONE_OUT = "leave-one-out"
 
 
-@register("agreement")
+@register_protocol("agreement")
 @dataclass(frozen=True)
-class Agreement(Protocol):
-    """`top` is a number of units; `leave_one_out` False saves its passes."""
+class MethodAgreement(BenchmarkProtocol):
+    """Rank agreement of every two methods, and of each method with leave-one-out.
+
+    `top` is the number of units whose overlap is measured; `leave_one_out=False` saves the forward passes.
+    """
 
     version: ClassVar[int] = 2
-    headline: ClassVar[tuple[str, ...]] = ("tau",)
-    together: ClassVar[bool] = True
+    headline_metrics: ClassVar[tuple[str, ...]] = ("tau",)
+    depends_on_other_methods: ClassVar[bool] = True
 
-    explained: Explained = "predicted"
+    explained: ExplainedClass = "predicted"
     top: int = 5
     leave_one_out: bool = True
     fill: str | None = None
 
     def measure(
         self,
-        ex: "Explainer",
+        explainer: "Explainer",
         examples: Sequence[Example],
-        explanations: Explanations,
-        looks: "Looks | None" = None,
+        explanations: ExplanationsByMethod,
+        output_cache: "OutputCache | None" = None,
     ) -> list[Measurement]:
+        """Compare every ordered pair of methods on each stream with at least two content units."""
         scores = {
-            method: [{stream: part.scores for stream, part in one.parts.items()} for one in own]
-            for method, own in explanations.items()
+            method: [
+                {stream: explanation.scores for stream, explanation in example_explanation.by_stream.items()}
+                for example_explanation in method_explanations
+            ]
+            for method, method_explanations in explanations.items()
         }
-        first = next(iter(explanations.values()))
+        first_method_explanations = next(iter(explanations.values()))
         if self.leave_one_out:
-            scores[LEAVE_ONE_OUT] = self._left_out(ex, examples, first, looks)
-        made = []
-        for place, example in enumerate(examples):
-            for stream, part in first[place].parts.items():
-                kept = part.units.drop_special()
-                if len(kept) < 2:
+            scores[LEAVE_ONE_OUT] = self._compute_leave_one_out(
+                explainer, examples, first_method_explanations, output_cache
+            )
+        measurements = []
+        for index, example in enumerate(examples):
+            for stream, explanation in first_method_explanations[index].by_stream.items():
+                content = explanation.units.content_indices()
+                if len(content) < 2:
                     continue
-                for one in explanations:
-                    for other in scores:
-                        if one != other and stream in scores[other][place]:
-                            pair = [scores[name][place][stream] for name in (one, other)]
-                            figures = self.alike(_kept(pair[0], kept), _kept(pair[1], kept))
-                            made.append(Measurement(example.id, one, f"{stream}/{other}", figures))
-        return made
+                for method in explanations:
+                    for compared_method in scores:
+                        if method != compared_method and stream in scores[compared_method][index]:
+                            metrics = self.compute_rank_agreement(
+                                _select_scores(scores[method][index][stream], content),
+                                _select_scores(scores[compared_method][index][stream], content),
+                            )
+                            part_name = f"{stream}/{compared_method}"
+                            measurements.append(Measurement(example.id, method, part_name, metrics))
+        return measurements
 
-    def alike(self, one: Float[np.ndarray, "unit"], other: Float[np.ndarray, "unit"]) -> dict[str, float]:
+    def compute_rank_agreement(
+        self, first: Float[np.ndarray, "unit"], second: Float[np.ndarray, "unit"]
+    ) -> dict[str, float]:
+        """Compute tau-b, rho and top-k overlap of two score vectors; correlations are NaN where one is constant."""
         from scipy.stats import kendalltau, spearmanr
 
-        moves = np.ptp(one) > 0 and np.ptp(other) > 0
-        top = min(self.top, len(one))
+        tau = rho = float("nan")
+        if np.ptp(first) > 0 and np.ptp(second) > 0:
+            tau = float(kendalltau(first, second).statistic)
+            rho = float(spearmanr(first, second).statistic)
+        top = min(self.top, len(first))
+        overlap = float(compute_top_k_probabilities(first, top) @ compute_top_k_probabilities(second, top))
         return {
-            "tau": float(kendalltau(one, other).statistic) if moves else float("nan"),
-            "rho": float(spearmanr(one, other).statistic) if moves else float("nan"),
-            f"top {self.top}": float(among_highest(one, top) @ among_highest(other, top)) / top,
-            f"top {self.top} by chance": top / len(one),
+            "tau": tau,
+            "rho": rho,
+            f"top {self.top}": overlap / top,
+            f"top {self.top} by chance": top / len(first),
         }
 
-    def _left_out(
-        self, ex: "Explainer", examples: Sequence[Example], first: Sequence[Any], looks: Looks | None
+    def _compute_leave_one_out(
+        self,
+        explainer: "Explainer",
+        examples: Sequence[Example],
+        explanations: Sequence[Any],
+        output_cache: OutputCache | None,
     ) -> list[dict[str, Float[np.ndarray, "unit"]]]:
-        """By stream, what each unit's absence costs."""
-        drops, places = Drops(ex, looks), []
-        for number, example in enumerate(examples):
-            whole, own = read_whole(ex, example, self), {}
-            for stream in first[number].streams:
-                units = seen(whole, stream)
-                kept = units.drop_special()
-                if len(kept):
-                    way = removal(ex.subject, whole.sample, units, self.fill or default_fill(units))
-                    removed = (removed_units(way, units, np.arange(len(units)) == place) for place in kept)
-                    drops.ask(f"{number}/{stream}", whole, way, removed)
-                    own[stream] = (len(first[number][stream]), kept)
-            places.append(own)
-        found = []
-        for number, own in enumerate(places):
-            by_stream = {}
-            for stream, (length, kept) in own.items():
-                by_stream[stream] = np.zeros(length)
-                by_stream[stream][kept] = drops[f"{number}/{stream}"]
-            found.append(by_stream)
-        return found
+        """Compute by example and stream how far the output falls when each unit is removed."""
+        drops = OutputDrops(explainer, output_cache)
+        measured_units = []
+        for index, example in enumerate(examples):
+            prepared = prepare_example(explainer, example, self)
+            units_by_stream = {}
+            for stream in explanations[index].streams:
+                units = get_visible_units(prepared, stream)
+                content = units.content_indices()
+                if len(content):
+                    fill = self.fill or choose_default_fill(units)
+                    remover = make_remover(explainer.adapter, prepared.sample, units, fill)
+                    masks = (to_removal_mask(remover, units, np.arange(len(units)) == unit) for unit in content)
+                    drops.request(f"{index}/{stream}", prepared, remover, masks)
+                    units_by_stream[stream] = (len(explanations[index][stream]), content)
+            measured_units.append(units_by_stream)
+        scores = []
+        for index, units_by_stream in enumerate(measured_units):
+            scores_by_stream = {}
+            for stream, (length, content) in units_by_stream.items():
+                scores_by_stream[stream] = np.zeros(length)
+                scores_by_stream[stream][content] = drops[f"{index}/{stream}"]
+            scores.append(scores_by_stream)
+        return scores
 
 
-def among_highest(scores: Float[np.ndarray, "unit"], count: int) -> Float[np.ndarray, "unit"]:
-    """The chance of each unit to be among the `count` highest, where ties at the last place are drawn.
+def compute_top_k_probabilities(scores: Float[np.ndarray, "unit"], k: int) -> Float[np.ndarray, "unit"]:
+    """Return each unit's probability of being among the `k` highest, where ties at rank k are drawn at random.
 
-    >>> among_highest(np.array([3.0, 1.0, 1.0, 0.0]), 2).tolist()
+    >>> compute_top_k_probabilities(np.array([3.0, 1.0, 1.0, 0.0]), 2).tolist()
     [1.0, 0.5, 0.5, 0.0]
     """
-    last = np.sort(scores)[-count]
-    above, tied = scores > last, scores == last
-    return above + tied * (count - above.sum()) / tied.sum()
+    kth_score = np.sort(scores)[-k]
+    is_above = scores > kth_score
+    is_tied = scores == kth_score
+    return is_above + is_tied * (k - is_above.sum()) / is_tied.sum()
 
 
-def _kept(scores: Float[np.ndarray, "unit"], kept: Any) -> Float[np.ndarray, "unit"]:
-    return np.nan_to_num(np.asarray(scores, dtype=float)[kept])
+def _select_scores(scores: Float[np.ndarray, "unit"], indices: Any) -> Float[np.ndarray, "unit"]:
+    return np.nan_to_num(np.asarray(scores, dtype=float)[indices])
 
 
-@register("classes")
+@register_protocol("classes")
 @dataclass(frozen=True)
-class Classes(Protocol):
-    """Do explanations of two classes differ? Rank correlation between that of the true and that of another class.
+class ClassSensitivity(BenchmarkProtocol):
+    """Class sensitivity: rank correlation between the explanations of the true and of another class.
 
-    `other` "next" is the class with the next number (of two, the other one); "second" the second likeliest.
+    `other` selects the second class: "next" is the class with the next index (of two, the other one), "second" the
+    class with the second-highest probability.
     """
 
-    headline: ClassVar[tuple[str, ...]] = ("tau",)
+    headline_metrics: ClassVar[tuple[str, ...]] = ("tau",)
 
-    explained: Explained = "gold"
+    explained: ExplainedClass = "gold"
     other: str = "next"
 
-    def check(self) -> None:
-        super().check()
+    def check_settings(self) -> None:
+        """Validate the settings."""
+        super().check_settings()
         if self.other not in ("next", "second"):
-            raise unknown("other", self.other, ("next", "second"))
+            raise unknown_value_error("other", self.other, ("next", "second"))
 
     def measure(
         self,
-        ex: "Explainer",
+        explainer: "Explainer",
         examples: Sequence[Example],
-        explanations: Explanations,
-        looks: "Looks | None" = None,
+        explanations: ExplanationsByMethod,
+        output_cache: "OutputCache | None" = None,
     ) -> list[Measurement]:
-        from clearhead.bench.chunk_explanations import given, method_of, seed_of
+        """Explain the second class of each example and correlate both explanations."""
+        from clearhead.bench.chunk_explanations import build_explain_kwargs, get_explanation_seed, parse_method
 
-        self.check()
-        first = next(iter(explanations.values()))
-        targets = [self._against(ex, explanation) for explanation in first]
-        methods = [method_of(name) for name in explanations]
-        others = ex.explain(**given(examples), method=methods, target=targets, seed=seed_of(explanations))
-        made = []
-        for method, own in explanations.items():
-            for example, one, other in zip(examples, own, others[method], strict=True):
-                for stream, part in one.parts.items():
-                    kept = part.units.drop_special()
-                    if len(kept) > 1:
-                        pair = [_kept(scores, kept) for scores in (part.scores, other[stream].scores)]
-                        found = Agreement().alike(pair[0], pair[1])
-                        figures = {"tau": found["tau"], "rho": found["rho"]}
-                        made.append(Measurement(example.id, method, stream, figures))
-        return made
+        self.check_settings()
+        first_method_explanations = next(iter(explanations.values()))
+        targets = [self._select_other_class(explainer, explanation) for explanation in first_method_explanations]
+        other_explanations = explainer.explain(
+            **build_explain_kwargs(examples),
+            method=[parse_method(name) for name in explanations],
+            target=targets,
+            seed=get_explanation_seed(explanations),
+        )
+        measurements = []
+        for method, method_explanations in explanations.items():
+            pairs = zip(examples, method_explanations, other_explanations[method], strict=True)
+            for example, explanation, other_explanation in pairs:
+                for stream, stream_explanation in explanation.by_stream.items():
+                    content = stream_explanation.units.content_indices()
+                    if len(content) > 1:
+                        agreement = MethodAgreement().compute_rank_agreement(
+                            _select_scores(stream_explanation.scores, content),
+                            _select_scores(other_explanation[stream].scores, content),
+                        )
+                        metrics = {"tau": agreement["tau"], "rho": agreement["rho"]}
+                        measurements.append(Measurement(example.id, method, stream, metrics))
+        return measurements
 
-    def smaller(self, figure: str, part: str) -> bool:
+    def is_smaller_better(self, metric: str, part_name: str) -> bool:
+        """Return True: explanations of different classes should differ."""
         return True
 
-    def _against(self, ex: "Explainer", explanation: Any) -> int:
+    def _select_other_class(self, explainer: "Explainer", explanation: Any) -> int:
         explained = int(explanation.target["index"])
         if self.other == "second":
-            return next(int(one["index"]) for one in explanation.prediction["top"] if one["index"] != explained)
-        return (explained + 1) % len(ex.subject.labels)
+            top_classes = explanation.prediction["top"]
+            return next(int(entry["index"]) for entry in top_classes if entry["index"] != explained)
+        return (explained + 1) % len(explainer.adapter.labels)

@@ -1,9 +1,10 @@
-"""A protocol is a small frozen object: (explainer, examples, their explanations) → figures, one measurement each.
+"""Base class, registry and shared helpers of benchmark protocols.
 
-Its settings are hashed, so that figures of different settings never meet in one table by mistake. What a protocol is
-handed was explained for the target that it named (so that protocols share explanations), and what it returns is plain
-data: it stores nothing. Only those that ask for other explanations beside (of a randomised model, of another class)
-explain for themselves.
+A protocol is a small frozen object that maps (explainer, examples, explanations) to `Measurement`s. Its settings are
+hashed, so that results of different settings are never mixed in one table. Explanations are computed for the target
+that the protocol selects (so that protocols can share them), and the returned measurements are plain data: a protocol
+stores nothing. Only protocols that need further explanations (of a randomised model, of another class) compute
+explanations themselves.
 """
 
 import hashlib
@@ -17,22 +18,30 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from clearhead.bench.data.base import Example
-from clearhead.errors import InputError, unknown
+from clearhead.errors import InputError, unknown_value_error
 from clearhead.explanation.multi_stream import AnyExplanation
 
 if TYPE_CHECKING:
-    from clearhead.bench.output_cache import Looks
+    from clearhead.bench.output_cache import OutputCache
     from clearhead.explainer import Explainer
 
-#: Which class is explained: the model's own, the true one, or the one with this number.
-Explained = str | int
-#: By method, the explanations of the examples in their order.
-Explanations = Mapping[str, Sequence[AnyExplanation]]
+#: Class that is explained: "predicted" (by the model), "gold" (the example's label), or a class index.
+ExplainedClass = str | int
+#: Method name → explanations, in the order of the examples.
+ExplanationsByMethod = Mapping[str, Sequence[AnyExplanation]]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one protocol says about one method on one example; `part` is the stream, or whatever else is apart."""
+    """Metrics of one method on one example.
+
+    Attributes:
+        example: Id of the example.
+        method: Name of the method.
+        part: Name of the measured part: the stream, or stream and condition ("text/mask/positive").
+        figures: Metric name → value.
+        curves: Curve name → points.
+    """
 
     example: str
     method: str
@@ -42,47 +51,67 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Protocol:
-    """What all protocols have. `explained` and `seed` are settings like any other."""
+class BenchmarkProtocol:
+    """Base class of benchmark protocols; every dataclass field is a setting.
 
-    #: Goes up when the same settings come to mean other figures.
+    Attributes:
+        version: Incremented when the same settings produce different metrics.
+        name: Name in `PROTOCOL_REGISTRY`, set by `register_protocol`.
+        smaller_is_better_metrics: Metrics where a smaller value is better; for all others a larger one is.
+        description: One or two sentences for the reader of a report: what the protocol measures.
+        headline_metrics: Metrics shown in short tables.
+        depends_on_other_methods: True if the metrics of one method depend on which other methods are measured.
+        explained: Class that is explained: "predicted", "gold" or a class index.
+        seed: Seed of every random choice, tie-breaking included.
+    """
+
     version: ClassVar[int] = 1
     name: ClassVar[str] = ""
-    #: Figures that are better the smaller they are; all others are better the larger.
-    smaller_is_better: ClassVar[frozenset[str]] = frozenset()
+    smaller_is_better_metrics: ClassVar[frozenset[str]] = frozenset()
+    description: ClassVar[str] = ""
+    headline_metrics: ClassVar[tuple[str, ...]] = ()
+    depends_on_other_methods: ClassVar[bool] = False
 
-    #: What it asks, in a sentence or two, for the reader of a report.
-    about: ClassVar[str] = ""
-    #: What a short table shows.
-    headline: ClassVar[tuple[str, ...]] = ()
-    #: Whether its figures of one method depend on which others are there.
-    together: ClassVar[bool] = False
-
-    explained: Explained = "predicted"
+    explained: ExplainedClass = "predicted"
     seed: int = 0
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        """All settings by name."""
+        return {setting.name: getattr(self, setting.name) for setting in fields(self)}
 
     @property
     def hash(self) -> str:
-        """One short word for the name, the version and every setting."""
-        said = json.dumps([self.name, self.version, self.settings], sort_keys=True, allow_nan=False)
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        """Short hash of the name, the version and every setting."""
+        content = json.dumps([self.name, self.version, self.settings], sort_keys=True, allow_nan=False)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    def check(self) -> None:
-        """Refuse settings that cannot be: a run asks before anything is opened, not chunk by chunk."""
+    def check_settings(self) -> None:
+        """Validate the settings. A run calls this once before it loads anything, not once for each chunk.
+
+        Raises:
+            InputError: If a setting is invalid.
+        """
         if self.explained not in ("predicted", "gold") and not isinstance(self.explained, int):
-            raise unknown("class to explain", self.explained, ("predicted", "gold", "a number"))
+            raise unknown_value_error("class to explain", self.explained, ("predicted", "gold", "a number"))
 
-    def target(self, example: Example) -> Any:
-        """What is to be explained of this example, as `Explainer.explain` takes it."""
-        self.check()
+    def select_target(self, example: Example) -> Any:
+        """Return the target to explain for this example, in the form that `Explainer.explain` accepts.
+
+        Args:
+            example: The example; its own `target` takes precedence over `explained`.
+
+        Returns:
+            A target or class index, or None for the model's prediction.
+
+        Raises:
+            InputError: If `explained` is "gold" and the example has no single true class.
+        """
+        self.check_settings()
         if example.target is not None:
             return example.target
-        if example.among is not None:
-            return None  # the class is in the input, as a caption
+        if example.zero_shot_classes is not None:
+            return None  # the class is part of the input, as a caption
         if self.explained == "predicted":
             return None
         if isinstance(self.explained, int):
@@ -91,66 +120,105 @@ class Protocol:
             raise InputError(f"explained='gold', but {example.id!r} has no single true class")
         return example.label
 
-    def altered(self, methods: int) -> int | None:
-        """At most so many inputs go through the model for one example, explanations aside; None: as its size is."""
+    def count_perturbed_inputs(self, num_methods: int) -> int | None:
+        """Upper bound of forward inputs per example, without explanations; None if it depends on the input's size."""
         return 0
 
-    def smaller(self, figure: str, part: str) -> bool:
-        """Whether this figure is better the smaller it is."""
-        return figure in self.smaller_is_better
+    def is_smaller_better(self, metric: str, part_name: str) -> bool:
+        """Return True if a smaller value of this metric is better for the named part."""
+        return metric in self.smaller_is_better_metrics
 
-    def overall(self, measurements: Sequence[Measurement]) -> dict[str, float]:
-        """Figures of one method and part over all examples, where they are no means over examples."""
+    def compute_dataset_metrics(self, measurements: Sequence[Measurement]) -> dict[str, float]:
+        """Compute metrics of one method and part over all examples that are not means over examples (mIoU, COCO AP)."""
         return {}
 
     def measure(
         self,
-        ex: "Explainer",
+        explainer: "Explainer",
         examples: Sequence[Example],
-        explanations: Explanations,
-        looks: "Looks | None" = None,
+        explanations: ExplanationsByMethod,
+        output_cache: "OutputCache | None" = None,
     ) -> Sequence[Measurement]:
-        """`looks` holds what the model said about altered inputs, for other protocols on the same examples."""
+        """Measure the explanations of these examples.
+
+        Args:
+            explainer: The explained model.
+            examples: The examples.
+            explanations: Method name → explanations, in the order of `examples`.
+            output_cache: Model outputs of perturbed inputs, shared by protocols that measure the same examples.
+
+        Returns:
+            The measurements; examples to which the protocol does not apply have none.
+
+        Raises:
+            InputError: If the settings or the examples do not fit the protocol.
+        """
         raise NotImplementedError
 
 
-PROTOCOLS: dict[str, type[Protocol]] = {}
-P = TypeVar("P", bound=type[Protocol])
+PROTOCOL_REGISTRY: dict[str, type[BenchmarkProtocol]] = {}
+ProtocolT = TypeVar("ProtocolT", bound=type[BenchmarkProtocol])
 
 
-def register(name: str) -> Callable[[P], P]:
-    """Make a protocol known by name, from inside or outside the package."""
+def register_protocol(name: str) -> Callable[[ProtocolT], ProtocolT]:
+    """Class decorator that adds a protocol to `PROTOCOL_REGISTRY`, from inside or outside the package.
 
-    def add(cls: P) -> P:
+    Args:
+        name: Name by which `make_protocol` and the command line find the protocol.
+
+    Returns:
+        The decorator.
+    """
+
+    def add(cls: ProtocolT) -> ProtocolT:
         cls.name = name
-        PROTOCOLS[name] = cls
+        PROTOCOL_REGISTRY[name] = cls
         return cls
 
     return add
 
 
-def protocol(name: str, **settings: Any) -> Protocol:
-    """A protocol by name, with some of its settings.
+def make_protocol(name: str, **settings: Any) -> BenchmarkProtocol:
+    """Create a registered protocol with the given settings.
 
-    >>> protocol("truth", seed=3).settings["seed"]
-    3
+    Args:
+        name: Name of the protocol.
+        **settings: Settings that differ from their defaults.
+
+    Returns:
+        The protocol.
+
+    Raises:
+        InputError: If the protocol or one of the settings is unknown.
+
+    Example:
+        >>> make_protocol("truth", seed=3).settings["seed"]
+        3
     """
-    if name not in PROTOCOLS:
-        raise unknown("protocol", name, sorted(PROTOCOLS))
-    accepted = [one.name for one in fields(PROTOCOLS[name])]
-    for setting in settings:
-        if setting not in accepted:
-            raise unknown(f"setting of {name}", setting, accepted)
-    return PROTOCOLS[name](**settings)
+    if name not in PROTOCOL_REGISTRY:
+        raise unknown_value_error("protocol", name, sorted(PROTOCOL_REGISTRY))
+    accepted = [setting.name for setting in fields(PROTOCOL_REGISTRY[name])]
+    for setting_name in settings:
+        if setting_name not in accepted:
+            raise unknown_value_error(f"setting of {name}", setting_name, accepted)
+    return PROTOCOL_REGISTRY[name](**settings)
 
 
-def ranking(scores: Float[np.ndarray, "unit"], *key: Any) -> Int[np.ndarray, "unit"]:
-    """Places from the largest score to the smallest. Ties fall as the key says, always the same; NaN comes last.
+def argsort_descending(scores: Float[np.ndarray, "unit"], *tie_break_key: Any) -> Int[np.ndarray, "unit"]:
+    """Return the indices that sort scores from largest to smallest, NaN last; ties are broken reproducibly.
 
-    >>> ranking(np.array([0.1, 0.7, 0.3])).tolist()
-    [1, 2, 0]
+    Args:
+        scores: The scores.
+        *tie_break_key: Values that seed the random order of tied scores (the seed, the example's id).
+
+    Returns:
+        Indices into `scores`.
+
+    Example:
+        >>> argsort_descending(np.array([0.1, 0.7, 0.3])).tolist()
+        [1, 2, 0]
     """
-    digest = hashlib.sha256("\0".join(map(str, key)).encode()).digest()
+    digest = hashlib.sha256("\0".join(map(str, tie_break_key)).encode()).digest()
     shuffled = np.random.default_rng(int.from_bytes(digest[:8], "little")).permutation(len(scores))
     values = np.asarray(scores, dtype=np.float64)[shuffled]
     values = np.where(np.isnan(values), -math.inf, values)

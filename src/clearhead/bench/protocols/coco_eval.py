@@ -1,10 +1,10 @@
-"""COCO's average precision of masks, by pycocotools, for masks that were made from explanations of a detector.
+"""COCO average precision of masks (pycocotools), for masks cut from the explanations of a detector.
 
-A map of a detection becomes a mask as the authors of Generic Attention make it: scaled to 0 … 255 and cut at Otsu's
-threshold on the feature map's own grid, then scaled up bilinearly, where everything above zero is inside; so masks grow
-by up to one cell. `mask_of` of clearhead.explanation.otsu_mask cuts after scaling up instead.
+The heat map of a detection becomes a mask as in Generic Attention's code: it is scaled to 0 … 255, cut at Otsu's
+threshold on the feature map's own grid, and upscaled bilinearly, where every pixel above zero is inside. Masks
+therefore grow by up to one cell. `compute_otsu_mask` of clearhead.explanation.otsu_mask cuts after upscaling instead.
 
-    COCO      overlaps 0.50, 0.55 … 0.95;   AUTHORS   0.20, 0.25 … 0.95
+    COCO_IOU_THRESHOLDS   0.50, 0.55 … 0.95;   WIDE_IOU_THRESHOLDS (the authors')   0.20, 0.25 … 0.95
 """
 
 import contextlib
@@ -18,88 +18,113 @@ import torch
 from jaxtyping import Bool, Float
 
 from clearhead.errors import InputError
-from clearhead.explanation.otsu_mask import otsu
+from clearhead.explanation.otsu_mask import threshold_otsu
 
-COCO = tuple(round(0.5 + 0.05 * step, 2) for step in range(10))
-AUTHORS = tuple(round(0.2 + 0.05 * step, 2) for step in range(16))
-#: What pycocotools counts as small, medium and large, in this order behind "all".
-NAMES = ("AP", "AP medium", "AP large", "AR", "AR medium", "AR large")
+COCO_IOU_THRESHOLDS = tuple(round(0.5 + 0.05 * step, 2) for step in range(10))
+WIDE_IOU_THRESHOLDS = tuple(round(0.2 + 0.05 * step, 2) for step in range(16))
+#: Reported metrics, by pycocotools' size ranges "all", "medium" and "large".
+COCO_METRIC_NAMES = ("AP", "AP medium", "AP large", "AR", "AR medium", "AR large")
 
 
 @dataclass(frozen=True)
-class Instance:
-    """An object of a picture: its mask and class; the detector's score where it was detected."""
+class ObjectInstance:
+    """An object in an image: its mask and class, and the detector's score if it was detected."""
 
-    picture: int
+    image_index: int
     label: int
-    inside: Bool[np.ndarray, "height width"]
+    mask: Bool[np.ndarray, "height width"]
     score: float = 1.0
-    crowd: bool = False
+    is_crowd: bool = False
 
 
-def authors_mask(heat: Float[np.ndarray, "row column"], size: tuple[int, int]) -> Bool[np.ndarray, "height width"]:
-    """
-    >>> authors_mask(np.array([[0.0, 0.0, 1.0]]), (1, 6)).astype(int)
+def compute_low_res_mask(
+    heat_map: Float[np.ndarray, "row column"], size: tuple[int, int]
+) -> Bool[np.ndarray, "height width"]:
+    """Cut a heat map at Otsu's threshold on its own grid, then upscale the mask bilinearly, as the authors do.
+
+    >>> compute_low_res_mask(np.array([[0.0, 0.0, 1.0]]), (1, 6)).astype(int)
     array([[0, 0, 0, 1, 1, 1]])
     """
-    low, high = np.nanmin(heat), np.nanmax(heat)
+    low = np.nanmin(heat_map)
+    high = np.nanmax(heat_map)
     if not low < high:
         return np.zeros(size, dtype=bool)
-    levels = (np.nan_to_num((heat - low) / (high - low)) * 255).astype(np.uint8)
-    cut = torch.as_tensor((levels > otsu(levels)).astype(np.float64))[None, None]
-    large = torch.nn.functional.interpolate(cut, size=size, mode="bilinear", align_corners=False)
-    return np.asarray(large[0, 0].numpy() > 0)
+    levels = (np.nan_to_num((heat_map - low) / (high - low)) * 255).astype(np.uint8)
+    small_mask = torch.as_tensor((levels > threshold_otsu(levels)).astype(np.float64))[None, None]
+    large_mask = torch.nn.functional.interpolate(small_mask, size=size, mode="bilinear", align_corners=False)
+    return np.asarray(large_mask[0, 0].numpy() > 0)
 
 
-def scores(truth: Sequence[Instance], found: Iterable[Instance], overlaps: Sequence[float] = COCO) -> dict[str, float]:
-    """COCOeval of masks; a figure is NaN where no object has the size that it speaks of."""
-    coco, evaluate = _pycocotools()
-    shapes = {one.picture: one.inside.shape for one in truth}
-    found = list(found)
-    strangers = {one.picture for one in found} - set(shapes)
-    if strangers:
-        raise InputError(f"detections in pictures that have no truth: {sorted(strangers)}")
+def compute_coco_metrics(
+    true_instances: Sequence[ObjectInstance],
+    detected_instances: Iterable[ObjectInstance],
+    iou_thresholds: Sequence[float] = COCO_IOU_THRESHOLDS,
+) -> dict[str, float]:
+    """Compute COCO's AP and AR of masks; NaN for size ranges without objects."""
+    coco_class, coco_eval_class = _import_pycocotools()
+    shapes = {instance.image_index: instance.mask.shape for instance in true_instances}
+    detected_instances = list(detected_instances)
+    unknown_images = {instance.image_index for instance in detected_instances} - set(shapes)
+    if unknown_images:
+        raise InputError(f"detections in images without ground truth: {sorted(unknown_images)}")
+    labels = sorted({instance.label for instance in [*true_instances, *detected_instances]})
+    dataset = {
+        "images": [
+            {"id": image_index, "height": height, "width": width} for image_index, (height, width) in shapes.items()
+        ],
+        "categories": [{"id": label} for label in labels],
+    }
     with contextlib.redirect_stdout(io.StringIO()):
-        true, said = coco(), coco()
-        labels = sorted({one.label for one in [*truth, *found]})
-        images = [{"id": picture, "height": high, "width": wide} for picture, (high, wide) in shapes.items()]
-        for made, instances in ((true, truth), (said, found)):
-            made.dataset = {
-                "images": images,
-                "categories": [{"id": label} for label in labels],
-                "annotations": [_annotation(number, one) for number, one in enumerate(instances, 1)],
-            }
-            made.createIndex()
-        judge = evaluate(true, said, "segm")
-        judge.params.iouThrs = np.asarray(overlaps)
-        judge.evaluate()
-        judge.accumulate()
-    precision, recall = judge.eval["precision"][..., -1], judge.eval["recall"][..., -1]
-    sizes = [judge.params.areaRngLbl.index(name) for name in ("all", "medium", "large")]
-    figures = [_mean(precision[..., size]) for size in sizes] + [_mean(recall[..., size]) for size in sizes]
-    return dict(zip(NAMES, figures, strict=True))
+        ground_truth = _make_coco(coco_class, dataset, true_instances)
+        detections = _make_coco(coco_class, dataset, detected_instances)
+        evaluator = coco_eval_class(ground_truth, detections, "segm")
+        evaluator.params.iouThrs = np.asarray(iou_thresholds)
+        evaluator.evaluate()
+        evaluator.accumulate()
+    precision = evaluator.eval["precision"][..., -1]
+    recall = evaluator.eval["recall"][..., -1]
+    sizes = [evaluator.params.areaRngLbl.index(name) for name in ("all", "medium", "large")]
+    metrics = [_mean_of_valid(values[..., size]) for values in (precision, recall) for size in sizes]
+    return dict(zip(COCO_METRIC_NAMES, metrics, strict=True))
 
 
-def _mean(values: np.ndarray) -> float:
-    told = values[values > -1]
-    return float(told.mean()) if told.size else float("nan")
+def _make_coco(coco_class: Any, dataset: dict[str, Any], instances: Sequence[ObjectInstance]) -> Any:
+    coco = coco_class()
+    annotations = [_make_annotation(number, instance) for number, instance in enumerate(instances, 1)]
+    coco.dataset = {**dataset, "annotations": annotations}
+    coco.createIndex()
+    return coco
 
 
-def _annotation(number: int, one: Instance) -> dict[str, Any]:
+def _mean_of_valid(values: np.ndarray) -> float:
+    """Return the mean without pycocotools' −1 (undefined); NaN if nothing is left."""
+    valid = values[values > -1]
+    if not valid.size:
+        return float("nan")
+    return float(valid.mean())
+
+
+def _make_annotation(number: int, instance: ObjectInstance) -> dict[str, Any]:
     from pycocotools import mask
 
-    run_lengths = mask.encode(np.asfortranarray(one.inside.astype(np.uint8)))
+    run_lengths = mask.encode(np.asfortranarray(instance.mask.astype(np.uint8)))
     return {
-        **{"id": number, "image_id": one.picture, "category_id": one.label, "segmentation": run_lengths},
-        **{"area": float(mask.area(run_lengths)), "bbox": mask.toBbox(run_lengths).tolist()},
-        **{"iscrowd": int(one.crowd), "ignore": int(one.crowd), "score": one.score},
+        "id": number,
+        "image_id": instance.image_index,
+        "category_id": instance.label,
+        "segmentation": run_lengths,
+        "area": float(mask.area(run_lengths)),
+        "bbox": mask.toBbox(run_lengths).tolist(),
+        "iscrowd": int(instance.is_crowd),
+        "ignore": int(instance.is_crowd),
+        "score": instance.score,
     }
 
 
-def _pycocotools() -> tuple[Any, Any]:
+def _import_pycocotools() -> tuple[Any, Any]:
     try:
         from pycocotools.coco import COCO as Coco
         from pycocotools.cocoeval import COCOeval
     except ImportError:
-        raise InputError("COCO's scores need pycocotools: pip install 'clearhead[bench]'") from None
+        raise InputError("COCO metrics need pycocotools: pip install 'clearhead[bench]'") from None
     return Coco, COCOeval

@@ -1,13 +1,14 @@
-"""Detections: masks made from the explanations of a detector's objects, against the objects' own (Generic Attention).
+"""Detection masks: masks cut from the explanations of a detector's objects, compared with the annotated masks.
 
-Every object that the detector finds is explained, and its heat map cut into a mask: as the authors cut it (`cut`
-"authors", see `coco_eval.py`) or after scaling up ("after"). Over all pictures at once, by pycocotools:
+The protocol follows Generic Attention. Every detected object is explained, and its heat map is cut into a mask as the
+authors do (`cut` "authors", see `coco_eval.py`) or after upscaling ("after"). Over all images at once, by pycocotools:
 
-    AP, AR                   over overlaps from 0.50 to 0.95, of objects of all sizes, medium and large
-    the authors' AP, AR …    over overlaps from 0.20 to 0.95
+    AP, AR                   over IoU thresholds from 0.50 to 0.95, for objects of all sizes, medium and large
+    the authors' AP, AR …    over IoU thresholds from 0.20 to 0.95
 
-and in each picture `overlap`: the mean over its true objects of the best overlap that a mask of their class has. Masks
-are kept in the table, packed. Objects that are not found are missed; masks of what is none count against precision.
+and for each image `overlap`: the mean over its annotated objects of the best IoU of a mask of their class. Masks are
+stored in the table, run-length encoded. Objects that are not detected count as missed; masks of detections that match
+no object lower the precision.
 """
 
 from collections.abc import Sequence
@@ -17,114 +18,157 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from jaxtyping import Bool
 
-from clearhead.bench.data import Example, Mask
-from clearhead.bench.protocols.base import Explained, Explanations, Measurement, Protocol, register
-from clearhead.bench.protocols.coco_eval import AUTHORS, Instance, authors_mask, scores
-from clearhead.bench.rle import packed, unpacked
-from clearhead.errors import InputError, unknown
+from clearhead.bench.data import EvidenceMask, Example
+from clearhead.bench.protocols.base import (
+    BenchmarkProtocol,
+    ExplainedClass,
+    ExplanationsByMethod,
+    Measurement,
+    register_protocol,
+)
+from clearhead.bench.protocols.coco_eval import (
+    WIDE_IOU_THRESHOLDS,
+    ObjectInstance,
+    compute_coco_metrics,
+    compute_low_res_mask,
+)
+from clearhead.bench.rle import decode_rle, encode_rle
+from clearhead.errors import InputError, unknown_value_error
 from clearhead.explanation.explanation import Explanation
-from clearhead.explanation.otsu_mask import mask_of
+from clearhead.explanation.otsu_mask import compute_otsu_mask
 
 if TYPE_CHECKING:
-    from clearhead.bench.output_cache import Looks
+    from clearhead.bench.output_cache import OutputCache
     from clearhead.explainer import Explainer
 
-CUTS = ("authors", "after")
-Grid = Bool[np.ndarray, "height width"]
+MASK_MODES = ("authors", "after")
+MaskArray = Bool[np.ndarray, "height width"]
 
 
-@register("detections")
+@register_protocol("detections")
 @dataclass(frozen=True)
-class Detections(Protocol):
-    about: ClassVar[str] = "Masks made from the explanations of a detector’s objects, against the objects’ own."
-    headline: ClassVar[tuple[str, ...]] = ("overlap",)
+class DetectionMasks(BenchmarkProtocol):
+    """Overlap of masks cut from the explanations of detections with the annotated objects."""
 
-    explained: Explained = "predicted"
+    description: ClassVar[str] = (
+        "Masks cut from the explanations of a detector’s objects, compared with the annotated masks."
+    )
+    headline_metrics: ClassVar[tuple[str, ...]] = ("overlap",)
+
+    explained: ExplainedClass = "predicted"
     cut: str = "authors"
 
-    def check(self) -> None:
-        super().check()
-        if self.cut not in CUTS:
-            raise unknown("cut", self.cut, CUTS)
+    def check_settings(self) -> None:
+        """Validate the settings."""
+        super().check_settings()
+        if self.cut not in MASK_MODES:
+            raise unknown_value_error("cut", self.cut, MASK_MODES)
 
     def measure(
         self,
-        ex: "Explainer",
+        explainer: "Explainer",
         examples: Sequence[Example],
-        explanations: Explanations,
-        looks: "Looks | None" = None,
+        explanations: ExplanationsByMethod,
+        output_cache: "OutputCache | None" = None,
     ) -> list[Measurement]:
-        self.check()
-        made = []
-        for method, own in explanations.items():
-            for example, explanation in zip(examples, own, strict=True):
-                truth = _truth(example)
-                size = truth[0].inside.shape
-                found = [self._instance(ex, part, size) for part in _objects(explanation["image"])]
-                figures = {
-                    "overlap": float(np.mean([_best(one, found) for one in truth if not one.crowd])),
-                    "objects": float(len(truth)),
-                    "found": float(len(found)),
+        """Measure the overlap for each image and store all masks as curves for the COCO metrics."""
+        self.check_settings()
+        measurements = []
+        for method, method_explanations in explanations.items():
+            for example, explanation in zip(examples, method_explanations, strict=True):
+                true_instances = _list_true_instances(example)
+                size = true_instances[0].mask.shape
+                detected = [
+                    self._make_instance(explainer, detection, size)
+                    for detection in _split_detections(explanation["image"])
+                ]
+                best_ious = [
+                    _compute_best_iou(instance, detected) for instance in true_instances if not instance.is_crowd
+                ]
+                metrics = {
+                    "overlap": float(np.mean(best_ious)),
+                    "objects": float(len(true_instances)),
+                    "found": float(len(detected)),
                 }
-                curves = {**_kept("true", truth), **_kept("found", found)}
-                made.append(Measurement(example.id, method, "image", figures, curves))
-        return made
+                curves = {**_instances_to_curves("true", true_instances), **_instances_to_curves("found", detected)}
+                measurements.append(Measurement(example.id, method, "image", metrics, curves))
+        return measurements
 
-    def overall(self, measurements: Sequence[Measurement]) -> dict[str, float]:
-        """COCO's scores, by both rows of overlaps."""
-        truth, found = _instances("true", measurements), _instances("found", measurements)
-        of_authors = scores(truth, found, AUTHORS)
-        return {f"the authors' {name}": value for name, value in of_authors.items()} | scores(truth, found)
+    def compute_dataset_metrics(self, measurements: Sequence[Measurement]) -> dict[str, float]:
+        """Compute COCO's AP and AR, at the authors' and at COCO's IoU thresholds."""
+        true_instances = _curves_to_instances("true", measurements)
+        detected = _curves_to_instances("found", measurements)
+        wide_metrics = compute_coco_metrics(true_instances, detected, WIDE_IOU_THRESHOLDS)
+        return {
+            **{f"the authors' {name}": value for name, value in wide_metrics.items()},
+            **compute_coco_metrics(true_instances, detected),
+        }
 
-    def _instance(self, ex: "Explainer", part: Explanation, size: tuple[int, int]) -> Instance:
-        assert part.picture is not None
-        seen, heat = (part.picture.shape[0], part.picture.shape[1]), part.heat_map()
-        inside = _resized(authors_mask(heat, seen) if self.cut == "authors" else mask_of(heat, *seen), size)
-        return Instance(0, ex.subject.label_index(part.target["label"]), inside, part.target["probability"])
-
-
-def _objects(part: Explanation) -> list[Explanation]:
-    """The explanation of each object that was found; none where the surest query found nothing."""
-    steps = [part] if part.steps is None else [part.step(which) for which in range(len(part.steps))]
-    return [one for one in steps if one.target.get("found")]
-
-
-def _truth(example: Example) -> list[Instance]:
-    pieces = [piece for one in example.evidence or () for piece in one]
-    marked = [piece for piece in pieces if isinstance(piece, Mask) and piece.label is not None]
-    if not marked:
-        raise InputError(
-            f"{example.id!r} has no masks of objects with their classes: take known:shapes-scenes, or coco:pictures"
-        )
-    return [Instance(0, int(piece.label or 0), piece.inside, crowd=piece.crowd) for piece in marked]
+    def _make_instance(self, explainer: "Explainer", explanation: Explanation, size: tuple[int, int]) -> ObjectInstance:
+        assert explanation.image is not None
+        view_size = (explanation.image.shape[0], explanation.image.shape[1])
+        heat_map = explanation.heat_map()
+        if self.cut == "authors":
+            mask = compute_low_res_mask(heat_map, view_size)
+        else:
+            mask = compute_otsu_mask(heat_map, *view_size)
+        label = explainer.adapter.label_index(explanation.target["label"])
+        return ObjectInstance(0, label, _resize_nearest(mask, size), explanation.target["probability"])
 
 
-def _best(true: Instance, found: Sequence[Instance]) -> float:
-    """The best overlap (intersection over union) that a mask of its class has with an object."""
-    return max((_overlap(true.inside, one.inside) for one in found if one.label == true.label), default=0.0)
+def _split_detections(explanation: Explanation) -> list[Explanation]:
+    """Return the explanation of each detected object; none if the most confident query detected nothing."""
+    if explanation.steps is None:
+        detections = [explanation]
+    else:
+        detections = [explanation.step(step_index) for step_index in range(len(explanation.steps))]
+    return [detection for detection in detections if detection.target.get("found")]
 
 
-def _overlap(one: Grid, other: Grid) -> float:
-    return float((one & other).sum() / max(1, (one | other).sum()))
+def _list_true_instances(example: Example) -> list[ObjectInstance]:
+    items = [item for alternative in example.evidence or () for item in alternative]
+    masks = [item for item in items if isinstance(item, EvidenceMask) and item.label is not None]
+    if not masks:
+        raise InputError(f"{example.id!r} has no object masks with classes: use known:shapes-scenes or coco:pictures")
+    return [ObjectInstance(0, int(mask.label or 0), mask.pixels, is_crowd=mask.is_crowd) for mask in masks]
 
 
-def _resized(mask: Grid, size: tuple[int, int]) -> Grid:
-    """The nearest pixel: from what the model saw to the picture itself."""
+def _compute_best_iou(true_instance: ObjectInstance, detected: Sequence[ObjectInstance]) -> float:
+    """Return the best intersection over union of an object with the masks of its class."""
+    ious = (
+        _compute_mask_iou(true_instance.mask, instance.mask)
+        for instance in detected
+        if instance.label == true_instance.label
+    )
+    return max(ious, default=0.0)
+
+
+def _compute_mask_iou(first: MaskArray, second: MaskArray) -> float:
+    return float((first & second).sum() / max(1, (first | second).sum()))
+
+
+def _resize_nearest(mask: MaskArray, size: tuple[int, int]) -> MaskArray:
+    """Resize a mask from the model's input size to the image's size by nearest neighbour."""
     rows, columns = (np.arange(new) * old // new for new, old in zip(size, mask.shape, strict=True))
     return mask[np.ix_(rows, columns)]
 
 
-def _kept(kind: str, instances: Sequence[Instance]) -> dict[str, tuple[float, ...]]:
+def _instances_to_curves(prefix: str, instances: Sequence[ObjectInstance]) -> dict[str, tuple[float, ...]]:
     return {
-        f"{kind} {number:03d}": (float(one.label), one.score, float(one.crowd), *packed(one.inside))
-        for number, one in enumerate(instances)
+        f"{prefix} {index:03d}": (
+            float(instance.label),
+            instance.score,
+            float(instance.is_crowd),
+            *encode_rle(instance.mask),
+        )
+        for index, instance in enumerate(instances)
     }
 
 
-def _instances(kind: str, measurements: Sequence[Measurement]) -> list[Instance]:
+def _curves_to_instances(prefix: str, measurements: Sequence[Measurement]) -> list[ObjectInstance]:
     return [
-        Instance(picture, int(label), unpacked(runs), score, bool(crowd))
-        for picture, one in enumerate(measurements)
-        for name, (label, score, crowd, *runs) in sorted(one.curves.items())
-        if name.startswith(kind)
+        ObjectInstance(image_index, int(label), decode_rle(runs), score, bool(is_crowd))
+        for image_index, measurement in enumerate(measurements)
+        for name, (label, score, is_crowd, *runs) in sorted(measurement.curves.items())
+        if name.startswith(prefix)
     ]

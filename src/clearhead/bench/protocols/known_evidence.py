@@ -1,16 +1,16 @@
-"""Truth: do the highest scores fall on what is known to decide the label?
+"""Ground-truth localisation: do the highest scores fall on the units that are known to decide the label?
 
-Units that are special, that ask the question, or that show a little of the evidence but not enough of it to count, are
-set aside; all others are ranked by score. Against a set S of true units among n:
+Units that are special, that belong to the question, or that contain some of the evidence but too little to count, are
+excluded; all others are ranked by score. For a set S of evidence units among n:
 
-    precision          share of S among the first |S| of the ranking
-    average precision  mean over S of (how many of S are ranked no later) / (rank)
-    rank               mean over S of the share of other units that are ranked earlier: 0 best, ½ by chance
-    reach              how far one has to read until all of S is there, as a share of n
+    precision          fraction of S among the first |S| of the ranking
+    average precision  mean over S of (number of units of S ranked no later) / (rank)
+    rank               mean over S of the fraction of other units that are ranked earlier: 0 best, ½ by chance
+    reach              fraction of the ranking that has to be read to find all of S
 
-Where several sets are each enough by themselves, `sufficient …` takes all of them together (does it find everything
-that speaks for the label?), and `minimal …` the one of them that the method finds best (does it find one whole
-reason?); the words of other reasons then count like any other word. With a single set the two are the same.
+If several alternative sets are each sufficient evidence, `sufficient …` evaluates their union (does the method find all
+evidence for the label?), and `minimal …` the set that the method finds best (does it find one complete set of
+evidence?); the units of the other sets then count like any other unit. With a single set both are equal.
 """
 
 from collections.abc import Sequence
@@ -20,137 +20,197 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from jaxtyping import Bool, Int
 
-from clearhead.bench.data import Example, Mask, Piece, Region, evidence_units, shown_in
-from clearhead.bench.protocols.base import Explained, Explanations, Measurement, Protocol, ranking, register
-from clearhead.errors import unknown
+from clearhead.bench.data import (
+    EvidenceItem,
+    EvidenceMask,
+    Example,
+    ImageBox,
+    compute_evidence_coverage,
+    find_evidence_units,
+)
+from clearhead.bench.protocols.base import (
+    BenchmarkProtocol,
+    ExplainedClass,
+    ExplanationsByMethod,
+    Measurement,
+    argsort_descending,
+    register_protocol,
+)
+from clearhead.errors import unknown_value_error
 from clearhead.explanation.explanation import Explanation
 from clearhead.explanation.multi_stream import AnyExplanation
 from clearhead.units import Box
 
 if TYPE_CHECKING:
-    from clearhead.bench.output_cache import Looks
+    from clearhead.bench.output_cache import OutputCache
     from clearhead.explainer import Explainer
 
-FIGURES = ("precision", "average precision", "rank", "reach")
-#: A detection is the object's own from this overlap (intersection over union) of their boxes on.
-OVERLAP = 0.5
+RANKING_METRICS = ("precision", "average precision", "rank", "reach")
+#: A detection matches an object from this intersection over union of their boxes on.
+MIN_BOX_IOU = 0.5
 
 
-@register("truth")
+@register_protocol("truth")
 @dataclass(frozen=True)
-class Truth(Protocol):
-    """`by` "score" ranks what speaks for the label first; "magnitude" whatever speaks most, for or against."""
+class KnownEvidence(BenchmarkProtocol):
+    """Localisation of the known evidence.
 
-    smaller_is_better: ClassVar[frozenset[str]] = frozenset(
-        f"{kind} {figure}" for kind in ("minimal", "sufficient") for figure in ("rank", "reach")
+    Attributes:
+        by: "score" ranks evidence for the label first; "magnitude" ranks by absolute value, for or against.
+        more_than: Fraction of a unit that must be evidence for the unit to count.
+    """
+
+    smaller_is_better_metrics: ClassVar[frozenset[str]] = frozenset(
+        f"{evidence_set} {metric}" for evidence_set in ("minimal", "sufficient") for metric in ("rank", "reach")
     )
 
-    about: ClassVar[str] = "Do the highest scores fall on the units that are known to decide the label?"
-    headline: ClassVar[tuple[str, ...]] = ("minimal average precision",)
+    description: ClassVar[str] = "Do the highest scores fall on the units that are known to decide the label?"
+    headline_metrics: ClassVar[tuple[str, ...]] = ("minimal average precision",)
 
-    explained: Explained = "gold"
+    explained: ExplainedClass = "gold"
     by: str = "score"
     more_than: float = 0.5
 
-    def check(self) -> None:
-        super().check()
+    def check_settings(self) -> None:
+        """Validate the settings."""
+        super().check_settings()
         if self.by not in ("score", "magnitude"):
-            raise unknown("by", self.by, ("score", "magnitude"))
+            raise unknown_value_error("by", self.by, ("score", "magnitude"))
 
     def measure(
         self,
-        ex: "Explainer",
+        explainer: "Explainer",
         examples: Sequence[Example],
-        explanations: Explanations,
-        looks: "Looks | None" = None,
+        explanations: ExplanationsByMethod,
+        output_cache: "OutputCache | None" = None,
     ) -> list[Measurement]:
-        self.check()
-        found = []
-        for method, own in explanations.items():
-            for example, explanation in zip(examples, own, strict=True):
-                found += self._one(example, method, explanation)
-        return found
+        """Measure each stream that contains both evidence and other units.
 
-    def _one(self, example: Example, method: str, explanation: AnyExplanation) -> list[Measurement]:
-        made = []
+        Args:
+            explainer: Not used.
+            examples: Examples with evidence.
+            explanations: Method name → explanations, in the order of `examples`.
+            output_cache: Not used.
+
+        Returns:
+            One measurement per example, method and stream, with `minimal` and `sufficient` `RANKING_METRICS`.
+        """
+        self.check_settings()
+        measurements = []
+        for method, method_explanations in explanations.items():
+            for example, explanation in zip(examples, method_explanations, strict=True):
+                measurements += self._measure_example(example, method, explanation)
+        return measurements
+
+    def _measure_example(self, example: Example, method: str, explanation: AnyExplanation) -> list[Measurement]:
+        measurements = []
         for stream in example.streams or explanation.streams:
-            part = _meant(explanation[stream], example)
-            figures = None if part is None else self._figures(example, part)
-            if figures is not None:
-                made.append(Measurement(example.id, method, stream, figures))
-        return made
+            stream_explanation = _select_matching_detection(explanation[stream], example)
+            if stream_explanation is None:
+                continue
+            metrics = self._compute_metrics(example, stream_explanation)
+            if metrics is not None:
+                measurements.append(Measurement(example.id, method, stream, metrics))
+        return measurements
 
-    def _figures(self, example: Example, part: Explanation) -> dict[str, float] | None:
+    def _compute_metrics(self, example: Example, explanation: Explanation) -> dict[str, float] | None:
         assert example.evidence is not None
-        every = range(len(example.evidence))
-        sets = [evidence_units(example, part.units, one, self.more_than) for one in every]
-        union = np.logical_or.reduce(sets) if sets else np.zeros(len(part), dtype=bool)
-        shown = shown_in(example, [piece for one in example.evidence for piece in one], part.units)
-        asks = shown_in(example, example.aside, part.units)
-        counted = ~np.asarray(part.units.special) & ~((shown > 0) & ~union) & ~(asks > 0)
+        units = explanation.units
+        sets = [
+            find_evidence_units(example, units, alternative, self.more_than)
+            for alternative in range(len(example.evidence))
+        ]
+        union = np.logical_or.reduce(sets) if sets else np.zeros(len(explanation), dtype=bool)
+        all_items = [item for alternative in example.evidence for item in alternative]
+        evidence_coverage = compute_evidence_coverage(example, all_items, units)
+        question_coverage = compute_evidence_coverage(example, example.excluded, units)
+        counted = ~np.asarray(units.special) & ~((evidence_coverage > 0) & ~union) & ~(question_coverage > 0)
         union = union & counted
         if not union.any() or union[counted].all():
-            return None  # nothing here to find, or nothing to find it among
-        scores = np.abs(part.scores) if self.by == "magnitude" else part.scores
-        order = ranking(scores[counted], self.seed, example.id, part.stream)
-        whole = found(union[counted], order)
-        each = [found(one[counted], order) for one in sets if one[counted].any()]
-        figures = {f"sufficient {name}": value for name, value in whole.items()}
-        for name in FIGURES:
-            best = min if f"minimal {name}" in self.smaller_is_better else max
-            figures[f"minimal {name}"] = best(one[name] for one in each)
-        return figures
+            return None  # no evidence in this stream, or no other units to rank it against
+        scores = explanation.scores
+        if self.by == "magnitude":
+            scores = np.abs(scores)
+        order = argsort_descending(scores[counted], self.seed, example.id, explanation.stream)
+        union_metrics = compute_ranking_metrics(union[counted], order)
+        set_metrics = [
+            compute_ranking_metrics(is_evidence[counted], order) for is_evidence in sets if is_evidence[counted].any()
+        ]
+        metrics = {f"sufficient {name}": value for name, value in union_metrics.items()}
+        for name in RANKING_METRICS:
+            best = min if f"minimal {name}" in self.smaller_is_better_metrics else max
+            metrics[f"minimal {name}"] = best(values[name] for values in set_metrics)
+        return metrics
 
 
-def found(true: Bool[np.ndarray, "unit"], order: Int[np.ndarray, "unit"]) -> dict[str, float]:
-    """The four figures of one ranking against one set.
+def compute_ranking_metrics(is_evidence: Bool[np.ndarray, "unit"], order: Int[np.ndarray, "unit"]) -> dict[str, float]:
+    """Compute the four `RANKING_METRICS` of one ranking for one evidence set.
 
-    >>> found(np.array([True, False, True]), np.array([0, 1, 2]))["average precision"]
-    0.8333333333333333
+    Args:
+        is_evidence: Which units are evidence; at least one.
+        order: Indices of the units from the highest to the lowest score.
+
+    Returns:
+        The metrics by name.
+
+    Example:
+        >>> compute_ranking_metrics(np.array([True, False, True]), np.array([0, 1, 2]))["average precision"]
+        0.8333333333333333
     """
-    hits = true[order]
-    count, others = int(hits.sum()), int((~hits).sum())
-    places = np.flatnonzero(hits)
-    so_far = np.arange(1, count + 1)
-    ahead = places + 1 - so_far  # other units that come earlier
+    hits = is_evidence[order]
+    num_evidence = int(hits.sum())
+    num_other = int((~hits).sum())
+    positions = np.flatnonzero(hits)
+    num_hits = np.arange(1, num_evidence + 1)
+    num_other_ahead = positions + 1 - num_hits
     return {
-        "precision": float(hits[:count].mean()),
-        "average precision": float((so_far / (places + 1)).mean()),
-        "rank": float(ahead.mean() / others) if others else 0.0,
-        "reach": float((places[-1] + 1) / len(hits)),
+        "precision": float(hits[:num_evidence].mean()),
+        "average precision": float((num_hits / (positions + 1)).mean()),
+        "rank": float(num_other_ahead.mean() / num_other) if num_other else 0.0,
+        "reach": float((positions[-1] + 1) / len(hits)),
     }
 
 
-def _meant(part: Explanation, example: Example) -> Explanation | None:
-    """Of several detections the one of the marked object; None where the model did not find it."""
-    if part.target.get("kind") not in ("detection", "several") or part.units.boxes is None:
-        return part
+def _select_matching_detection(explanation: Explanation, example: Example) -> Explanation | None:
+    """Of several detections select that of the annotated object; None if the model did not detect it."""
+    if explanation.target.get("kind") not in ("detection", "several") or explanation.units.boxes is None:
+        return explanation
     assert example.evidence is not None
-    wanted = _box([piece for one in example.evidence for piece in one])
-    steps: list[Any] = part.target.get("steps") or [part.target]
-    overlaps = [_overlap(wanted, tuple(step["box"])) if step.get("found") else 0.0 for step in steps]
-    best = int(np.argmax(overlaps))
-    if overlaps[best] < OVERLAP:
+    object_box = _compute_bounding_box([item for alternative in example.evidence for item in alternative])
+    steps: list[Any] = explanation.target.get("steps") or [explanation.target]
+    ious = [_compute_box_iou(object_box, tuple(step["box"])) if step.get("found") else 0.0 for step in steps]
+    best = int(np.argmax(ious))
+    if ious[best] < MIN_BOX_IOU:
         return None
-    return part if part.steps is None else part.step(best)
+    if explanation.steps is None:
+        return explanation
+    return explanation.step(best)
 
 
-def _box(pieces: Sequence[Piece]) -> Box:
-    """The smallest box around all of them."""
-    edges = []
-    for piece in pieces:
-        if isinstance(piece, Region):
-            edges.append(piece.box)
-        elif isinstance(piece, Mask):
-            (high, wide), (rows, columns) = piece.inside.shape, np.nonzero(piece.inside)
-            edges.append((columns.min() / wide, rows.min() / high, (columns.max() + 1) / wide, (rows.max() + 1) / high))
-    left, top, right, bottom = zip(*edges, strict=True)
-    return (float(min(left)), float(min(top)), float(max(right)), float(max(bottom)))
+def _compute_bounding_box(items: Sequence[EvidenceItem]) -> Box:
+    """Return the smallest box around all boxes and masks."""
+    boxes = []
+    for item in items:
+        if isinstance(item, ImageBox):
+            boxes.append(item.box)
+        elif isinstance(item, EvidenceMask):
+            height, width = item.pixels.shape
+            rows, columns = np.nonzero(item.pixels)
+            boxes.append(
+                (
+                    columns.min() / width,
+                    rows.min() / height,
+                    (columns.max() + 1) / width,
+                    (rows.max() + 1) / height,
+                )
+            )
+    left_edges, top_edges, right_edges, bottom_edges = zip(*boxes, strict=True)
+    return (float(min(left_edges)), float(min(top_edges)), float(max(right_edges)), float(max(bottom_edges)))
 
 
-def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
-    wide = min(one[2], other[2]) - max(one[0], other[0])
-    high = min(one[3], other[3]) - max(one[1], other[1])
-    shared = max(wide, 0.0) * max(high, 0.0)
-    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
+def _compute_box_iou(first: Sequence[float], second: Sequence[float]) -> float:
+    width = min(first[2], second[2]) - max(first[0], second[0])
+    height = min(first[3], second[3]) - max(first[1], second[1])
+    shared = max(width, 0.0) * max(height, 0.0)
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)]
     return shared / (sum(areas) - shared)

@@ -1,12 +1,13 @@
-"""Perturbation: what the model still says when the units with the highest (or the lowest) scores are removed.
+"""Perturbation curves: the model's output as the units with the highest (or lowest) scores are removed.
 
-For each example, method, fill and direction a curve over the removed share f, from the clean input at f = 0 on:
+For each example, method, fill and direction a curve over the removed fraction f, starting at the unperturbed input
+(f = 0):
 
-    accuracy     1 where the likeliest class is the judged one (its soft score, where labels are answers with scores)
-    probability  p_f of the judged class;   logit  its score before softmax
-    log ratio    ln p_f / p_0;              log margin  ln p_f of the judged class − that of the likeliest other
+    accuracy     1 where the predicted class is the followed one (its soft score, where labels are answers with scores)
+    probability  p_f of the followed class;   logit  its score before softmax
+    log ratio    ln p_f / p_0;                log margin  ln p_f of the followed class − that of the best other class
 
-    area             of accuracy and probability by all conventions of `curves.area`
+    accuracy …, probability …   area under the curve, by every convention of `compute_curve_area`
     aopc             mean over f > 0 of p_0 − p_f; absolute aopc of |p_0 − p_f| (AttCAT's code)
     log-odds         mean over f > 0 of ln p_f / p_0
 
@@ -22,248 +23,296 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from clearhead.bench.data.base import Example
-from clearhead.bench.output_cache import Looks, Whole, log_probabilities, read_whole
-from clearhead.bench.protocols.base import Explained, Explanations, Measurement, Protocol, ranking
-from clearhead.bench.protocols.curves import CONVENTIONS, ROUNDINGS, area, removed_counts
-from clearhead.bench.protocols.unit_removal import OF_PICTURES, OF_REGIONS, OF_TEXTS, removal
-from clearhead.errors import InputError, unknown
+from clearhead.bench.output_cache import OutputCache, PreparedExample, compute_log_probabilities, prepare_example
+from clearhead.bench.protocols.base import (
+    BenchmarkProtocol,
+    ExplainedClass,
+    ExplanationsByMethod,
+    Measurement,
+    argsort_descending,
+)
+from clearhead.bench.protocols.curves import (
+    AREA_CONVENTIONS,
+    ROUNDING_RULES,
+    compute_curve_area,
+    compute_removed_counts,
+)
+from clearhead.bench.protocols.unit_removal import IMAGE_FILLS, REGION_FILLS, TEXT_FILLS, make_remover
+from clearhead.errors import InputError, unknown_value_error
 from clearhead.explanation.explanation import Explanation
 from clearhead.units import Units
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-DIRECTIONS = ("positive", "negative", "keep")
-#: Of anything; which of them a stream takes is known when it is seen.
-FILLS = tuple(dict.fromkeys([*OF_TEXTS, *OF_REGIONS, *OF_PICTURES]))
-TENTHS = tuple(tenth / 10 for tenth in range(1, 11))
+REMOVAL_DIRECTIONS = ("positive", "negative", "keep")
+#: Fills of all kinds of units; which of them apply to a stream is checked when its units are known.
+ALL_FILLS = tuple(dict.fromkeys([*TEXT_FILLS, *REGION_FILLS, *IMAGE_FILLS]))
+DECILE_FRACTIONS = tuple(tenth / 10 for tenth in range(1, 11))
 
 
 @dataclass(frozen=True)
-class Perturbation(Protocol):
-    """What perturbation of pictures, texts and regions have in common.
+class PerturbationProtocol(BenchmarkProtocol):
+    """Base class of the perturbation protocols for images, texts and regions.
 
-    judged: whose accuracy and probability are followed, "gold", "predicted" (on the clean input) or "explained"
-    examples: "all", those predicted "correct", or "wrong"
-    fractions: how much is removed, apart from the clean input; none at all means one unit after the other
-    fills: what stands where units were; each gives curves of its own
+    Attributes:
+        judged: Class whose accuracy and probability are followed: "gold", "predicted" (on the unperturbed input) or
+            "explained".
+        examples: "all", or only those predicted "correct" or "wrong".
+        fractions: Fractions to remove, without the unperturbed input; empty removes one unit after the other.
+        rounding: How a fraction becomes a number of units, one of `ROUNDING_RULES`.
+        directions: Which scores are removed first; each direction has its own curves.
+        fills: Replacement of removed units; each fill has its own curves.
     """
 
-    about: ClassVar[str] = (
-        "What the model still says when units go, those with the highest scores first (positive) or the lowest "
+    description: ClassVar[str] = (
+        "The model’s output as units are removed, those with the highest scores first (positive) or the lowest "
         "(negative). “probability clearhead” is the mean height of the curve of the followed class’s probability, aopc "
-        "how far it falls on average. Parts are named: stream / what stands instead / direction."
+        "how far it falls on average. Parts are named: stream / replacement / direction."
     )
-    headline: ClassVar[tuple[str, ...]] = ("probability clearhead", "aopc")
+    headline_metrics: ClassVar[tuple[str, ...]] = ("probability clearhead", "aopc")
 
-    explained: Explained = "predicted"
+    explained: ExplainedClass = "predicted"
     judged: str = "predicted"
     examples: str = "all"
-    fractions: tuple[float, ...] = TENTHS
+    fractions: tuple[float, ...] = DECILE_FRACTIONS
     rounding: str = "removed"
     directions: tuple[str, ...] = ("positive", "negative")
     fills: tuple[str, ...] = ()
 
-    def smaller(self, figure: str, part: str) -> bool:
-        direction = part.split("/")[-1]
-        falls = figure in ("aopc", "absolute aopc")
-        return (direction == "positive") != falls
+    def is_smaller_better(self, metric: str, part_name: str) -> bool:
+        """Return True if a smaller value is better: under `positive` the curve should fall, and its AOPC be large."""
+        direction = part_name.split("/")[-1]
+        measures_drop = metric in ("aopc", "absolute aopc")
+        return (direction == "positive") != measures_drop
 
     def measure(
         self,
-        ex: "Explainer",
+        explainer: "Explainer",
         examples: Sequence[Example],
-        explanations: Explanations,
-        looks: "Looks | None" = None,
+        explanations: ExplanationsByMethod,
+        output_cache: "OutputCache | None" = None,
     ) -> list[Measurement]:
-        return self.counted(ex, examples, explanations, looks)[0]
+        """Measure all curves of these examples."""
+        return self.measure_with_cache(explainer, examples, explanations, output_cache)[0]
 
-    def counted(
+    def measure_with_cache(
         self,
-        ex: "Explainer",
+        explainer: "Explainer",
         examples: Sequence[Example],
-        explanations: Explanations,
-        looks: Looks | None = None,
-    ) -> tuple[list[Measurement], Looks]:
-        """The measurements, and the table of altered inputs that tells how many went through the model."""
-        self.check()
-        looks = looks or Looks(ex)
-        wholes = [read_whole(ex, example, self) for example in examples]
-        clean = [looks.ask(whole.sample, whole.target) for whole in wholes]
-        looks.finish()
-        asked: list[tuple[int, str, str, list[bytes]]] = []
-        judges: dict[int, _Judge] = {}
-        for place, whole in enumerate(wholes):
-            judge = _Judge(whole, looks[clean[place]], self.judged)
-            if self.examples != "all" and judge.correct is None:
-                raise InputError(f"examples={self.examples!r}, but {whole.example.id!r} has no true class")
-            if self.examples != "all" and judge.correct != (self.examples == "correct"):
+        explanations: ExplanationsByMethod,
+        output_cache: OutputCache | None = None,
+    ) -> tuple[list[Measurement], OutputCache]:
+        """Return the measurements, and the cache of model outputs, which counts the forward passes."""
+        self.check_settings()
+        output_cache = output_cache or OutputCache(explainer)
+        prepared_examples = [prepare_example(explainer, example, self) for example in examples]
+        clean_keys = [output_cache.request(prepared.sample, prepared.target) for prepared in prepared_examples]
+        output_cache.flush()
+        requested_curves: list[tuple[int, str, str, list[bytes]]] = []
+        trackers: dict[int, _ClassTracker] = {}
+        for index, prepared in enumerate(prepared_examples):
+            tracker = _ClassTracker(prepared, output_cache[clean_keys[index]], self.judged)
+            if self.examples != "all" and tracker.is_correct is None:
+                raise InputError(f"examples={self.examples!r}, but {prepared.example.id!r} has no true class")
+            if self.examples != "all" and tracker.is_correct != (self.examples == "correct"):
                 continue
-            judges[place] = judge
-            for part, method, altered in self._altered(ex, whole, place, explanations):
-                tickets = [looks.ask(sample, whole.target, bare) for sample, bare in altered]
-                asked.append((place, method, part, [clean[place], *tickets]))
-        looks.finish()
-        made = []
-        for place, method, part, tickets in asked:
-            figures, curves = self._figures(judges[place], [looks[one] for one in tickets], part.split("/")[-1])
-            made.append(Measurement(examples[place].id, method, part, figures, curves))
-        return made, looks
+            trackers[index] = tracker
+            curves_to_request = self._iter_perturbed_inputs(explainer, prepared, index, explanations)
+            for part_name, method, perturbed_inputs in curves_to_request:
+                keys = [
+                    output_cache.request(sample, prepared.target, is_empty) for sample, is_empty in perturbed_inputs
+                ]
+                requested_curves.append((index, method, part_name, [clean_keys[index], *keys]))
+        output_cache.flush()
+        measurements = []
+        for index, method, part_name, keys in requested_curves:
+            scores = [output_cache[key] for key in keys]
+            metrics, curves = self._compute_metrics(trackers[index], scores, part_name.split("/")[-1])
+            measurements.append(Measurement(examples[index].id, method, part_name, metrics, curves))
+        return measurements, output_cache
 
-    def altered(self, methods: int) -> int | None:
+    def count_perturbed_inputs(self, num_methods: int) -> int | None:
+        """Upper bound of perturbed inputs per example; None without fixed fractions."""
         if not self.fractions:
             return None
-        return 1 + methods * len(self.fills) * len(self.directions) * len(self.fractions)
+        return 1 + num_methods * len(self.fills) * len(self.directions) * len(self.fractions)
 
-    def check(self) -> None:
-        super().check()
-        for what, given, accepted in (
+    def check_settings(self) -> None:
+        """Validate the settings."""
+        super().check_settings()
+        for setting, values, accepted in (
             ("class to judge by", (self.judged,), ("gold", "predicted", "explained")),
             ("examples", (self.examples,), ("all", "correct", "wrong")),
-            ("direction", self.directions, DIRECTIONS),
-            ("rounding", (self.rounding,), ROUNDINGS),
-            ("fill", self.fills, FILLS),
+            ("direction", self.directions, REMOVAL_DIRECTIONS),
+            ("rounding", (self.rounding,), ROUNDING_RULES),
+            ("fill", self.fills, ALL_FILLS),
         ):
-            if not given:
-                raise InputError(f"no {what} was given: there are {', '.join(accepted)}")
-            for one in given:
-                if one not in accepted:
-                    raise unknown(what, one, accepted)
+            if not values:
+                raise InputError(f"no {setting} was given. Accepted: {', '.join(accepted)}")
+            for value in values:
+                if value not in accepted:
+                    raise unknown_value_error(setting, value, accepted)
         if list(self.fractions) != sorted(set(self.fractions)) or (self.fractions and self.fractions[0] <= 0):
-            raise InputError(f"fractions must rise from above 0 (the clean input is always there): {self.fractions}")
+            raise InputError(
+                f"fractions must be ascending and above 0 (the clean input is always included): {self.fractions}"
+            )
         if max(self.fractions, default=0) > 1:
             raise InputError(f"fractions must lie between 0 and 1, but are {self.fractions}")
 
-    def _altered(
-        self, ex: "Explainer", whole: Whole, place: int, explanations: Explanations
+    def _iter_perturbed_inputs(
+        self, explainer: "Explainer", prepared: PreparedExample, index: int, explanations: ExplanationsByMethod
     ) -> Iterator[tuple[str, str, Iterator[tuple[Any, bool]]]]:
-        """Every part and method, with the altered inputs of its curve, and whether nothing is left of them."""
-        first = next(iter(explanations.values()))[place]
-        for stream in self.streams_of(first.streams, first):
-            units = seen(whole, stream)
+        """Yield each part and method with the inputs of its curve, and whether all of an input was removed."""
+        first_explanation = next(iter(explanations.values()))[index]
+        for stream in self.select_streams(first_explanation.streams, first_explanation):
+            units = get_visible_units(prepared, stream)
             for fill in self.fills:
-                way = removal(ex.subject, whole.sample, units, fill)
-                for method, own in explanations.items():
-                    explained = own[place][stream]
-                    part = replace(explained, units=units, scores=explained.scores[: len(units)])
+                remover = make_remover(explainer.adapter, prepared.sample, units, fill)
+                for method, method_explanations in explanations.items():
+                    full_explanation = method_explanations[index][stream]
+                    explanation = replace(full_explanation, units=units, scores=full_explanation.scores[: len(units)])
                     for direction in self.directions:
-                        masks = self.removed(part, direction, way, whole.example)
-                        altered = ((way.without(gone), way.bare(gone)) for gone in masks)
-                        yield f"{stream}/{fill}/{direction}", method, altered
+                        masks = self.iter_removal_masks(explanation, direction, remover, prepared.example)
+                        perturbed = ((remover.remove(mask), remover.removes_everything(mask)) for mask in masks)
+                        yield f"{stream}/{fill}/{direction}", method, perturbed
 
-    def streams_of(self, streams: Sequence[str], explanation: Any) -> Sequence[str]:
-        """Of an explanation's streams those that this protocol removes from."""
+    def select_streams(self, streams: Sequence[str], explanation: Any) -> Sequence[str]:
+        """Return the streams of an explanation from which this protocol removes units."""
         raise NotImplementedError
 
-    def removed(
-        self, part: Explanation, direction: str, way: Any, example: Example
+    def iter_removal_masks(
+        self, explanation: Explanation, direction: str, remover: Any, example: Example
     ) -> Iterator[Bool[np.ndarray, "item"]]:
-        """What is removed at each fraction."""
+        """Yield the removed items at each fraction."""
         raise NotImplementedError
 
-    def counts(self, whole: int) -> list[int]:
-        """Of so many how many are removed at each fraction."""
-        if not self.fractions and not whole:
-            raise InputError("nothing of it may be removed: there is no curve of single steps")
-        return removed_counts(self.fractions, whole, self.rounding) if self.fractions else list(range(1, whole + 1))
+    def compute_counts(self, total: int) -> list[int]:
+        """Return how many of `total` units are removed at each fraction."""
+        if self.fractions:
+            return compute_removed_counts(self.fractions, total, self.rounding)
+        if not total:
+            raise InputError("no removable units, so a step-by-step curve is undefined")
+        return list(range(1, total + 1))
 
-    def _masks(
+    def _iter_ranked_masks(
         self,
         scores: Float[np.ndarray, "candidate"],
-        places: Sequence[int] | np.ndarray,
+        candidates: Sequence[int] | np.ndarray,
         size: int,
         direction: str,
         counts: Sequence[int],
-        key: Sequence[Any],
+        tie_break_key: Sequence[Any],
     ) -> Iterator[Bool[np.ndarray, "item"]]:
-        """The first so many of the ranking; a candidate whose place is −1 is no unit (padding), and costs a step."""
-        order = np.asarray(places)[ranking(-scores if direction == "negative" else scores, self.seed, *key)]
+        """Yield masks of the first `count` candidates; the index −1 is padding, which counts but removes no unit."""
+        if direction == "negative":
+            scores = -scores
+        order = np.asarray(candidates)[argsort_descending(scores, self.seed, *tie_break_key)]
         for count in counts:
-            gone = order[count:] if direction == "keep" else order[:count]
-            removed = np.zeros(size, dtype=bool)
-            removed[gone[gone >= 0]] = True
-            yield removed
+            if direction == "keep":
+                removed_units = order[count:]
+            else:
+                removed_units = order[:count]
+            mask = np.zeros(size, dtype=bool)
+            mask[removed_units[removed_units >= 0]] = True
+            yield mask
 
-    def _figures(
-        self, judge: "_Judge", scores: Sequence[Float[np.ndarray, "label"]], direction: str
+    def _compute_metrics(
+        self, tracker: "_ClassTracker", scores: Sequence[Float[np.ndarray, "label"]], direction: str
     ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
-        steps = len(scores) - 1
-        x = (0.0, *(self.fractions or (step / steps for step in range(1, steps + 1))))
-        curves = judge.curves(scores)
-        p, ratio = np.asarray(curves["probability"]), np.asarray(curves["log ratio"])
-        figures = {
-            "aopc": float((p[0] - p[1:]).mean()),
-            "absolute aopc": float(np.abs(p[0] - p[1:]).mean()),
-            "log-odds": float(ratio[1:].mean()),
+        num_steps = len(scores) - 1
+        fractions = (0.0, *(self.fractions or (step / num_steps for step in range(1, num_steps + 1))))
+        curves = tracker.compute_curves(scores)
+        probability = np.asarray(curves["probability"])
+        log_ratio = np.asarray(curves["log ratio"])
+        metrics = {
+            "aopc": float((probability[0] - probability[1:]).mean()),
+            "absolute aopc": float(np.abs(probability[0] - probability[1:]).mean()),
+            "log-odds": float(log_ratio[1:].mean()),
         }
-        if judge.correct is not None:
-            figures["correct"] = float(judge.correct)
-        if direction != "keep":  # what is kept grows along that curve, and the clean input is no end of it
+        if tracker.is_correct is not None:
+            metrics["correct"] = float(tracker.is_correct)
+        if direction != "keep":  # along that curve units are added, so the clean input is not its first point
             for curve in ("accuracy", "probability"):
-                figures |= {f"{curve} {convention}": area(x, curves[curve], convention) for convention in CONVENTIONS}
-        return figures, {"fraction": x, **curves}
+                metrics |= {
+                    f"{curve} {convention}": compute_curve_area(fractions, curves[curve], convention)
+                    for convention in AREA_CONVENTIONS
+                }
+        return metrics, {"fraction": fractions, **curves}
 
 
-def seen(whole: Whole, stream: str) -> Units:
-    """The units that the model sees: of an answer, none that come after the word that is explained."""
-    return next(part for axis in whole.sample.axes.values() for part in axis.parts if part.stream == stream)
+def get_visible_units(prepared: PreparedExample, stream: str) -> Units:
+    """Return the units of a stream that the model sees; of a continuation, those before the explained token."""
+    unit_groups = (group for axis in prepared.sample.axes.values() for group in axis.unit_groups)
+    return next(group for group in unit_groups if group.stream == stream)
 
 
-class _Judge:
-    """Which class is followed, and what counts as right."""
+class _ClassTracker:
+    """Selects the class that is followed along the curves, and decides whether a prediction is correct."""
 
-    def __init__(self, whole: Whole, clean: Float[np.ndarray, "label"], judged: str) -> None:
-        self.classes, self.label = whole.classes, whole.example.label
-        choices = _choices(self.classes, clean)
-        if len(choices) < 2 and not self.classes.multi_label:
-            raise InputError("the model gives one number and no classes: there is no curve to follow")
-        predicted = int(choices.argmax())
-        explained = whole.target.classes(_tensor(clean), self.classes)[0]
-        self.gold = self._gold(whole, predicted, explained)
-        if judged == "gold" and self.gold is None:
-            raise InputError(f"judged='gold', but {whole.example.id!r} has no true class: say judged='predicted'")
-        followed = {"gold": self.gold, "predicted": predicted, "explained": explained}[judged]
+    def __init__(self, prepared: PreparedExample, clean_scores: Float[np.ndarray, "label"], judged: str) -> None:
+        self.label_lookup = prepared.label_lookup
+        self.label = prepared.example.label
+        class_scores = _select_prediction_scores(self.label_lookup, clean_scores)
+        if len(class_scores) < 2 and not self.label_lookup.multi_label:
+            raise InputError("the model outputs one number and no classes: a perturbation curve needs classes")
+        predicted = int(class_scores.argmax())
+        explained = prepared.target.find_classes(_to_tensor(clean_scores), self.label_lookup)[0]
+        self.gold_class = self._find_gold_class(prepared, predicted, explained)
+        if judged == "gold" and self.gold_class is None:
+            raise InputError(f"judged='gold', but {prepared.example.id!r} has no true class: use judged='predicted'")
+        followed = {"gold": self.gold_class, "predicted": predicted, "explained": explained}[judged]
         assert followed is not None
-        self.followed, self.soft = followed, judged == "gold" and isinstance(self.label, Mapping)
-        self.correct = self._correct(predicted)
+        self.followed_class = followed
+        self.has_soft_labels = judged == "gold" and isinstance(self.label, Mapping)
+        self.is_correct = self._check_correct(predicted)
 
-    def _gold(self, whole: Whole, predicted: int, explained: int) -> int | None:
-        if whole.example.answer is not None or whole.example.target is not None:
-            return explained  # what the example says is to be explained is its true class
+    def _find_gold_class(self, prepared: PreparedExample, predicted: int, explained: int) -> int | None:
+        if prepared.example.continuation is not None or prepared.example.target is not None:
+            return explained  # the example's own target is its true class
+        if not isinstance(self.label, Mapping):
+            return self.label
+        known_answers = {
+            answer: score for answer, score in self.label.items() if answer in self.label_lookup.labels.values()
+        }
+        if not known_answers:
+            return None
+        return self.label_lookup.label_index(max(known_answers, key=lambda answer: known_answers[answer]))
+
+    def _check_correct(self, predicted: int) -> bool | None:
+        """Return whether the prediction is correct; None if the true class is unknown."""
         if isinstance(self.label, Mapping):
-            scored = {answer: score for answer, score in self.label.items() if answer in self.classes.labels.values()}
-            return self.classes.label_index(max(scored, key=lambda answer: scored[answer])) if scored else None
-        return self.label
+            return self._get_soft_score(predicted) > 0
+        return None if self.gold_class is None else predicted == self.gold_class
 
-    def _correct(self, predicted: int) -> bool | None:
-        """None where nobody says what is true."""
-        if isinstance(self.label, Mapping):
-            return self._soft(predicted) > 0
-        return None if self.gold is None else predicted == self.gold
-
-    def _soft(self, predicted: int) -> float:
+    def _get_soft_score(self, predicted: int) -> float:
         assert isinstance(self.label, Mapping)
-        return float(self.label.get(self.classes.label_name(predicted), 0.0))
+        return float(self.label.get(self.label_lookup.label_name(predicted), 0.0))
 
-    def curves(self, scores: Sequence[Float[np.ndarray, "label"]]) -> dict[str, tuple[float, ...]]:
-        y = self.followed
-        logs = [log_probabilities(row, self.classes.multi_label) for row in scores]
-        chosen = [int(_choices(self.classes, row).argmax()) for row in scores]
-        others = [np.delete(own, y).max(initial=-np.inf) for own in logs]
+    def compute_curves(self, scores: Sequence[Float[np.ndarray, "label"]]) -> dict[str, tuple[float, ...]]:
+        """Compute the curves of the followed class from the class scores at every point."""
+        y = self.followed_class
+        log_probs = [compute_log_probabilities(row, self.label_lookup.multi_label) for row in scores]
+        predictions = [int(_select_prediction_scores(self.label_lookup, row).argmax()) for row in scores]
+        best_other = [np.delete(row, y).max(initial=-np.inf) for row in log_probs]
+        if self.has_soft_labels:
+            accuracy = tuple(self._get_soft_score(prediction) for prediction in predictions)
+        else:
+            accuracy = tuple(float(prediction == y) for prediction in predictions)
         return {
-            "accuracy": tuple(self._soft(one) if self.soft else float(one == y) for one in chosen),
-            "probability": tuple(float(np.exp(own[y])) for own in logs),
+            "accuracy": accuracy,
+            "probability": tuple(float(np.exp(row[y])) for row in log_probs),
             "logit": tuple(float(row[y]) for row in scores),
-            "log ratio": tuple(float(own[y] - logs[0][y]) for own in logs),
-            "log margin": tuple(float(own[y] - other) for own, other in zip(logs, others, strict=True)),
+            "log ratio": tuple(float(row[y] - log_probs[0][y]) for row in log_probs),
+            "log margin": tuple(float(row[y] - best) for row, best in zip(log_probs, best_other, strict=True)),
         }
 
 
-def _tensor(scores: Float[np.ndarray, "label"]) -> Any:
+def _to_tensor(scores: Float[np.ndarray, "label"]) -> Any:
     import torch
 
     return torch.as_tensor(scores)
 
 
-def _choices(classes: Any, scores: Float[np.ndarray, "label"]) -> Float[np.ndarray, "label"]:
-    return np.asarray(classes.choices(_tensor(scores)))
+def _select_prediction_scores(label_lookup: Any, scores: Float[np.ndarray, "label"]) -> Float[np.ndarray, "label"]:
+    return np.asarray(label_lookup.select_prediction_scores(_to_tensor(scores)))

@@ -1,4 +1,4 @@
-"""Perturbation of pictures, of texts and of regions."""
+"""Perturbation protocols for images, texts and image regions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,67 +9,83 @@ import torch
 from jaxtyping import Bool, Float, Int
 
 from clearhead.bench.data.base import Example
-from clearhead.bench.protocols.base import register
-from clearhead.bench.protocols.perturbation import Perturbation
-from clearhead.errors import InputError, unknown
+from clearhead.bench.protocols.base import register_protocol
+from clearhead.bench.protocols.perturbation import PerturbationProtocol
+from clearhead.errors import InputError, unknown_value_error
 from clearhead.explanation.explanation import Explanation
 from clearhead.units import Units
 
 
-@register("perturb-images")
+@register_protocol("perturb-images")
 @dataclass(frozen=True)
-class Pictures(Perturbation):
-    """`ranked` "patch" removes whole patches; "pixel" single pixels of the map, scaled up to the picture's size."""
+class ImagePerturbation(PerturbationProtocol):
+    """Perturbation of images.
+
+    `ranked` "patch" removes whole patches; "pixel" removes single pixels of the heat map, upscaled to the image size.
+    """
 
     fills: tuple[str, ...] = ("black", "mean", "blur")
     ranked: str = "patch"
 
-    def check(self) -> None:
-        super().check()
+    def check_settings(self) -> None:
+        """Validate the settings."""
+        super().check_settings()
         if self.ranked not in ("patch", "pixel"):
-            raise unknown("ranked", self.ranked, ("patch", "pixel"))
+            raise unknown_value_error("ranked", self.ranked, ("patch", "pixel"))
 
-    def streams_of(self, streams: Sequence[str], explanation: Any) -> list[str]:
-        found = [stream for stream in streams if explanation[stream].units.grid is not None]
-        if not found:
-            raise InputError(f"perturb-images needs patches of a picture, and the streams are {', '.join(streams)}")
-        return found
+    def select_streams(self, streams: Sequence[str], explanation: Any) -> list[str]:
+        """Return the streams whose units are patches."""
+        patch_streams = [stream for stream in streams if explanation[stream].units.grid is not None]
+        if not patch_streams:
+            raise InputError(f"perturb-images needs patches of an image, and the streams are {', '.join(streams)}")
+        return patch_streams
 
-    def removed(
-        self, part: Explanation, direction: str, way: Any, example: Example
+    def iter_removal_masks(
+        self, explanation: Explanation, direction: str, remover: Any, example: Example
     ) -> Iterator[Bool[np.ndarray, "pixel"]]:
-        key = (example.id, part.stream)
+        """Yield the removed pixels at each fraction."""
+        tie_break_key = (example.id, explanation.stream)
         if self.ranked == "pixel":
-            scores = scaled_up(part.heat_map(), way.size).flatten()
-            counts = self.counts(len(scores))
-            yield from self._masks(scores, np.arange(len(scores)), len(scores), direction, counts, key)
+            scores = upscale_bilinear(explanation.heat_map(), remover.image_size).flatten()
+            counts = self.compute_counts(len(scores))
+            yield from self._iter_ranked_masks(
+                scores, np.arange(len(scores)), len(scores), direction, counts, tie_break_key
+            )
         else:
-            places = part.units.drop_special()
-            counts = self.counts(len(places))
-            for gone in self._masks(part.scores[places], places, len(part), direction, counts, key):
-                # −1 is what lies beyond the last whole patch: no unit's, and never removed
-                yield (gone[way.patch_of.clip(min=0)] & (way.patch_of >= 0)).flatten()
+            patches = explanation.units.content_indices()
+            counts = self.compute_counts(len(patches))
+            for mask in self._iter_ranked_masks(
+                explanation.scores[patches], patches, len(explanation), direction, counts, tie_break_key
+            ):
+                # −1 marks pixels beyond the last whole patch: they belong to no unit and are never removed
+                yield (mask[remover.patch_of_pixel.clip(min=0)] & (remover.patch_of_pixel >= 0)).flatten()
 
 
-def scaled_up(heat: Float[np.ndarray, "row column"], size: tuple[int, int]) -> Float[np.ndarray, "height width"]:
-    """Bilinear, corners of pixels not aligned: as all authors do it. Ranked, so its scale does not matter: ±1 at most.
+def upscale_bilinear(
+    heat_map: Float[np.ndarray, "row column"], size: tuple[int, int]
+) -> Float[np.ndarray, "height width"]:
+    """Upscale a heat map bilinearly (align_corners=False, as all authors do), scaled to at most ±1 and rounded.
 
-    Along the edges it is flat, but for the last digit: that would rank pixels by how a machine rounds.
+    Only the ranking is used, so the scale does not matter. Along the edges the upscaled map is constant up to
+    floating-point noise; rounding to 12 digits keeps the ranking independent of the machine.
     """
-    small = torch.as_tensor(np.ascontiguousarray(heat))[None, None].double()
+    small = torch.as_tensor(np.ascontiguousarray(heat_map))[None, None].double()
     large = torch.nn.functional.interpolate(small, size=size, mode="bilinear", align_corners=False)[0, 0].numpy()
     return np.asarray(np.round(large / (np.abs(large).max() or 1.0), 12))
 
 
-@register("perturb-text")
+@register_protocol("perturb-text")
 @dataclass(frozen=True)
-class Texts(Perturbation):
-    """Tokens of a text, of a source or of a prompt.
+class TextPerturbation(PerturbationProtocol):
+    """Perturbation of the tokens of a text, of an encoder–decoder's source, or of a prompt.
 
-    protect: special tokens are never removed, or (a, b) so many at the beginning and at the end, special or not
-    of: what fractions are of, "removable" tokens or all "units"
-    clamp: negative scores count as zero; padded_to: the text is padded to so many tokens, whose pads compete with
-    zero scores and count in the fractions; shortest: texts of fewer tokens are left out
+    Attributes:
+        stream: The stream to perturb; by default all text streams.
+        protect: True never removes special tokens; (a, b) protects the first a and last b tokens, special or not.
+        of: Base of the fractions, the "removable" tokens or all "units".
+        clamp: Set negative scores to zero.
+        padded_to: Pad the text to this many tokens; the padding competes with zero scores and counts in the fractions.
+        shortest: Skip texts with fewer tokens.
     """
 
     fills: tuple[str, ...] = ("delete", "mask")
@@ -80,55 +96,77 @@ class Texts(Perturbation):
     padded_to: int | None = None
     shortest: int = 0
 
-    def check(self) -> None:
-        super().check()
+    def check_settings(self) -> None:
+        """Validate the settings."""
+        super().check_settings()
         if self.of not in ("removable", "units"):
-            raise unknown("of", self.of, ("removable", "units"))
+            raise unknown_value_error("of", self.of, ("removable", "units"))
         if not isinstance(self.protect, bool) and (len(self.protect) != 2 or min(self.protect) < 0):
-            raise InputError(f"protect={self.protect}: it is true, false, or two numbers of tokens, first and last")
+            raise InputError(f"protect={self.protect}: give true, false, or two numbers of tokens, first and last")
 
-    def streams_of(self, streams: Sequence[str], explanation: Any) -> list[str]:
+    def select_streams(self, streams: Sequence[str], explanation: Any) -> list[str]:
+        """Return the text streams with at least `shortest` tokens."""
         if self.stream is not None:
             return [explanation[self.stream].stream]
-        found = [one for one in streams if one in ("text", "source") and explanation[one].units.boxes is None]
-        if not found:
+        text_streams = [
+            stream for stream in streams if stream in ("text", "source") and explanation[stream].units.boxes is None
+        ]
+        if not text_streams:
             raise InputError(f"perturb-text needs a text, and the streams are {', '.join(streams)}")
-        return [one for one in found if len(explanation[one]) >= self.shortest]
+        return [stream for stream in text_streams if len(explanation[stream]) >= self.shortest]
 
-    def removed(
-        self, part: Explanation, direction: str, way: Any, example: Example
+    def iter_removal_masks(
+        self, explanation: Explanation, direction: str, remover: Any, example: Example
     ) -> Iterator[Bool[np.ndarray, "unit"]]:
-        places = self._removable(part.units)
-        scores = np.maximum(part.scores, 0) if self.clamp else part.scores
-        pads = max(0, (self.padded_to or 0) - len(part))
-        candidates = np.concatenate([places, np.full(pads, -1)])
-        values = np.concatenate([scores[places], np.zeros(pads)])
-        whole = len(candidates) if self.of == "removable" else len(part) + pads
-        counts = [min(count, len(candidates)) for count in self.counts(whole)]
-        yield from self._masks(values, candidates, len(part), direction, counts, (example.id, part.stream))
+        """Yield the removed tokens at each fraction."""
+        removable = self._find_removable(explanation.units)
+        scores = explanation.scores
+        if self.clamp:
+            scores = np.maximum(scores, 0)
+        num_pads = max(0, (self.padded_to or 0) - len(explanation))
+        candidates = np.concatenate([removable, np.full(num_pads, -1)])
+        candidate_scores = np.concatenate([scores[removable], np.zeros(num_pads)])
+        total = len(candidates)
+        if self.of == "units":
+            total = len(explanation) + num_pads
+        counts = [min(count, len(candidates)) for count in self.compute_counts(total)]
+        yield from self._iter_ranked_masks(
+            candidate_scores, candidates, len(explanation), direction, counts, (example.id, explanation.stream)
+        )
 
-    def _removable(self, units: Units) -> Int[np.ndarray, "place"]:
-        if isinstance(self.protect, bool):
-            return np.asarray(units.drop_special()) if self.protect else np.arange(len(units))
-        first, last = self.protect
-        return np.arange(first, len(units) - last)
+    def _find_removable(self, units: Units) -> Int[np.ndarray, "place"]:
+        if self.protect is True:
+            return np.asarray(units.content_indices())
+        if self.protect is False:
+            return np.arange(len(units))
+        num_first, num_last = self.protect
+        return np.arange(num_first, len(units) - num_last)
 
 
-@register("perturb-regions")
+@register_protocol("perturb-regions")
 @dataclass(frozen=True)
-class Regions(Perturbation):
-    """Regions of a picture, for models that read features and boxes."""
+class RegionPerturbation(PerturbationProtocol):
+    """Perturbation of image regions, for models that take region features and boxes."""
 
     fills: tuple[str, ...] = ("delete",)
     rounding: str = "kept"
 
-    def streams_of(self, streams: Sequence[str], explanation: Any) -> list[str]:
+    def select_streams(self, streams: Sequence[str], explanation: Any) -> list[str]:
+        """Return the stream of regions."""
         if "regions" not in streams:
-            raise InputError(f"perturb-regions needs regions of a picture, and the streams are {', '.join(streams)}")
+            raise InputError(f"perturb-regions needs regions of an image, and the streams are {', '.join(streams)}")
         return ["regions"]
 
-    def removed(
-        self, part: Explanation, direction: str, way: Any, example: Example
+    def iter_removal_masks(
+        self, explanation: Explanation, direction: str, remover: Any, example: Example
     ) -> Iterator[Bool[np.ndarray, "unit"]]:
-        counts = self.counts(len(part))
-        yield from self._masks(part.scores, np.arange(len(part)), len(part), direction, counts, (example.id, "regions"))
+        """Yield the removed regions at each fraction."""
+        counts = self.compute_counts(len(explanation))
+        yield from self._iter_ranked_masks(
+            explanation.scores,
+            np.arange(len(explanation)),
+            len(explanation),
+            direction,
+            counts,
+            (example.id, "regions"),
+        )

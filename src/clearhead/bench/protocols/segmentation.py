@@ -1,24 +1,25 @@
 """Segmentation: does the heat map cover the object?
 
-The heat map is scaled up bilinearly to the size of what the model saw, the object's mask is taken at the same pixels;
-unclear pixels are left out. Thresholds: `mean` of the map (foreground is what lies above), `otsu`, `quarter` of the
-map's range, `raw-quarter` (of the largest value, whatever the smallest is), `best` (of all thresholds the one with the
-largest overlap, for each picture: an upper bound).
+The heat map is upscaled bilinearly to the model's input image, the object's mask is sampled at the same pixels; pixels
+that the annotation leaves undecided are ignored. Thresholds, above which values are foreground: `mean` of the map,
+`otsu`, `quarter` of the map's range, `raw-quarter` (of the largest value, whatever the smallest is), `best` (the
+threshold with the largest IoU for each image: an upper bound).
 
-    pixel accuracy   share of pixels that are right
-    iou, f1          of the foreground, in each picture;   row f1: the mean over rows of the F1 of each row by itself,
-                     rows without foreground counting zero, as Beyond Intuition's code computes its mF1
-    precision        share of the foreground that lies on the object;   recall  share of the object that is foreground
-    average precision of (1 − m, m) against the two classes together, per picture (no threshold)
-    object average precision, roc auc   of m against the object alone, per picture (no threshold)
+    pixel accuracy   fraction of pixels that are correct
+    iou, f1          of the foreground, per image;   row f1: the mean over rows of the F1 of each row by itself, rows
+                     without foreground counting zero, as Beyond Intuition's code computes its mF1
+    precision        fraction of the foreground that lies on the object;   recall  fraction of the object that is
+                     foreground
+    average precision of (1 − m, m) against both classes together, per image (no threshold)
+    object average precision, roc auc   of m against the object alone, per image (no threshold)
     pointing         1 where the largest value lies on the object
-    inside mass      share of the positive relevance (of patches) that falls on the object
+    inside mass      fraction of the positive relevance (of patches) that falls on the object
 
-InterpretDL's pointing game (`idl-pointing`) is precision, recall and F1 by `raw-quarter`, and the last two. Its F1 has
-1e-6 more in the denominator, which is not copied.
+InterpretDL's pointing game (`idl-pointing`) is precision, recall and F1 by `raw-quarter`, and the last two metrics. Its
+F1 adds 1e-6 to the denominator, which is not copied.
 
-mIoU is no mean over pictures: intersections and unions are summed over all pictures and then divided, for object and
-ground, and the two averaged (`summary`). So the counts are figures, too.
+mIoU is not a mean over images: intersections and unions are summed over all images and then divided, for object and
+ground, and the two are averaged (`summarise_segmentation`). The counts are therefore reported as metrics, too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,271 +29,323 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from jaxtyping import Bool, Float
 
-from clearhead.bench.data import Characters, Example, Mask, Place, Region
-from clearhead.bench.protocols.base import Explained, Explanations, Measurement, Protocol, ranking, register
-from clearhead.bench.protocols.perturbation_modalities import scaled_up
-from clearhead.bench.rle import packed
-from clearhead.errors import InputError, unknown
+from clearhead.bench.data import CharSpan, EvidenceMask, Example, ImageBox, UnitIndex
+from clearhead.bench.protocols.base import (
+    BenchmarkProtocol,
+    ExplainedClass,
+    ExplanationsByMethod,
+    Measurement,
+    argsort_descending,
+    register_protocol,
+)
+from clearhead.bench.protocols.perturbation_modalities import upscale_bilinear
+from clearhead.bench.rle import encode_rle
+from clearhead.errors import InputError, unknown_value_error
 from clearhead.explanation.explanation import Explanation
-from clearhead.explanation.otsu_mask import otsu
+from clearhead.explanation.otsu_mask import threshold_otsu
 from clearhead.units import Box
 
 if TYPE_CHECKING:
-    from clearhead.bench.output_cache import Looks
+    from clearhead.bench.output_cache import OutputCache
     from clearhead.explainer import Explainer
 
-THRESHOLDS = ("mean", "otsu", "quarter", "raw-quarter", "best")
-#: Recalls at which the curve of precision is kept.
-RECALLS = tuple(step / 20 for step in range(21))
-Grid = Bool[np.ndarray, "height width"]
+THRESHOLD_RULES = ("mean", "otsu", "quarter", "raw-quarter", "best")
+#: Recall levels at which the precision curve is stored.
+RECALL_LEVELS = tuple(step / 20 for step in range(21))
+MaskArray = Bool[np.ndarray, "height width"]
 
 
-@register("segmentation")
+@register_protocol("segmentation")
 @dataclass(frozen=True)
-class Segmentation(Protocol):
-    """`masks` True keeps what each threshold cut out, packed as lengths of runs."""
+class ObjectSegmentation(BenchmarkProtocol):
+    """Overlap of the thresholded heat map with the object; `masks=True` stores the masks, run-length encoded."""
 
-    about: ClassVar[str] = "Does the heat map cover the object?"
-    headline: ClassVar[tuple[str, ...]] = ("iou, otsu", "f1, raw-quarter", "inside mass")
+    description: ClassVar[str] = "Does the heat map cover the object?"
+    headline_metrics: ClassVar[tuple[str, ...]] = ("iou, otsu", "f1, raw-quarter", "inside mass")
 
-    explained: Explained = "predicted"
+    explained: ExplainedClass = "predicted"
     thresholds: tuple[str, ...] = ("mean", "otsu", "best")
     masks: bool = False
 
-    def check(self) -> None:
-        super().check()
-        for one in self.thresholds:
-            if one not in THRESHOLDS:
-                raise unknown("threshold", one, THRESHOLDS)
+    def check_settings(self) -> None:
+        """Validate the settings."""
+        super().check_settings()
+        for rule in self.thresholds:
+            if rule not in THRESHOLD_RULES:
+                raise unknown_value_error("threshold", rule, THRESHOLD_RULES)
 
     def measure(
         self,
-        ex: "Explainer",
+        explainer: "Explainer",
         examples: Sequence[Example],
-        explanations: Explanations,
-        looks: "Looks | None" = None,
+        explanations: ExplanationsByMethod,
+        output_cache: "OutputCache | None" = None,
     ) -> list[Measurement]:
-        self.check()
-        made = []
-        for method, own in explanations.items():
-            for example, explanation in zip(examples, own, strict=True):
-                for stream, part in explanation.parts.items():
-                    if part.units.grid is not None and part.picture is not None:
-                        seen = _view(ex.subject, example.input)
-                        figures, curves = self._one(example, part, seen)
-                        made.append(Measurement(example.id, method, stream, figures, curves))
-        return made
+        """Measure the streams whose units are patches of an image."""
+        self.check_settings()
+        measurements = []
+        for method, method_explanations in explanations.items():
+            for example, explanation in zip(examples, method_explanations, strict=True):
+                for stream, stream_explanation in explanation.by_stream.items():
+                    if stream_explanation.units.grid is not None and stream_explanation.image is not None:
+                        view_box = _find_view_box(explainer.adapter, example.input)
+                        metrics, curves = self._measure_example(example, stream_explanation, view_box)
+                        measurements.append(Measurement(example.id, method, stream, metrics, curves))
+        return measurements
 
-    def overall(self, measurements: Sequence[Measurement]) -> dict[str, float]:
-        """Pixel accuracy and mIoU by each threshold: sums over all pictures first."""
+    def compute_dataset_metrics(self, measurements: Sequence[Measurement]) -> dict[str, float]:
+        """Compute pixel accuracy and mIoU for each threshold, summed over all images before dividing."""
         return {
-            f"{name}, {rule}": summary(measurements, rule)[name]
+            f"{name}, {rule}": summarise_segmentation(measurements, rule)[name]
             for rule in self.thresholds
             for name in ("pixel accuracy", "mIoU")
         }
 
-    def _one(
-        self, example: Example, part: Explanation, view: Box
+    def _measure_example(
+        self, example: Example, explanation: Explanation, view_box: Box
     ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
-        assert part.picture is not None
-        size = (part.picture.shape[0], part.picture.shape[1])
-        inside, counted = object_mask(example, size, view)
-        heat = np.nan_to_num(part.heat_map())
-        large = scaled_up(heat, size)
-        values = ranged(large)
-        figures: dict[str, float] = {}
+        assert explanation.image is not None
+        size = (explanation.image.shape[0], explanation.image.shape[1])
+        object_mask, valid_pixels = build_object_mask(example, size, view_box)
+        patch_map = np.nan_to_num(explanation.heat_map())
+        pixel_map = upscale_bilinear(patch_map, size)
+        values = scale_min_max(pixel_map)
+        valid_values = values[valid_pixels]
+        valid_object = object_mask[valid_pixels]
+        metrics: dict[str, float] = {}
         curves: dict[str, tuple[float, ...]] = {}
         for rule in self.thresholds:
-            found = foreground(large, inside, counted, rule)
-            figures |= {f"{name}, {rule}": value for name, value in compared(found, inside, counted).items()}
+            predicted = threshold_map(pixel_map, object_mask, valid_pixels, rule)
+            mask_metrics = compute_mask_metrics(predicted, object_mask, valid_pixels)
+            metrics |= {f"{name}, {rule}": value for name, value in mask_metrics.items()}
             if self.masks:
-                curves[f"mask, {rule}"] = packed(found)
-        top = ranking(values.flatten(), self.seed, example.id)[0]
-        figures |= {
-            "average precision": average_precision(values[counted], inside[counted]),
-            **told_apart(values[counted], inside[counted]),
-            "pointing": float(inside.flatten()[top]),
-            "inside mass": inside_mass(heat, inside, counted),
-            "object's share": float(inside[counted].mean()),
+                curves[f"mask, {rule}"] = encode_rle(predicted)
+        top_pixel = argsort_descending(values.flatten(), self.seed, example.id)[0]
+        metrics |= {
+            "average precision": compute_average_precision(valid_values, valid_object),
+            **compute_auc_metrics(valid_values, valid_object),
+            "pointing": float(object_mask.flatten()[top_pixel]),
+            "inside mass": compute_inside_mass(patch_map, object_mask, valid_pixels),
+            "object's share": float(valid_object.mean()),
         }
-        curves |= {"recall": RECALLS, "precision": precisions(values[counted], inside[counted])}
-        return figures, curves
+        curves |= {
+            "recall": RECALL_LEVELS,
+            "precision": compute_precisions_at_recalls(valid_values, valid_object),
+        }
+        return metrics, curves
 
 
-@register("mosaic")
+@register_protocol("mosaic")
 @dataclass(frozen=True)
-class Mosaic(Segmentation):
-    """Pictures of two classes side by side (data `mosaic:pets`): what is explained must stay in its own part.
+class MosaicSegmentation(ObjectSegmentation):
+    """Mosaics of images of two classes (data `mosaic:pets`): relevance must stay in the cells of the explained class.
 
-    `inside mass` is the share of the positive relevance that does; by chance it is the part's share of the picture.
+    `inside mass` is the fraction of positive relevance in these cells; by chance it is their fraction of the mosaic.
     """
 
-    headline: ClassVar[tuple[str, ...]] = ("inside mass", "pointing")
+    headline_metrics: ClassVar[tuple[str, ...]] = ("inside mass", "pointing")
 
-    explained: Explained = "gold"
+    explained: ExplainedClass = "gold"
 
 
-def object_mask(example: Example, size: tuple[int, int], view: Box) -> tuple[Grid, Grid]:
-    """The object's pixels of what the model saw, and those that count: each pixel is asked at its middle."""
+def build_object_mask(example: Example, size: tuple[int, int], view_box: Box) -> tuple[MaskArray, MaskArray]:
+    """Sample the object's mask at the pixel centres of the model's input image.
+
+    Returns:
+        The object's pixels, and the pixels that are not ignored.
+    """
     if example.evidence is None:
         raise InputError(f"{example.id!r} has no mask of its object: choose a data set or split that has")
-    high, wide = size
-    y = view[1] + (np.arange(high) + 0.5) / high * (view[3] - view[1])
-    x = view[0] + (np.arange(wide) + 0.5) / wide * (view[2] - view[0])
-    inside, ignored = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
-    for piece in (piece for one in example.evidence for piece in one):
-        if isinstance(piece, Mask):
-            rows = (y * piece.inside.shape[0]).astype(int).clip(0, piece.inside.shape[0] - 1)
-            columns = (x * piece.inside.shape[1]).astype(int).clip(0, piece.inside.shape[1] - 1)
-            inside |= piece.inside[np.ix_(rows, columns)]
-            if piece.ignored is not None:
-                ignored |= piece.ignored[np.ix_(rows, columns)]
-        elif isinstance(piece, Region):
-            left, top, right, bottom = piece.box
-            inside |= np.outer((y > top) & (y < bottom), (x > left) & (x < right))
-        elif isinstance(piece, Characters | Place):
+    height, width = size
+    y = view_box[1] + (np.arange(height) + 0.5) / height * (view_box[3] - view_box[1])
+    x = view_box[0] + (np.arange(width) + 0.5) / width * (view_box[2] - view_box[0])
+    object_mask = np.zeros(size, dtype=bool)
+    ignored = np.zeros(size, dtype=bool)
+    for item in (item for alternative in example.evidence for item in alternative):
+        if isinstance(item, EvidenceMask):
+            rows = (y * item.pixels.shape[0]).astype(int).clip(0, item.pixels.shape[0] - 1)
+            columns = (x * item.pixels.shape[1]).astype(int).clip(0, item.pixels.shape[1] - 1)
+            object_mask |= item.pixels[np.ix_(rows, columns)]
+            if item.ignored_pixels is not None:
+                ignored |= item.ignored_pixels[np.ix_(rows, columns)]
+        elif isinstance(item, ImageBox):
+            x_min, y_min, x_max, y_max = item.box
+            object_mask |= np.outer((y > y_min) & (y < y_max), (x > x_min) & (x < x_max))
+        elif isinstance(item, CharSpan | UnitIndex):
             continue
-    return inside, ~ignored | inside
+    return object_mask, ~ignored | object_mask
 
 
-def _view(subject: Any, given: Any) -> Box:
-    """What a model sees of an example's picture; of one with several streams, what reads its pictures says."""
-    processor = getattr(subject.processor, "image_processor", subject.processor)
-    return view_of(processor, given["image"] if isinstance(given, dict) else given)
+def _find_view_box(adapter: Any, example_input: Any) -> Box:
+    """Return the visible part of an example's image; a model with several streams has a separate image processor."""
+    processor = getattr(adapter.processor, "image_processor", adapter.processor)
+    image = example_input["image"] if isinstance(example_input, dict) else example_input
+    return compute_view_box(processor, image)
 
 
-def view_of(processor: Any, picture: Any) -> Box:
-    """The part of a picture that the model sees, as fractions: processors may cut out the middle."""
-    whole: Box = (0.0, 0.0, 1.0, 1.0)
+def compute_view_box(processor: Any, image: Any) -> Box:
+    """Return the part of an image that the model sees, as fractions; differs from 1 if the processor crops."""
+    full_view: Box = (0.0, 0.0, 1.0, 1.0)
     crop = getattr(processor, "crop_size", None)
-    if not getattr(processor, "do_center_crop", False) or not crop or not hasattr(picture, "size"):
-        return whole
-    wide, high = picture.size if not isinstance(picture, np.ndarray) else picture.shape[1::-1]
+    if not getattr(processor, "do_center_crop", False) or not crop or not hasattr(image, "size"):
+        return full_view
+    width, height = image.size if not isinstance(image, np.ndarray) else image.shape[1::-1]
     size = getattr(processor, "size", None) or {}
     if getattr(processor, "do_resize", True):
         if "shortest_edge" in size:
-            factor = size["shortest_edge"] / min(wide, high)
-            wide, high = wide * factor, high * factor
+            factor = size["shortest_edge"] / min(width, height)
+            width = width * factor
+            height = height * factor
         else:
-            wide, high = size["width"], size["height"]
-    across, down = min(1.0, crop["width"] / wide), min(1.0, crop["height"] / high)
-    return ((1 - across) / 2, (1 - down) / 2, (1 + across) / 2, (1 + down) / 2)
+            width = size["width"]
+            height = size["height"]
+    x_fraction = min(1.0, crop["width"] / width)
+    y_fraction = min(1.0, crop["height"] / height)
+    return ((1 - x_fraction) / 2, (1 - y_fraction) / 2, (1 + x_fraction) / 2, (1 + y_fraction) / 2)
 
 
-def ranged(values: Float[np.ndarray, "height width"]) -> Float[np.ndarray, "height width"]:
-    """The map from 0 to 1; a flat one is 0 everywhere."""
+def scale_min_max(values: Float[np.ndarray, "height width"]) -> Float[np.ndarray, "height width"]:
+    """Scale a map to 0 … 1; a constant map becomes 0 everywhere."""
     span = values.max() - values.min()
-    return np.asarray((values - values.min()) / span if span else np.zeros_like(values))
+    if not span:
+        return np.zeros_like(values)
+    return np.asarray((values - values.min()) / span)
 
 
-def foreground(raw: Float[np.ndarray, "height width"], inside: Grid, counted: Grid, rule: str) -> Grid:
-    """The map cut at a threshold."""
+def threshold_map(
+    heat_map: Float[np.ndarray, "height width"], object_mask: MaskArray, valid_pixels: MaskArray, rule: str
+) -> MaskArray:
+    """Cut a heat map at a threshold; only the rule "best" uses the object's mask."""
     if rule == "raw-quarter":
-        return raw > 0.25 * raw.max()
-    values = ranged(raw)
+        return heat_map > 0.25 * heat_map.max()
+    values = scale_min_max(heat_map)
     if rule == "best":
-        return values > best_threshold(values[counted], inside[counted])
+        return values > find_best_threshold(values[valid_pixels], object_mask[valid_pixels])
     if rule == "otsu":
         levels = (values * 255).astype(np.uint8)
-        return levels > otsu(levels)
-    return values > (values.mean() if rule == "mean" else 0.25)
+        return levels > threshold_otsu(levels)
+    if rule == "mean":
+        return values > values.mean()
+    return values > 0.25
 
 
-def compared(found: Grid, inside: Grid, counted: Grid) -> dict[str, float]:
-    """What was cut out, against the object's mask."""
-    yes, no = found & counted, ~found & counted
-    both, either = (yes & inside).sum(), (yes | (inside & counted)).sum()
-    ground_both, ground_either = (no & ~inside).sum(), (no | (~inside & counted)).sum()
-    right = both + ground_both
-    cut_out, there = yes.sum(), (inside & counted).sum()
+def compute_mask_metrics(predicted: MaskArray, object_mask: MaskArray, valid_pixels: MaskArray) -> dict[str, float]:
+    """Compute accuracy, IoU, F1, precision and recall of a mask, and the counts that `summarise_segmentation` sums."""
+    foreground = predicted & valid_pixels
+    background = ~predicted & valid_pixels
+    intersection = (foreground & object_mask).sum()
+    union = (foreground | (object_mask & valid_pixels)).sum()
+    ground_intersection = (background & ~object_mask).sum()
+    ground_union = (background | (~object_mask & valid_pixels)).sum()
+    num_correct = intersection + ground_intersection
+    num_foreground = foreground.sum()
+    num_object = (object_mask & valid_pixels).sum()
     return {
-        "pixel accuracy": float(right / counted.sum()),
-        "iou": float(both / either) if either else 0.0,
-        "f1": float(2 * both / (both + either)) if either else 0.0,
-        "precision": float(both / cut_out) if cut_out else 0.0,
-        "recall": float(both / there) if there else 0.0,
-        "row f1": row_f1(yes, inside & counted),
-        "right": float(right),
-        "counted": float(counted.sum()),
-        "object both": float(both),
-        "object either": float(either),
-        "ground both": float(ground_both),
-        "ground either": float(ground_either),
+        "pixel accuracy": float(num_correct / valid_pixels.sum()),
+        "iou": _divide_or_zero(intersection, union),
+        "f1": _divide_or_zero(2 * intersection, intersection + union),
+        "precision": _divide_or_zero(intersection, num_foreground),
+        "recall": _divide_or_zero(intersection, num_object),
+        "row f1": compute_row_f1(foreground, object_mask & valid_pixels),
+        "right": float(num_correct),
+        "counted": float(valid_pixels.sum()),
+        "object both": float(intersection),
+        "object either": float(union),
+        "ground both": float(ground_intersection),
+        "ground either": float(ground_union),
     }
 
 
-def best_threshold(values: Float[np.ndarray, "pixel"], inside: Bool[np.ndarray, "pixel"]) -> float:
-    """Of all thresholds (foreground is what lies above) the one with the largest overlap with the object."""
+def _divide_or_zero(numerator: Any, denominator: Any) -> float:
+    return float(numerator / denominator) if denominator else 0.0
+
+
+def find_best_threshold(values: Float[np.ndarray, "pixel"], object_mask: Bool[np.ndarray, "pixel"]) -> float:
+    """Find the threshold whose foreground, the pixels above it, has the largest IoU with the object."""
     order = np.argsort(-values, kind="stable")
     ranked = values[order]
-    both = np.cumsum(inside[order])
-    either = np.arange(1, len(order) + 1) + inside.sum() - both
-    ends = np.append(ranked[1:] < ranked[:-1], True)  # pixels of one value go together
-    overlap = np.where(ends, both / np.maximum(either, 1), -1.0)
-    best = int(overlap.argmax())
+    intersection = np.cumsum(object_mask[order])
+    union = np.arange(1, len(order) + 1) + object_mask.sum() - intersection
+    is_cut = np.append(ranked[1:] < ranked[:-1], True)  # pixels of equal value are on the same side
+    ious = np.where(is_cut, intersection / np.maximum(union, 1), -1.0)
+    best = int(ious.argmax())
     return float(ranked[best + 1]) if best + 1 < len(ranked) else -np.inf
 
 
-def row_f1(found: Grid, inside: Grid) -> float:
-    both, sums = (found & inside).sum(1), found.sum(1) + inside.sum(1)
-    return float(np.divide(2 * both, sums, out=np.zeros(len(sums)), where=sums > 0).mean())
+def compute_row_f1(predicted: MaskArray, object_mask: MaskArray) -> float:
+    """Compute the mean over rows of the F1 of each row."""
+    intersections = (predicted & object_mask).sum(1)
+    sums = predicted.sum(1) + object_mask.sum(1)
+    return float(np.divide(2 * intersections, sums, out=np.zeros(len(sums)), where=sums > 0).mean())
 
 
-def average_precision(values: Float[np.ndarray, "pixel"], inside: Bool[np.ndarray, "pixel"]) -> float:
+def compute_average_precision(values: Float[np.ndarray, "pixel"], object_mask: Bool[np.ndarray, "pixel"]) -> float:
+    """Compute the average precision of (1 − m, m) against ground and object together."""
     from sklearn.metrics import average_precision_score
 
-    return float(average_precision_score(np.concatenate([~inside, inside]), np.concatenate([1 - values, values])))
+    return float(
+        average_precision_score(np.concatenate([~object_mask, object_mask]), np.concatenate([1 - values, values]))
+    )
 
 
-def told_apart(values: Float[np.ndarray, "pixel"], inside: Bool[np.ndarray, "pixel"]) -> dict[str, float]:
-    """How well the map tells the object from the ground, whatever the threshold; NaN where there is but one of them."""
+def compute_auc_metrics(values: Float[np.ndarray, "pixel"], object_mask: Bool[np.ndarray, "pixel"]) -> dict[str, float]:
+    """Compute threshold-free separation of object and ground; NaN if only one of them is present."""
     from sklearn.metrics import average_precision_score, roc_auc_score
 
-    if inside.all() or not inside.any():
+    if object_mask.all() or not object_mask.any():
         return {"object average precision": float("nan"), "roc auc": float("nan")}
     return {
-        "object average precision": float(average_precision_score(inside, values)),
-        "roc auc": float(roc_auc_score(inside, values)),
+        "object average precision": float(average_precision_score(object_mask, values)),
+        "roc auc": float(roc_auc_score(object_mask, values)),
     }
 
 
-def inside_mass(heat: Float[np.ndarray, "row column"], inside: Grid, counted: Grid) -> float:
-    """Each patch's positive relevance spread evenly over its pixels; NaN where there is none."""
-    high, wide = inside.shape
-    rows, columns = ((np.arange(size) * parts // size) for size, parts in zip((high, wide), heat.shape, strict=True))
-    mass = np.maximum(heat, 0)[np.ix_(rows, columns)] * counted
-    return float((mass * inside).sum() / mass.sum()) if mass.sum() > 0 else float("nan")
+def compute_inside_mass(
+    heat_map: Float[np.ndarray, "row column"], object_mask: MaskArray, valid_pixels: MaskArray
+) -> float:
+    """Return the fraction of positive relevance on the object, each patch spread evenly; NaN without relevance."""
+    rows, columns = (
+        (np.arange(size) * num_patches // size)
+        for size, num_patches in zip(object_mask.shape, heat_map.shape, strict=True)
+    )
+    mass = np.maximum(heat_map, 0)[np.ix_(rows, columns)] * valid_pixels
+    if not mass.sum() > 0:
+        return float("nan")
+    return float((mass * object_mask).sum() / mass.sum())
 
 
-def precisions(values: Float[np.ndarray, "pixel"], inside: Bool[np.ndarray, "pixel"]) -> tuple[float, ...]:
-    """The best precision at each of `RECALLS` or beyond."""
+def compute_precisions_at_recalls(
+    values: Float[np.ndarray, "pixel"], object_mask: Bool[np.ndarray, "pixel"]
+) -> tuple[float, ...]:
+    """Return the best precision at each of `RECALL_LEVELS` or beyond."""
     from sklearn.metrics import precision_recall_curve
 
-    if not inside.any():
-        return (0.0,) * len(RECALLS)
-    precision, recall, _ = precision_recall_curve(inside, values)
-    return tuple(float(precision[recall >= wanted - 1e-12].max()) for wanted in RECALLS)
+    if not object_mask.any():
+        return (0.0,) * len(RECALL_LEVELS)
+    precision, recall, _ = precision_recall_curve(object_mask, values)
+    return tuple(float(precision[recall >= level - 1e-12].max()) for level in RECALL_LEVELS)
 
 
-def summary(measurements: Iterable[Measurement], rule: str = "mean") -> dict[str, float]:
-    """Figures of a whole data set for one method: sums first, then quotients."""
-    rows: list[Mapping[str, float]] = [one.figures for one in measurements]
+def summarise_segmentation(measurements: Iterable[Measurement], rule: str = "mean") -> dict[str, float]:
+    """Compute the metrics of a whole data set for one method: counts are summed before dividing."""
+    rows: list[Mapping[str, float]] = [measurement.figures for measurement in measurements]
     eps = np.finfo(float).eps
 
-    def total(name: str) -> float:
+    def compute_total(name: str) -> float:
         return float(sum(row[f"{name}, {rule}"] for row in rows))
 
-    ious = [total(f"{kind} both") / (total(f"{kind} either") + eps) for kind in ("object", "ground")]
-
-    def mean(name: str) -> float:
+    def compute_mean(name: str) -> float:
         return float(np.nanmean([row[name] for row in rows]))
 
+    ious = [
+        compute_total(f"{region} both") / (compute_total(f"{region} either") + eps) for region in ("object", "ground")
+    ]
     return {
-        "pixel accuracy": total("right") / total("counted"),
+        "pixel accuracy": compute_total("right") / compute_total("counted"),
         "mIoU": float(sum(ious) / 2),
-        "mAP": mean("average precision"),
-        "F1": mean(f"f1, {rule}"),
-        "row F1": mean(f"row f1, {rule}"),
-        "pointing": mean("pointing"),
-        "inside mass": mean("inside mass"),
+        "mAP": compute_mean("average precision"),
+        "F1": compute_mean(f"f1, {rule}"),
+        "row F1": compute_mean(f"row f1, {rule}"),
+        "pointing": compute_mean("pointing"),
+        "inside mass": compute_mean("inside mass"),
     }

@@ -1,14 +1,14 @@
-"""What happens to the output when some units go, against what the scores say: leave-one-out, sensitivity-n, infidelity.
+"""Sensitivity-n and infidelity: do summed scores predict how far the output falls when units are removed?
 
-y is the number that was explained, its class held at that of the clean input; x − S the input without the units of S.
+y is the explained output, its class fixed to that of the unperturbed input; x − S is the input without the units of S.
 
-    leave-one-out   d_u = y(x) − y(x − u) of each unit: the order that other methods are compared with (`agreement`)
+    leave-one-out   d_u = y(x) − y(x − u) for each unit: the order that other methods are compared with (`agreement`)
     sensitivity-n   over random subsets S of n units, Pearson's correlation of Σ_S score with y(x) − y(x − S)
-    infidelity      mean over the same subsets of (Σ_S score − (y(x) − y(x − S)))²; as it is, and with the scores
-                    scaled by the factor β that makes it least (relevance has no unit of its own)
+    infidelity      mean over the same subsets of (Σ_S score − (y(x) − y(x − S)))²; for the raw scores, and for scores
+                    scaled by the factor β that minimises it (relevance has no unit of its own)
 
-`subsets` draws S by example, so that all methods are asked about the same ones; `squares` takes every square of a
-picture, as InterpretDL does (`idl-infidelity`, whose figure is the scaled one; what is grey already counts here, too).
+`subsets` draws S by example, so that all methods are measured on the same subsets; `squares` slides squares over an
+image, like InterpretDL (`idl-infidelity`, whose metric is the scaled one; here pixels that are already grey count too).
 """
 
 import hashlib
@@ -21,11 +21,17 @@ import torch
 from jaxtyping import Bool, Float
 
 from clearhead.bench.data import Example
-from clearhead.bench.output_cache import Looks, Whole, read_whole
-from clearhead.bench.protocols.base import Explained, Explanations, Measurement, Protocol, register
-from clearhead.bench.protocols.curves import removed_counts
-from clearhead.bench.protocols.perturbation import seen
-from clearhead.bench.protocols.unit_removal import FromPicture, Removal, removal
+from clearhead.bench.output_cache import OutputCache, PreparedExample, prepare_example
+from clearhead.bench.protocols.base import (
+    BenchmarkProtocol,
+    ExplainedClass,
+    ExplanationsByMethod,
+    Measurement,
+    register_protocol,
+)
+from clearhead.bench.protocols.curves import compute_removed_counts
+from clearhead.bench.protocols.perturbation import get_visible_units
+from clearhead.bench.protocols.unit_removal import PixelRemover, UnitRemover, make_remover
 from clearhead.errors import InputError
 from clearhead.explanation.multi_stream import AnyExplanation
 from clearhead.units import Units
@@ -33,229 +39,292 @@ from clearhead.units import Units
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-#: A correlation of fewer points says nothing.
-FEWEST = 3
+#: Correlations of fewer points are not reported.
+MIN_CORRELATION_POINTS = 3
 
 
-def default_fill(units: Units) -> str:
-    return "mean" if units.grid is not None or units.kind == "region" else "mask"
+def choose_default_fill(units: Units) -> str:
+    """Return "mean" for patches and regions, "mask" for tokens."""
+    if units.grid is not None or units.kind == "region":
+        return "mean"
+    return "mask"
 
 
-def removed_units(way: Removal, units: Units, gone: Bool[np.ndarray, "unit"]) -> Bool[np.ndarray, "item"]:
-    """Units as what a removal takes: of a picture, the pixels of its patches."""
-    if isinstance(way, FromPicture):
-        return np.asarray((gone[way.patch_of.clip(min=0)] & (way.patch_of >= 0)).flatten())
-    return gone
+def to_removal_mask(remover: UnitRemover, units: Units, removed: Bool[np.ndarray, "unit"]) -> Bool[np.ndarray, "item"]:
+    """Convert a mask of units to the items of the remover: for an image, the pixels of the patches."""
+    if isinstance(remover, PixelRemover):
+        return np.asarray((removed[remover.patch_of_pixel.clip(min=0)] & (remover.patch_of_pixel >= 0)).flatten())
+    return removed
 
 
-class Drops:
-    """y(x) − y(x − S) for many S of many inputs; each distinct altered input goes through the model once."""
+class OutputDrops:
+    """Computes y(x) − y(x − S) for many S of many inputs; each distinct perturbed input is forwarded once."""
 
-    def __init__(self, ex: "Explainer", looks: Looks | None = None) -> None:
-        self.looks = looks or Looks(ex)
-        self.asked: dict[str, tuple[Whole, bytes, list[bytes]]] = {}
+    def __init__(self, explainer: "Explainer", output_cache: OutputCache | None = None) -> None:
+        self.output_cache = output_cache or OutputCache(explainer)
+        self.requests: dict[str, tuple[PreparedExample, bytes, list[bytes]]] = {}
 
-    def ask(self, name: str, whole: Whole, way: Removal, removed: Iterable[Bool[np.ndarray, "item"]]) -> None:
-        clean = self.looks.ask(whole.sample, whole.target)
-        tickets = [self.looks.ask(way.without(gone), whole.target) for gone in removed]
-        self.asked[name] = (whole, clean, tickets)
+    def request(
+        self,
+        name: str,
+        prepared: PreparedExample,
+        remover: UnitRemover,
+        removal_masks: Iterable[Bool[np.ndarray, "item"]],
+    ) -> None:
+        """Request the drops of these removals; `drops[name]` returns them in the same order."""
+        clean_key = self.output_cache.request(prepared.sample, prepared.target)
+        keys = [self.output_cache.request(remover.remove(mask), prepared.target) for mask in removal_masks]
+        self.requests[name] = (prepared, clean_key, keys)
 
     def __getitem__(self, name: str) -> Float[np.ndarray, "subset"]:
-        self.looks.finish()
-        whole, clean, tickets = self.asked[name]
-        target = whole.target.pinned(torch.as_tensor(self.looks[clean]), whole.classes)
-        y = [float(target.value(torch.as_tensor(self.looks[one]), whole.classes)) for one in (clean, *tickets)]
-        return np.array([y[0] - after for after in y[1:]])
+        self.output_cache.flush()
+        prepared, clean_key, keys = self.requests[name]
+        clean_scores = torch.as_tensor(self.output_cache[clean_key])
+        target = prepared.target.with_fixed_classes(clean_scores, prepared.label_lookup)
+        clean_value, *values = (
+            float(target.compute_value(torch.as_tensor(self.output_cache[key]), prepared.label_lookup))
+            for key in (clean_key, *keys)
+        )
+        return np.array([clean_value - value for value in values])
 
 
-#: By kind (how many units, how large a square), how much of each unit every S of an input takes.
-Shares = Mapping[str, Float[np.ndarray, "subset unit"]]
+#: Group (number of units, side of a square) → the weight of each unit in every subset of an input.
+SubsetWeights = Mapping[str, Float[np.ndarray, "subset unit"]]
 
 
 @dataclass(frozen=True)
-class Sums(Protocol):
-    """Sums of scores over parts of an input against how far the output falls without them, whatever the parts are.
+class SubsetSensitivity(BenchmarkProtocol):
+    """Base class: sums of scores over subsets of units, compared with the drop of the output without them.
 
-    Of a model with several streams all are asked about, or the one that `stream` names.
+    All streams are measured, or only the one that `stream` names.
     """
 
-    smaller_is_better: ClassVar[frozenset[str]] = frozenset({"infidelity", "scaled infidelity"})
+    smaller_is_better_metrics: ClassVar[frozenset[str]] = frozenset({"infidelity", "scaled infidelity"})
 
-    explained: Explained = "predicted"
+    explained: ExplainedClass = "predicted"
     fill: str | None = None
     stream: str | None = None
 
     def measure(
         self,
-        ex: "Explainer",
+        explainer: "Explainer",
         examples: Sequence[Example],
-        explanations: Explanations,
-        looks: "Looks | None" = None,
+        explanations: ExplanationsByMethod,
+        output_cache: "OutputCache | None" = None,
     ) -> list[Measurement]:
-        self.check()
-        drops = Drops(ex, looks)
-        shares: dict[tuple[int, str], Shares] = {}
-        first = next(iter(explanations.values()))
-        for place, example in enumerate(examples):
-            whole = read_whole(ex, example, self)
-            for stream in self.streams_of(first[place]):
-                units = seen(whole, stream)
-                if len(units.drop_special()) < 2:
+        """Measure each stream with at least two content units."""
+        self.check_settings()
+        drops = OutputDrops(explainer, output_cache)
+        weights_by_input: dict[tuple[int, str], SubsetWeights] = {}
+        first_method_explanations = next(iter(explanations.values()))
+        for index, example in enumerate(examples):
+            prepared = prepare_example(explainer, example, self)
+            for stream in self.select_streams(first_method_explanations[index]):
+                units = get_visible_units(prepared, stream)
+                if len(units.content_indices()) < 2:
                     continue
-                way = removal(ex.subject, whole.sample, units, self.fill or default_fill(units))
-                shares[place, stream], removed = self.parts(way, units, example.id, stream)
-                drops.ask(f"{place}/{stream}", whole, way, removed)
-        made = []
-        for method, own in explanations.items():
-            for (place, stream), taken in shares.items():
-                found = figures(own[place][stream].scores, taken, drops[f"{place}/{stream}"])
-                made.append(Measurement(examples[place].id, method, stream, found))
-        return made
+                fill = self.fill or choose_default_fill(units)
+                remover = make_remover(explainer.adapter, prepared.sample, units, fill)
+                weights_by_input[index, stream], masks = self.build_subsets(remover, units, example.id, stream)
+                drops.request(f"{index}/{stream}", prepared, remover, masks)
+        measurements = []
+        for method, method_explanations in explanations.items():
+            for (index, stream), weights in weights_by_input.items():
+                scores = method_explanations[index][stream].scores
+                metrics = compute_subset_metrics(scores, weights, drops[f"{index}/{stream}"])
+                measurements.append(Measurement(examples[index].id, method, stream, metrics))
+        return measurements
 
-    def streams_of(self, explanation: AnyExplanation) -> Sequence[str]:
-        return list(explanation.streams) if self.stream is None else [self.stream]
+    def select_streams(self, explanation: AnyExplanation) -> Sequence[str]:
+        """Return the streams to measure."""
+        if self.stream is not None:
+            return [self.stream]
+        return list(explanation.streams)
 
-    def parts(self, way: Removal, units: Units, *key: str) -> tuple[Shares, Iterable[Bool[np.ndarray, "item"]]]:
-        """What is asked about: how much of each unit goes, and what the removal takes for it, in the same order."""
+    def build_subsets(
+        self, remover: UnitRemover, units: Units, *key: str
+    ) -> tuple[SubsetWeights, Iterable[Bool[np.ndarray, "item"]]]:
+        """Return the unit weights of all subsets, and the removal masks in the same order."""
         raise NotImplementedError
 
 
-def figures(scores: Float[np.ndarray, "unit"], shares: Shares, drops: Float[np.ndarray, "subset"]) -> dict[str, float]:
-    """Of one method on one input; `drops` lie in the order of the shares."""
-    scores = np.nan_to_num(scores[: next(iter(shares.values())).shape[1]]).astype(float)
-    sums = {kind: own @ scores for kind, own in shares.items()}
-    every = np.concatenate(list(sums.values()))
-    fell = np.split(drops, np.cumsum([len(own) for own in sums.values()])[:-1])
-    found = {
-        f"sensitivity {kind}": correlation(own, after)
-        for (kind, own), after in zip(sums.items(), fell, strict=True)
-        if len(own) >= FEWEST
+def compute_subset_metrics(
+    scores: Float[np.ndarray, "unit"], subset_weights: SubsetWeights, drops: Float[np.ndarray, "subset"]
+) -> dict[str, float]:
+    """Compute sensitivity and infidelity of one method on one input; `drops` are in the order of the weights."""
+    num_units = next(iter(subset_weights.values())).shape[1]
+    scores = np.nan_to_num(scores[:num_units]).astype(float)
+    sums_by_group = {group: weights @ scores for group, weights in subset_weights.items()}
+    all_sums = np.concatenate(list(sums_by_group.values()))
+    group_ends = np.cumsum([len(sums) for sums in sums_by_group.values()])
+    drops_by_group = np.split(drops, group_ends[:-1])
+    metrics = {
+        f"sensitivity {group}": compute_pearson_correlation(sums, group_drops)
+        for (group, sums), group_drops in zip(sums_by_group.items(), drops_by_group, strict=True)
+        if len(sums) >= MIN_CORRELATION_POINTS
     }
-    beta = float(every @ drops / (every @ every)) if every.any() else 0.0
-    found["infidelity"] = float(((every - drops) ** 2).mean())
-    found["scaled infidelity"] = float(((beta * every - drops) ** 2).mean())
-    found["beta"] = beta
-    return found
+    beta = float(all_sums @ drops / (all_sums @ all_sums)) if all_sums.any() else 0.0
+    metrics["infidelity"] = float(((all_sums - drops) ** 2).mean())
+    metrics["scaled infidelity"] = float(((beta * all_sums - drops) ** 2).mean())
+    metrics["beta"] = beta
+    return metrics
 
 
-@register("subsets")
+@register_protocol("subsets")
 @dataclass(frozen=True)
-class Subsets(Sums):
-    """`shares` are the n of sensitivity-n, as shares of the units; `draws` subsets are drawn for each."""
+class RandomSubsetSensitivity(SubsetSensitivity):
+    """Sensitivity-n over random subsets.
 
-    about: ClassVar[str] = "Do sums of scores over random subsets of units tell how far the output falls without them?"
-    headline: ClassVar[tuple[str, ...]] = ("sensitivity 0.3", "scaled infidelity")
+    `shares` are the n of sensitivity-n as fractions of the units; `draws` subsets are drawn for each.
+    """
+
+    description: ClassVar[str] = (
+        "Do sums of scores over random subsets of units predict how far the output falls without them?"
+    )
+    headline_metrics: ClassVar[tuple[str, ...]] = ("sensitivity 0.3", "scaled infidelity")
 
     shares: tuple[float, ...] = (0.1, 0.3, 0.5)
     draws: int = 32
 
-    def check(self) -> None:
-        super().check()
-        if self.draws < FEWEST:
-            raise InputError(f"draws={self.draws}: a correlation needs at least {FEWEST}")
+    def check_settings(self) -> None:
+        """Validate the settings."""
+        super().check_settings()
+        if self.draws < MIN_CORRELATION_POINTS:
+            raise InputError(f"draws={self.draws}: a correlation needs at least {MIN_CORRELATION_POINTS}")
         if not self.shares or len({f"{share:g}" for share in self.shares}) < len(self.shares):
             raise InputError(f"shares={self.shares}: give at least one, and none twice")
 
-    def altered(self, methods: int) -> int:
+    def count_perturbed_inputs(self, num_methods: int) -> int:
+        """Number of perturbed inputs per example; the same subsets serve all methods."""
         return 1 + len(self.shares) * self.draws
 
-    def parts(self, way: Removal, units: Units, *key: str) -> tuple[Shares, Iterable[Bool[np.ndarray, "item"]]]:
-        drawn = self.subsets(units, *key)
-        taken = {f"{share:g}": own.astype(float) for share, own in zip(self.shares, drawn, strict=True)}
-        return taken, (removed_units(way, units, gone) for own in drawn for gone in own)
+    def build_subsets(
+        self, remover: UnitRemover, units: Units, *key: str
+    ) -> tuple[SubsetWeights, Iterable[Bool[np.ndarray, "item"]]]:
+        """Return one group of subsets for each fraction of the units."""
+        subsets_by_share = self.draw_subsets(units, *key)
+        weights = {
+            f"{share:g}": subsets.astype(float) for share, subsets in zip(self.shares, subsets_by_share, strict=True)
+        }
+        masks = (to_removal_mask(remover, units, subset) for subsets in subsets_by_share for subset in subsets)
+        return weights, masks
 
-    def subsets(self, units: Units, *key: str) -> list[Bool[np.ndarray, "draw unit"]]:
-        """For each share, so many random subsets of units that are not special."""
-        places = units.drop_special()
+    def draw_subsets(self, units: Units, *key: str) -> list[Bool[np.ndarray, "draw unit"]]:
+        """Draw `draws` random subsets of content units for each fraction."""
+        content = units.content_indices()
         digest = hashlib.sha256("\0".join([str(self.seed), *key]).encode()).digest()
         rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
-        found = []
-        for count in removed_counts(self.shares, len(places), "up"):
-            rows = np.zeros((self.draws, len(units)), dtype=bool)
-            for row in rows:
-                row[rng.permutation(places)[:count]] = True
-            found.append(rows)
-        return found
+        subsets_by_share = []
+        for count in compute_removed_counts(self.shares, len(content), "up"):
+            subsets = np.zeros((self.draws, len(units)), dtype=bool)
+            for subset in subsets:
+                subset[rng.permutation(content)[:count]] = True
+            subsets_by_share.append(subsets)
+        return subsets_by_share
 
 
-@register("squares")
+@register_protocol("squares")
 @dataclass(frozen=True)
-class Squares(Sums):
-    """Every square of so many pixels (`sides`) of what the model sees, one each `stride` pixels; all lie wholly inside.
+class SlidingSquareSensitivity(SubsetSensitivity):
+    """Infidelity over sliding squares of an image.
 
-    A square's sum is that of the heat map, scaled up bilinearly to the picture, each patch's score spread over its
-    pixels. Sides that do not fit a picture are left out, and a picture that none fits is refused.
+    Squares of `sides` pixels are moved by `stride` pixels over the model's input image and lie wholly inside it. The
+    sum of a square is that of the heat map, upscaled bilinearly so that each patch's score is spread over its pixels.
+    Sides larger than the image are skipped; an image smaller than every side is an error.
     """
 
-    about: ClassVar[str] = "Do sums of scores over squares of a picture tell how far the output falls without them?"
-    headline: ClassVar[tuple[str, ...]] = ("scaled infidelity",)
+    description: ClassVar[str] = (
+        "Do sums of scores over squares of an image predict how far the output falls without them?"
+    )
+    headline_metrics: ClassVar[tuple[str, ...]] = ("scaled infidelity",)
 
     fill: str | None = "grey"
     sides: tuple[int, ...] = (32, 64, 128)
     stride: int = 8
 
-    def check(self) -> None:
-        super().check()
+    def check_settings(self) -> None:
+        """Validate the settings."""
+        super().check_settings()
         if not self.sides or len(set(self.sides)) < len(self.sides):
             raise InputError(f"sides={self.sides}: give at least one, and none twice")
         if min(*self.sides, self.stride) < 1:
             raise InputError(f"sides={self.sides}, stride={self.stride}: each must be at least 1 pixel")
 
-    def altered(self, methods: int) -> int | None:
+    def count_perturbed_inputs(self, num_methods: int) -> int | None:
+        """None: the number of squares depends on the image size."""
         return None
 
-    def streams_of(self, explanation: AnyExplanation) -> Sequence[str]:
-        streams = super().streams_of(explanation)
-        found = [stream for stream in streams if explanation[stream].units.grid is not None]
-        if not found:
-            raise InputError(f"squares are cut out of a picture's patches, and the streams are {', '.join(streams)}")
-        return found
+    def select_streams(self, explanation: AnyExplanation) -> Sequence[str]:
+        """Return the streams whose units are patches."""
+        streams = super().select_streams(explanation)
+        patch_streams = [stream for stream in streams if explanation[stream].units.grid is not None]
+        if not patch_streams:
+            raise InputError(f"squares need patches of an image, and the streams are {', '.join(streams)}")
+        return patch_streams
 
-    def parts(self, way: Removal, units: Units, *key: str) -> tuple[Shares, Iterable[Bool[np.ndarray, "item"]]]:
-        assert isinstance(way, FromPicture) and units.grid is not None
-        high, wide = way.size
-        fitting = [side for side in self.sides if side <= min(high, wide)]
-        if not fitting:
+    def build_subsets(
+        self, remover: UnitRemover, units: Units, *key: str
+    ) -> tuple[SubsetWeights, Iterable[Bool[np.ndarray, "item"]]]:
+        """Return one group of squares for each side that fits the image."""
+        assert isinstance(remover, PixelRemover) and units.grid is not None
+        height, width = remover.image_size
+        fitting_sides = [side for side in self.sides if side <= min(height, width)]
+        if not fitting_sides:
             raise InputError(
-                f"the model sees {high} × {wide} pixels, and no square of {', '.join(map(str, self.sides))} fits: "
-                f"choose smaller sides, as sides={min(high, wide) // 4},{min(high, wide) // 2}"
+                f"the model's input image has {height} × {width} pixels, and no square of "
+                f"{', '.join(map(str, self.sides))} fits: "
+                f"choose smaller sides, as sides={min(height, width) // 4},{min(height, width) // 2}"
             )
-        taken = {}
-        for side in fitting:
-            down, across = (
-                np.array([spread[start : start + side].sum(0) for start in starts(size, side, self.stride)])
-                for size, spread in zip(way.size, map(_spread, units.grid, way.size), strict=True)
+        patch_weights = [
+            _compute_interpolation_weights(num_patches, size)
+            for num_patches, size in zip(units.grid, remover.image_size, strict=True)
+        ]
+        subset_weights = {}
+        for side in fitting_sides:
+            row_weights, column_weights = (
+                np.array(
+                    [
+                        axis_weights[start : start + side].sum(0)
+                        for start in compute_square_starts(size, side, self.stride)
+                    ]
+                )
+                for size, axis_weights in zip(remover.image_size, patch_weights, strict=True)
             )
-            taken[str(side)] = np.zeros((len(down) * len(across), len(units)))
-            taken[str(side)][:, units.drop_special()] = np.kron(down, across)
-        return taken, (gone for side in fitting for gone in self._cut_out(side, way.size))
+            weights = np.zeros((len(row_weights) * len(column_weights), len(units)))
+            weights[:, units.content_indices()] = np.kron(row_weights, column_weights)
+            subset_weights[str(side)] = weights
+        masks = (mask for side in fitting_sides for mask in self._iter_square_masks(side, remover.image_size))
+        return subset_weights, masks
 
-    def _cut_out(self, side: int, size: tuple[int, int]) -> Iterator[Bool[np.ndarray, "pixel"]]:
-        for top in starts(size[0], side, self.stride):
-            for left in starts(size[1], side, self.stride):
-                gone = np.zeros(size, dtype=bool)
-                gone[top : top + side, left : left + side] = True
-                yield gone.flatten()
+    def _iter_square_masks(self, side: int, size: tuple[int, int]) -> Iterator[Bool[np.ndarray, "pixel"]]:
+        for y in compute_square_starts(size[0], side, self.stride):
+            for x in compute_square_starts(size[1], side, self.stride):
+                mask = np.zeros(size, dtype=bool)
+                mask[y : y + side, x : x + side] = True
+                yield mask.flatten()
 
 
-def starts(size: int, side: int, stride: int) -> range:
-    """Where squares begin along one edge.
+def compute_square_starts(size: int, side: int, stride: int) -> range:
+    """Return the start positions of squares along one edge.
 
-    >>> list(starts(10, 4, 3))
+    >>> list(compute_square_starts(10, 4, 3))
     [0, 3, 6]
     """
     return range(0, size - side + 1, stride)
 
 
-def _spread(count: int, size: int) -> Float[np.ndarray, "pixel patch"]:
-    """How much of each patch lies at each pixel along one edge, by bilinear interpolation; 1 of each altogether."""
-    one = torch.eye(count, dtype=torch.float64)[None]
-    large = torch.nn.functional.interpolate(one, size=size, mode="linear", align_corners=False)[0]
+def _compute_interpolation_weights(count: int, size: int) -> Float[np.ndarray, "pixel patch"]:
+    """Return each patch's bilinear weight at each pixel along one edge; the weights of a patch sum to 1."""
+    identity = torch.eye(count, dtype=torch.float64)[None]
+    large = torch.nn.functional.interpolate(identity, size=size, mode="linear", align_corners=False)[0]
     return np.asarray((large * count / size).T)
 
 
-def correlation(a: Float[np.ndarray, "item"], b: Float[np.ndarray, "item"]) -> float:
-    """Pearson's; 0 where one side does not move at all (to the last digits): nothing is then said."""
-    a, b = a - a.mean(), b - b.mean()
-    size = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b / size) if size > 1e-24 else 0.0
+def compute_pearson_correlation(a: Float[np.ndarray, "item"], b: Float[np.ndarray, "item"]) -> float:
+    """Compute Pearson's correlation; 0 if one side is constant up to floating-point noise."""
+    a = a - a.mean()
+    b = b - b.mean()
+    norm_product = float(np.sqrt((a @ a) * (b @ b)))
+    if not norm_product > 1e-24:
+        return 0.0
+    return float(a @ b / norm_product)

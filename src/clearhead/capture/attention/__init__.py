@@ -1,1 +1,1 @@
-"""Attention while it is captured: materialised or tiled maps, their reductions, lazy masks."""
+"""Attention calls during capture: materialised or tiled maps, their reductions, lazy masks."""

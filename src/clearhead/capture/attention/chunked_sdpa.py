@@ -1,4 +1,4 @@
-"""The attention that a model runs with, some queries after others where the mask of them all would be too large."""
+"""Runs torch's attention kernel on chunks of queries where the full mask would be too large."""
 
 from typing import TYPE_CHECKING
 
@@ -6,64 +6,78 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.capture.attention.lazy_mask import CELLS, Described
-from clearhead.capture.attention.tiling import Gradients
+from clearhead.capture.attention.lazy_mask import MAX_MASK_ELEMENTS, LazyMask
+from clearhead.capture.attention.tiling import QKVGradients
 
 if TYPE_CHECKING:
-    from clearhead.capture.attention.tiled import Streamed
+    from clearhead.capture.attention.tiled import TiledAttention
 
 
-def output(call: "Streamed") -> Float[Tensor, "batch query head width"]:
-    query, key, value = call.query, call.key, call.value
-    parts = [
-        _attend(call, rows, keys, query[:, :, rows], key[:, :, keys], value[:, :, keys]) for rows, keys in _spans(call)
+def chunked_sdpa_forward(call: "TiledAttention") -> Float[Tensor, "batch query head width"]:
+    """Compute the output of a call with torch's kernel, chunk by chunk."""
+    query = call.query
+    key = call.key
+    value = call.value
+    outputs = [
+        _attend_chunk(
+            call, query_slice, key_slice, query[:, :, query_slice], key[:, :, key_slice], value[:, :, key_slice]
+        )
+        for query_slice, key_slice in _list_chunk_spans(call)
     ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    if len(outputs) == 1:
+        return outputs[0]
+    return torch.cat(outputs, 1)
 
 
-def gradients(call: "Streamed", gradient: Float[Tensor, "batch query head width"]) -> Gradients:
-    """∂y/∂query, ∂y/∂key and ∂y/∂value."""
-    whole, spans = (call.query, call.key, call.value), _spans(call)
-    at_once = spans[0] == (slice(0, call.query.shape[2]), slice(0, call.key.shape[2]))
-    sums = [] if at_once else [torch.zeros_like(part, dtype=torch.float32) for part in whole]
-    for rows, keys in spans:
-        places = (rows, keys, keys)
-        leaves = [part[:, :, at].detach().requires_grad_() for part, at in zip(whole, places, strict=True)]
+def chunked_sdpa_backward(call: "TiledAttention", grad_output: Float[Tensor, "batch query head width"]) -> QKVGradients:
+    """Compute ∂y/∂query, ∂y/∂key and ∂y/∂value with torch's kernel, chunk by chunk; sums are in float32."""
+    qkv = (call.query, call.key, call.value)
+    spans = _list_chunk_spans(call)
+    is_single_chunk = spans[0] == (slice(0, call.query.shape[2]), slice(0, call.key.shape[2]))
+    sums: list[Tensor] = []
+    if not is_single_chunk:
+        sums = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in qkv]
+    for query_slice, key_slice in spans:
+        slices = (query_slice, key_slice, key_slice)
+        leaves = [tensor[:, :, slice_].detach().requires_grad_() for tensor, slice_ in zip(qkv, slices, strict=True)]
         with torch.enable_grad():
-            made = _attend(call, rows, keys, *leaves)
-        dq, dk, dv = torch.autograd.grad(made, leaves, gradient[:, rows])
-        if not sums:
+            output = _attend_chunk(call, query_slice, key_slice, *leaves)
+        dq, dk, dv = torch.autograd.grad(output, leaves, grad_output[:, query_slice])
+        if is_single_chunk:
             return dq, dk, dv
-        for sum_, at, part in zip(sums, places, (dq, dk, dv), strict=True):
-            sum_[:, :, at] += part
-    dq, dk, dv = (sum_.to(part.dtype) for sum_, part in zip(sums, whole, strict=True))
+        for sum_, slice_, gradient in zip(sums, slices, (dq, dk, dv), strict=True):
+            sum_[:, :, slice_] += gradient
+    dq, dk, dv = (sum_.to(tensor.dtype) for sum_, tensor in zip(sums, qkv, strict=True))
     return dq, dk, dv
 
 
-def _attend(
-    call: "Streamed", rows: slice, keys: slice, query: Tensor, key: Tensor, value: Tensor
+def _attend_chunk(
+    call: "TiledAttention", query_slice: slice, key_slice: slice, query: Tensor, key: Tensor, value: Tensor
 ) -> Float[Tensor, "batch query head width"]:
-    assert call.forward is not None
-    more = {name: call.cut(part, rows, keys) for name, part in call.more.items()}
-    return call.forward(call.module, query, key, value, _mask(call, rows, keys), **more)[0]
+    assert call.sdpa_forward is not None
+    kwargs = {name: call.slice_argument(argument, query_slice, key_slice) for name, argument in call.kwargs.items()}
+    mask = _get_chunk_mask(call, query_slice, key_slice)
+    return call.sdpa_forward(call.module, query, key, value, mask, **kwargs)[0]
 
 
-def _mask(call: "Streamed", rows: slice, keys: slice) -> Tensor | None:
-    if not isinstance(call.mask, Described):
+def _get_chunk_mask(call: "TiledAttention", query_slice: slice, key_slice: slice) -> Tensor | None:
+    if not isinstance(call.mask, LazyMask):
         return call.mask
-    return call.mask.cells(slice(0, 1) if _alike(call.mask) else rows, keys)
+    if _is_same_for_all_queries(call.mask):
+        return call.mask.compute_tile(slice(0, 1), key_slice)
+    return call.mask.compute_tile(query_slice, key_slice)
 
 
-def _spans(call: "Streamed") -> list[tuple[slice, slice]]:
-    """The queries of each piece, and the keys that they may see."""
-    batch, _, queries, keys = call.outline.shape
-    if not isinstance(call.mask, Described) or _alike(call.mask):
+def _list_chunk_spans(call: "TiledAttention") -> list[tuple[slice, slice]]:
+    """The queries of each chunk, and the keys that they can see."""
+    batch, _, queries, keys = call.meta_attention.shape
+    if not isinstance(call.mask, LazyMask) or _is_same_for_all_queries(call.mask):
         return [(slice(0, queries), slice(0, keys))]
-    size = max(1, CELLS // (batch * keys))
-    pieces = [slice(start, min(start + size, queries)) for start in range(0, queries, size)]
-    return [(rows, call.mask.span(rows)) for rows in pieces]
+    size = max(1, MAX_MASK_ELEMENTS // (batch * keys))
+    query_slices = [slice(start, min(start + size, queries)) for start in range(0, queries, size)]
+    return [(query_slice, call.mask.find_key_span(query_slice)) for query_slice in query_slices]
 
 
-def _alike(mask: Described) -> bool:
-    """Whether one row says it all."""
-    return mask.facts is not None and mask.facts.alike
+def _is_same_for_all_queries(mask: LazyMask) -> bool:
+    """Whether one row of the mask holds for all queries."""
+    return mask.band_mask is not None and mask.band_mask.is_same_for_all_queries

@@ -1,7 +1,7 @@
-"""Streamed calls after their pass: what methods want of maps that cannot be said while the pass comes to them.
+"""Reductions of a tiled call's maps after its pass, for methods that cannot compute them during the backward pass.
 
-The backward pass comes to a call once, the last first. Where a method must know of the first what it does with the
-last, queries, keys, values and ∂y/∂output are set aside, which is linear in the length, and maps are made of them anew.
+The backward pass reaches each call once, the last call first. Where a method needs results of the first call to process
+the last, queries, keys, values and ∂y/∂output are kept, whose memory is linear in the length, and maps are recomputed.
 """
 
 from collections.abc import Sequence
@@ -10,41 +10,70 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.capture.attention.reductions import Reduce
-from clearhead.capture.attention.tiled import Streamed, repeated
-from clearhead.capture.attention.tiling import TORCH
-from clearhead.capture.tape import Call
+from clearhead.capture.attention.reductions import MapReduction
+from clearhead.capture.attention.tiled import TiledAttention, repeat_for_targets
+from clearhead.capture.attention.tiling import TORCH_TILES_NAME
+from clearhead.capture.tape import AttentionCall
 
 
 @dataclass(frozen=True)
-class Aside:
-    """One streamed call, of one target or of several (target × sample).
+class DeferredCall:
+    """A tiled call of one target or of several (target × sample) that can compute reductions after the pass.
 
-    gradient: ∂y/∂output; None where sums are of attention alone
+    Attributes:
+        tiled_call: The call, detached from the graph.
+        output_gradient: ∂y/∂output; None if reductions are of attention alone.
+        num_targets: Number of targets.
     """
 
-    call: Streamed
-    gradient: Float[Tensor, "row query head width"] | None
-    targets: int
+    tiled_call: TiledAttention
+    output_gradient: Float[Tensor, "row query head width"] | None
+    num_targets: int
 
-    def sums(self, reductions: Sequence[Reduce]) -> list[Tensor]:
-        """One for each, as `Reduce` has it."""
-        gradient = None if all(one.of == "attention" for one in reductions) else self.gradient
-        made = self.call.sums(gradient, reductions, self.targets, backward=False)
-        kernel = None if made is None else self.call.kernel
-        self.call.tiles.ran.maps.add(TORCH if kernel is None else kernel.name)
-        return self._by_tiles(gradient, reductions) if made is None else made[1]
+    def reduce(self, reductions: Sequence[MapReduction]) -> list[Tensor]:
+        """Compute reductions of the call's maps.
 
-    def _by_tiles(self, gradient: Tensor | None, reductions: Sequence[Reduce]) -> list[Tensor]:
+        Args:
+            reductions: What to compute; see `MapReduction` for the shape of each result.
+
+        Returns:
+            One tensor per reduction, with target × sample as its batch.
+        """
+        output_gradient = self.output_gradient
+        if all(reduction.quantity == "attention" for reduction in reductions):
+            output_gradient = None
+        kernel_log = self.tiled_call.tiling.kernel_log
+        kernel_result = self.tiled_call.reduce_with_kernel(
+            output_gradient, reductions, self.num_targets, with_gradients=False
+        )
+        if kernel_result is None or self.tiled_call.kernel is None:
+            kernel_log.map_kernels.add(TORCH_TILES_NAME)
+        else:
+            kernel_log.map_kernels.add(self.tiled_call.kernel.name)
+        if kernel_result is None:
+            return self._reduce_by_tiles(output_gradient, reductions)
+        return kernel_result[1]
+
+    def _reduce_by_tiles(self, output_gradient: Tensor | None, reductions: Sequence[MapReduction]) -> list[Tensor]:
         totals: list[Tensor] = []
-        wanted = [one.of_samples(slice(None), self.call.query.device) for one in reductions]
-        count = self.call.outline.shape[2]
+        moved = [reduction.select_samples(slice(None), self.tiled_call.query.device) for reduction in reductions]
+        num_queries = self.tiled_call.meta_attention.shape[2]
 
-        def fold(rows: slice, attention: Tensor, slope: Tensor | None) -> None:
-            whole = Call(0, "", attention=repeated(attention, self.targets), attention_gradient=slope)
-            calls = (whole if one.heads is None else whole.with_heads(one.heads) for one in wanted)
-            parts = [one.of_tile(call, rows, count) for one, call in zip(wanted, calls, strict=True)]
-            totals[:] = [total + part for total, part in zip(totals, parts, strict=True)] if totals else parts
+        def reduce_tile(query_slice: slice, attention: Tensor, attention_gradient: Tensor | None) -> None:
+            call = AttentionCall(
+                0,
+                "",
+                attention=repeat_for_targets(attention, self.num_targets),
+                attention_gradient=attention_gradient,
+            )
+            tile_sums = []
+            for reduction in moved:
+                selected = call if reduction.heads is None else call.select_heads(reduction.heads)
+                tile_sums.append(reduction.reduce_tile(selected, query_slice, num_queries))
+            if totals:
+                totals[:] = [total + tile_sum for total, tile_sum in zip(totals, tile_sums, strict=True)]
+            else:
+                totals[:] = tile_sums
 
-        self.call.sweep(gradient, fold, targets=self.targets)
+        self.tiled_call.for_each_tile(output_gradient, reduce_tile, num_targets=self.num_targets)
         return totals

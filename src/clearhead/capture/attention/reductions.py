@@ -1,4 +1,4 @@
-"""Sums of a map that kernels make without the map: what most methods fold from attention and its gradient."""
+"""Reductions of attention maps that most methods need, and that kernels compute without materialising the map."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,68 +9,81 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from clearhead.capture.tape import Call
+from clearhead.capture.tape import AttentionCall
 
 
 @dataclass(frozen=True)
-class Reduce:
-    """Rows pushed down through the maps M of one call; or columns pulled up through them; without either, the sum of
-    each row of M over its keys.
+class MapReduction:
+    """Row vectors times the maps M of one call, M times column vectors, or, without either, row sums of M.
 
-    of: M is (A ⊙ ∂y/∂A)⁺ ("positive"), A ⊙ ∂y/∂A ("product"), or A ("attention"), head by head
-    heads: the heads that were chosen; None for all
+    The result is batch × head × row × key (`push_rows`), batch × head × column × query (`pull_columns`), or
+    batch × head × query (row sums over keys).
 
-    What comes of it is batch × head × row × key as `push` has it, batch × head × column × query as `pull` has it, or
-    batch × head × query.
+    Attributes:
+        quantity: M is (A ⊙ ∂y/∂A)⁺ ("positive"), A ⊙ ∂y/∂A ("product"), or A ("attention"), head by head.
+        row_weights: Row vectors that are multiplied with M from the left.
+        heads: The selected heads; None for all.
+        column_weights: Column vectors that M is multiplied with from the right.
     """
 
-    of: Literal["positive", "product", "attention"]
-    rows: Float[Tensor, "batch row query"] | None = None
+    quantity: Literal["positive", "product", "attention"]
+    row_weights: Float[Tensor, "batch row query"] | None = None
     heads: Sequence[int] | None = None
-    columns: Float[Tensor, "batch column key"] | None = None
+    column_weights: Float[Tensor, "batch column key"] | None = None
 
-    def of_samples(self, own: slice, device: torch.device) -> "Reduce":
-        """The same of some samples, where their maps are."""
+    def select_samples(self, sample_slice: slice, device: torch.device) -> "MapReduction":
+        """Return the reduction with the weights of some samples, on the device of their maps."""
 
-        def part(given: Tensor | None) -> Tensor | None:
-            return None if given is None else given[own].to(device)
+        def select(weights: Tensor | None) -> Tensor | None:
+            return None if weights is None else weights[sample_slice].to(device)
 
-        return replace(self, rows=part(self.rows), columns=part(self.columns))
+        return replace(self, row_weights=select(self.row_weights), column_weights=select(self.column_weights))
 
-    def of_tile(self, call: Call, queries: slice, count: int) -> Tensor:
-        """What these of `count` queries add to it; `call` has the maps of the tile, with the chosen heads alone."""
-        maps = self.maps(call)
-        if self.rows is not None:
-            return push(self.rows[:, :, queries], maps)
-        own = maps.sum(3) if self.columns is None else pull(self.columns, maps)
-        return pad(own, (queries.start, count - queries.stop))
+    def reduce_tile(self, call: AttentionCall, query_slice: slice, num_queries: int) -> Tensor:
+        """Compute the contribution of one tile, to be added up over tiles.
 
-    def maps(self, call: Call) -> Float[Tensor, "batch head query key"]:
-        if self.of == "positive":
-            return call.positive
+        Args:
+            call: Maps of the tile, with the selected heads only.
+            query_slice: Queries of the tile.
+            num_queries: Number of queries of the full map.
+        """
+        maps = self.compute_maps(call)
+        if self.row_weights is not None:
+            return push_rows(self.row_weights[:, :, query_slice], maps)
+        if self.column_weights is not None:
+            per_query = pull_columns(self.column_weights, maps)
+        else:
+            per_query = maps.sum(3)
+        return pad(per_query, (query_slice.start, num_queries - query_slice.stop))
+
+    def compute_maps(self, call: AttentionCall) -> Float[Tensor, "batch head query key"]:
+        """Return the maps M of a call: its attention, or the product with its gradient."""
+        if self.quantity == "positive":
+            return call.positive_product
         assert call.attention is not None
-        if self.of == "attention":
+        if self.quantity == "attention":
             return call.attention
         assert call.attention_gradient is not None
         return call.attention * call.attention_gradient
 
 
-def push(
+def push_rows(
     rows: Float[Tensor, "batch row query"], maps: Float[Tensor, "batch head query key"]
-) -> Float[Tensor, "batch head row key"]:
-    """Rows pushed down through the maps, divided by the number of heads, so that the sum over heads is r · E_h[maps].
+) -> Float[Tensor, "batch head_or_1 row key"]:
+    """Multiply row vectors with the maps, divided by the number of heads: the sum over heads is r · E_h[maps].
 
-    One row is kept head by head, which costs nothing; many rows are pushed through the mean map.
+    One row gives a result per head, which costs nothing extra; several rows are multiplied with the mean map, and the
+    head axis has length one.
     """
     if rows.shape[1] == 1:
         return (rows[:, None] @ maps) / maps.shape[1]
     return (rows @ maps.mean(1))[:, None]
 
 
-def pull(
+def pull_columns(
     columns: Float[Tensor, "batch column key"], maps: Float[Tensor, "batch head query key"]
-) -> Float[Tensor, "batch head column query"]:
-    """Columns pulled up through the maps, as `push` does with rows: the sum over heads is E_h[maps] · c."""
+) -> Float[Tensor, "batch head_or_1 column query"]:
+    """Multiply the maps with column vectors, as `push_rows` does with rows: the sum over heads is E_h[maps] · c."""
     if columns.shape[1] == 1:
         return (columns[:, None] @ maps.mT) / maps.shape[1]
     return (columns @ maps.mean(1).mT)[:, None]

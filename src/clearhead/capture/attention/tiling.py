@@ -1,4 +1,4 @@
-"""What a streaming pass does with the maps that are never whole, and what makes sums of them at once."""
+"""Settings of a tiled pass, which never holds a full attention map, and the interface of attention kernels."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -11,98 +11,119 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.capture.attention.reductions import Reduce
-from clearhead.capture.tape import Call
+from clearhead.capture.attention.reductions import MapReduction
+from clearhead.capture.tape import AttentionCall
 
 if TYPE_CHECKING:
-    from clearhead.capture.attention.tiled import Streamed
+    from clearhead.capture.attention.tiled import TiledAttention
 
-#: What the certificate calls the loop over tiles.
-TORCH = "torch tiles"
+#: Name of the loop over tiles in the certificate.
+TORCH_TILES_NAME = "torch tiles"
 #: ∂y/∂query, ∂y/∂key and ∂y/∂value.
-Gradients = tuple[Tensor, Tensor, Tensor]
+QKVGradients = tuple[Tensor, Tensor, Tensor]
 
 
-class Kernel(Protocol):
-    """Makes the output of a call, its gradients, and sums of its maps."""
+class AttentionKernel(Protocol):
+    """Computes the output of an attention call, its gradients, and reductions of its maps, without tiles."""
 
-    #: What the certificate says.
+    #: Name in the certificate.
     name: str
 
-    def takes(self, call: "Streamed", reductions: Sequence[Reduce]) -> bool:
-        """Whether it makes exactly this attention, whose rows must sum to one, and these sums."""
+    def supports(self, call: "TiledAttention", reductions: Sequence[MapReduction]) -> bool:
+        """Whether the kernel computes exactly this attention, whose rows must sum to one, and these reductions."""
 
-    def output(self, call: "Streamed") -> tuple[Float[Tensor, "batch query head width"], tuple[Tensor, ...]]:
-        """The output, and what is to be in `call.saved` on the way back."""
+    def forward(self, call: "TiledAttention") -> tuple[Float[Tensor, "batch query head width"], tuple[Tensor, ...]]:
+        """Compute the output, and the tensors to keep in `call.kernel_saved_tensors` for the backward pass."""
 
     def backward(
-        self, call: "Streamed", gradient: Float[Tensor, "batch query head width"], reductions: Sequence[Reduce]
-    ) -> tuple[Gradients, list[Tensor]]:
-        """∂y/∂query, ∂y/∂key and ∂y/∂value, and the sums."""
+        self,
+        call: "TiledAttention",
+        gradient: Float[Tensor, "batch query head width"],
+        reductions: Sequence[MapReduction],
+    ) -> tuple[QKVGradients, list[Tensor]]:
+        """Compute ∂y/∂query, ∂y/∂key and ∂y/∂value, and the reductions, from the gradient of the output."""
 
-    def reduced(self, call: "Streamed", gradient: Tensor | None, reductions: Sequence[Reduce]) -> list[Tensor]:
-        """The sums alone; without a gradient, those of attention."""
+    def reduce_maps(
+        self, call: "TiledAttention", gradient: Tensor | None, reductions: Sequence[MapReduction]
+    ) -> list[Tensor]:
+        """Compute the reductions alone; without a gradient, only those of attention are possible."""
 
 
 @dataclass
-class Ran:
-    """What a streaming pass did, for the certificate.
+class KernelLog:
+    """The kernels that a tiled pass used, for the certificate.
 
-    outputs, maps: what made the outputs of attention, and what made maps or sums of maps
-    twice: whether a layer was computed again
+    Attributes:
+        output_kernels: Names of the kernels that computed attention outputs.
+        map_kernels: Names of the kernels that computed maps or reductions of maps.
+        has_recomputed_layers: Whether activation checkpointing recomputed a layer.
     """
 
-    outputs: set[str] = field(default_factory=set)
-    maps: set[str] = field(default_factory=set)
-    twice: bool = False
+    output_kernels: set[str] = field(default_factory=set)
+    map_kernels: set[str] = field(default_factory=set)
+    has_recomputed_layers: bool = False
 
     @property
     def name(self) -> str:
-        names = " and ".join(sorted(self.maps or self.outputs or {TORCH}))
-        return f"streaming: {names}{', layers computed twice' if self.twice else ''}"
+        """The entry of the certificate."""
+        name = "streaming: " + " and ".join(sorted(self.map_kernels or self.output_kernels or {TORCH_TILES_NAME}))
+        if self.has_recomputed_layers:
+            name += ", layers computed twice"
+        return name
 
-    def __or__(self, other: "Ran") -> "Ran":
-        return Ran(self.outputs | other.outputs, self.maps | other.maps, self.twice or other.twice)
+    def __or__(self, other: "KernelLog") -> "KernelLog":
+        return KernelLog(
+            self.output_kernels | other.output_kernels,
+            self.map_kernels | other.map_kernels,
+            self.has_recomputed_layers or other.has_recomputed_layers,
+        )
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """What a streaming pass does with tiles.
+class TilingConfig:
+    """Settings and callbacks of a tiled pass.
 
-    fold: gets a call with the maps of a tile, its queries, and the number of the sweep; a call is complete when the
-    recorder hands it over. sweeps: how often it is to see every tile. hidden: whether it reads the gradient where
-    attention is hidden by a mask, too, so that such keys cannot be left out. rows: how many queries a tile has
-    kernel: makes calls at once that it takes. reductions: the sums that are enough for a call (None: tiles are needed);
-    reduced: gets them, in the place of tiles
-    sets_aside: whether calls can be asked for sums after the pass (`deferred.py`)
-    checkpoint: whether layers are computed again on the way back, so that memory is one layer's, and what is set aside
+    Attributes:
+        on_tile: Receives a call with the maps of one tile, the queries of the tile, and the number of the sweep. All
+            tiles of a call are processed when the recorder hands over the call.
+        tile_passes: Number of sweeps over all tiles of a call.
+        needs_masked_gradients: Whether `on_tile` reads the gradient where a mask hides keys, too, so that tiles cannot
+            leave such keys out.
+        tile_rows: Number of queries per tile; None for one that suits the length.
+        kernel: Computes the calls that it supports without tiles.
+        request_reductions: Returns the reductions that suffice for a call; None if tiles are needed.
+        on_reduced: Receives the reductions of a call, in place of tiles.
+        defers_reductions: Whether calls can compute reductions after the pass (`deferred.py`).
+        checkpoint_layers: Whether layers are recomputed in the backward pass, so that memory is that of one layer and
+            of the tensors kept for deferred reductions.
+        kernel_log: Collects the kernels that were used.
     """
 
-    fold: Callable[[Call, slice, int], None] = lambda call, queries, sweep: None
-    sweeps: int = 1
-    hidden: bool = False
-    rows: int | None = None
-    kernel: Kernel | None = None
-    reductions: Callable[[Call], list[Reduce] | None] = lambda call: None
-    reduced: Callable[[Call, list[Tensor]], None] = lambda call, sums: None
-    sets_aside: bool = False
-    checkpoint: bool = False
-    ran: Ran = field(default_factory=Ran)
+    on_tile: Callable[[AttentionCall, slice, int], None] = lambda call, queries, sweep: None
+    tile_passes: int = 1
+    needs_masked_gradients: bool = False
+    tile_rows: int | None = None
+    kernel: AttentionKernel | None = None
+    request_reductions: Callable[[AttentionCall], list[MapReduction] | None] = lambda call: None
+    on_reduced: Callable[[AttentionCall, list[Tensor]], None] = lambda call, sums: None
+    defers_reductions: bool = False
+    checkpoint_layers: bool = False
+    kernel_log: KernelLog = field(default_factory=KernelLog)
 
 
-def kernel_for(device: torch.device) -> Kernel | None:
-    """The fastest kernel that a device has; None where that is torch's, tile by tile."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, statement by statement: for tests
-    return _fastest(device, interpreted)
+def get_fastest_kernel(device: torch.device) -> AttentionKernel | None:
+    """Return the fastest kernel for a device; None where that is torch's own, tile by tile."""
+    uses_interpreter = os.environ.get("TRITON_INTERPRET") == "1"  # runs Triton kernels on the CPU, for tests
+    return _find_fastest_kernel(device, uses_interpreter)
 
 
 @cache
-def _fastest(device: torch.device, interpreted: bool) -> Kernel | None:
-    modern = device.type == "cuda" and torch.version.cuda and torch.cuda.get_device_capability(device) >= (8, 0)
-    if (modern or interpreted) and find_spec("triton") is not None:
+def _find_fastest_kernel(device: torch.device, uses_interpreter: bool) -> AttentionKernel | None:
+    is_ampere = device.type == "cuda" and torch.version.cuda and torch.cuda.get_device_capability(device) >= (8, 0)
+    if (is_ampere or uses_interpreter) and find_spec("triton") is not None:
         from clearhead.capture.kernels.triton.kernel import TritonKernel  # compilers are slow to import
 
         return TritonKernel()
-    from clearhead.capture.kernels.cpu import CachedTiles  # which imports what is here
+    from clearhead.capture.kernels.cpu import CPUKernel  # imports this module
 
-    return CachedTiles() if device.type == "cpu" else None
+    return CPUKernel() if device.type == "cpu" else None

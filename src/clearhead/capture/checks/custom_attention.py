@@ -1,7 +1,8 @@
-"""What the self-test asks of attention that was registered: is it what the module used, and is all of it recorded?"""
+"""Checks of registered attention functions: they must match their modules, and all attention must be captured."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -9,203 +10,248 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.capture.session import hooks
-from clearhead.capture.sources.custom_modules import registered
-from clearhead.errors import Refusal
+from clearhead.capture.session import remove_hooks_on_exit
+from clearhead.capture.sources.custom_modules import find_custom_modules
+from clearhead.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from clearhead.capture.checks.self_test import Place
-    from clearhead.capture.sources.attention_interface import Captured
+    from clearhead.capture.checks.self_test import CallSite
+    from clearhead.capture.sources.attention_interface import CapturedCall
 
-#: What is called attention, and what is not, though its name holds the word.
-_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
-_NO_ATTENTION = re.compile(r"norm|dropout|mask|bias|output|position", re.IGNORECASE)
+#: Class names of attention modules, and of modules that only have the word in their name.
+_ATTENTION_PATTERN = re.compile(r"attention|attn", re.IGNORECASE)
+_NON_ATTENTION_PATTERN = re.compile(r"norm|dropout|mask|bias|output|position", re.IGNORECASE)
 
 
-def is_foreign(model: nn.Module) -> bool:
-    """Whether nothing in the model is from transformers, so that nobody but its author knows how it attends."""
+def is_non_transformers_model(model: nn.Module) -> bool:
+    """Whether no module is a `PreTrainedModel`, so that only registered functions tell how the model attends."""
     from transformers import PreTrainedModel
 
     return not any(isinstance(module, PreTrainedModel) for module in model.modules())
 
 
-def check_own(
+def check_custom_attention(
     model: nn.Module,
-    forward: Callable[..., tuple[Any, "list[Captured]", dict[str, Tensor]]],
+    forward: Callable[..., tuple[Any, "list[CapturedCall]", dict[str, Tensor]]],
     inputs: Mapping[str, Any],
-    placed: "Callable[[Sequence[Captured]], list[Place]]",
+    locate_calls: "Callable[[Sequence[CapturedCall]], list[CallSite]]",
     tolerance: float,
 ) -> None:
-    """Compare each stand-in with its module, and check that outputs come from the attention that it returned."""
-    ran: list[tuple[nn.Module, Any, Any, Any]] = []
-    strange: dict[str, str] = {}
-    with torch.enable_grad(), hooks([*_remembering(model, ran), *_noticing(model, strange)]):
+    """Compare each registered function with its module, and check that outputs come from the returned attention.
+
+    Args:
+        model: The model.
+        forward: Captured forward pass.
+        inputs: Keyword arguments of the model.
+        locate_calls: Returns the call site of each call.
+        tolerance: Largest relative difference that counts as equal.
+
+    Raises:
+        UnsupportedError: A check failed; the message says which and what to change.
+    """
+    module_runs: list[_ModuleRun] = []
+    unregistered: dict[str, str] = {}
+    hooks = [*_register_io_hooks(model, module_runs), *_register_unknown_attention_hooks(model, unregistered)]
+    with torch.enable_grad(), remove_hooks_on_exit(hooks):
         output, calls, _ = forward(inputs)
-    for module, args, kwargs, attended in ran:
-        _check_output(model, module, attended, module(*args, **kwargs), tolerance)
-    own = [call for call in calls if call.registered or is_foreign(model)]
-    if is_foreign(model):
-        _check_all_heard(model, own, strange)
-    for call in own:
-        _check_shares(model, call)
-    _check_used(model, own, output, tolerance)
-    _check_in_a_row(model, own, placed(own))
+    for run in module_runs:
+        _check_output(model, run.module, run.output, run.module(*run.args, **run.kwargs), tolerance)
+    if is_non_transformers_model(model):
+        _check_all_called(model, calls, unregistered)
+    else:
+        calls = [call for call in calls if call.is_custom]
+    for call in calls:
+        _check_probabilities(model, call)
+    _check_output_depends_on_attention(model, calls, output, tolerance)
+    _check_sequential(model, calls, locate_calls(calls))
 
 
-def _remembering(model: nn.Module, ran: list[Any]) -> Iterator[torch.utils.hooks.RemovableHandle]:
-    """Hooks that keep what each registered module was given and what its stand-in made of it."""
+@dataclass(frozen=True)
+class _ModuleRun:
+    """Arguments of a registered module, and the output that its registered function computed."""
 
-    def remember(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        ran.append((module, _copied(args), _copied(kwargs), _copied(output)))  # a model may add to them in place
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    output: Any
 
-    for module in registered(model).values():
-        yield module.register_forward_hook(remember, with_kwargs=True)
+
+def _register_io_hooks(model: nn.Module, runs: list[_ModuleRun]) -> Iterator[torch.utils.hooks.RemovableHandle]:
+    """Register hooks that keep the arguments and outputs of registered modules."""
+
+    def keep_run(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        # cloned: the model may change them in place
+        runs.append(_ModuleRun(module, _clone_tensors(args), _clone_tensors(kwargs), _clone_tensors(output)))
+
+    for module in find_custom_modules(model).values():
+        yield module.register_forward_hook(keep_run, with_kwargs=True)
 
 
-def _noticing(model: nn.Module, strange: dict[str, str]) -> Iterator[torch.utils.hooks.RemovableHandle]:
-    """Hooks that keep the names of modules called attention that run, though nothing is registered for them."""
-    known = list(registered(model).values())
-    inside = {id(part) for module in known for part in module.modules()}
-    around = {id(module) for module in model.modules() if any(id(part) in inside for part in module.modules())}
+def _register_unknown_attention_hooks(
+    model: nn.Module, unregistered: dict[str, str]
+) -> Iterator[torch.utils.hooks.RemovableHandle]:
+    """Register hooks that keep name and class of modules named attention that run without a registered function."""
+    custom_modules = list(find_custom_modules(model).values())
+    custom_ids = {id(child) for module in custom_modules for child in module.modules()}
+    # registered modules, what they contain, and what contains them
+    covered_ids = {
+        id(module) for module in model.modules() if any(id(child) in custom_ids for child in module.modules())
+    }
 
-    def notice(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        strange[name] = type(module).__name__
+    def keep_name(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        unregistered[name] = type(module).__name__
 
     for name, module in model.named_modules():
-        said = type(module).__name__
-        if _ATTENTION.search(said) and not _NO_ATTENTION.search(said) and id(module) not in around:
-            yield module.register_forward_hook(partial(notice, name))
+        class_name = type(module).__name__
+        is_attention = _ATTENTION_PATTERN.search(class_name) and not _NON_ATTENTION_PATTERN.search(class_name)
+        if is_attention and id(module) not in covered_ids:
+            yield module.register_forward_hook(partial(keep_name, name))
 
 
-def _check_output(model: nn.Module, module: nn.Module, attended: Any, real: Any, tolerance: float) -> None:
-    one, other = list(tensors_of(attended)), list(tensors_of(real))
-    same = [part.shape for part in one] == [part.shape for part in other]
-    gap = max((_gap(a, b) for a, b in zip(one, other, strict=True)), default=0.0) if same else float("nan")
-    if not gap <= tolerance:
-        why = f"relative gap {gap:.1e}" if same else f"{_shapes(one)} instead of {_shapes(other)}"
-        raise Refusal(
-            f"{type(model).__name__}: the function registered for {type(module).__name__} gives another output than "
-            f"the module itself ({why})"
-        )
+def _check_output(model: nn.Module, module: nn.Module, output: Any, expected_output: Any, tolerance: float) -> None:
+    tensors = list(iter_float_tensors(output))
+    expected = list(iter_float_tensors(expected_output))
+    if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in expected]:
+        difference = f"{_format_shapes(tensors)} instead of {_format_shapes(expected)}"
+    else:
+        gap = max((_compute_relative_gap(*pair) for pair in zip(tensors, expected, strict=True)), default=0.0)
+        if gap <= tolerance:
+            return
+        difference = f"relative gap {gap:.1e}"
+    raise UnsupportedError(
+        f"{type(model).__name__}: the function registered for {type(module).__name__} computes a different output than "
+        f"the module itself ({difference})"
+    )
 
 
-def _check_all_heard(model: nn.Module, calls: "Sequence[Captured]", strange: Mapping[str, str]) -> None:
-    heard = {call.module for call in calls}
-    silent = [name for name in registered(model) if name not in heard]
-    if silent:
-        raise Refusal(
-            f"{type(model).__name__}: {silent[0]} attends, but was not called: something bypasses its forward; if the "
+def _check_all_called(model: nn.Module, calls: "Sequence[CapturedCall]", unregistered: Mapping[str, str]) -> None:
+    captured = {call.module for call in calls}
+    missing = [name for name in find_custom_modules(model) if name not in captured]
+    if missing:
+        raise UnsupportedError(
+            f"{type(model).__name__}: {missing[0]} attends, but was not called: something bypasses its forward; if the "
             "model does not use it, remove it from the model"
         )
-    unknown = [f"{name} ({kind})" for name, kind in strange.items() if name not in heard]
+    unknown = [f"{name} ({class_name})" for name, class_name in unregistered.items() if name not in captured]
     if unknown:
-        raise Refusal(
+        raise UnsupportedError(
             f"{type(model).__name__}: {unknown[0]} is called attention, but how it attends is not known: register its "
             "class with clearhead.register_attention"
         )
 
 
-def _check_shares(model: nn.Module, call: "Captured") -> None:
-    """Attention is never negative, and a query's sums to one (to less, where part of it goes nowhere)."""
+def _check_probabilities(model: nn.Module, call: "CapturedCall") -> None:
+    """Check that attention is never negative, and sums to at most one per query (less where keys are dropped)."""
     attention = call.attention.detach()
     if not (bool((attention >= 0).all()) and bool((attention.sum(-1) <= 1.01).all())):
-        raise Refusal(
-            f"{type(model).__name__}: what is returned as the attention of {call.module} are no shares of one (from "
-            f"{float(attention.min()):.2g} to {float(attention.max()):.2g}): return it after the softmax"
+        raise UnsupportedError(
+            f"{type(model).__name__}: the attention returned for {call.module} is not a probability distribution "
+            f"(values from {float(attention.min()):.2g} to {float(attention.max()):.2g}): return it after the softmax"
         )
 
 
-def _check_used(model: nn.Module, calls: "Sequence[Captured]", output: Any, tolerance: float) -> None:
-    """With O = A·V and any y of O:  Aᵀ·∂y/∂A = Aᵀ·(∂y/∂O·Vᵀ) = ∂y/∂V·Vᵀ, head by head."""
+def _check_output_depends_on_attention(
+    model: nn.Module, calls: "Sequence[CapturedCall]", output: Any, tolerance: float
+) -> None:
+    """Check that each output is A·V.
+
+    With O = A·V and any function y of O:  Aᵀ·∂y/∂A = Aᵀ·(∂y/∂O·Vᵀ) = ∂y/∂V·Vᵀ, head by head.
+    """
     with torch.enable_grad():
-        parts = [part for part in tensors_of(output) if part.requires_grad]
-        y = sum((_projected(part) for part in parts), torch.zeros(()))
-    if not parts:
-        raise Refusal(f"{type(model).__name__}: its output does not depend on its input in a way that has gradients")
+        differentiable = [tensor for tensor in iter_float_tensors(output) if tensor.requires_grad]
+        y = sum((_project_to_scalar(tensor) for tensor in differentiable), torch.zeros(()))
+    if not differentiable:
+        raise UnsupportedError(
+            f"{type(model).__name__}: its output does not depend on its input in a way that has gradients"
+        )
     nodes = [node for call in calls for node in (call.attention, call.values) if node is not None]
-    for name, node in (("attention", call.attention) for call in calls):
-        if not node.requires_grad:
-            raise _not_used(model, calls, node, name)
-    gradients = dict(
-        zip(map(id, nodes), torch.autograd.grad(y, nodes, allow_unused=True, retain_graph=True), strict=True)
-    )
     for call in calls:
-        to_attention = gradients[id(call.attention)]
-        if to_attention is None:
-            raise _not_used(model, calls, call.attention, "attention")
+        if not call.attention.requires_grad:
+            raise _make_unused_tensor_error(model, calls, call.attention, "attention")
+    node_gradients = torch.autograd.grad(y, nodes, allow_unused=True, retain_graph=True)
+    gradients = dict(zip(map(id, nodes), node_gradients, strict=True))
+    for call in calls:
+        attention_gradient = gradients[id(call.attention)]
+        if attention_gradient is None:
+            raise _make_unused_tensor_error(model, calls, call.attention, "attention")
         if call.values is None:
             continue
-        to_values = gradients[id(call.values)]
-        if to_values is None:
-            raise _not_used(model, calls, call.values, "values")
-        per_head = call.attention.mT @ to_attention
-        one = per_head.unflatten(1, (call.values.shape[1], -1)).sum(2)  # heads of a group share their values
-        gap = _gap(one, to_values @ call.values.mT)
+        value_gradient = gradients[id(call.values)]
+        if value_gradient is None:
+            raise _make_unused_tensor_error(model, calls, call.values, "values")
+        per_head = call.attention.mT @ attention_gradient
+        per_kv_head = per_head.unflatten(1, (call.values.shape[1], -1)).sum(2)  # heads of a group share their values
+        gap = _compute_relative_gap(per_kv_head, value_gradient @ call.values.mT)
         if not gap <= 10 * tolerance:
-            raise Refusal(
+            raise UnsupportedError(
                 f"{type(model).__name__}: the output of {call.module} is not its attention times its values (relative "
                 f"gap {gap:.1e}): return the two tensors that were multiplied"
             )
 
 
-def _not_used(model: nn.Module, calls: "Sequence[Captured]", node: Tensor, name: str) -> Refusal:
+def _make_unused_tensor_error(
+    model: nn.Module, calls: "Sequence[CapturedCall]", node: Tensor, name: str
+) -> UnsupportedError:
     module = next(call.module for call in calls if call.attention is node or call.values is node)
-    return Refusal(
-        f"{type(model).__name__}: its output does not depend on what is returned as the {name} of {module}: return the "
-        "very tensor that the output was computed from, not a copy, a view or a second computation of it"
+    return UnsupportedError(
+        f"{type(model).__name__}: its output does not depend on the tensor returned as the {name} of {module}: return "
+        "the tensor that the output was computed from, not a copy, a view or a second computation of it"
     )
 
 
-def _check_in_a_row(model: nn.Module, calls: "Sequence[Captured]", places: "Sequence[Place]") -> None:
-    """Each call must build on the one before it: heads that run side by side are one call, not several layers."""
-    by_streams: dict[tuple[str, str], list[Captured]] = {}
-    for call, place in zip(calls, places, strict=True):
-        by_streams.setdefault((place.query_stream, place.key_stream), []).append(call)
-    for row in by_streams.values():
-        for before, after in pairwise(row):
+def _check_sequential(model: nn.Module, calls: "Sequence[CapturedCall]", call_sites: "Sequence[CallSite]") -> None:
+    """Check that each call depends on the previous one: parallel heads are one call, not several layers."""
+    calls_by_streams: dict[tuple[str, str], list[CapturedCall]] = {}
+    for call, site in zip(calls, call_sites, strict=True):
+        calls_by_streams.setdefault((site.query_stream, site.key_stream), []).append(call)
+    for stream_calls in calls_by_streams.values():
+        for previous, current in pairwise(stream_calls):
             with torch.enable_grad():
-                y = _projected(after.attention)
-            (found,) = torch.autograd.grad(y, before.attention, allow_unused=True, retain_graph=True)
-            if found is None:
-                raise Refusal(
-                    f"{type(model).__name__}: {before.module} and {after.module} attend side by side, so they are "
+                y = _project_to_scalar(current.attention)
+            (gradient,) = torch.autograd.grad(y, previous.attention, allow_unused=True, retain_graph=True)
+            if gradient is None:
+                raise UnsupportedError(
+                    f"{type(model).__name__}: {previous.module} and {current.module} attend in parallel, so they are "
                     "heads of one call, not two layers: register the module that holds them, with their attention "
                     "along the head axis"
                 )
 
 
-def _projected(part: Tensor) -> Tensor:
-    """Some number that depends on every entry."""
-    weights = torch.arange(1, part.numel() + 1, device=part.device, dtype=torch.float64).sin().to(part.dtype)
-    return (part * weights.reshape(part.shape)).sum()
+def _project_to_scalar(tensor: Tensor) -> Tensor:
+    """A linear combination of all elements, with fixed weights."""
+    weights = torch.arange(1, tensor.numel() + 1, device=tensor.device, dtype=torch.float64).sin().to(tensor.dtype)
+    return (tensor * weights.reshape(tensor.shape)).sum()
 
 
-def tensors_of(output: Any) -> Iterator[Tensor]:
-    """The real numbers in an output, whatever they are packed in."""
+def iter_float_tensors(output: Any) -> Iterator[Tensor]:
+    """Iterate over the floating-point tensors in an output: a tensor, a mapping, a sequence, or an object."""
     if isinstance(output, Tensor):
         if output.is_floating_point():
             yield output
-        return
-    parts: Iterable[Any] = output.values() if isinstance(output, Mapping) else output
-    if isinstance(output, Mapping | tuple | list):
-        for part in parts:
-            yield from tensors_of(part)
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from iter_float_tensors(value)
+    elif isinstance(output, tuple | list):
+        for item in output:
+            yield from iter_float_tensors(item)
     elif hasattr(output, "__dict__"):
-        yield from tensors_of(vars(output))
+        yield from iter_float_tensors(vars(output))
 
 
-def _copied(parts: Any) -> Any:
-    if isinstance(parts, Tensor):
-        return parts.detach().clone()
-    if isinstance(parts, Mapping):
-        return {name: _copied(part) for name, part in parts.items()}
-    return tuple(_copied(part) for part in parts) if isinstance(parts, tuple | list) else parts
+def _clone_tensors(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {name: _clone_tensors(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_clone_tensors(item) for item in value)
+    return value
 
 
-def _gap(one: Tensor, other: Tensor) -> float:
-    """The largest difference, relative to the size of `other`."""
-    return float((one - other).detach().abs().max() / other.detach().abs().max().clamp(min=1e-12))
+def _compute_relative_gap(tensor: Tensor, reference: Tensor) -> float:
+    """The largest difference, relative to the largest absolute value of `reference`."""
+    return float((tensor - reference).detach().abs().max() / reference.detach().abs().max().clamp(min=1e-12))
 
 
-def _shapes(parts: Sequence[Tensor]) -> str:
-    return ", ".join(str(tuple(part.shape)) for part in parts) or "no tensors"
+def _format_shapes(tensors: Sequence[Tensor]) -> str:
+    return ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "no tensors"

@@ -1,7 +1,8 @@
-"""Models that cut their own gradients off, for the sake of training, and how they are made whole.
+"""Detects models that detach their own gradients for the sake of training, and restores the full gradients.
 
 RT-DETR and DAB-DETR detach the boxes that a decoder layer starts from, HRM runs most of its cycles without gradients.
-What autograd gives then is not how the answer depends on the input. The forward pass is the same with and without."""
+Autograd then does not give the dependence of the output on the input. The forward pass is the same with and without.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -11,60 +12,74 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-#: How much a gradient may change, relative to its size, before something was cut off.
-TOLERANCE = 1e-4
-_DETACH = (Tensor.detach, Tensor.detach_, torch.detach, torch.detach_)
+#: Largest change of a gradient, relative to its magnitude, that does not count as detached.
+GRADIENT_TOLERANCE = 1e-4
+_DETACH_FUNCTIONS = (Tensor.detach, Tensor.detach_, torch.detach, torch.detach_)
 
 
-class Whole(TorchFunctionMode):
-    """Inside the `with`, detaching does nothing, and nothing runs without gradients."""
+class IgnoreDetachMode(TorchFunctionMode):
+    """Inside the `with`, detaching does nothing, and all operations run with gradients."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in _DETACH:
+        if func in _DETACH_FUNCTIONS:
             return args[0]
         with torch.enable_grad():
             return func(*args, **(kwargs or {}))
 
 
-class _Watched(TorchFunctionMode):
-    """Remembers whether anything was cut off."""
+class _DetachDetector(TorchFunctionMode):
+    """Remembers whether a tensor with a gradient was detached."""
 
-    found = False
+    has_detached = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        cut = func in _DETACH or not torch.is_grad_enabled()
-        if cut and isinstance(made, Tensor) and made.is_floating_point():
-            self.found |= any(isinstance(part, Tensor) and part.requires_grad for part in args)
-        return made
+        result = func(*args, **(kwargs or {}))
+        is_detaching = func in _DETACH_FUNCTIONS or not torch.is_grad_enabled()
+        if is_detaching and isinstance(result, Tensor) and result.is_floating_point():
+            self.has_detached |= any(isinstance(argument, Tensor) and argument.requires_grad for argument in args)
+        return result
 
 
-def gradients_are_cut(forward: Callable[..., Any], inputs: Mapping[str, Any], first: Callable[[Any], Tensor]) -> bool:
-    """Whether the gradient of the input is another one once nothing is cut off.
+def detaches_gradients(
+    forward: Callable[..., Any], inputs: Mapping[str, Any], select_tensor: Callable[[Any], Tensor]
+) -> bool:
+    """Whether the gradient of the input changes if detaching is ignored.
 
-    Where nothing is left of it then, what was detached is a step (rounding) that is passed over on purpose.
+    Where the full gradient is zero, the detached operation is a step function (rounding) that is bypassed on purpose.
+
+    Args:
+        forward: Captured forward pass, as `run_self_test` gets it.
+        inputs: Keyword arguments of the model.
+        select_tensor: Selects the tensor to differentiate from the model's output.
     """
-    with torch.enable_grad(), _Watched() as watched:
+    with torch.enable_grad(), _DetachDetector() as detector:
         forward(inputs)
-    if not watched.found:
+    if not detector.has_detached:
         return False
-    plain, whole = (_gradients(forward, inputs, first, mode) for mode in (nullcontext(), Whole()))
-    return any(b.any() and (a - b).abs().max() > TOLERANCE * b.abs().max() for a, b in zip(plain, whole, strict=True))
+    plain_gradients = _compute_input_gradients(forward, inputs, select_tensor, nullcontext())
+    full_gradients = _compute_input_gradients(forward, inputs, select_tensor, IgnoreDetachMode())
+    return any(
+        full.any() and (plain - full).abs().max() > GRADIENT_TOLERANCE * full.abs().max()
+        for plain, full in zip(plain_gradients, full_gradients, strict=True)
+    )
 
 
-def _gradients(
-    forward: Callable[..., Any], inputs: Mapping[str, Any], first: Callable[[Any], Tensor], mode: Any
+def _compute_input_gradients(
+    forward: Callable[..., Any], inputs: Mapping[str, Any], select_tensor: Callable[[Any], Tensor], mode: Any
 ) -> list[Tensor]:
-    """How a fixed mix of all outputs depends on what the graph starts from."""
+    """Gradients of a fixed linear combination of all outputs by the tensors that the graph starts from."""
     with torch.enable_grad():
         with mode:
-            output, _, starts = forward(inputs)
-        numbers = first(output)
-        mix = torch.linspace(-3, 3, numbers.numel(), dtype=numbers.dtype, device=numbers.device).sin()
-        ends = list(starts.values())
-        found = torch.autograd.grad((numbers.flatten() * mix).sum(), ends, allow_unused=True)
-    return [torch.zeros_like(end) if part is None else part for part, end in zip(found, ends, strict=True)]
+            output, _, graph_leaves = forward(inputs)
+        logits = select_tensor(output)
+        weights = torch.linspace(-3, 3, logits.numel(), dtype=logits.dtype, device=logits.device).sin()
+        leaves = list(graph_leaves.values())
+        gradients = torch.autograd.grad((logits.flatten() * weights).sum(), leaves, allow_unused=True)
+    return [
+        torch.zeros_like(leaf) if gradient is None else gradient
+        for gradient, leaf in zip(gradients, leaves, strict=True)
+    ]

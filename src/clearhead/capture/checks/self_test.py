@@ -1,4 +1,4 @@
-"""Recorded = real, or a loud refusal: what the recorder checks about a model on first use."""
+"""Self-test of the recorder on first use: captured attention and logits must be those of the unmodified model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,284 +8,381 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from clearhead.capture.checks.custom_attention import check_own, is_foreign, tensors_of
-from clearhead.capture.checks.detached_gradients import gradients_are_cut
-from clearhead.capture.checks.token_mixing import mixes_elsewhere
-from clearhead.capture.layers import blocks_of
-from clearhead.capture.session import at_rest, hooks
-from clearhead.capture.sources.attention_interface import NAME, Captured
-from clearhead.errors import Refusal
+from clearhead.capture.checks.custom_attention import (
+    check_custom_attention,
+    is_non_transformers_model,
+    iter_float_tensors,
+)
+from clearhead.capture.checks.detached_gradients import detaches_gradients
+from clearhead.capture.checks.token_mixing import mixes_tokens_outside_attention
+from clearhead.capture.layers import map_modules_to_layers
+from clearhead.capture.session import frozen_eval_mode, remove_hooks_on_exit
+from clearhead.capture.sources.attention_interface import IMPLEMENTATION_NAME, CapturedCall
+from clearhead.errors import UnsupportedError
 
-#: How far recorded logits may lie from the untouched model's, relative to the largest logit (float64: eager softmaxes
-#: and norms of many models compute in float32 all the same, which rounds differently from machine to machine).
-TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+#: Largest difference between captured logits and those of the unmodified model, relative to the largest logit.
+#: (float64: eager softmaxes and norms of many models compute in float32, which rounds differently between machines.)
+RELATIVE_TOLERANCE_BY_DTYPE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
-#: A recorded forward pass: inputs and implementation → the model's output, its calls, the starts of the graph.
-Forward = Callable[..., tuple[Any, list[Captured], dict[str, Tensor]]]
+#: A captured forward pass: maps inputs and options to the model's output, its calls and the leaves of the graph.
+CaptureForward = Callable[..., tuple[Any, list[CapturedCall], dict[str, Tensor]]]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a call stands: whose queries look at whose keys, in which layer of those that these two share."""
+class CallSite:
+    """Position of a call in the model: its module, its streams, and its layer.
+
+    Attributes:
+        module: Name of the attention module.
+        query_stream: Stream of the queries.
+        key_stream: Stream of the keys.
+        layer: Number of the layer among those that share the two streams, from 0.
+        shape: Batch size, number of queries, number of keys.
+        num_heads: Number of heads.
+    """
 
     module: str
     query_stream: str
     key_stream: str
     layer: int
-    shape: tuple[int, int, int]  # batch, queries and keys
-    heads: int
+    shape: tuple[int, int, int]
+    num_heads: int
 
 
 @dataclass
 class SelfTest:
-    """What the recorder found out about a model on first use."""
+    """Result of the self-test of a model.
 
-    path: Literal["interface", "returned", "registered"]
+    Attributes:
+        capture_source: How calls are captured: through transformers' attention interface, through the attention that
+            modules return, or through registered functions.
+        implementation: The attention implementation to switch to during a captured pass.
+        capture_error: Largest relative difference of the logits.
+        rebuild_error: Largest relative difference between attention outputs and A·V; None if outputs are unknown.
+        call_sites: Position of each call.
+        mixes_outside_attention: Whether tokens depend on each other through anything but attention.
+        detaches_gradients: Whether the model detaches its own gradients, which a captured pass must ignore.
+        has_unit_vectors: Whether layers pass on one vector for each unit.
+    """
+
+    capture_source: Literal["interface", "returned", "registered"]
     implementation: str
     capture_error: float
     rebuild_error: float | None
-    places: tuple[Place, ...]
-    mixes: bool = False  # whether positions see each other past the attention
-    cuts: bool = False  # whether the model cuts its own gradients off, so that they must be made whole
-    vectors: bool = True  # whether layers hand on one vector for each unit
+    call_sites: tuple[CallSite, ...]
+    mixes_outside_attention: bool = False
+    detaches_gradients: bool = False
+    has_unit_vectors: bool = True
 
     @property
-    def calls(self) -> int:
-        return len(self.places)
+    def num_calls(self) -> int:
+        """Number of attention calls in a pass."""
+        return len(self.call_sites)
 
-    def layers(self, query_stream: str, key_stream: str) -> int:
-        """How many layers of attention these two streams share."""
-        return sum((place.query_stream, place.key_stream) == (query_stream, key_stream) for place in self.places)
+    def count_layers(self, query_stream: str, key_stream: str) -> int:
+        """Count the layers of attention from one stream to another."""
+        return sum((site.query_stream, site.key_stream) == (query_stream, key_stream) for site in self.call_sites)
 
     @property
     def min_layers(self) -> int:
-        """The smallest number of layers that any pair of streams shares."""
-        pairs = {(place.query_stream, place.key_stream) for place in self.places}
-        return min((self.layers(*pair) for pair in pairs), default=0)
+        """The smallest number of layers of any pair of streams."""
+        pairs = {(site.query_stream, site.key_stream) for site in self.call_sites}
+        return min((self.count_layers(*pair) for pair in pairs), default=0)
 
     @property
-    def crosses(self) -> bool:
-        """Whether one stream looks at another."""
-        return any(place.query_stream != place.key_stream for place in self.places)
+    def has_cross_attention(self) -> bool:
+        """Whether one stream attends to another."""
+        return any(site.query_stream != site.key_stream for site in self.call_sites)
 
 
-def self_test(
+def run_self_test(
     model: nn.Module,
-    forward: Forward,
+    forward: CaptureForward,
     inputs: Mapping[str, Any],
-    placed: Callable[[Sequence[Captured]], list[Place]],
-    expected: int | None,
-    padded: Mapping[str, Any] | None = None,
+    locate_calls: Callable[[Sequence[CapturedCall]], list[CallSite]],
+    num_expected_calls: int | None,
+    padded_inputs: Mapping[str, Any] | None = None,
 ) -> SelfTest:
-    """Count calls against layers, rebuild each attention output, compare logits with those of the untouched model.
+    """Compare calls with layers, attention outputs with A·V, and logits with those of the unmodified model.
 
-    `padded` is a batch with padding in it, for models that have other names for what hides it than transformers.
+    Args:
+        model: The model.
+        forward: Captured forward pass.
+        inputs: Keyword arguments of the model.
+        locate_calls: Returns the call site of each call.
+        num_expected_calls: How many calls a pass should have; None if unknown.
+        padded_inputs: Inputs with padding, for models whose mask has another name than `attention_mask`.
+
+    Returns:
+        The result, if all checks pass.
+
+    Raises:
+        UnsupportedError: The attention of this model cannot be captured exactly; the message says why.
     """
-    with at_rest(model), torch.no_grad():
+    with frozen_eval_mode(model), torch.no_grad():
         implementation, calls = _find_implementation(model, forward, inputs)
-        _check_count(model, calls, expected)
-        rebuild_error = _check_rebuilt(model, calls)
-        chosen = partial(forward, implementation=implementation)
-        if is_foreign(model) or any(call.registered for call in calls):
-            for batch in (inputs, padded):
+        _check_call_count(model, calls, num_expected_calls)
+        rebuild_error = _check_rebuilt_outputs(model, calls)
+        switched_forward = partial(forward, implementation=implementation)
+        if is_non_transformers_model(model) or any(call.is_custom for call in calls):
+            for batch in (inputs, padded_inputs):
                 if batch is not None:
-                    check_own(model, chosen, batch, placed, _tolerance(calls[0].attention))
-        if any(call.output is None and not call.registered for call in calls):
-            _check_returned(model, chosen, inputs)
-        capture_error = _check_logits(model, chosen, inputs)
+                    tolerance = _get_tolerance(calls[0].attention)
+                    check_custom_attention(model, switched_forward, batch, locate_calls, tolerance)
+        if any(call.output is None and not call.is_custom for call in calls):
+            _check_returned_attention(model, switched_forward, inputs)
+        capture_error = _check_logits(model, switched_forward, inputs)
         if rebuild_error is not None:
-            # A padding mask that gets lost shows only where something is hidden.
-            padded = padded or _last_hidden(inputs)
-        if padded is not None:
-            _check_logits(model, chosen, padded, " and part of the input is padding")
-            _check_rebuilt(model, chosen(padded)[1])
-        mixes = mixes_elsewhere(model, chosen, inputs)
-        cuts = gradients_are_cut(chosen, inputs, _first_tensor)
-        vectors = _hands_on_vectors(chosen(inputs, asks=frozenset({"attention", "block_input"}))[1])
-    places = tuple(placed(calls))
-    return SelfTest(_path(calls), implementation, capture_error, rebuild_error, places, mixes, cuts, vectors)
+            # a lost padding mask shows only if a token is masked
+            padded_inputs = padded_inputs or _mask_last_token(inputs)
+        if padded_inputs is not None:
+            _check_logits(model, switched_forward, padded_inputs, " and part of the input is padding")
+            _check_rebuilt_outputs(model, switched_forward(padded_inputs)[1])
+        mixes_outside_attention = mixes_tokens_outside_attention(model, switched_forward, inputs)
+        is_detaching = detaches_gradients(switched_forward, inputs, _select_comparison_tensor)
+        calls_with_layer_io = switched_forward(inputs, requires=frozenset({"attention", "block_input"}))[1]
+    return SelfTest(
+        capture_source=_find_capture_source(calls),
+        implementation=implementation,
+        capture_error=capture_error,
+        rebuild_error=rebuild_error,
+        call_sites=tuple(locate_calls(calls)),
+        mixes_outside_attention=mixes_outside_attention,
+        detaches_gradients=is_detaching,
+        has_unit_vectors=_has_unit_vectors(calls_with_layer_io),
+    )
 
 
-def streaming_test(model: nn.Module, forward: Forward, inputs: Mapping[str, Any], tested: SelfTest) -> float:
-    """Compare the logits of a streaming pass with those of the untouched model, with and without padding."""
-    if tested.path != "interface":
-        raise Refusal(
-            f"{type(model).__name__} ignores transformers' attention interface, so its attention cannot be had tile by "
-            "tile: its maps are recorded whole, or not at all"
+def run_tiling_test(model: nn.Module, forward: CaptureForward, inputs: Mapping[str, Any], self_test: SelfTest) -> float:
+    """Compare the logits of a tiled pass with those of the unmodified model, with and without padding.
+
+    Args:
+        model: The model.
+        forward: Captured forward pass with tiles.
+        inputs: Keyword arguments of the model.
+        self_test: Result of the self-test.
+
+    Returns:
+        The largest relative difference.
+
+    Raises:
+        UnsupportedError: The logits differ, or the model cannot be captured tile by tile.
+    """
+    if self_test.capture_source != "interface":
+        raise UnsupportedError(
+            f"{type(model).__name__} ignores transformers' attention interface, so its attention cannot be computed "
+            "tile by tile: only materialised maps can be captured"
         )
-    with at_rest(model), torch.no_grad():
-        when = " tile by tile"
-        gaps = [_check_logits(model, forward, batch, when) for batch in (inputs, _last_hidden(inputs))]
-    return max(gaps)
+    with frozen_eval_mode(model), torch.no_grad():
+        return max(
+            _check_logits(model, forward, batch, " tile by tile") for batch in (inputs, _mask_last_token(inputs))
+        )
 
 
-def _hands_on_vectors(calls: Sequence[Captured]) -> bool:
-    """Whether what goes into layers is batch × unit × model; hyper-connections hand on several vectors for each."""
-    inputs = [(call.block_input, call.attention.shape) for call in calls if call.block_input is not None]
-    return all(part.dim() == 3 and len(part) == shape[0] and part.shape[1] in shape[2:] for part, shape in inputs)
+def _has_unit_vectors(calls: Sequence[CapturedCall]) -> bool:
+    """Whether layer inputs are batch × unit × model; hyper-connections pass on several vectors for each unit."""
+    for call in calls:
+        if call.block_input is None:
+            continue
+        batch, _, *lengths = call.attention.shape
+        layer_input = call.block_input
+        if layer_input.dim() != 3 or len(layer_input) != batch or layer_input.shape[1] not in lengths:
+            return False
+    return True
 
 
-def _path(calls: Sequence[Captured]) -> Literal["interface", "returned", "registered"]:
-    """The way that calls were heard on; of several ways, the one that says least."""
+def _find_capture_source(calls: Sequence[CapturedCall]) -> Literal["interface", "returned", "registered"]:
+    """How calls were captured; of several sources, the one that gives the least information."""
     if all(call.output is not None for call in calls):
         return "interface"
-    return "registered" if all(call.registered or call.output is not None for call in calls) else "returned"
+    if all(call.is_custom or call.output is not None for call in calls):
+        return "registered"
+    return "returned"
 
 
-def _find_implementation(model: nn.Module, forward: Forward, inputs: Mapping[str, Any]) -> tuple[str, list[Captured]]:
-    for implementation in (NAME, "eager"):
+def _find_implementation(
+    model: nn.Module, forward: CaptureForward, inputs: Mapping[str, Any]
+) -> tuple[str, list[CapturedCall]]:
+    """The first attention implementation with which calls are captured, and the calls."""
+    for implementation in (IMPLEMENTATION_NAME, "eager"):
         try:
             _, calls, _ = forward(inputs, implementation=implementation)
-        except KeyError as problem:
-            if problem.args != (NAME,):
+        except KeyError as error:
+            if error.args != (IMPLEMENTATION_NAME,):
                 raise
-            continue  # a table of attention functions of its own, as ModernBERT had in transformers 5.0
+            continue  # the model has its own table of attention functions, as ModernBERT had in transformers 5.0
         if calls:
             return implementation, calls
-    hint = "say how its attention modules attend with clearhead.register_attention; or " if is_foreign(model) else ""
-    if any("Sdpa" in type(module).__name__ for module in model.modules()):  # chosen for good when it was built
-        hint = "load it with attn_implementation='eager', so that its attention can be seen; or "
-    raise Refusal(
+    hint = ""
+    if is_non_transformers_model(model):
+        hint = "register a function for its attention modules with clearhead.register_attention; or "
+    if any("Sdpa" in type(module).__name__ for module in model.modules()):  # fixed when the model is built
+        hint = "load it with attn_implementation='eager', so that its attention can be captured; or "
+    raise UnsupportedError(
         f"{type(model).__name__} made no attention call that could be recorded: {hint}is it a model without attention?"
     )
 
 
-def _check_count(model: nn.Module, calls: list[Captured], expected: int | None) -> None:
+def _check_call_count(model: nn.Module, calls: list[CapturedCall], expected: int | None) -> None:
     if expected is not None and len(calls) != expected:
-        raise Refusal(
+        raise UnsupportedError(
             f"{type(model).__name__} has {expected} attention layers but {len(calls)} calls were recorded: "
             + ", ".join(call.module for call in calls)
         )
 
 
-def _check_rebuilt(model: nn.Module, calls: Sequence[Captured]) -> float | None:
-    """How far outputs lie from what recorded attention makes of the values, at most; None where neither was heard."""
+def _check_rebuilt_outputs(model: nn.Module, calls: Sequence[CapturedCall]) -> float | None:
+    """Check that attention outputs equal A·V.
+
+    Returns:
+        The largest relative difference; None if no output was captured.
+    """
     gaps = []
     for call in calls:
         if call.output is None:
             continue
-        gaps.append(call.rebuild_error())
-        if not gaps[-1] <= _tolerance(call.output):
-            _check_numbers(model)
-            raise Refusal(
+        gaps.append(call.compute_rebuild_error())
+        if not gaps[-1] <= _get_tolerance(call.output):
+            _check_finite(model)
+            raise UnsupportedError(
                 f"{type(model).__name__}: the attention recorded in {call.module} is not what it used (relative gap "
                 f"{gaps[-1]:.1e})"
             )
     return max(gaps, default=None)
 
 
-def _check_returned(model: nn.Module, forward: Forward, inputs: Mapping[str, Any]) -> None:
-    """What modules return as their attention is what they attended with: shares of one, which the output comes from."""
+def _check_returned_attention(model: nn.Module, forward: CaptureForward, inputs: Mapping[str, Any]) -> None:
+    """Check that the attention which modules return is a probability distribution, and that the output uses it."""
+    gradients: Sequence[Tensor | None] = ()
     with torch.enable_grad():
         output, calls, _ = forward(inputs)
-        maps = [call.attention for call in calls]
-        number = _first_tensor(output).square().sum()
-        used = [part for part in maps if part.requires_grad] if number.requires_grad else []
-        gradients = torch.autograd.grad(number, used, allow_unused=True) if used else ()
-    for call, part in zip(calls, maps, strict=True):
-        if not (bool((part >= 0).all()) and bool((part.sum(-1) <= 1.01).all())):
-            _check_numbers(model)
-            least, most = float(part.min()), float(part.max())
-            raise Refusal(
-                f"{type(model).__name__}: what {call.module} returns as its attention are no shares of one (from "
-                f"{least:.2g} to {most:.2g})"
+        scalar = _select_comparison_tensor(output).square().sum()
+        differentiable_maps = [call.attention for call in calls if call.attention.requires_grad]
+        if scalar.requires_grad and differentiable_maps:
+            gradients = torch.autograd.grad(scalar, differentiable_maps, allow_unused=True)
+    for call in calls:
+        attention = call.attention
+        if not (bool((attention >= 0).all()) and bool((attention.sum(-1) <= 1.01).all())):
+            _check_finite(model)
+            raise UnsupportedError(
+                f"{type(model).__name__}: the attention that {call.module} returns is not a probability distribution "
+                f"(values from {float(attention.min()):.2g} to {float(attention.max()):.2g})"
             )
     if all(gradient is None for gradient in gradients):
-        raise Refusal(f"{type(model).__name__}: its output does not come from what it returns as its attention")
+        raise UnsupportedError(f"{type(model).__name__}: its output does not depend on the attention that it returns")
 
 
-def _check_logits(model: nn.Module, forward: Forward, inputs: Mapping[str, Any], when: str = "") -> float:
-    real = _first_tensor(model(**inputs))
-    gap = _gap(_first_tensor(forward(inputs)[0]), real)
-    if not gap <= _tolerance(real):
-        _check_numbers(model, real)
-        raise Refusal(
-            f"{type(model).__name__}: logits change by {gap:.1e} (relative) when its attention is recorded{when}; the "
-            f"first layer to differ is {_first_to_differ(model, forward, inputs, _tolerance(real))}"
+def _check_logits(model: nn.Module, forward: CaptureForward, inputs: Mapping[str, Any], condition: str = "") -> float:
+    """Check that captured logits equal those of the unmodified model, and return the relative difference.
+
+    `condition` is added to the error message.
+    """
+    logits = _select_comparison_tensor(model(**inputs))
+    tolerance = _get_tolerance(logits)
+    gap = _compute_relative_gap(_select_comparison_tensor(forward(inputs)[0]), logits)
+    if not gap <= tolerance:
+        _check_finite(model, logits)
+        layer = _find_first_differing_layer(model, forward, inputs, tolerance)
+        raise UnsupportedError(
+            f"{type(model).__name__}: logits change by {gap:.1e} (relative) when its attention is recorded{condition}; "
+            f"the first layer to differ is {layer}"
         )
     return gap
 
 
-def _check_numbers(model: nn.Module, output: Tensor | None = None) -> None:
-    """Where something differs: does recording change the model, or does the model not give numbers by itself?"""
-    here = [(name, part) for name, part in model.named_parameters() if part.is_floating_point() and not part.is_meta]
-    broken = [name for name, part in here if not bool(part.isfinite().all())]
-    if broken:
-        raise Refusal(f"{type(model).__name__} has weights that are NaN or infinite, so has no answer: {broken[0]}")
+def _check_finite(model: nn.Module, output: Tensor | None = None) -> None:
+    """Raise an error if a difference has its cause in the model itself: weights or outputs that are not finite."""
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point() or parameter.is_meta:
+            continue
+        if not bool(parameter.isfinite().all()):
+            raise UnsupportedError(
+                f"{type(model).__name__} has weights that are NaN or infinite, so that it has no valid output: {name}"
+            )
     if output is not None and not bool(output.isfinite().all()):
-        raise Refusal(
-            f"{type(model).__name__} itself answers NaN or infinity in {output.dtype}: try another dtype, or input"
+        raise UnsupportedError(
+            f"{type(model).__name__} itself outputs NaN or infinity in {output.dtype}: try another dtype, or input"
         )
 
 
-def _first_to_differ(model: nn.Module, forward: Forward, inputs: Mapping[str, Any], tolerance: float) -> str:
-    """The first layer whose output changes when the model is recorded."""
-    blocks = {id(block) for block in blocks_of(model).values()}
-    layers = {name: module for name, module in model.named_modules() if id(module) in blocks}
-    seen: list[tuple[str, Tensor]] = []
+def _find_first_differing_layer(
+    model: nn.Module, forward: CaptureForward, inputs: Mapping[str, Any], tolerance: float
+) -> str:
+    """Name of the first layer whose output changes when the model is captured."""
+    layer_ids = {id(layer) for layer in map_modules_to_layers(model).values()}
+    layers = {name: module for name, module in model.named_modules() if id(module) in layer_ids}
+    outputs: list[tuple[str, Tensor]] = []
 
-    def remember(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        first = output[0] if isinstance(output, tuple) else output
-        if isinstance(first, Tensor):
-            seen.append((name, first))
+    def keep_output(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        hidden_state = output[0] if isinstance(output, tuple) else output
+        if isinstance(hidden_state, Tensor):
+            outputs.append((name, hidden_state))
 
-    with hooks([module.register_forward_hook(partial(remember, name)) for name, module in layers.items()]):
+    with remove_hooks_on_exit(
+        [module.register_forward_hook(partial(keep_output, name)) for name, module in layers.items()]
+    ):
         model(**inputs)
-        real = list(seen)
-        seen.clear()
+        expected_outputs = list(outputs)
+        outputs.clear()
         forward(inputs)
-    pairs = zip(real, seen, strict=False)
-    return next((name for (name, one), (_, two) in pairs if not _gap(two, one) <= tolerance), "none: its head")
+    for (name, expected), (_, captured) in zip(expected_outputs, outputs, strict=False):
+        if not _compute_relative_gap(captured, expected) <= tolerance:
+            return name
+    return "none: its head"
 
 
-def _tolerance(tensor: Tensor) -> float:
-    return TOLERANCE.get(tensor.dtype, 1e-4)
+def _get_tolerance(tensor: Tensor) -> float:
+    return RELATIVE_TOLERANCE_BY_DTYPE.get(tensor.dtype, 1e-4)
 
 
-def _gap(one: Tensor, other: Tensor) -> float:
-    """The largest difference, relative to the size of `other`."""
-    return float((one - other).abs().max() / other.abs().max().clamp(min=1e-12))
+def _compute_relative_gap(tensor: Tensor, reference: Tensor) -> float:
+    """The largest difference, relative to the largest absolute value of `reference`."""
+    return float((tensor - reference).abs().max() / reference.abs().max().clamp(min=1e-12))
 
 
-def _last_hidden(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same input with its last token hidden as padding is, where it has tokens to hide."""
+def _mask_last_token(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same inputs with the last token masked like padding, if they have an attention mask."""
     mask = inputs.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] < 2:
         return inputs
-    hidden = mask.clone()
-    hidden[:, -1] = 0
-    return {**inputs, "attention_mask": hidden}
+    padded_mask = mask.clone()
+    padded_mask[:, -1] = 0
+    return {**inputs, "attention_mask": padded_mask}
 
 
-def _first_tensor(output: Any) -> Tensor:
+def _select_comparison_tensor(output: Any) -> Tensor:
+    """The tensor of a model's output that two passes are compared by: logits, embeddings, or its first tensor."""
     logits = getattr(output, "logits", None)
     if isinstance(logits, Tensor):
         return logits
-    if not hasattr(output, "items"):  # a module of one's own may return anything
-        return torch.cat([part.flatten() for part in tensors_of(output)])
-    parts = {name: part for name, part in output.items() if isinstance(part, Tensor)}
-    # A similarity can be next to nothing, and any rounding large beside it: compare the vectors that it is made of.
-    embeds = [part.flatten() for name, part in parts.items() if name.endswith("_embeds")]
-    return torch.cat(embeds) if embeds else next(iter(parts.values()))
+    if not hasattr(output, "items"):  # a custom module may return anything
+        return torch.cat([tensor.flatten() for tensor in iter_float_tensors(output)])
+    tensors = {name: value for name, value in output.items() if isinstance(value, Tensor)}
+    # A similarity can be close to zero, so that rounding is relatively large: compare the embeddings instead.
+    embeddings = [tensor.flatten() for name, tensor in tensors.items() if name.endswith("_embeds")]
+    if embeddings:
+        return torch.cat(embeddings)
+    return next(iter(tensors.values()))
 
 
-#: What configurations call layers that have no attention: convolutions, recurrences, or no look at others at all.
-_WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent", "moe", "mlp")
+#: Types of layers without attention in configurations: convolutions, recurrences, or no mixing of tokens at all.
+_LAYER_TYPES_WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent", "moe", "mlp")
 
 
-def expected_calls(config: Any) -> int | None:
-    """How many attention calls one forward pass of this configuration should make; None where it does not say."""
+def count_calls_from_config(config: Any) -> int | None:
+    """Return how many attention calls a forward pass of this configuration has; None if it does not tell."""
     if getattr(config, "depths", None) is not None:
         return sum(config.depths)
     layers = getattr(config, "num_hidden_layers", None)
-    kinds = getattr(config, "layers_block_type", None) or getattr(config, "layer_types", None)
-    if kinds and layers is not None and len(kinds) == layers:
-        layers = sum(kind not in _WITHOUT_ATTENTION for kind in kinds)
+    layer_types = getattr(config, "layers_block_type", None) or getattr(config, "layer_types", None)
+    if layer_types and layers is not None and len(layer_types) == layers:
+        layers = sum(layer_type not in _LAYER_TYPES_WITHOUT_ATTENTION for layer_type in layer_types)
     if getattr(config, "is_encoder_decoder", False):
         decoder = getattr(config, "decoder_layers", None) or getattr(config, "num_decoder_layers", None)
         encoder = getattr(config, "encoder_layers", None) or layers
         return encoder + 2 * decoder if encoder and decoder else None
     if getattr(config, "sub_configs", None):
-        parts = [expected_calls(getattr(config, name)) for name in config.sub_configs if getattr(config, name, None)]
-        return sum(part or 0 for part in parts) or layers
+        sub_configs = [getattr(config, name, None) for name in config.sub_configs]
+        counts = [count_calls_from_config(sub_config) for sub_config in sub_configs if sub_config]
+        return sum(count or 0 for count in counts) or layers
     return layers

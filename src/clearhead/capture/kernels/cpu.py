@@ -1,10 +1,10 @@
-"""Streaming attention on a CPU: torch's own kernel forward, and on the way back tiles that stay in the cache.
+"""Tiled attention on a CPU: torch's fused kernel in the forward pass, cache-sized tiles in the backward pass.
 
     A = softmax(Q Kᵀ s + mask);     ∂y/∂A = ∂y/∂O Vᵀ,  ∂y/∂S = A ⊙ (∂y/∂A − Σ_j A ⊙ ∂y/∂A)
 
-The formula of `materialised.py`, for some queries and heads of one sample at a time: whatever is made of a tile is made
-before the next one, so that maps never go to memory. It is for models that run with torch's own kernel, which heeds a
-scale and a mask and nothing else; other attention is the model's own eager one, in tiles (`tiled.py`).
+The formula of `materialised.py`, for some queries and heads of one sample at a time. Each tile is reduced before the
+next one is computed, so maps stay in the CPU's cache. This kernel is for models that run with torch's fused kernel,
+which takes a scale and a mask and nothing else; other models run their own eager attention in tiles (`tiled.py`).
 """
 
 import math
@@ -13,227 +13,302 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from clearhead.capture.attention import chunked_sdpa
-from clearhead.capture.attention.lazy_mask import Seeing
-from clearhead.capture.attention.materialised import KNOWN, as_models_have, each_head, joined_heads
-from clearhead.capture.attention.reductions import Reduce
-from clearhead.capture.attention.tiled import Gradients, Streamed
+from clearhead.capture.attention.lazy_mask import HasVisibleKey
+from clearhead.capture.attention.materialised import SDPA_COMPATIBLE_KWARGS, empty_bthd, repeat_kv_heads, sum_kv_groups
+from clearhead.capture.attention.reductions import MapReduction
+from clearhead.capture.attention.tiled import QKVGradients, TiledAttention
 
-#: How many numbers a tile has (2 MiB); but no fewer queries than these, with which matrix products are slow, and no
-#: more than are worth it.
-CELLS = 2**19
-LEAST_ROWS, MOST_ROWS = 128, 512
+#: Elements of a tile (2 MiB in float32).
+CPU_TILE_ELEMENTS = 2**19
+#: Matrix products with fewer rows are slow.
+MIN_CPU_TILE_ROWS = 128
+#: More rows bring no speed.
+MAX_CPU_TILE_ROWS = 512
 
 
-class CachedTiles:
+class CPUKernel:
+    """Attention kernel for the CPU (the `AttentionKernel` protocol of `tiling.py`)."""
+
     name = "cached tiles"
 
-    def takes(self, call: Streamed, reductions: Sequence[Reduce]) -> bool:
-        parts = (call.query, call.key, call.value)
-        plain = all(part.device.type == "cpu" and part.dtype == torch.float32 for part in parts)
-        told = {name for name, part in call.more.items() if part is not None} <= KNOWN
-        square = not call.causal or call.query.shape[2] == call.key.shape[2]
-        wide = call.mask is None or call.mask.dim() == 4
-        return call.forward is not None and plain and told and square and wide
+    def supports(self, call: TiledAttention, reductions: Sequence[MapReduction]) -> bool:
+        """Whether a call is float32 on the CPU, and has nothing that torch's fused kernel cannot compute."""
+        tensors = (call.query, call.key, call.value)
+        if call.sdpa_forward is None:
+            return False
+        if not all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors):
+            return False
+        if not {name for name, value in call.kwargs.items() if value is not None} <= SDPA_COMPATIBLE_KWARGS:
+            return False
+        if call.causal and call.query.shape[2] != call.key.shape[2]:
+            return False
+        return call.mask is None or call.mask.dim() == 4
 
-    def output(self, call: Streamed) -> tuple[Float[Tensor, "batch query head width"], tuple[Tensor, ...]]:
-        return chunked_sdpa.output(call), ()
+    def forward(self, call: TiledAttention) -> tuple[Float[Tensor, "batch query head width"], tuple[Tensor, ...]]:
+        """Compute the output; no tensors are saved for the backward pass."""
+        return chunked_sdpa.chunked_sdpa_forward(call), ()
 
     def backward(
-        self, call: Streamed, gradient: Float[Tensor, "batch query head width"], reductions: Sequence[Reduce]
-    ) -> tuple[Gradients, list[Tensor]]:
+        self,
+        call: TiledAttention,
+        gradient: Float[Tensor, "batch query head width"],
+        reductions: Sequence[MapReduction],
+    ) -> tuple[QKVGradients, list[Tensor]]:
+        """Compute the gradients of query, key and value, and the reductions, in one loop over tiles."""
         if not reductions:
-            return chunked_sdpa.gradients(call, gradient), []
-        back = _Gradients(call)
-        samples = [_Sample(call, i, one.transpose(0, 1)) for i, one in enumerate(gradient)]
-        sums = [_Sum(one, call) for one in reductions]
-        for sample, tile in _tiles(call, samples):
-            for one in sums:
-                one.add(sample.i, tile)
-            back.add(sample, tile)
-        return back.joined(), [one.total for one in sums]
+            return chunked_sdpa.chunked_sdpa_backward(call, gradient), []
+        gradients = _GradientAccumulator(call)
+        samples = [_SampleInputs(call, i, sample.transpose(0, 1)) for i, sample in enumerate(gradient)]
+        accumulators = [_ReductionAccumulator(reduction, call) for reduction in reductions]
+        for sample, tile in _iter_tiles(call, samples):
+            for accumulator in accumulators:
+                accumulator.add_tile(sample.sample_index, tile)
+            gradients.add_tile(sample, tile)
+        return gradients.finish(), [accumulator.total for accumulator in accumulators]
 
-    def reduced(
-        self, call: Streamed, gradient: Float[Tensor, "batch query head width"] | None, reductions: Sequence[Reduce]
+    def reduce_maps(
+        self,
+        call: TiledAttention,
+        gradient: Float[Tensor, "batch query head width"] | None,
+        reductions: Sequence[MapReduction],
     ) -> list[Tensor]:
+        """Compute the reductions of a call's maps, without the gradients of query, key and value."""
         if not reductions:
             return []
-        slopes = [None] * len(call.query) if gradient is None else [one.transpose(0, 1) for one in gradient]
-        sums = [_Sum(one, call) for one in reductions]
-        for sample, tile in _tiles(call, [_Sample(call, i, one) for i, one in enumerate(slopes)]):
-            for one in sums:
-                one.add(sample.i, tile)
-        return [one.total for one in sums]
+        if gradient is None:
+            samples = [_SampleInputs(call, i, None) for i in range(len(call.query))]
+        else:
+            samples = [_SampleInputs(call, i, sample.transpose(0, 1)) for i, sample in enumerate(gradient)]
+        accumulators = [_ReductionAccumulator(reduction, call) for reduction in reductions]
+        for sample, tile in _iter_tiles(call, samples):
+            for accumulator in accumulators:
+                accumulator.add_tile(sample.sample_index, tile)
+        return [accumulator.total for accumulator in accumulators]
 
 
 @dataclass
 class _Tile:
-    """Some queries' attention to the keys that they see, in some heads, and the gradient of it."""
+    """Attention, and its gradient, of some heads and queries to their visible keys."""
 
     heads: slice
-    rows: slice
+    queries: slice
     keys: slice
     attention: Float[Tensor, "head query key"]
     gradient: Float[Tensor, "head query key"] | None
-    spare: Float[Tensor, "head query key"]
+    scratch: Float[Tensor, "head query key"]
 
-    def maps(self, of: str) -> Float[Tensor, "head query key"]:
-        """Until the next are asked for."""
-        if of == "attention":
+    def compute_maps(self, quantity: str) -> Float[Tensor, "head query key"]:
+        """Return the maps of a quantity; they are valid until the next call, which reuses the scratch buffer."""
+        if quantity == "attention":
             return self.attention
         assert self.gradient is not None
-        torch.mul(self.attention, self.gradient, out=self.spare)
-        return self.spare.clamp_(min=0) if of == "positive" else self.spare
+        torch.mul(self.attention, self.gradient, out=self.scratch)
+        if quantity == "positive":
+            return self.scratch.clamp_(min=0)
+        return self.scratch
 
 
-class _Sample:
+class _SampleInputs:
     """One sample of a call, with a key and a value for each head."""
 
-    def __init__(self, call: Streamed, i: int, gradient: Float[Tensor, "head query width"] | None) -> None:
-        self.scale, self.i, self.gradient, self.query = call.scaling, i, gradient, call.query[i]
-        heads = len(self.query)
-        self.key, self.value = each_head(call.key[i], heads), each_head(call.value[i], heads)
+    def __init__(self, call: TiledAttention, i: int, gradient: Float[Tensor, "head query width"] | None) -> None:
+        self.scale = call.scaling
+        self.sample_index = i
+        self.gradient = gradient
+        self.query = call.query[i]
+        num_heads = len(self.query)
+        self.key = repeat_kv_heads(call.key[i], num_heads)
+        self.value = repeat_kv_heads(call.value[i], num_heads)
 
-    def tile(self, heads: slice, rows: slice, keys: slice, seen: "_Seen", room: Float[Tensor, "3 cell"]) -> _Tile:
-        query, key, value = self.query[heads, rows], self.key[heads, keys], self.value[heads, keys]
-        shape = len(query), query.shape[1], key.shape[1]
-        maps, slope, spare = (part[: math.prod(shape)].view(shape) for part in room)
+    def compute_tile(
+        self, heads: slice, rows: slice, keys: slice, mask: "_TileMask", buffer: Float[Tensor, "3 cell"]
+    ) -> _Tile:
+        """Compute a tile in the memory of `buffer`."""
+        query = self.query[heads, rows]
+        key = self.key[heads, keys]
+        value = self.value[heads, keys]
+        shape = (len(query), query.shape[1], key.shape[1])
+        maps, gradient, scratch = (row[: math.prod(shape)].view(shape) for row in buffer)
         maps.baddbmm_(query, key.mT, beta=0, alpha=self.scale)
-        if seen.mask is not None:
-            maps[:, :, seen.at] += self._own(seen.mask, heads)
+        if mask.additive_mask is not None:
+            maps[:, :, mask.masked_keys] += self._select_sample(mask.additive_mask, heads)
         torch.softmax(maps, -1, out=maps)
-        if seen.some is not None:
-            maps *= self._own(seen.some, heads)
+        if mask.has_visible_key is not None:
+            maps *= self._select_sample(mask.has_visible_key, heads)
         if self.gradient is None:
-            return _Tile(heads, rows, keys, maps, None, spare)
-        torch.bmm(self.gradient[heads, rows], value.mT, out=slope)
-        return _Tile(heads, rows, keys, maps, slope, spare)
+            return _Tile(heads, rows, keys, maps, None, scratch)
+        torch.bmm(self.gradient[heads, rows], value.mT, out=gradient)
+        return _Tile(heads, rows, keys, maps, gradient, scratch)
 
-    def _own(self, part: Float[Tensor, "batch some query key"], heads: slice) -> Float[Tensor, "head query key"]:
-        own = part[self.i if len(part) > 1 else 0]
-        return own[heads] if len(own) > 1 else own
+    def _select_sample(
+        self, mask: Shaped[Tensor, "#batch #head query key"], heads: slice
+    ) -> Shaped[Tensor, "#head query key"]:
+        """The mask of this sample and these heads, from one that may be shared by all samples or heads."""
+        sample_mask = mask[self.sample_index] if len(mask) > 1 else mask[0]
+        if len(sample_mask) == 1:
+            return sample_mask
+        return sample_mask[heads]
 
 
 @dataclass
-class _Seen:
-    """What some queries see. mask: is added to the scores of the keys `at` these places. some: which see anything."""
+class _TileMask:
+    """The mask of some queries.
 
-    mask: Float[Tensor, "batch some query key"] | None
-    at: slice
-    some: Seeing
+    Attributes:
+        additive_mask: Is added to the scores of `masked_keys`; None if there is no mask.
+        masked_keys: The keys of the tile that some query may not see.
+        has_visible_key: Which queries see any key at all; None if all do.
+    """
+
+    additive_mask: Float[Tensor, "#batch #head query key"] | None
+    masked_keys: slice
+    has_visible_key: HasVisibleKey
 
     @classmethod
-    def of(cls, call: Streamed, rows: slice, keys: slice) -> "_Seen":
-        # of causal attention, all that comes before the first of these queries is seen by each of them
+    def from_call(cls, call: TiledAttention, rows: slice, keys: slice) -> "_TileMask":
+        """Compute the mask of the queries `rows` and the keys `keys`."""
+        # In causal attention, every query of the tile sees all keys before the first query.
         masked = slice(rows.start, keys.stop) if call.causal else keys
-        at = slice(masked.start - keys.start, masked.stop - keys.start)
-        return cls(call.added(rows, masked, torch.float32), at, call.seeing(rows, keys))
+        masked_in_tile = slice(masked.start - keys.start, masked.stop - keys.start)
+        return cls(
+            call.compute_additive_mask(rows, masked, torch.float32),
+            masked_in_tile,
+            call.compute_has_visible_key(rows, keys),
+        )
 
 
-class _Gradients:
-    """What comes to the queries, keys and values of a call, for each head."""
+class _GradientAccumulator:
+    """Sums the gradients of the queries, keys and values of a call over tiles, head by head."""
 
-    def __init__(self, call: Streamed) -> None:
-        self.whole, self.scale, heads = (call.query, call.key, call.value), call.scaling, call.query.shape[1]
-        # where many tiles add to each key, its sums lie as their products do
-        laid = as_models_have if _rows(call) == call.query.shape[2] else _as_products_are
-        layouts = zip((as_models_have, laid, laid), self.whole, strict=True)
-        self.sums = [lay(part, heads).zero_() for lay, part in layouts]
+    def __init__(self, call: TiledAttention) -> None:
+        self.inputs = (call.query, call.key, call.value)
+        self.scale = call.scaling
+        num_heads = call.query.shape[1]
+        # If many tiles add to each key, the sums have the memory layout of the products.
+        has_single_tile = _choose_tile_rows(call) == call.query.shape[2]
+        key_layout = empty_bthd if has_single_tile else _empty_transposed
+        self.totals = [
+            make_empty(tensor, num_heads).zero_()
+            for make_empty, tensor in zip((empty_bthd, key_layout, key_layout), self.inputs, strict=True)
+        ]
 
-    def add(self, sample: _Sample, tile: _Tile) -> None:
-        """What a tile brings; its gradient is written over."""
+    def add_tile(self, sample: _SampleInputs, tile: _Tile) -> None:
+        """Add the contribution of a tile; the tile's gradient is overwritten."""
         assert sample.gradient is not None and tile.gradient is not None
-        heads, rows, keys, steep = tile.heads, tile.rows, tile.keys, tile.gradient
-        into_query, into_key, into_value = (part[sample.i, heads] for part in self.sums)
-        # a map that stands on the right is read as it lies
-        into_value[:, keys] += (sample.gradient[heads, rows].mT @ tile.attention).mT
-        torch.ops.aten._softmax_backward_data.out(steep, tile.attention, -1, steep.dtype, grad_input=steep)
-        into_query[:, rows].add_(steep @ sample.key[heads, keys], alpha=self.scale)
-        into_key[:, keys].add_((sample.query[heads, rows].mT @ steep).mT, alpha=self.scale)
+        heads = tile.heads
+        rows = tile.queries
+        keys = tile.keys
+        grad_scores = tile.gradient
+        total_query, total_key, total_value = (total[sample.sample_index, heads] for total in self.totals)
+        # A map as the right operand is read in its memory order.
+        total_value[:, keys] += (sample.gradient[heads, rows].mT @ tile.attention).mT
+        torch.ops.aten._softmax_backward_data.out(
+            grad_scores, tile.attention, -1, grad_scores.dtype, grad_input=grad_scores
+        )
+        total_query[:, rows].add_(grad_scores @ sample.key[heads, keys], alpha=self.scale)
+        total_key[:, keys].add_((sample.query[heads, rows].mT @ grad_scores).mT, alpha=self.scale)
 
-    def joined(self) -> Gradients:
-        pairs = zip(self.sums, self.whole, strict=True)
-        dq, dk, dv = (joined_heads(sum_, part.shape[1], 1) for sum_, part in pairs)
+    def finish(self) -> QKVGradients:
+        """Return the gradients, summed over heads that share keys."""
+        pairs = zip(self.totals, self.inputs, strict=True)
+        dq, dk, dv = (sum_kv_groups(total, tensor.shape[1], 1) for total, tensor in pairs)
         return dq, dk, dv
 
 
-def _as_products_are(part: Float[Tensor, "batch some key width"], heads: int) -> Float[Tensor, "batch head key width"]:
-    batch, _, keys, width = part.shape
-    return part.new_empty(batch, heads, width, keys).mT
+def _empty_transposed(
+    tensor: Float[Tensor, "batch kv_head key width"], num_heads: int
+) -> Float[Tensor, "batch head key width"]:
+    batch, _, keys, width = tensor.shape
+    return tensor.new_empty(batch, num_heads, width, keys).mT
 
 
-_kept = threading.local()
+_thread_buffers = threading.local()
 
 
-def _room(cells: int) -> Float[Tensor, "3 cell"]:
-    """The same memory for each tile of this thread: to touch it first takes longer than what is done with it."""
-    room: Tensor | None = getattr(_kept, "room", None)
-    if room is None or room.shape[1] < cells:
-        room = torch.empty(3, max(cells, CELLS), dtype=torch.float32, device="cpu")
-    if room.shape[1] <= CELLS:  # more is not kept beyond a call
-        _kept.room = room
-    return room
+def _get_scratch_buffer(num_cells: int) -> Float[Tensor, "3 cell"]:
+    """Return this thread's buffer, reused for all tiles: touching new memory takes longer than the computation."""
+    buffer: Tensor | None = getattr(_thread_buffers, "buffer", None)
+    if buffer is None or buffer.shape[1] < num_cells:
+        buffer = torch.empty(3, max(num_cells, CPU_TILE_ELEMENTS), dtype=torch.float32, device="cpu")
+    if buffer.shape[1] <= CPU_TILE_ELEMENTS:  # a larger buffer is freed after the call
+        _thread_buffers.buffer = buffer
+    return buffer
 
 
-def _rows(call: Streamed) -> int:
-    """How many queries a tile has."""
-    queries, keys = call.outline.shape[2:]
-    return min(queries, call.tiles.rows or min(max(CELLS // keys, LEAST_ROWS), MOST_ROWS))
+def _choose_tile_rows(call: TiledAttention) -> int:
+    """The number of queries in a tile."""
+    num_queries, num_keys = call.meta_attention.shape[2:]
+    default_rows = min(max(CPU_TILE_ELEMENTS // num_keys, MIN_CPU_TILE_ROWS), MAX_CPU_TILE_ROWS)
+    return min(num_queries, call.tiling.tile_rows or default_rows)
 
 
-def _tiles(call: Streamed, samples: Sequence[_Sample]) -> Iterator[tuple[_Sample, _Tile]]:
-    """The tiles of all samples; a mask is made once for them."""
-    _, heads, queries, width = call.outline.shape
-    size = _rows(call)
-    room = _room(size * width)
-    for start in range(0, queries, size):
-        rows = slice(start, min(start + size, queries))
-        keys = call.span(rows)
-        seen = _Seen.of(call, rows, keys)
-        some = max(1, CELLS // (size * (keys.stop - keys.start)))
+def _iter_tiles(call: TiledAttention, samples: Sequence[_SampleInputs]) -> Iterator[tuple[_SampleInputs, _Tile]]:
+    """Yield the tiles of all samples; each mask is computed once for all of them."""
+    _, num_heads, num_queries, num_keys = call.meta_attention.shape
+    tile_rows = _choose_tile_rows(call)
+    buffer = _get_scratch_buffer(tile_rows * num_keys)
+    for start in range(0, num_queries, tile_rows):
+        rows = slice(start, min(start + tile_rows, num_queries))
+        keys = call.find_key_span(rows)
+        mask = _TileMask.from_call(call, rows, keys)
+        tile_heads = max(1, CPU_TILE_ELEMENTS // (tile_rows * (keys.stop - keys.start)))
         for sample in samples:
-            for head in range(0, heads, some):
-                yield sample, sample.tile(slice(head, min(head + some, heads)), rows, keys, seen, room)
+            for first_head in range(0, num_heads, tile_heads):
+                heads = slice(first_head, min(first_head + tile_heads, num_heads))
+                yield sample, sample.compute_tile(heads, rows, keys, mask, buffer)
 
 
-class _Sum:
-    """One sum over all tiles, as `Reduce` has it."""
+class _ReductionAccumulator:
+    """Accumulates one `MapReduction` over all tiles."""
 
-    def __init__(self, wanted: Reduce, call: Streamed) -> None:
-        batch, heads, queries, keys = call.outline.shape
-        self.wanted, self.chosen = wanted, range(heads) if wanted.heads is None else wanted.heads
-        apart, pulled = len(self.chosen), wanted.columns is not None
-        self.weights = wanted.columns if pulled else wanted.rows
+    def __init__(self, reduction: MapReduction, call: TiledAttention) -> None:
+        batch, num_heads, num_queries, num_keys = call.meta_attention.shape
+        self.reduction = reduction
+        self.heads = range(num_heads) if reduction.heads is None else reduction.heads
+        self.weighs_columns = reduction.column_weights is not None
+        self.weights = reduction.column_weights if self.weighs_columns else reduction.row_weights
         if self.weights is None:
-            self.total = call.query.new_zeros(batch, apart, queries)
+            self.total = call.query.new_zeros(batch, len(self.heads), num_queries)
         else:
-            count = self.weights.shape[1]
-            self.total = call.query.new_zeros(batch, apart if count == 1 else 1, count, queries if pulled else keys)
-        self.last = max(self.chosen)
-        self.joined: Tensor | None = None
+            num_vectors = self.weights.shape[1]
+            num_totals = len(self.heads) if num_vectors == 1 else 1
+            num_units = num_queries if self.weighs_columns else num_keys
+            self.total = call.query.new_zeros(batch, num_totals, num_vectors, num_units)
+        self.last_head = max(self.heads)
+        self.head_sum: Tensor | None = None
 
-    def add(self, i: int, tile: _Tile) -> None:
-        places = [place for place, head in enumerate(self.chosen) if tile.heads.start <= head < tile.heads.stop]
-        if not places:
+    def add_tile(self, i: int, tile: _Tile) -> None:
+        """Add the contribution of a tile of sample i."""
+        head_indices = [k for k, head in enumerate(self.heads) if tile.heads.start <= head < tile.heads.stop]
+        if not head_indices:
             return
-        maps, total = tile.maps(self.wanted.of), self.total[i]
-        if self.wanted.heads is not None:
-            maps = maps[[self.chosen[place] - tile.heads.start for place in places]]
-        into = slice(places[0], places[-1] + 1) if self.wanted.heads is None else places
+        maps = tile.compute_maps(self.reduction.quantity)
+        total = self.total[i]
+        selected: slice | list[int] = slice(head_indices[0], head_indices[-1] + 1)
+        if self.reduction.heads is not None:
+            maps = maps[[self.heads[k] - tile.heads.start for k in head_indices]]
+            selected = head_indices
         if self.weights is None:
-            total[into, tile.rows] += maps.sum(2)
+            total[selected, tile.queries] += maps.sum(2)
             return
-        pulled = self.wanted.columns is not None
-        through, onto = (tile.keys, tile.rows) if pulled else (tile.rows, tile.keys)
-        weights = self.weights[i, :, through].float() / len(self.chosen)
+        if self.weighs_columns:
+            summed, remaining = tile.keys, tile.queries
+        else:
+            summed, remaining = tile.queries, tile.keys
+        weights = self.weights[i, :, summed].float() / len(self.heads)
         if len(weights) == 1:
-            total[into, :, onto] += weights.expand(len(maps), 1, -1) @ (maps.mT if pulled else maps)
+            total[selected, :, remaining] += weights.expand(len(maps), 1, -1) @ self._orient(maps)
             return
-        # as many rows as queries take as long as the maps themselves: all heads together, once
-        self.joined = maps.sum(0) if self.joined is None else self.joined.add_(maps.sum(0))
-        if self.last < tile.heads.stop:
-            total[0, :, onto] += weights @ (self.joined.mT if pulled else self.joined)
-            self.joined = None
+        # With as many vectors as queries, the products cost as much as the maps: sum over all heads first.
+        self.head_sum = maps.sum(0) if self.head_sum is None else self.head_sum.add_(maps.sum(0))
+        if self.last_head < tile.heads.stop:
+            total[0, :, remaining] += weights @ self._orient(self.head_sum)
+            self.head_sum = None
+
+    def _orient(self, maps: Tensor) -> Tensor:
+        """Maps with the axis that is summed over first."""
+        return maps.mT if self.weighs_columns else maps

@@ -1,4 +1,4 @@
-"""What a kernel is held against before it is trusted: compilers have their bugs, and GPUs their limits."""
+"""Validates kernels against a float64 reference before use: compilers have bugs, and GPUs have limits."""
 
 import warnings
 from collections.abc import Callable
@@ -8,40 +8,68 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.capture.attention.tiling import Gradients
+from clearhead.capture.attention.tiling import QKVGradients
 from clearhead.errors import ClearheadWarning
 
 
-def holds(agree: Callable[[], bool], what: str, instead: str) -> bool:
-    """Whether kernels give on this machine what their formula gives; those that do not are told of, and not used."""
+def validate_kernel(matches_reference: Callable[[], bool], kernel_name: str, fallback: str) -> bool:
+    """Return whether a kernel agrees with its formula on this machine; warn if it does not or fails to run.
+
+    Args:
+        matches_reference: Runs the kernel and compares it with the formula.
+        kernel_name: The name of the kernel in the warning.
+        fallback: What is used instead, for the warning.
+
+    Raises:
+        torch.OutOfMemoryError: If memory runs out, which proves nothing about the kernel.
+    """
     try:
-        if agree():
+        if matches_reference():
             return True
-        reason = "what they give is not what the formula gives"
-    except torch.OutOfMemoryError:  # which says nothing about them
+        reason = "its results differ from the formula"
+    except torch.OutOfMemoryError:
         raise
-    except Exception as problem:  # compilers have errors of their own
+    except Exception as problem:  # compilers raise exceptions of their own
         reason = f"{type(problem).__name__}: {problem}"
-    warnings.warn(f"{what} cannot be used here ({reason}): {instead}", ClearheadWarning, stacklevel=2)
+    warnings.warn(f"{kernel_name} cannot be used here ({reason}): {fallback}", ClearheadWarning, stacklevel=2)
     return False
 
 
-class Exact(NamedTuple):
-    """product: A ⊙ ∂y/∂A"""
+class ReferenceAttention(NamedTuple):
+    """The results of the formula in float64; `product` is A ⊙ ∂y/∂A."""
 
     output: Float[Tensor, "batch head query value_width"]
-    gradients: Gradients
+    gradients: QKVGradients
     lse: Float[Tensor, "batch head query"]
     product: Float[Tensor, "batch head query key"]
 
 
-def by_formula(query: Tensor, key: Tensor, value: Tensor, slope: Tensor, seen: Tensor | None) -> Exact:
-    """In float64, without autograd: this may be in the middle of a layer that is computed twice."""
-    shared, group, scale = key.shape[1], query.shape[1] // key.shape[1], query.shape[3] ** -0.5
-    q, k, v, g = (part.double() for part in (query, *(p.repeat_interleave(group, 1) for p in (key, value)), slope))
+def compute_reference_attention(
+    query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor, visible_mask: Tensor | None
+) -> ReferenceAttention:
+    """Compute attention and its gradients in float64, without autograd: the caller may be inside a checkpointed layer.
+
+    Args:
+        query: batch head query width
+        key: batch kv_head key width
+        value: batch kv_head key value_width
+        grad_output: ∂y/∂output, batch head query value_width
+        visible_mask: Whether a query sees a key; None if all keys are visible.
+    """
+    kv_heads = key.shape[1]
+    group_size = query.shape[1] // kv_heads
+    scale = query.shape[3] ** -0.5
+    q = query.double()
+    k = key.repeat_interleave(group_size, 1).double()
+    v = value.repeat_interleave(group_size, 1).double()
+    g = grad_output.double()
     scores = q @ k.mT * scale
-    scores = scores if seen is None else scores.masked_fill(~seen, -torch.inf)
-    attention, into = scores.softmax(-1), g @ v.mT
-    steep = attention * (into - (attention * into).sum(-1, keepdim=True)) * scale
-    dk, dv = (part.unflatten(1, (shared, group)).sum(2) for part in (steep.mT @ q, attention.mT @ g))
-    return Exact(attention @ v, (steep @ k, dk, dv), scores.logsumexp(-1), attention * into)
+    if visible_mask is not None:
+        scores = scores.masked_fill(~visible_mask, -torch.inf)
+    attention = scores.softmax(-1)
+    grad_attention = g @ v.mT
+    grad_scores = attention * (grad_attention - (attention * grad_attention).sum(-1, keepdim=True)) * scale
+    dq = grad_scores @ k
+    dk = (grad_scores.mT @ q).unflatten(1, (kv_heads, group_size)).sum(2)
+    dv = (attention.mT @ g).unflatten(1, (kv_heads, group_size)).sum(2)
+    return ReferenceAttention(attention @ v, (dq, dk, dv), scores.logsumexp(-1), attention * grad_attention)

@@ -1,13 +1,16 @@
-"""Recording through transformers' attention interface: one registered function that delegates to the model's own
-eager attention, so position biases, soft caps, sinks, windows and grouped heads stay exact. Modules that ignore the
-interface are heard through what they return (`returned_attentions.py`), and registered ones through their function
-(`custom_modules.py`)."""
+"""Captures attention through transformers' attention interface.
+
+One registered function delegates to the model's own eager attention, so that position biases, soft caps, sinks, windows
+and grouped heads stay exact. Modules that ignore the interface are captured through the attention that they return
+(`returned_attentions.py`), and modules that are not from transformers through a registered function
+(`custom_modules.py`).
+"""
 
 import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -18,278 +21,400 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from clearhead.capture.activation_checkpointing import layers_again
-from clearhead.capture.attention.lazy_mask import Seeing, described
-from clearhead.capture.attention.lazy_mask import seeing as seeing_of
-from clearhead.capture.attention.materialised import Masks, Memory, as_ever, attend
-from clearhead.capture.attention.tiled import Streamed, wide
-from clearhead.capture.attention.tiling import Tiles, kernel_for
-from clearhead.capture.layers import Run, Watch, blocks_of
-from clearhead.capture.session import attention_implementation, hooks, implementation_of
+from clearhead.capture.activation_checkpointing import checkpointed_layers
+from clearhead.capture.attention.lazy_mask import HasVisibleKey, compute_has_visible_key, make_lazy_mask
+from clearhead.capture.attention.materialised import GradientBuffer, MaskForms, attend_with_maps, compute_model_output
+from clearhead.capture.attention.tiled import TiledAttention, get_accumulation_dtype
+from clearhead.capture.attention.tiling import TilingConfig, get_fastest_kernel
+from clearhead.capture.layers import LayerIO, LayerRecorder, map_modules_to_layers
+from clearhead.capture.session import (
+    get_attention_implementation,
+    remove_hooks_on_exit,
+    switched_attention_implementation,
+)
 from clearhead.capture.sources import custom_modules, returned_attentions
-from clearhead.errors import Refusal
+from clearhead.errors import UnsupportedError
 
-NAME = "clearhead"
-_CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
+IMPLEMENTATION_NAME = "clearhead"
+_CROSS_ATTENTION_PATTERN = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
 
 
 @dataclass
-class Captured:
-    """One attention call as the forward pass made it; its tensors are still in the graph."""
+class CapturedCall:
+    """One attention call of a forward pass; its tensors are still in the graph.
+
+    Attributes:
+        module: Name of the attention module.
+        attention: Attention weights; in a tiled pass a tensor on the meta device that has their shape.
+        values: Values, one per key–value head.
+        output: Output of the attention, before the output projection.
+        output_projection: Weight of the output projection.
+        layer_io: Input and output of the layer.
+        occurrence: Number of the call among those of its module, which may be shared.
+        is_custom: Whether a registered function replaced the module's forward.
+        tiled: In a tiled pass, computes the maps tile by tile.
+        gradient_buffer: Memory of ∂y/∂attention, which may be reused once every method has read it.
+        has_visible_key: The queries that see at least one key; None if all do. For the others, torch's kernel has no
+            attention, whereas a softmax has some.
+    """
 
     module: str
     attention: Float[Tensor, "batch head query key"]
     values: Float[Tensor, "batch kv_head key width"] | None = None
     output: Float[Tensor, "batch query head width"] | None = None
     output_projection: Float[Tensor, "model heads"] | None = None
-    run: Run | None = None
-    nth: int = 0  # a shared module is called several times
-    registered: bool = False  # heard through a function that stood in for the module's forward
-    #: What makes its maps tile by tile, in a streaming pass; `attention` is then their outline alone.
-    streamed: Streamed | None = None
-    #: Where the gradient of its attention lies, to be written over once everybody has seen it.
-    memory: Memory | None = None
-    #: The queries that see something: of others, torch's kernel has no attention, and a softmax has.
-    seeing: Seeing = None
+    layer_io: LayerIO | None = None
+    occurrence: int = 0
+    is_custom: bool = False
+    tiled: TiledAttention | None = None
+    gradient_buffer: GradientBuffer | None = None
+    has_visible_key: HasVisibleKey = None
 
     @property
-    def block_input(self) -> Float[Tensor, "batch unit model"] | None:
-        return self.run.input if self.run is not None else None
+    def block_input(self) -> Float[Tensor, "batch unit *vectors model"] | None:
+        """Input of the layer, if layer inputs and outputs are kept."""
+        return self.layer_io.input if self.layer_io is not None else None
 
     @property
-    def hidden_state(self) -> Float[Tensor, "batch unit model"] | None:
-        return self.run.output if self.run is not None else None
+    def hidden_state(self) -> Float[Tensor, "batch unit *vectors model"] | None:
+        """Output of the layer, if layer inputs and outputs are kept."""
+        return self.layer_io.output if self.layer_io is not None else None
 
     @property
     def kind(self) -> Literal["self", "cross"]:
-        return "cross" if _CROSS.search(self.module) else "self"
+        """Self- or cross-attention, judged by the name of the module."""
+        return "cross" if _CROSS_ATTENTION_PATTERN.search(self.module) else "self"
 
-    def values_per_head(self) -> Float[Tensor, "batch head key width"]:
-        """Grouped-query heads share values: repeat them so that each attention head has its own."""
+    def repeat_values_per_head(self) -> Float[Tensor, "batch head key width"]:
+        """Return the values with one entry per attention head; grouped-query heads share theirs."""
         assert self.values is not None
         return self.values.repeat_interleave(self.attention.shape[1] // self.values.shape[1], dim=1)
 
-    def rebuilt(self) -> Float[Tensor, "batch query head width"]:
-        """A·V, in the model's format."""
-        values = self.values_per_head()
+    def rebuild_output(self) -> Float[Tensor, "batch query head width"]:
+        """Compute A·V, in the model's dtype."""
+        values = self.repeat_values_per_head()
         return (self.attention.to(values.dtype) @ values).transpose(1, 2)
 
-    def rebuild_error(self) -> float:
-        """How far A·V lies from the output that the model really used, relative to its size."""
+    def compute_rebuild_error(self) -> float:
+        """Return the largest difference between A·V and the output that the model used, relative to its magnitude."""
         assert self.output is not None
-        rebuilt = self.rebuilt() if self.seeing is None else self.rebuilt() * self.seeing.transpose(1, 2)
+        rebuilt = self.rebuild_output()
+        if self.has_visible_key is not None:
+            rebuilt = rebuilt * self.has_visible_key.transpose(1, 2)
         gap = (rebuilt.reshape(-1) - self.output.reshape(-1)).abs().max()
         return float(gap / self.output.abs().max().clamp(min=1e-12))
 
 
-class Listener:
-    """Collects the calls of the pass that runs in this thread."""
+class CaptureContext:
+    """Collects the attention calls of the pass that runs in this thread.
+
+    Args:
+        model: The model.
+        layer_of_module: The layer of each module, by the module's id.
+        layer_recorder: Keeps inputs and outputs of the layers.
+        zero_attention: Whether attention outputs are replaced by zeros.
+        tiling: Settings of a tiled pass; None for materialised maps.
+        keep_values: Whether calls of a tiled pass keep values and outputs.
+        use_tiled_gradients: Whether gradients in half precision are computed as in a tiled pass.
+    """
 
     def __init__(
         self,
         model: nn.Module,
-        blocks: dict[int, nn.Module],
-        watch: Watch,
-        silent: bool = False,
-        tiles: Tiles | None = None,
-        values: bool = True,
-        as_streamed: bool = False,
+        layer_of_module: dict[int, nn.Module],
+        layer_recorder: LayerRecorder,
+        zero_attention: bool = False,
+        tiling: TilingConfig | None = None,
+        keep_values: bool = True,
+        use_tiled_gradients: bool = False,
     ) -> None:
-        self.model, self.blocks, self.watch, self.silent = type(model).__name__, blocks, watch, silent
-        self.tiles, self.values, self.as_streamed = tiles, values, as_streamed
-        self.again = False  # whether a layer is computed again that was heard before
-        self.names = {id(module): name for name, module in model.named_modules()}
-        self.calls: list[Captured] = []
-        self.heard: Counter[int] = Counter()  # how often each module was
-        self.spare: list[Tensor] = []  # maps that nobody looks at any more
+        self.model_name = type(model).__name__
+        self.layer_of_module = layer_of_module
+        self.layer_recorder = layer_recorder
+        self.zero_attention = zero_attention
+        self.tiling = tiling
+        self.keep_values = keep_values
+        self.use_tiled_gradients = use_tiled_gradients
+        self.is_recomputing = False  # whether activation checkpointing recomputes a layer that was captured before
+        self.module_names = {id(module): name for name, module in model.named_modules()}
+        self.calls: list[CapturedCall] = []
+        self.call_counts: Counter[int] = Counter()  # calls of each module, by its id
+        self.free_buffers: list[Tensor] = []  # memory of gradients that every method has read
 
-    def name_of(self, module: nn.Module) -> str:
-        return self.names.get(id(module), type(module).__name__)
+    def get_module_name(self, module: nn.Module) -> str:
+        """Return the module's name in the model, or its class if it is not part of the model."""
+        return self.module_names.get(id(module), type(module).__name__)
 
-    def hear(
+    def record_call(
         self,
         module: nn.Module,
         attention: Tensor | None,
         values: Tensor | None = None,
         output: Tensor | None = None,
-        registered: bool = False,
-        streamed: Streamed | None = None,
-        memory: Memory | None = None,
-        seeing: Seeing = None,
+        is_custom: bool = False,
+        tiled: TiledAttention | None = None,
+        gradient_buffer: GradientBuffer | None = None,
+        has_visible_key: HasVisibleKey = None,
     ) -> None:
-        self.heard[id(module)] += 1
+        """Append one call; the arguments are fields of `CapturedCall`.
+
+        Raises:
+            UnsupportedError: The eager attention of the module returns no attention weights.
+        """
+        self.call_counts[id(module)] += 1
+        module_name = self.get_module_name(module)
         if attention is None:
-            raise Refusal(
-                f"{self.model}: the eager attention of {self.name_of(module)} ({type(module).__name__}) returns no "
+            raise UnsupportedError(
+                f"{self.model_name}: the eager attention of {module_name} ({type(module).__name__}) returns no "
                 "probabilities to record"
             )
         self.calls.append(
-            Captured(
-                module=self.name_of(module),
+            CapturedCall(
+                module=module_name,
                 attention=attention,
                 values=values,
                 output=output,
-                run=self.watch.of(self.blocks.get(id(module))),
-                nth=self.heard[id(module)] - 1,
-                registered=registered,
-                streamed=streamed,
-                memory=memory,
-                seeing=seeing,
+                layer_io=self.layer_recorder.get_latest(self.layer_of_module.get(id(module))),
+                occurrence=self.call_counts[id(module)] - 1,
+                is_custom=is_custom,
+                tiled=tiled,
+                gradient_buffer=gradient_buffer,
+                has_visible_key=has_visible_key,
             )
         )
 
-    def forget(self) -> None:
-        """What was heard is the caller's: layers that are to be computed again know this listener, the graph knows
-        them, and a graph that nobody goes through would be held in a circle."""
-        self.calls = []
-        self.watch.latest.clear()
+    def clear(self) -> None:
+        """Drop the captured calls; the caller keeps its own list of them.
 
-    def passed_on(self, output: Any) -> Any:
-        """What the model gets of an attention's output: in a silent pass, zeros in place of it."""
-        if not self.silent:
+        Checkpointed layers reference this context and the graph references the layers, so that a graph without a
+        backward pass would be kept alive in a reference cycle.
+        """
+        self.calls = []
+        self.layer_recorder.latest_io.clear()
+
+    def maybe_zero_output(self, output: Any) -> Any:
+        """Return an attention's output as the model gets it: zeros if `zero_attention` is set."""
+        if not self.zero_attention:
             return output
         if isinstance(output, tuple | list):
-            return type(output)([self.passed_on(output[0]), *output[1:]])
-        return torch.zeros_like(output) if isinstance(output, Tensor) else output
+            return type(output)([self.maybe_zero_output(output[0]), *output[1:]])
+        if isinstance(output, Tensor):
+            return torch.zeros_like(output)
+        return output
 
     @contextmanager
-    def away(self) -> Iterator[None]:
-        """Nothing is heard inside the `with`: the pass goes the way it always goes."""
-        _active.listener = None
+    def suspended(self) -> Iterator[None]:
+        """Inside the `with`, no call is captured, and attention runs as without clearhead."""
+        _thread_state.context = None
         try:
             yield
         finally:
-            _active.listener = self
+            _thread_state.context = self
 
     @property
-    def listening(self) -> bool:
-        """Hooks fire in every thread that uses the model; only the recorded pass is listened to."""
-        return getattr(_active, "listener", None) is self
+    def is_active(self) -> bool:
+        """Whether this context captures in the current thread. Hooks fire in every thread that uses the model."""
+        return _thread_state.context is self
 
 
-_active = threading.local()
-#: The masks that eager attention gets in recorded passes: as torch's kernel would get each, as a streaming pass would,
-#: and who sees something.
-_masks: MutableMapping[Tensor, tuple[Tensor | None, Callable[[], Tensor | None], Seeing]] = WeakIdKeyDictionary()
-#: Output, attention, values and mask of a call → the output and the attention that take their place.
-Patch = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+#: Maps output, attention, values and mask of a call to the output and the attention that replace them.
+PatchFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
-def _attention(
+class _ThreadState(threading.local):
+    """What the registered attention function does in this thread; context managers below set it."""
+
+    context: CaptureContext | None = None
+    edit_values: Callable[[Tensor], Tensor] | None = None
+    patch: PatchFunction | None = None
+    compute_output: Callable[[Tensor], Tensor] | None = None
+
+
+_thread_state = _ThreadState()
+#: By eager mask of a captured pass: the mask for torch's kernel, a function that makes the lazy mask of a tiled pass,
+#: and the queries that see at least one key.
+_mask_forms: MutableMapping[Tensor, tuple[Tensor | None, Callable[[], Tensor | None], HasVisibleKey]] = (
+    WeakIdKeyDictionary()
+)
+
+
+def _clearhead_attention_forward(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    listener = getattr(_active, "listener", None)
-    edit = getattr(_active, "edit", None)
-    instead = getattr(_active, "instead", None)
-    if instead is not None:
-        return instead(query), None
-    if edit is not None:
-        masks, kernel = _masks_of(attention_mask), _kernel_of(module, kwargs)
-        return as_ever(eager_of(module), kernel, module, query, key, edit(value), masks, kwargs), None
-    if listener is None:
-        # The flag is switched for every thread; a pass that is not recorded goes the way it always goes.
-        own = implementation_of(module.config)
-        forward = eager_of(module) if own == "eager" else _attention_function(own)
-        return forward(module, query, key, value, attention_mask, **kwargs)
-    eager = eager_of(
-        module, f"{listener.model}: the attention of {listener.name_of(module)} cannot be recorded exactly: "
-    )
-    if listener.tiles is not None:
-        if (moving := _moving(attention_mask, kwargs)) is not None:
-            raise Refusal(
-                f"{listener.model}: the attention of {listener.name_of(module)} takes {moving}, which depends on the "
-                "input, beside queries, keys and values: it cannot be had tile by tile"
-            )
-        streamed = _streamed(eager, module, query.shape[2], attention_mask, kwargs, listener.tiles)
-        output = streamed.attend(query, key, value)
-        if listener.again:
-            streamed.release()  # it was made for what autograd keeps of it, and would hold that in a circle
+    """The attention function that is registered with transformers as "clearhead"."""
+    state = _thread_state
+    if state.compute_output is not None:
+        return state.compute_output(query), None
+    if state.edit_values is not None:
+        eager = find_eager_forward(module)
+        masks = _get_mask_forms(attention_mask)
+        sdpa = _get_sdpa_forward(module, kwargs)
+        value = state.edit_values(value)
+        return compute_model_output(eager, sdpa, module, query, key, value, masks, kwargs), None
+    if state.context is None:
+        # The flag is switched for all threads; a pass that is not captured runs as without clearhead.
+        implementation = get_attention_implementation(module.config)
+        if implementation == "eager":
+            forward = find_eager_forward(module)
         else:
-            value_and_output = (value, output) if listener.values else ()
-            listener.hear(module, streamed.outline, *value_and_output, streamed=streamed)
-        return listener.passed_on(output), None
-    kernel, masks, memory = _kernel_of(module, kwargs), _masks_of(attention_mask), Memory(listener.spare)
-    patch = getattr(_active, "patch", None)
-    # in half precision gradients are rounded, too, so that it matters what makes them
-    rounded = query.dtype != wide(query.dtype) and _moving(attention_mask, kwargs) is None
-    as_streamed = None
-    if listener.as_streamed and patch is None and rounded:
-        tiles = Tiles(kernel=kernel_for(query.device))
-        as_streamed = _streamed(eager, module, query.shape[2], masks.tiles(), kwargs, tiles)
-    output, attention, seeing = attend(eager, kernel, module, query, key, value, masks, kwargs, memory, as_streamed)
+            forward = _get_attention_function(implementation)
+        return forward(module, query, key, value, attention_mask, **kwargs)
+    if state.context.tiling is not None:
+        return _capture_tiled_call(state.context, module, query, key, value, attention_mask, kwargs)
+    return _capture_materialised_call(state.context, module, query, key, value, attention_mask, kwargs)
+
+
+def _find_exact_eager_forward(context: CaptureContext, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
+    module_name = context.get_module_name(module)
+    return find_eager_forward(
+        module, f"{context.model_name}: the attention of {module_name} cannot be recorded exactly: "
+    )
+
+
+def _capture_tiled_call(
+    context: CaptureContext,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, None]:
+    """Record a call of a tiled pass, and return its output."""
+    assert context.tiling is not None
+    eager = _find_exact_eager_forward(context, module)
+    argument = _find_differentiable_argument(mask, kwargs)
+    if argument is not None:
+        raise UnsupportedError(
+            f"{context.model_name}: the attention of {context.get_module_name(module)} takes {argument}, which depends "
+            "on the input, in addition to queries, keys and values: it cannot be computed tile by tile"
+        )
+    tiled_call = _build_tiled_attention(eager, module, query.shape[2], mask, kwargs, context.tiling)
+    output = tiled_call.forward(query, key, value)
+    if context.is_recomputing:
+        tiled_call.release()  # autograd saved its tensors; keeping them here would close a reference cycle
+    elif context.keep_values:
+        context.record_call(module, tiled_call.meta_attention, value, output, tiled=tiled_call)
+    else:
+        context.record_call(module, tiled_call.meta_attention, tiled=tiled_call)
+    return context.maybe_zero_output(output), None
+
+
+def _capture_materialised_call(
+    context: CaptureContext,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:
+    """Record a call with its full attention map, and return its output and the map."""
+    eager = _find_exact_eager_forward(context, module)
+    sdpa = _get_sdpa_forward(module, kwargs)
+    masks = _get_mask_forms(mask)
+    gradient_buffer = GradientBuffer(context.free_buffers)
+    patch = _thread_state.patch
+    tiled_call = None
+    # In half precision gradients are rounded, too, so that they depend on how they are computed.
+    is_rounded = query.dtype != get_accumulation_dtype(query.dtype)
+    if (
+        context.use_tiled_gradients
+        and patch is None
+        and is_rounded
+        and _find_differentiable_argument(mask, kwargs) is None
+    ):
+        tiling = TilingConfig(kernel=get_fastest_kernel(query.device))
+        tiled_call = _build_tiled_attention(eager, module, query.shape[2], masks.make_lazy_mask(), kwargs, tiling)
+    output, attention, has_visible_key = attend_with_maps(
+        eager, sdpa, module, query, key, value, masks, kwargs, gradient_buffer, tiled_call
+    )
     if patch is not None and attention is not None:
-        output, attention = patch(output, attention, value, attention_mask)
-    listener.hear(module, attention, value, output, memory=memory, seeing=seeing)
-    return listener.passed_on(output), attention
+        output, attention = patch(output, attention, value, mask)
+    context.record_call(
+        module, attention, value, output, gradient_buffer=gradient_buffer, has_visible_key=has_visible_key
+    )
+    return context.maybe_zero_output(output), attention
 
 
-def _streamed(
+def _build_tiled_attention(
     eager: Callable[..., tuple[Tensor, Tensor]],
     module: nn.Module,
-    queries: int,
+    num_queries: int,
     mask: Tensor | None,
-    more: dict[str, Any],
-    tiles: Tiles,
-) -> Streamed:
-    """A call of a streaming pass."""
+    kwargs: dict[str, Any],
+    tiling: TilingConfig,
+) -> TiledAttention:
     if _is_eager(module.config):
-        return Streamed(eager, None, module, mask, False, more, tiles)
-    # As transformers has it: no mask means a causal one, where the module is causal.
-    given = more.get("is_causal")
-    is_causal = given if given is not None else getattr(module, "is_causal", True)
-    causal = mask is None and queries > 1 and bool(is_causal)
-    return Streamed(eager, _kernel_of(module, more), module, mask, causal, more, tiles)
+        return TiledAttention(eager, None, module, mask, False, kwargs, tiling)
+    # As in transformers: no mask means a causal mask if the module is causal.
+    is_causal = kwargs.get("is_causal")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    uses_causal_mask = mask is None and num_queries > 1 and bool(is_causal)
+    return TiledAttention(eager, _get_sdpa_forward(module, kwargs), module, mask, uses_causal_mask, kwargs, tiling)
 
 
-def _moving(mask: Tensor | None, more: dict[str, Any]) -> str | None:
-    """What depends on the input beside queries, keys and values: in tiles its gradient would be lost."""
-    parts = {"mask": mask, **more}
-    return next((name for name, part in parts.items() if isinstance(part, Tensor) and part.requires_grad), None)
+def _find_differentiable_argument(mask: Tensor | None, kwargs: dict[str, Any]) -> str | None:
+    """Name of an argument other than query, key and value that depends on the input: tiles would lose its gradient."""
+    for name, argument in {"mask": mask, **kwargs}.items():
+        if isinstance(argument, Tensor) and argument.requires_grad:
+            return name
+    return None
 
 
-def _kernel_of(module: nn.Module, more: dict[str, Any]) -> Callable[..., tuple[Tensor, Any]] | None:
-    """Torch's own kernel, where the model runs with it, or with another that is not eager (flash, flex): it makes the
-    output then. None where the model is eager, or says what torch's kernel does not heed."""
-    told = any(more.get(name) is not None for name in ("softcap", "s_aux"))
-    return None if told or _is_eager(module.config) else _attention_function("sdpa")
+def _get_sdpa_forward(module: nn.Module, kwargs: dict[str, Any]) -> Callable[..., tuple[Tensor, Any]] | None:
+    """Torch's own kernel if the model does not run with eager attention: it then computes the output.
+
+    It also stands in for other kernels (flash, flex). None where the model is eager, or passes an argument that torch's
+    kernel ignores.
+    """
+    has_unsupported_argument = any(kwargs.get(name) is not None for name in ("softcap", "s_aux"))
+    if has_unsupported_argument or _is_eager(module.config):
+        return None
+    return _get_attention_function("sdpa")
 
 
-def _masks_of(mask: Tensor | None) -> Masks:
-    """What hides keys, in every form. A mask that the model has made, cut or moved itself is taken as it is."""
-    if mask is None or mask not in _masks:
-        return Masks(mask, mask, lambda: mask)
-    return Masks(mask, *_masks[mask])
+def _get_mask_forms(mask: Tensor | None) -> MaskForms:
+    """All forms of a mask. A mask that the model has built, sliced or moved itself is used as it is."""
+    if mask is None or mask not in _mask_forms:
+        return MaskForms(mask, mask, lambda: mask)
+    return MaskForms(mask, *_mask_forms[mask])
 
 
 def _is_eager(config: Any) -> bool:
-    return config is not None and implementation_of(config) == "eager"
+    return config is not None and get_attention_implementation(config) == "eager"
 
 
-def _mask(config: Any = None, **kwargs: Any) -> Tensor | None:
+def _clearhead_mask(config: Any = None, **kwargs: Any) -> Tensor | None:
+    """The mask function that is registered with transformers as "clearhead"."""
     from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
-    listener = getattr(_active, "listener", None)
-    if listener is None and config is not None:
-        return AttentionMaskInterface()[implementation_of(config)](config=config, **kwargs)
-    if listener is not None and listener.tiles is not None:
-        return _described(config, kwargs)
+    context = _thread_state.context
+    if context is None and config is not None:
+        return AttentionMaskInterface()[get_attention_implementation(config)](config=config, **kwargs)
+    if context is not None and context.tiling is not None:
+        return _build_lazy_mask(config, kwargs)
     mask = eager_mask(config=config, **kwargs)
     if mask is not None and mask.dtype == torch.float64:
-        # Its least number is −∞ to a softmax in float32, which makes NaN of a padded row that sees nothing else.
+        # Float64's minimum is −∞ to a softmax in float32, which makes NaN of a padded row that sees no key.
         mask = mask.clamp(min=torch.finfo(torch.float32).min)
-    if mask is not None and listener is not None:
-        kernels = None if _is_eager(config) else AttentionMaskInterface()["sdpa"](config=config, **kwargs)
-        _masks[mask] = kernels, cache(partial(_described, config, kwargs)), seeing_of(kernels)
+    if mask is not None and context is not None:
+        sdpa_mask = None
+        if not _is_eager(config):
+            sdpa_mask = AttentionMaskInterface()["sdpa"](config=config, **kwargs)
+        make_mask = cache(partial(_build_lazy_mask, config, kwargs))
+        _mask_forms[mask] = (sdpa_mask, make_mask, compute_has_visible_key(sdpa_mask))
     return mask
 
 
-def _described(config: Any, named: dict[str, Any]) -> Tensor | None:
-    # what comes after each query, torch's kernel leaves out by itself
-    skips = named.get("allow_is_causal_skip", True) and not _is_eager(config)
-    return described(config=config, **{**named, "allow_is_causal_skip": skips})
+def _build_lazy_mask(config: Any, mask_kwargs: Mapping[str, Any]) -> Tensor | None:
+    # torch's kernel applies a causal mask by itself
+    allow_causal_skip = mask_kwargs.get("allow_is_causal_skip", True) and not _is_eager(config)
+    return make_lazy_mask(config=config, **{**mask_kwargs, "allow_is_causal_skip": allow_causal_skip})
 
 
-def _attention_function(name: str) -> Callable[..., tuple[Tensor, Any]]:
+def _get_attention_function(name: str) -> Callable[..., tuple[Tensor, Any]]:
     from transformers.modeling_utils import AttentionInterface
 
     return AttentionInterface()[name]
@@ -297,148 +422,182 @@ def _attention_function(name: str) -> Callable[..., tuple[Tensor, Any]]:
 
 @cache
 def register_functions() -> None:
-    """Makes the attention implementation "clearhead" known to transformers.
+    """Register the attention implementation "clearhead" with transformers.
 
     On first use, not on import: importing transformers' model code takes two seconds.
     """
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
-    AttentionInterface.register(NAME, _attention)
-    # Without a mask function of the same name transformers drops the padding mask in silence.
-    AttentionMaskInterface.register(NAME, _mask)
+    AttentionInterface.register(IMPLEMENTATION_NAME, _clearhead_attention_forward)
+    # Without a mask function of the same name, transformers silently drops the padding mask.
+    AttentionMaskInterface.register(IMPLEMENTATION_NAME, _clearhead_mask)
 
 
-def eager_of(module: nn.Module, problem: str = "") -> Callable[..., tuple[Tensor, Tensor]]:
-    """The `eager_attention_forward` that stands beside the module's class."""
+def find_eager_forward(module: nn.Module, error_prefix: str = "") -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the `eager_attention_forward` of the Python module that defines the attention's class.
+
+    Args:
+        module: An attention module of transformers.
+        error_prefix: Text before the error message.
+
+    Raises:
+        UnsupportedError: There is no such function.
+    """
     for cls in type(module).__mro__:
         eager = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
         if eager is not None:
             return eager
-    raise Refusal(f"{problem}{type(module).__module__} has no eager_attention_forward beside {type(module).__name__}")
+    raise UnsupportedError(
+        f"{error_prefix}{type(module).__module__}, which defines {type(module).__name__}, has no "
+        "eager_attention_forward"
+    )
 
 
 @contextmanager
-def capture(
+def capture_attention_calls(
     model: nn.Module,
-    layers: bool = False,
-    projections: bool = False,
-    implementation: str = NAME,
-    silent: bool = False,
-    tiles: Tiles | None = None,
-    values: bool = True,
-    as_streamed: bool = False,
-) -> Iterator[list[Captured]]:
+    keep_layer_io: bool = False,
+    find_projections: bool = False,
+    implementation: str = IMPLEMENTATION_NAME,
+    zero_attention: bool = False,
+    tiling: TilingConfig | None = None,
+    keep_values: bool = True,
+    use_tiled_gradients: bool = False,
+) -> Iterator[list[CapturedCall]]:
     """Collect every attention call that the model makes in this thread inside the `with`.
 
-    `layers` also keeps what goes into and comes out of each layer; `projections` finds the output projections;
-    `implementation` is "eager" for models that have a table of attention functions of their own; in a `silent` pass
-    attention is heard, but passes nothing on; with `tiles` no call has maps, and each has what makes them (and its
-    `values` only if that is said); `as_streamed`, gradients in half precision are those of a streaming pass where maps
-    are whole, too.
+    Args:
+        model: The model.
+        keep_layer_io: Whether calls keep the input and output of their layer.
+        find_projections: Whether to find the output projection of each call.
+        implementation: Attention implementation to switch to; "eager" for models that do not use transformers' table
+            of attention functions.
+        zero_attention: Whether attention outputs are replaced by zeros after they are captured.
+        tiling: Settings of a tiled pass: calls have no maps, but a `TiledAttention` that computes them.
+        keep_values: Whether calls of a tiled pass keep values and outputs.
+        use_tiled_gradients: Whether gradients in half precision are computed as in a tiled pass, also where maps are
+            materialised.
+
+    Yields:
+        The list that receives the calls.
     """
     register_functions()
-    blocks = blocks_of(model)
-    watch = Watch(blocks.values() if layers else ())
-    listener = Listener(model, blocks, watch, silent, tiles, values, as_streamed)
-    handles = [*watch.handles, *returned_attentions.handles(model, listener)]
-    if projections:
+    layer_of_module = map_modules_to_layers(model)
+    layer_recorder = LayerRecorder(layer_of_module.values() if keep_layer_io else ())
+    context = CaptureContext(
+        model, layer_of_module, layer_recorder, zero_attention, tiling, keep_values, use_tiled_gradients
+    )
+    handles = [*layer_recorder.handles, *returned_attentions.register_output_hooks(model, context)]
+    if find_projections:
         handles += [
-            module.register_forward_pre_hook(_recognise_projection(listener))
+            module.register_forward_pre_hook(_make_projection_hook(context))
             for module in model.modules()
             if getattr(getattr(module, "weight", None), "ndim", 0) == 2
         ]
-    outer: Listener | None = getattr(_active, "listener", None)
+    outer_context = _thread_state.context
     with ExitStack() as stack:
-        stack.enter_context(hooks(handles))
-        stack.enter_context(custom_modules.heard(model, listener))
-        stack.enter_context(attention_implementation(model, implementation))
-        if tiles is not None and tiles.checkpoint and torch.is_grad_enabled():
-            again = partial(_again, model, implementation, listener)
-            stack.enter_context(layers_again(blocks.values(), again))
-        _active.listener = listener
+        stack.enter_context(remove_hooks_on_exit(handles))
+        stack.enter_context(custom_modules.captured_custom_modules(model, context))
+        stack.enter_context(switched_attention_implementation(model, implementation))
+        if tiling is not None and tiling.checkpoint_layers and torch.is_grad_enabled():
+            make_recompute_context = partial(_recompute_context, model, implementation, context)
+            stack.enter_context(checkpointed_layers(layer_of_module.values(), make_recompute_context))
+        _thread_state.context = context
         try:
-            yield listener.calls
+            yield context.calls
         finally:
-            _active.listener = outer
-            listener.forget()
+            _thread_state.context = outer_context
+            context.clear()
 
 
 @contextmanager
-def _again(model: nn.Module, implementation: str, listener: Listener) -> Iterator[None]:
-    """What holds while a layer is computed again on the way back, in whichever thread that is."""
-    outer: Listener | None = getattr(_active, "listener", None)
-    with attention_implementation(model, implementation):
-        _active.listener, listener.again = listener, True
-        if listener.tiles is not None:
-            listener.tiles.ran.twice = True
+def _recompute_context(model: nn.Module, implementation: str, context: CaptureContext) -> Iterator[None]:
+    """State while activation checkpointing recomputes a layer in the backward pass, in whichever thread that is."""
+    outer_context = _thread_state.context
+    with switched_attention_implementation(model, implementation):
+        _thread_state.context = context
+        context.is_recomputing = True
+        if context.tiling is not None:
+            context.tiling.kernel_log.has_recomputed_layers = True
         try:
             yield
         finally:
-            _active.listener, listener.again = outer, False
+            _thread_state.context = outer_context
+            context.is_recomputing = False
 
 
 @contextmanager
-def editing_values(without: int | None) -> Iterator[None]:
-    """In this thread's attention inside the `with`, the values of one unit are zero in all heads; nothing is heard."""
+def zeroed_values(unit_index: int | None) -> Iterator[None]:
+    """Inside the `with`, the values of one unit are zero in all heads of this thread's attention; no call is captured.
 
-    def edit(values: Float[Tensor, "batch kv_head key width"]) -> Float[Tensor, "batch kv_head key width"]:
-        if without is None:
+    Args:
+        unit_index: Index of the unit among the keys; None for an unchanged pass.
+    """
+
+    def edit_values(values: Float[Tensor, "batch kv_head key width"]) -> Float[Tensor, "batch kv_head key width"]:
+        if unit_index is None:
             return values
-        here = torch.arange(values.shape[2], device=values.device) == without
-        return values.masked_fill(here[:, None], 0)
+        is_unit = torch.arange(values.shape[2], device=values.device) == unit_index
+        return values.masked_fill(is_unit[:, None], 0)
 
     register_functions()
-    outer: Listener | None = getattr(_active, "listener", None)
-    _active.listener, _active.edit = None, edit
+    outer_context = _thread_state.context
+    _thread_state.context = None
+    _thread_state.edit_values = edit_values
     try:
         yield
     finally:
-        _active.listener, _active.edit = outer, None
+        _thread_state.context = outer_context
+        _thread_state.edit_values = None
 
 
 @contextmanager
-def patching(patch: Patch) -> Iterator[None]:
-    """In recorded passes of this thread inside the `with`, what an attention call gives goes through `patch`."""
-    outer: Patch | None = getattr(_active, "patch", None)
-    _active.patch = patch
+def patched_attention(patch: PatchFunction) -> Iterator[None]:
+    """Inside the `with`, `patch` replaces output and attention of every call captured in this thread."""
+    outer_patch = _thread_state.patch
+    _thread_state.patch = patch
     try:
         yield
     finally:
-        _active.patch = outer
+        _thread_state.patch = outer_patch
 
 
 @contextmanager
-def attending(instead: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """In this thread inside the `with`, nothing attends: what each call gives is made from its queries alone."""
+def replaced_attention_output(compute_output: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Inside the `with`, `compute_output(query)` replaces the attention in this thread; no call is captured."""
     register_functions()
-    outer: Listener | None = getattr(_active, "listener", None)
-    _active.listener, _active.instead = None, instead
+    outer_context = _thread_state.context
+    _thread_state.context = None
+    _thread_state.compute_output = compute_output
     try:
         yield
     finally:
-        _active.listener, _active.instead = outer, None
+        _thread_state.context = outer_context
+        _thread_state.compute_output = None
 
 
-def _recognise_projection(listener: Listener) -> Callable[..., None]:
-    """The linear map that is fed the attention's own output is its output projection, whatever it is called."""
+def _make_projection_hook(context: CaptureContext) -> Callable[..., None]:
+    """Make a hook that recognises the output projection: the linear map whose input is the attention's output."""
 
     def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-        last = listener.calls[-1] if listener.calls else None
-        if not listener.listening or last is None or last.output is None or not args:
+        if not context.is_active or not context.calls or not args or not isinstance(args[0], Tensor):
             return
-        fresh = last.output_projection is None and isinstance(args[0], Tensor)
-        if fresh and _same_numbers(args[0], last.output):
+        call = context.calls[-1]
+        if call.output is None or call.output_projection is not None:
+            return
+        if _has_same_values(args[0], call.output):
             weight = module.weight
             assert isinstance(weight, Tensor)
             # GPT-2's Conv1D stores its weight as input × output.
-            last.output_projection = weight if isinstance(module, nn.Linear) else weight.T
-            last.output = last.output if last.streamed is None else None  # a streaming pass keeps no more than it must
+            call.output_projection = weight if isinstance(module, nn.Linear) else weight.T
+            if call.tiled is not None:
+                call.output = None  # a tiled pass keeps only what it needs
 
     return hook
 
 
-def _same_numbers(one: Tensor, other: Tensor) -> bool:
-    if one.numel() != other.numel():
+def _has_same_values(tensor: Tensor, reference: Tensor) -> bool:
+    if tensor.numel() != reference.numel():
         return False
-    return one.data_ptr() == other.data_ptr() or torch.equal(one.reshape(-1), other.reshape(-1))
+    return tensor.data_ptr() == reference.data_ptr() or torch.equal(tensor.reshape(-1), reference.reshape(-1))

@@ -1,4 +1,4 @@
-"""Recording modules that are not from transformers: a registered function stands in for their forward meanwhile."""
+"""Captures attention modules that are not from transformers: a registered function replaces their forward in a pass."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,169 +10,206 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from clearhead.errors import InputError, Refusal
+from clearhead.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
-    from clearhead.capture.sources.attention_interface import Listener
+    from clearhead.capture.sources.attention_interface import CaptureContext
 
-#: What a stand-in returns: the module's output, its attention (batch head query key) and, where known, its values.
-Attended = tuple[Any, Tensor] | tuple[Any, Tensor, Tensor]
-Attend = Callable[..., Attended]
+#: Result of a registered function: the module's output, its attention (batch head query key) and, if any, its values.
+CustomAttentionResult = tuple[Any, Tensor] | tuple[Any, Tensor, Tensor]
+CustomAttentionForward = Callable[..., CustomAttentionResult]
 
-_REGISTERED: dict[type[nn.Module], Attend] = {}
+_CUSTOM_FORWARDS: dict[type[nn.Module], CustomAttentionForward] = {}
 
 
-def register_attention(kind: type[nn.Module]) -> Callable[[Attend], Attend]:
-    """Tell clearhead how a class of modules attends, so that its calls can be recorded.
+def register_attention(module_class: type[nn.Module]) -> Callable[[CustomAttentionForward], CustomAttentionForward]:
+    """Register a function that computes the attention of a class of modules, so that its calls can be captured.
 
-    The function gets the module and the arguments of its forward, computes the same output, and returns it together
+    The function gets the module and the arguments of its forward. It computes the same output, and returns it together
     with the attention it used, batch × head × query × key, and the values, batch × head × key × width, if it has them:
-    the very tensors that were multiplied, not views or copies of them. The self-test compares the function with the
-    module, checks that the output was made from this attention and these values, and refuses if it was not.
+    the tensors that were multiplied, not views or copies of them. The self-test compares the function with the module,
+    checks that the output is computed from this attention and these values, and raises an error if it is not.
 
-        @clearhead.register_attention(MyAttention)
-        def attend(module, x, mask=None):
-            q, k, v = module.project(x)
-            attention = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
-            return module.out((attention @ v).transpose(1, 2).flatten(2)), attention, v
+    Args:
+        module_class: The class of the attention modules. Subclasses that inherit its forward are captured, too.
+
+    Returns:
+        A decorator for the function.
+
+    Raises:
+        InputError: `module_class` is not a class of modules.
+
+    Example:
+        A module with its own projections::
+
+            @clearhead.register_attention(MyAttention)
+            def attend(module, x, mask=None):
+                q, k, v = module.project(x)
+                attention = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+                return module.out((attention @ v).transpose(1, 2).flatten(2)), attention, v
     """
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise InputError(f"register_attention takes a class of modules (register_attention(MyAttention)), not {kind!r}")
+    if not (isinstance(module_class, type) and issubclass(module_class, nn.Module)):
+        raise InputError(
+            f"register_attention takes a class of modules (register_attention(MyAttention)), not {module_class!r}"
+        )
 
-    def decorate(function: Attend) -> Attend:
-        _REGISTERED[kind] = function
+    def decorate(function: CustomAttentionForward) -> CustomAttentionForward:
+        _CUSTOM_FORWARDS[module_class] = function
         return function
 
     return decorate
 
 
-def stand_in_of(module: nn.Module) -> Attend | None:
-    """The function that is registered for a module; one that a class inherits counts while its forward is inherited."""
-    for kind in type(module).__mro__:
-        if kind in _REGISTERED and type(module).forward is kind.forward:
-            return _REGISTERED[kind]
+def find_custom_forward(module: nn.Module) -> CustomAttentionForward | None:
+    """Return the function registered for a module's class, or for a base class whose forward it inherits."""
+    for cls in type(module).__mro__:
+        if cls in _CUSTOM_FORWARDS and type(module).forward is cls.forward:
+            return _CUSTOM_FORWARDS[cls]
     return None
 
 
-def registered(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that functions stand in for, by name. What lies inside one of them is part of it."""
-    found = {name: module for name, module in model.named_modules() if stand_in_of(module) is not None}
-    inside = {id(part) for module in found.values() for part in module.modules() if part is not module}
-    return {name: module for name, module in found.items() if id(module) not in inside}
+def find_custom_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules that have a registered function, by name, except those inside of another such module."""
+    custom = {name: module for name, module in model.named_modules() if find_custom_forward(module) is not None}
+    nested_ids = {id(child) for module in custom.values() for child in module.modules() if child is not module}
+    return {name: module for name, module in custom.items() if id(module) not in nested_ids}
 
 
 @contextmanager
-def heard(model: nn.Module, listener: "Listener") -> Iterator[None]:
-    """Let the stand-ins of registered modules run in this thread's pass inside the `with`."""
+def captured_custom_modules(model: nn.Module, context: "CaptureContext") -> Iterator[None]:
+    """Inside the `with`, registered functions replace the forward of their modules in this thread's pass.
+
+    Raises:
+        UnsupportedError: The forward of a module has already been replaced on the instance.
+    """
     replaced: list[tuple[nn.Module, str, Any]] = []
     try:
-        for name, module in registered(model).items():
-            # accelerate puts a forward of its own on the module, which moves tensors between devices and calls this.
-            slot = "_old_forward" if "_old_forward" in module.__dict__ else "forward"
-            before = module.__dict__.get(slot)
-            if before is not None and slot == "forward":
-                raise Refusal(
+        for name, module in find_custom_modules(model).items():
+            # accelerate sets a forward on the instance that moves tensors between devices and calls `_old_forward`
+            attribute = "_old_forward" if "_old_forward" in module.__dict__ else "forward"
+            instance_forward = module.__dict__.get(attribute)
+            if instance_forward is not None and attribute == "forward":
+                raise UnsupportedError(
                     f"{type(model).__name__}: the forward of {name} was replaced on the module itself, or another pass "
-                    "records it now, so no function can stand in for it"
+                    "is capturing it, so the registered function cannot replace it"
                 )
-            module.__dict__[slot] = partial(_stand_in, module, listener)
-            replaced.append((module, slot, before))
-        fuses = any(isinstance(module, nn.TransformerEncoderLayer) for module in model.modules())
-        with _NotFused() if fuses else nullcontext():
+            module.__dict__[attribute] = partial(_run_custom_forward, module, context)
+            replaced.append((module, attribute, instance_forward))
+        has_fast_path = any(isinstance(module, nn.TransformerEncoderLayer) for module in model.modules())
+        with _DisableEncoderFastPath() if has_fast_path else nullcontext():
             yield
     finally:
-        for module, slot, before in replaced:
-            del module.__dict__[slot]
-            if before is not None:
-                module.__dict__[slot] = before
+        for module, attribute, instance_forward in replaced:
+            del module.__dict__[attribute]
+            if instance_forward is not None:
+                module.__dict__[attribute] = instance_forward
 
 
-def _stand_in(module: nn.Module, listener: "Listener", *args: Any, **kwargs: Any) -> Any:
-    attend = stand_in_of(module)
-    if attend is None or not listener.listening:
+def _run_custom_forward(module: nn.Module, context: "CaptureContext", *args: Any, **kwargs: Any) -> Any:
+    """Run the registered function in place of the module's forward, and record its attention."""
+    attend = find_custom_forward(module)
+    if attend is None or not context.is_active:
         return type(module).forward(module, *args, **kwargs)
-    with listener.away():  # attention inside this one is part of it
-        attended = _attended(attend, module, *args, **kwargs)
-    attention, values = _checked(attended, module, listener)
-    listener.hear(module, attention, values, registered=True)
-    return listener.passed_on(attended[0])
+    with context.suspended():  # attention modules inside of this one are not captured by themselves
+        attend_result = _compute_custom_attention(attend, module, *args, **kwargs)
+    attention, values = _check_attention_result(attend_result, module, context)
+    context.record_call(module, attention, values, is_custom=True)
+    return context.maybe_zero_output(attend_result[0])
 
 
-_active = threading.local()
+class _ThreadState(threading.local):
+    replace_attention: Callable[[Tensor], Tensor] | None = None
+
+
+_thread_state = _ThreadState()
 
 
 @contextmanager
-def replacing(other: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """In recorded passes of this thread inside the `with`, registered modules attend with `other(their attention)`."""
-    outer: Callable[[Tensor], Tensor] | None = getattr(_active, "other", None)
-    _active.other = other
+def replaced_custom_attention(replace_attention: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Inside the `with`, registered modules use `replace_attention(attention)` in this thread's captured passes."""
+    outer_replacement = _thread_state.replace_attention
+    _thread_state.replace_attention = replace_attention
     try:
         yield
     finally:
-        _active.other = outer
+        _thread_state.replace_attention = outer_replacement
 
 
-def _attended(attend: Attend, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """What the function gives; where attention is replaced, it runs again with the other one from there on."""
-    other: Callable[[Tensor], Tensor] | None = getattr(_active, "other", None)
-    if other is None:
+def _compute_custom_attention(attend: CustomAttentionForward, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a registered function; if its attention is replaced, run it again with the replacement from there on."""
+    replace_attention = _thread_state.replace_attention
+    if replace_attention is None:
         return attend(module, *args, **kwargs)
-    with _Steps() as steps:
-        attended = attend(module, *args, **kwargs)
-    wanted = attended[1] if isinstance(attended, tuple) and len(attended) > 1 else None
-    place = max((i for i, made in enumerate(steps.made) if made is wanted), default=None)
-    if place is None:
-        raise Refusal(
+    with _OperationTrace() as trace:
+        attend_result = attend(module, *args, **kwargs)
+    attention = None
+    if isinstance(attend_result, tuple) and len(attend_result) > 1:
+        attention = attend_result[1]
+    operation_index = max((i for i, result in enumerate(trace.results) if result is attention), default=None)
+    if operation_index is None:
+        raise UnsupportedError(
             f"the attention of {type(module).__name__} cannot be replaced: the function registered for it does not "
-            "compute it, but was given it"
+            "compute it, but received it as an argument"
         )
-    with _Steps(place, other(attended[1])):
+    with _OperationTrace(operation_index, replace_attention(attend_result[1])):
         return attend(module, *args, **kwargs)
 
 
-class _Steps(TorchFunctionMode):
-    """Remembers what each operation gave; of one of them, it gives another tensor in its place."""
+class _OperationTrace(TorchFunctionMode):
+    """Keeps the result of each torch operation; can replace the result of one of them."""
 
-    def __init__(self, place: int | None = None, other: Tensor | None = None) -> None:
+    def __init__(self, replaced_index: int | None = None, replacement: Tensor | None = None) -> None:
         super().__init__()
-        self.place, self.other = place, other
-        self.made: list[Any] = []
+        self.replaced_index = replaced_index
+        self.replacement = replacement
+        self.results: list[Any] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        made = self.other if len(self.made) == self.place else made
-        self.made.append(made)
-        return made
+        result = func(*args, **(kwargs or {}))
+        if len(self.results) == self.replaced_index:
+            result = self.replacement
+        self.results.append(result)
+        return result
 
 
-def _checked(attended: Any, module: nn.Module, listener: "Listener") -> tuple[Tensor, Tensor | None]:
-    """Attention and, where there are, values, of the right shape."""
-    who = f"the function registered for {type(module).__name__} ({listener.name_of(module)})"
-    if not isinstance(attended, tuple) or len(attended) not in (2, 3):
-        raise Refusal(f"{who} must return output, attention and, if it has them, values, not {type(attended).__name__}")
-    for name, part in zip(("attention", "values"), attended[1:], strict=False):
-        if not isinstance(part, Tensor) or part.dim() != 4:
-            shape = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
-            wanted = "batch × head × query × key" if name == "attention" else "batch × head × key × width"
-            raise Refusal(
-                f"{who} must return {name} as {wanted}, but returned {shape}: compute with an axis of one where there "
-                "is one head, or one query"
+_RESULT_SHAPES = {"attention": "batch × head × query × key", "values": "batch × head × key × width"}
+
+
+def _check_attention_result(
+    attend_result: Any, module: nn.Module, context: "CaptureContext"
+) -> tuple[Tensor, Tensor | None]:
+    """Return attention and, if any, values of a registered function's result; raise an error if a shape is wrong."""
+    function = f"the function registered for {type(module).__name__} ({context.get_module_name(module)})"
+    if not isinstance(attend_result, tuple) or len(attend_result) not in (2, 3):
+        raise UnsupportedError(
+            f"{function} must return output, attention and, if it has them, values, not {type(attend_result).__name__}"
+        )
+    for (name, accepted), tensor in zip(_RESULT_SHAPES.items(), attend_result[1:], strict=False):
+        if not isinstance(tensor, Tensor) or tensor.dim() != 4:
+            shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise UnsupportedError(
+                f"{function} must return {name} as {accepted}, but returned {shape}: keep an axis of length one if "
+                "there is one head, or one query"
             )
-    return attended[1], attended[2] if len(attended) == 3 else None
+    if len(attend_result) == 2:
+        return attend_result[1], None
+    return attend_result[1], attend_result[2]
 
 
-class _NotFused(TorchFunctionMode):
-    """Changes nothing, but is there: so nn.TransformerEncoder does not fuse whole layers, in which no attention is
-    called, where no gradient is asked for. torch's own switch does it for all threads, in the midst of their passes."""
+class _DisableEncoderFastPath(TorchFunctionMode):
+    """Does nothing, but its presence keeps nn.TransformerEncoder from its fused layers, which call no attention.
+
+    They are used where no gradient is required. torch's own switch would affect running passes of all threads.
+    """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return function(*args, **(kwargs or {}))
 
 
 @register_attention(nn.MultiheadAttention)
-def _multihead(
+def _multihead_attention_forward(
     module: nn.MultiheadAttention,
     query: Tensor,
     key: Tensor,
@@ -182,41 +219,54 @@ def _multihead(
     attn_mask: Tensor | None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
-) -> Attended:
-    """torch's own multi-head attention, which otherwise returns a copy of its weights or fuses them away.
+) -> CustomAttentionResult:
+    """Attention of torch's own module, whose forward returns a copy of its weights, or never materialises them.
 
-    `is_causal` only says of `attn_mask` what it is.
+    `is_causal` is only a hint about `attn_mask`, and is ignored.
     """
     if module.bias_k is not None or module.add_zero_attn:
-        raise Refusal("nn.MultiheadAttention with bias_k or add_zero_attn looks at keys that are no unit of the input")
-    alone = query.dim() == 2
-    first = 0 if alone or module.batch_first else 1  # which axis is, or becomes, the batch's
-    query, key, value = (_batch_first(part, alone, first) for part in (query, key, value))
-    weights, biases = _projections(module)
-    projected = map(nn.functional.linear, (query, key, value), weights, biases)
-    q, k, v = (part.unflatten(-1, (module.num_heads, module.head_dim)).transpose(1, 2) for part in projected)
+        raise UnsupportedError(
+            "nn.MultiheadAttention with bias_k or add_zero_attn attends to keys that are no unit of the input"
+        )
+    is_unbatched = query.dim() == 2
+    batch_axis = 0 if is_unbatched or module.batch_first else 1
+    query, key, value = (_to_batch_first(tensor, is_unbatched, batch_axis) for tensor in (query, key, value))
+    projection_weights, biases = _get_qkv_projections(module)
+    projected = map(nn.functional.linear, (query, key, value), projection_weights, biases)
+    q, k, v = (tensor.unflatten(-1, (module.num_heads, module.head_dim)).transpose(1, 2) for tensor in projected)
     scores = q @ k.mT / module.head_dim**0.5
-    hidden = None if key_padding_mask is None else key_padding_mask.unflatten(-1, (1, 1, -1))
+    if key_padding_mask is not None:
+        key_padding_mask = key_padding_mask.unflatten(-1, (1, 1, -1))
     if attn_mask is not None and attn_mask.dim() == 3:
         attn_mask = attn_mask.unflatten(0, (len(q), -1))
-    for mask in (attn_mask, hidden):
-        if mask is not None:
-            scores = scores.masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    for mask in (attn_mask, key_padding_mask):
+        if mask is None:
+            continue
+        if mask.dtype == torch.bool:
+            scores = scores.masked_fill(mask, float("-inf"))
+        else:
+            scores = scores + mask
     attention = scores.softmax(-1)
     output = module.out_proj((attention @ v).transpose(1, 2).flatten(2))
-    returned = (attention.mean(1) if average_attn_weights else attention) if need_weights else None
-    if alone:
-        return (output[0], None if returned is None else returned[0]), attention, v
-    return (output.transpose(0, first), returned), attention, v
+    weights = None
+    if need_weights:
+        weights = attention.mean(1) if average_attn_weights else attention
+    if not is_unbatched:
+        return (output.transpose(0, batch_axis), weights), attention, v
+    if weights is not None:
+        weights = weights[0]
+    return (output[0], weights), attention, v
 
 
-def _batch_first(part: Tensor, alone: bool, first: int) -> Tensor:
-    return part[None] if alone else part.transpose(0, first)
+def _to_batch_first(tensor: Tensor, is_unbatched: bool, batch_axis: int) -> Tensor:
+    return tensor[None] if is_unbatched else tensor.transpose(0, batch_axis)
 
 
-def _projections(module: nn.MultiheadAttention) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-    """Weights and biases of queries, keys and values, packed together or not."""
-    packed = module.in_proj_weight
-    apart = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-    biases = (None, None, None) if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-    return (packed.chunk(3) if packed is not None else apart), biases
+def _get_qkv_projections(module: nn.MultiheadAttention) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+    """Weights and biases of queries, keys and values, which the module stores packed or as separate parameters."""
+    biases: Sequence[Tensor | None] = (None, None, None)
+    if module.in_proj_bias is not None:
+        biases = module.in_proj_bias.chunk(3)
+    if module.in_proj_weight is not None:
+        return module.in_proj_weight.chunk(3), biases
+    return (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight), biases

@@ -1,7 +1,8 @@
-"""Recording through what attention modules return, for models that ignore the attention interface (LXMERT, DeBERTa …).
+"""Captures the attention that modules return, for models that ignore the attention interface (LXMERT, DeBERTa …).
 
-Switching their implementation does nothing, in silence; but the probabilities that they return, some only when asked,
-are in the graph."""
+Switching their implementation silently does nothing; but the attention weights that they return, some only with
+`output_attentions=True`, are in the graph.
+"""
 
 import inspect
 from functools import cache
@@ -11,85 +12,95 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
-    from clearhead.capture.sources.attention_interface import Listener
+    from clearhead.capture.sources.attention_interface import CaptureContext
 
 
-def handles(model: nn.Module, listener: "Listener") -> list[RemovableHandle]:
-    """Ask each innermost attention module for its probabilities, and hear those that the interface did not."""
-    found: list[RemovableHandle] = []
-    for module in attention_modules(model):
-        ear = _Ear(module, listener)
-        found.append(module.register_forward_pre_hook(ear.ask, with_kwargs=True))
-        found.append(module.register_forward_hook(ear.hear))
-    return found
+def register_output_hooks(model: nn.Module, context: "CaptureContext") -> list[RemovableHandle]:
+    """Register hooks that request and capture the attention of each innermost attention module.
+
+    Calls that the attention interface has captured are skipped. The caller removes the hooks.
+    """
+    handles: list[RemovableHandle] = []
+    for module in find_attention_modules(model):
+        hook = _OutputAttentionsHook(module, context)
+        handles.append(module.register_forward_pre_hook(hook.pre_forward_hook, with_kwargs=True))
+        handles.append(module.register_forward_hook(hook.forward_hook))
+    return handles
 
 
-def attention_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules that are called attention and hold no other that is (what is called an output is none)."""
-    found: dict[int, nn.Module] = {}
+def find_attention_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the innermost modules whose class is named attention (and not attention output)."""
+    attention_modules: dict[int, nn.Module] = {}
 
-    def is_or_holds_one(module: nn.Module) -> bool:
-        inside = [is_or_holds_one(child) for child in module.children()]
-        named = _called_attention(type(module).__mro__) and not samples_points(module)
-        if named and not any(inside):
-            found[id(module)] = module
-        return named or any(inside)
+    def search(module: nn.Module) -> bool:
+        """Collect innermost attention modules; returns whether the module is or contains one."""
+        child_results = [search(child) for child in module.children()]  # all of them: `any` would stop early
+        is_attention = _is_named_attention(type(module).__mro__) and not is_deformable_attention(module)
+        if is_attention and not any(child_results):
+            attention_modules[id(module)] = module
+        return is_attention or any(child_results)
 
-    is_or_holds_one(model)
-    return list(found.values())
+    search(model)
+    return list(attention_modules.values())
 
 
 @cache
-def _called_attention(classes: tuple[type, ...]) -> bool:
-    """Whether a class is, or one that it extends."""
+def _is_named_attention(classes: tuple[type, ...]) -> bool:
+    """Whether a class or one of its base classes is named attention; `classes` is its method resolution order."""
     return any("Attention" in cls.__name__ and "Output" not in cls.__name__ for cls in classes)
 
 
-def samples_points(module: nn.Module) -> bool:
-    """Whether a module looks at a few sampled points of a picture: what it returns is no map over its cells."""
+def is_deformable_attention(module: nn.Module) -> bool:
+    """Whether a module attends to a few sampled points of an image: the weights it returns are no map over patches."""
     return "multiscaledeformable" in type(module).__name__.lower()
 
 
-class _Ear:
-    """Listens to one module."""
+class _OutputAttentionsHook:
+    """Forward hooks of one attention module."""
 
-    def __init__(self, module: nn.Module, listener: "Listener") -> None:
-        self.listener = listener
+    def __init__(self, module: nn.Module, context: "CaptureContext") -> None:
+        self.context = context
         names = list(inspect.signature(module.forward).parameters)
-        self.place = names.index("output_attentions") if "output_attentions" in names else None
-        self.before = 0
-        self.asked = False  # by this ear, and not by the caller
+        self.argument_index: int | None = None
+        if "output_attentions" in names:
+            self.argument_index = names.index("output_attentions")
+        self.previous_call_count = 0
+        self.added_request = False  # whether this hook, and not the caller, requested the attention
 
-    def ask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.listener.listening:
+    def pre_forward_hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Set `output_attentions=True` in the arguments of the module."""
+        if not self.context.is_active:
             return None
-        self.before = self.listener.heard[id(module)]
-        if self.place is None:
+        self.previous_call_count = self.context.call_counts[id(module)]
+        if self.argument_index is None:
             return None
-        by_place = len(args) > self.place
-        self.asked = not (args[self.place] if by_place else kwargs.get("output_attentions"))
-        if by_place:
-            return (*args[: self.place], True, *args[self.place + 1 :]), kwargs
+        if len(args) > self.argument_index:
+            self.added_request = not args[self.argument_index]
+            return (*args[: self.argument_index], True, *args[self.argument_index + 1 :]), kwargs
+        self.added_request = not kwargs.get("output_attentions")
         return args, {**kwargs, "output_attentions": True}
 
-    def hear(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        through_interface = self.listener.heard[id(module)] > self.before
-        if not self.listener.listening or through_interface or not isinstance(output, tuple | list):
+    def forward_hook(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Record the returned attention, unless the attention interface has already captured this call."""
+        is_captured = self.context.call_counts[id(module)] > self.previous_call_count
+        if not self.context.is_active or is_captured or not isinstance(output, tuple | list):
             return None
-        maps = [part for part in output[1:] if isinstance(part, Tensor) and _fits(part, output[0])]
+        maps = [item for item in output[1:] if isinstance(item, Tensor) and _can_be_attention(item, output[0])]
         if not maps:
             return None
-        if self.asked and len(maps) > 1 and output[-1] is maps[-1]:
-            # T5 in transformers 5.0 also returns its position bias, which looks like a map, and, when asked, its
-            # attention after it. Its stack counts what comes back by what it asked for: it gets no more than that.
-            self.listener.hear(module, maps[-1])
-            return self.listener.passed_on(output[:-1])
-        self.listener.hear(module, maps[0])
-        return self.listener.passed_on(output) if self.listener.silent else None
+        if self.added_request and len(maps) > 1 and output[-1] is maps[-1]:
+            # T5 in transformers 5.0 also returns its position bias, which looks like a map, and, if requested, its
+            # attention after it. Its stack expects as many outputs as it requested, so the attention is removed.
+            self.context.record_call(module, maps[-1])
+            return self.context.maybe_zero_output(output[:-1])
+        self.context.record_call(module, maps[0])
+        if self.context.zero_attention:
+            return self.context.maybe_zero_output(output)
+        return None
 
 
-def _fits(part: Tensor, output: Any) -> bool:
-    """Whether what a module returns can be its attention, a row for each query: linear attentions return states."""
-    if part.dim() != 4:
+def _can_be_attention(tensor: Tensor, output: Any) -> bool:
+    """Whether a returned tensor can be an attention map, with a row for each query: linear attention returns states."""
+    if tensor.dim() != 4:
         return False
-    return not isinstance(output, Tensor) or output.dim() != 3 or part.shape[2] in output.shape[:2]
+    return not isinstance(output, Tensor) or output.dim() != 3 or tensor.shape[2] in output.shape[:2]

@@ -3,74 +3,80 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from clearhead.adapters.base import Sample, Subject
+from clearhead.adapters.base import ModelAdapter, Sample
 from clearhead.capture.checks.self_test import SelfTest
 from clearhead.capture.recorder import Recorder
-from clearhead.capture.tape import Asks
-from clearhead.engine.memory_budget import passes_of
+from clearhead.capture.tape import Requirements
+from clearhead.engine.memory_budget import budgeted_passes
 from clearhead.engine.passes import modified_backward, perturbation, reference
-from clearhead.engine.passes.intervention import from_edits
-from clearhead.engine.passes.modified_backward import from_rules
-from clearhead.engine.passes.path import from_path
-from clearhead.engine.passes.perturbation import from_values
-from clearhead.engine.passes.reference import from_reference
-from clearhead.engine.target_batch import Plan, Reading, recorded
-from clearhead.methods.base import Method, Scores
+from clearhead.engine.passes.intervention import run_intervention_pass
+from clearhead.engine.passes.modified_backward import run_modified_backward_passes
+from clearhead.engine.passes.path import run_path_passes
+from clearhead.engine.passes.perturbation import run_perturbation_passes
+from clearhead.engine.passes.reference import run_reference_passes
+from clearhead.engine.target_batch import MethodRun, TargetBatch, run_recorded_pass
+from clearhead.methods.base import Method, MethodScores
 
 #: One batch, the methods of one kind → for each method, the scores along each axis.
-Run = Callable[[Recorder, Plan, Sequence[Reading], SelfTest], list[dict[str, Scores]]]
+PassRunner = Callable[[Recorder, TargetBatch, Sequence[MethodRun], SelfTest], list[dict[str, MethodScores]]]
 #: A recorder that was tested, its subject, the sample it was tested on, the method.
-WhyNot = Callable[[Recorder, Subject, Sample, Method], str | None]
+SupportCheck = Callable[[Recorder, ModelAdapter, Sample, Method], str | None]
 
 
-def from_tape(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest) -> list[dict[str, Scores]]:
+def run_tape_pass(
+    recorder: Recorder, batch: TargetBatch, method_runs: Sequence[MethodRun], self_test: SelfTest
+) -> list[dict[str, MethodScores]]:
     """One recorded pass for all of them, folded call by call."""
-    asks: Asks = frozenset().union(*(reading.asks for reading in readings))
-    tape = plan.arranged(recorded(recorder, plan, readings, tested, asks))
-    return [reading.finish(tape) for reading in readings]
+    asks: Requirements = frozenset().union(*(reading.requires for reading in method_runs))
+    tape = batch.to_unit_vectors(run_recorded_pass(recorder, batch, method_runs, self_test, asks))
+    return [reading.compute_scores(tape) for reading in method_runs]
 
 
-def _can(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> str | None:
+def _is_always_supported(recorder: Recorder, subject: ModelAdapter, sample: Sample, method: Method) -> str | None:
     return None
 
 
 @dataclass(frozen=True)
-class Kind:
+class PassType:
     """How methods of one kind are run, and why one of them cannot speak for a model (None if it can)."""
 
-    run: Run
-    why_not: WhyNot = _can
+    run: PassRunner
+    find_unsupported_reason: SupportCheck = _is_always_supported
 
 
-KINDS: dict[str, Kind] = {
-    "tape": Kind(from_tape),
-    "path": Kind(from_path),
-    "rules": Kind(from_rules, modified_backward.why_not),
-    "reference": Kind(from_reference, reference.why_not),
-    "edits": Kind(from_edits),
-    "values": Kind(from_values, perturbation.why_not),
+PASS_TYPES: dict[str, PassType] = {
+    "tape": PassType(run_tape_pass),
+    "path": PassType(run_path_passes),
+    "rules": PassType(run_modified_backward_passes, modified_backward.find_rules_unsupported_reason),
+    "reference": PassType(run_reference_passes, reference.find_reference_unsupported_reason),
+    "edits": PassType(run_intervention_pass),
+    "values": PassType(run_perturbation_passes, perturbation.find_perturbation_unsupported_reason),
 }
 
 
-def why_not(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> str | None:
+def find_pass_unsupported_reason(
+    recorder: Recorder, adapter: ModelAdapter, sample: Sample, method: Method
+) -> str | None:
     """Why what a method is handed cannot be had from this model; None if it can."""
-    return KINDS[method.kind].why_not(recorder, subject, sample, method)
+    return PASS_TYPES[method.pass_type].find_unsupported_reason(recorder, adapter, sample, method)
 
 
-def run(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest) -> list[dict[str, Scores]]:
+def run_passes(
+    recorder: Recorder, batch: TargetBatch, method_runs: Sequence[MethodRun], self_test: SelfTest
+) -> list[dict[str, MethodScores]]:
     """All methods on one batch, those of one kind together, in the order in which they were asked for.
 
     Of a streaming plan, those that need whole maps have passes of their own.
     """
-    found: dict[int, dict[str, Scores]] = {}
-    tiles = plan.streaming
+    found: dict[int, dict[str, MethodScores]] = {}
+    tiles = batch.tiling
     groups: dict[tuple[str, bool], list[int]] = {}
-    for i, reading in enumerate(readings):
-        groups.setdefault((reading.method.kind, tiles is not None and reading.streams), []).append(i)
+    for i, reading in enumerate(method_runs):
+        groups.setdefault((reading.method.pass_type, tiles is not None and reading.supports_tiling), []).append(i)
     for (kind, streaming), places in groups.items():
-        plan.streaming = tiles if streaming else None
-        with passes_of(kind, len(plan.samples), plan.width):
-            parts = KINDS[kind].run(recorder, plan, [readings[i] for i in places], tested)
+        batch.tiling = tiles if streaming else None
+        with budgeted_passes(kind, len(batch.truncated_samples), batch.max_units):
+            parts = PASS_TYPES[kind].run(recorder, batch, [method_runs[i] for i in places], self_test)
         found |= dict(zip(places, parts, strict=True))
-    plan.streaming = tiles
-    return [found[i] for i in range(len(readings))]
+    batch.tiling = tiles
+    return [found[i] for i in range(len(method_runs))]

@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def completeness_gap(
-    missed: Float[Tensor, "batch"], scores: "Iterable[Float[Tensor, 'batch *row unit']]"
+def compute_completeness_gap(
+    residual: Float[Tensor, "batch"], scores: "Iterable[Float[Tensor, 'batch *row unit']]"
 ) -> Float[Tensor, "batch"]:
     """What the scores of all streams together miss, relative to the largest of them."""
     every = torch.cat([part.double().flatten(1).abs().cpu() for part in scores], dim=1)
-    return missed.double().cpu().abs() / every.amax(1).clamp(min=1e-30)
+    return residual.double().cpu().abs() / every.amax(1).clamp(min=1e-30)

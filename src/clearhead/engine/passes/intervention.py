@@ -9,28 +9,28 @@ import torch
 
 from clearhead.capture.checks.self_test import SelfTest
 from clearhead.capture.recorder import Recorder
-from clearhead.capture.tape import Call
-from clearhead.engine.target_batch import Plan, Reading
-from clearhead.interventions.value_zeroing import zeroing
-from clearhead.methods.base import Scores
+from clearhead.capture.tape import AttentionCall
+from clearhead.engine.target_batch import MethodRun, TargetBatch
+from clearhead.interventions.value_zeroing import value_zeroing_distances
+from clearhead.methods.base import MethodScores
 
 
-def from_edits(
-    recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest
-) -> list[dict[str, Scores]]:
+def run_intervention_pass(
+    recorder: Recorder, batch: TargetBatch, method_runs: Sequence[MethodRun], self_test: SelfTest
+) -> list[dict[str, MethodScores]]:
     """One pass for all of them; layers that nobody wants run once."""
     chosen = {
         number
-        for number, place in enumerate(tested.places)
-        if any(reading.wants(place.query_stream, place.key_stream, place.layer) for reading in readings)
+        for number, place in enumerate(self_test.call_sites)
+        if any(reading.needs_layer(place.query_stream, place.key_stream, place.layer) for reading in method_runs)
     }
-    with recorder.lock, torch.no_grad(), zeroing(recorder.model, tested.places, chosen) as found:
-        tape = recorder.run(plan.batch, plan.value, (), leaves=plan.leaves)
+    with recorder.lock, torch.no_grad(), value_zeroing_distances(recorder.model, self_test.call_sites, chosen) as found:
+        tape = recorder.run(batch.model_inputs, batch.compute_target, (), leaves=batch.leaves)
     for number in sorted(found, reverse=True):
-        place, moved = tested.places[number], found.pop(number).to(plan.subject.device)
-        call = Call(place.layer, place.module, "self", place.query_stream, place.key_stream)
-        call.moved = moved.expand(plan.steps, *moved.shape).flatten(0, 1)  # the same for each target
-        for reading in readings:
-            reading.visit(call)
-    tape = plan.arranged(tape)
-    return [reading.finish(tape) for reading in readings]
+        place, moved = self_test.call_sites[number], found.pop(number).to(batch.adapter.device)
+        call = AttentionCall(place.layer, place.module, "self", place.query_stream, place.key_stream)
+        call.moved = moved.expand(batch.targets_per_sample, *moved.shape).flatten(0, 1)  # the same for each target
+        for reading in method_runs:
+            reading.process_call(call)
+    tape = batch.to_unit_vectors(tape)
+    return [reading.compute_scores(tape) for reading in method_runs]

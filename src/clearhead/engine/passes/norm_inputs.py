@@ -7,17 +7,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from clearhead.capture.checks.self_test import SelfTest
-from clearhead.capture.layers import blocks_of
+from clearhead.capture.layers import map_modules_to_layers
 from clearhead.capture.recorder import Recorder
-from clearhead.capture.session import hooks
-from clearhead.engine.target_batch import Plan
-from clearhead.errors import Refusal
-from clearhead.methods._path import Normed
+from clearhead.capture.session import remove_hooks_on_exit
+from clearhead.engine.target_batch import TargetBatch
+from clearhead.errors import UnsupportedError
+from clearhead.methods._path import NormInputs
 
 
-def normed(recorder: Recorder, plan: Plan, tested: SelfTest) -> dict[tuple[str, int], Normed]:
+def capture_norm_inputs(
+    recorder: Recorder, batch: TargetBatch, self_test: SelfTest
+) -> dict[tuple[str, int], NormInputs]:
     """By stream and layer, from one pass of its own."""
-    blocks, thread = blocks_of(recorder.model), threading.get_ident()
+    blocks, thread = map_modules_to_layers(recorder.model), threading.get_ident()
     heard: dict[int, list[tuple[nn.Module, Tensor]]] = {}
     handles = []
 
@@ -28,30 +30,34 @@ def normed(recorder: Recorder, plan: Plan, tested: SelfTest) -> dict[tuple[str, 
 
         return hear
 
-    places = [place for place in tested.places if place.query_stream == place.key_stream]
+    places = [place for place in self_test.call_sites if place.query_stream == place.key_stream]
     attentions = {place.module: recorder.model.get_submodule(place.module) for place in places}
     for block in {id(blocks[id(module)]): blocks[id(module)] for module in attentions.values()}.values():
         norms = [module for module in block.modules() if type(module).__name__.endswith("Norm")]
         handles += [norm.register_forward_pre_hook(listen(block)) for norm in norms]
-    with hooks(handles):
-        recorder.run(plan.batch, plan.value, (), leaves=plan.leaves)
+    with remove_hooks_on_exit(handles):
+        recorder.run(batch.model_inputs, batch.compute_target, (), leaves=batch.leaves)
     found = {}
     for place in places:
         attention = attentions[place.module]
         runs = heard.get(id(blocks[id(attention)]), [])
         if len(runs) < 2 or len({id(norm) for norm, _ in runs}) < len(runs):
-            raise Refusal(f"the two norms of the layer of {place.module} were not found, which this setting reads")
-        found[place.query_stream, place.layer] = _of(attention, runs, plan.steps)
+            raise UnsupportedError(
+                f"the two norms of the layer of {place.module} were not found, which this setting reads"
+            )
+        found[place.query_stream, place.layer] = _build_norm_inputs(attention, runs, batch.targets_per_sample)
     return found
 
 
-def _of(attention: nn.Module, runs: list[tuple[nn.Module, Tensor]], steps: int) -> Normed:
+def _build_norm_inputs(attention: nn.Module, runs: list[tuple[nn.Module, Tensor]], steps: int) -> NormInputs:
     (norm, first), (_, second) = runs[:2]
 
     def late_values() -> Tensor:
         project: Any = getattr(attention, "v_proj", None) or getattr(attention, "value", None)
         if project is None:
-            raise Refusal(f"{type(attention).__name__} has no projection of its values alone, which this setting reads")
+            raise UnsupportedError(
+                f"{type(attention).__name__} has no projection of its values alone, which this setting reads"
+            )
         return project(norm(second)).detach().repeat(steps, 1, 1)
 
-    return Normed(first.repeat(steps, 1, 1), late_values)
+    return NormInputs(first.repeat(steps, 1, 1), late_values)

@@ -15,157 +15,182 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import Sample, Subject
-from clearhead.backward_rules.base import NoRule, in_place_has_no_rule
-from clearhead.backward_rules.paired_pass import LiftedSide, Side, Watched, refuse_unseen
-from clearhead.capture.checks.custom_attention import tensors_of
+from clearhead.adapters.base import ModelAdapter, Sample
+from clearhead.backward_rules.base import MissingRuleError, translate_inplace_errors
+from clearhead.backward_rules.paired_pass import DeepLiftMode, InputTraceMode, PairedMode, reject_custom_functions
+from clearhead.capture.checks.custom_attention import iter_float_tensors
 from clearhead.capture.checks.self_test import SelfTest
 from clearhead.capture.recorder import Recorder
-from clearhead.capture.tape import Tape, check_asks
+from clearhead.capture.tape import Tape, resolve_requirements
 from clearhead.engine.baselines import Baselines
-from clearhead.engine.passes.captum_deeplift import captum_multipliers
-from clearhead.engine.passes.completeness import completeness_gap
+from clearhead.engine.passes.captum_deeplift import compute_captum_multipliers
+from clearhead.engine.passes.completeness import compute_completeness_gap
 from clearhead.engine.random_references import RandomReferences
-from clearhead.engine.target_batch import Plan, Reading
-from clearhead.errors import Refusal
-from clearhead.methods._reference import Held, Multipliers, Reference, ReferenceFold
-from clearhead.methods.base import Method, Scores
-from clearhead.targets import Pinned, Target
+from clearhead.engine.target_batch import MethodRun, TargetBatch
+from clearhead.errors import UnsupportedError
+from clearhead.methods._reference import MultiplierSource, ReferenceInput, ReferenceMethod, ReferenceResult
+from clearhead.methods.base import Method, MethodScores
+from clearhead.targets import FixedClassTarget, Target
 
 #: Why DeepLIFT has no rule for the model of a recorder ("" where it has).
-_known: "WeakKeyDictionary[Recorder, str]" = WeakKeyDictionary()
+_unsupported_reasons: "WeakKeyDictionary[Recorder, str]" = WeakKeyDictionary()
 
 
-def from_reference(
-    recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest
-) -> list[dict[str, Scores]]:
+def run_reference_passes(
+    recorder: Recorder, batch: TargetBatch, method_runs: Sequence[MethodRun], self_test: SelfTest
+) -> list[dict[str, MethodScores]]:
     """The input itself, then every reference that is wanted, then what the methods make of it."""
-    found: dict[int, dict[str, Scores]] = {}
-    for multipliers in dict.fromkeys(_fold(reading).multipliers for reading in readings):
-        own = [(i, reading) for i, reading in enumerate(readings) if _fold(reading).multipliers == multipliers]
-        _hold(recorder, plan, [reading for _, reading in own], multipliers)
-        found |= {i: _finished(reading, plan) for i, reading in own}
-    return [found[i] for i in range(len(readings))]
+    found: dict[int, dict[str, MethodScores]] = {}
+    for multipliers in dict.fromkeys(_get_reference_method(reading).multiplier_source for reading in method_runs):
+        own = [
+            (i, reading)
+            for i, reading in enumerate(method_runs)
+            if _get_reference_method(reading).multiplier_source == multipliers
+        ]
+        _run_references(recorder, batch, [reading for _, reading in own], multipliers)
+        found |= {i: _finish_with_gap(reading, batch) for i, reading in own}
+    return [found[i] for i in range(len(method_runs))]
 
 
-def _hold(recorder: Recorder, plan: Plan, readings: Sequence[Reading], multipliers: Multipliers) -> None:
-    wanted: dict[Reference, list[ReferenceFold]] = {}
+def _run_references(
+    recorder: Recorder, plan: TargetBatch, readings: Sequence[MethodRun], multipliers: MultiplierSource
+) -> None:
+    wanted: dict[ReferenceInput, list[ReferenceMethod]] = {}
     try:
-        against = Against(recorder, plan, multipliers)
+        against = ReferenceRunner(recorder, plan, multipliers)
         for reading in readings:
-            for fold in _folds(reading):
-                for reference in dict.fromkeys(map(against.known, fold.references())):
+            for fold in _get_reference_methods(reading):
+                for reference in dict.fromkeys(map(against.canonicalize, fold.iter_references())):
                     wanted.setdefault(reference, []).append(fold)
         for reference, folds in wanted.items():
-            with in_place_has_no_rule():
-                held = against.hold(reference)
+            with translate_inplace_errors():
+                held = against.compare(reference)
             for fold in folds:
-                fold.at(held)
-    except NoRule as problem:
-        name, subject = readings[0].method.name, plan.subject
-        raise Refusal(f"{name} cannot explain {subject.name}: in {subject.model_class}, {problem}") from None
+                fold.on_reference(held)
+    except MissingRuleError as problem:
+        name, subject = readings[0].method.name, plan.adapter
+        raise UnsupportedError(
+            f"{name} cannot explain {subject.name}: in {subject.model_class_name}, {problem}"
+        ) from None
 
 
-def _fold(reading: Reading) -> ReferenceFold:
-    return cast(ReferenceFold, reading.any_fold)
+def _get_reference_method(reading: MethodRun) -> ReferenceMethod:
+    return cast(ReferenceMethod, reading.any_instance)
 
 
-def _folds(reading: Reading) -> list[ReferenceFold]:
-    return [fold for fold in reading.folds.values() if isinstance(fold, ReferenceFold)]
+def _get_reference_methods(reading: MethodRun) -> list[ReferenceMethod]:
+    return [fold for fold in reading.per_stream.values() if isinstance(fold, ReferenceMethod)]
 
 
-def _finished(reading: Reading, plan: Plan) -> dict[str, Scores]:
+def _finish_with_gap(reading: MethodRun, plan: TargetBatch) -> dict[str, MethodScores]:
     """With how far the scores of all streams together are from what they should add up to."""
-    parts = reading.finish(Tape())
-    gain = plan.values - _fold(reading).base_value
-    gap = (gain - torch.stack([fold.explained for fold in _folds(reading)]).sum(0)).abs()
-    if _fold(reading).captum:
+    parts = reading.compute_scores(Tape())
+    gain = plan.target_values - _get_reference_method(reading).base_value
+    gap = (gain - torch.stack([fold.attributed_total for fold in _get_reference_methods(reading)]).sum(0)).abs()
+    if _get_reference_method(reading).captum:
         worst = int(gap.argmax())
         warnings.warn(
             f"captum's {reading.method.name} has no rule for norms, softmax, products and most activations: its scores "
             f"miss {float(gap[worst]):.2g} of {float(gain[worst]):.2g}; without the profile they add up",
             stacklevel=2,
         )
-    relative = completeness_gap(gap, [part.scores for part in parts.values()])
-    return {stream: replace(part, checks={"completeness_gap": relative}) for stream, part in parts.items()}
+    relative = compute_completeness_gap(gap, [part.scores for part in parts.values()])
+    return {stream: replace(part, diagnostics={"completeness_gap": relative}) for stream, part in parts.items()}
 
 
-class Against:
+class ReferenceRunner:
     """One batch, watched at the input, and held against references."""
 
-    def __init__(self, recorder: Recorder, plan: Plan, multipliers: Multipliers = "steady") -> None:
-        self.recorder, self.plan, self.multipliers = recorder, plan, multipliers
-        self.watched = Watched()
-        tape = self._pass(nullcontext() if multipliers == "captum" else self.watched, plan, None)
-        self.inputs = {leaf: part.chunk(plan.steps)[0] for leaf, part in (tape.inputs or {}).items()}
-        words = [leaf for leaf in self.inputs if not plan.batch[leaf].is_floating_point()]
-        self.baselines = Baselines(_flattened(plan, self.inputs, words), self.inputs, words, recorder)
-        self.draws = RandomReferences(plan, self.inputs, words, self.baselines, recorder)
-        targets = [self._pinned(i, target) for i, target in enumerate(plan.targets)]
-        each = [[targets[step * plan.size + i] for step in range(plan.steps)] for i in range(plan.size)]
-        self.pinned = Plan(plan.subject, plan.given, each, plan.seed)
+    def __init__(self, recorder: Recorder, batch: TargetBatch, multipliers: MultiplierSource = "steady") -> None:
+        self.recorder, self.batch, self.multipliers = recorder, batch, multipliers
+        self.trace = InputTraceMode()
+        tape = self._run_pass(nullcontext() if multipliers == "captum" else self.trace, batch, None)
+        self.inputs = {leaf: part.chunk(batch.targets_per_sample)[0] for leaf, part in (tape.inputs or {}).items()}
+        words = [leaf for leaf in self.inputs if not batch.model_inputs[leaf].is_floating_point()]
+        self.baselines = Baselines(_flatten_choices(batch, self.inputs, words), self.inputs, words, recorder)
+        self.random_references = RandomReferences(batch, self.inputs, words, self.baselines, recorder)
+        targets = [self._fix_classes(i, target) for i, target in enumerate(batch.targets)]
+        each = [
+            [targets[step * batch.num_samples + i] for step in range(batch.targets_per_sample)]
+            for i in range(batch.num_samples)
+        ]
+        self.fixed_batch = TargetBatch(batch.adapter, batch.source_samples, each, batch.seed)
 
-    def known(self, reference: Reference) -> Reference:
+    def canonicalize(self, reference: ReferenceInput) -> ReferenceInput:
         """Where nothing can be drawn, one reference stands for all draws."""
-        return Reference() if reference.draw is not None and not self.draws.possible else reference
+        return (
+            ReferenceInput()
+            if reference.sample_index is not None and not self.random_references.can_sample
+            else reference
+        )
 
-    def hold(self, reference: Reference) -> Held:
-        plan = self.pinned
-        vectors = {leaf: self._vectors(reference, leaf) for leaf in self.inputs}
+    def compare(self, reference: ReferenceInput) -> ReferenceResult:
+        plan = self.fixed_batch
+        vectors = {leaf: self._get_reference_vectors(reference, leaf) for leaf in self.inputs}
         ways = {leaf: x - vectors[leaf] for leaf, x in self.inputs.items()}
         if self.multipliers == "captum":
-            multipliers = captum_multipliers(self.recorder, plan, self.inputs, vectors)
+            multipliers = compute_captum_multipliers(self.recorder, plan, self.inputs, vectors)
         else:
-            side = LiftedSide(self.watched, steady=self.multipliers == "steady")
-            multipliers = self._pass(side, plan, vectors).input_gradient or {}
-        ways = {leaf: part.repeat(plan.steps, *(1,) * (part.dim() - 1)) for leaf, part in ways.items()}
-        arranged = plan.subject.arranged
-        return Held(reference, arranged(ways, plan.samples), arranged(multipliers, plan.samples), plan.values)
+            side = DeepLiftMode(self.trace, stabilised=self.multipliers == "steady")
+            multipliers = self._run_pass(side, plan, vectors).input_gradient or {}
+        ways = {leaf: part.repeat(plan.targets_per_sample, *(1,) * (part.dim() - 1)) for leaf, part in ways.items()}
+        arranged = plan.adapter.to_unit_vectors
+        return ReferenceResult(
+            reference,
+            arranged(ways, plan.truncated_samples),
+            arranged(multipliers, plan.truncated_samples),
+            plan.target_values,
+        )
 
-    def _vectors(self, reference: Reference, leaf: str) -> Tensor:
-        if reference.draw is not None:
-            return self.draws.of(reference.draw, leaf)
-        return self.baselines.of(reference.baseline, leaf)
+    def _get_reference_vectors(self, reference: ReferenceInput, leaf: str) -> Tensor:
+        if reference.sample_index is not None:
+            return self.random_references.sample(reference.sample_index, leaf)
+        return self.baselines.get(reference.baseline, leaf)
 
-    def _pinned(self, i: int, target: Target) -> Target:
+    def _fix_classes(self, i: int, target: Target) -> Target:
         # a subject's own kind of target (how alike two inputs are) has no class that could be another one
-        if type(target) is not Target or target.custom is not None or self.plan.scores is None:
+        if type(target) is not Target or target.function is not None or self.batch.class_scores is None:
             return target
-        return Pinned(target.wanted, target.scale, target.classes(self.plan.scores[i], self.plan.subject))
+        return FixedClassTarget(
+            target.spec, target.scale, target.find_classes(self.batch.class_scores[i], self.batch.adapter)
+        )
 
-    def _pass(self, mode: Any, plan: Plan, vectors: dict[str, Tensor] | None) -> Tape:
+    def _run_pass(self, mode: Any, plan: TargetBatch, vectors: dict[str, Tensor] | None) -> Tape:
         """A pass of which every operation, those of the target among them, is seen by the mode."""
         watching = vectors is None
 
         def value(output: Any) -> Float[Tensor, "*target batch"]:
             with mode:
-                number = plan.value(output)
+                number = plan.compute_target(output)
             if not watching:
                 return number
-            if isinstance(mode, Side):
-                refuse_unseen(number)
+            if isinstance(mode, PairedMode):
+                reject_custom_functions(number)
             return number.detach().requires_grad_()  # the pass that is watched needs no way back
 
-        return _seen(self.recorder, mode).run(
-            plan.batch,
+        return _recorder_in_mode(self.recorder, mode).run(
+            plan.model_inputs,
             value,
-            check_asks(("inputs", "input_gradient")),
+            resolve_requirements(("inputs", "input_gradient")),
             leaves=plan.leaves,
-            places=(),
-            rows=None if watching else plan.rows,
+            call_indices=(),
+            head_rows=None if watching else plan.head_rows,
             vectors=vectors,
         )
 
 
-def _flattened(plan: Plan, inputs: Mapping[str, Tensor], words: Sequence[str]) -> Plan:
+def _flatten_choices(plan: TargetBatch, inputs: Mapping[str, Tensor], words: Sequence[str]) -> TargetBatch:
     """The same plan with a row of words for each row of vectors: where texts are chosen between, a batch has an axis
     of choices, which the model flattens before it looks words up."""
     own = copy(plan)
-    own.batch = {**plan.batch, **{leaf: plan.batch[leaf].reshape(inputs[leaf].shape[:-1]) for leaf in words}}
+    own.model_inputs = {
+        **plan.model_inputs,
+        **{leaf: plan.model_inputs[leaf].reshape(inputs[leaf].shape[:-1]) for leaf in words},
+    }
     return own
 
 
-def _seen(recorder: Recorder, mode: Side | Any) -> Recorder:
+def _recorder_in_mode(recorder: Recorder, mode: PairedMode | Any) -> Recorder:
     """The same recorder, whose operations the mode sees."""
     own = copy(recorder)
 
@@ -178,33 +203,37 @@ def _seen(recorder: Recorder, mode: Side | Any) -> Recorder:
     return own
 
 
-def why_not(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> str | None:
+def find_reference_unsupported_reason(
+    recorder: Recorder, adapter: ModelAdapter, sample: Sample, method: Method
+) -> str | None:
     """Why DeepLIFT cannot speak for a model: tried on one sample, the first time. Captum's always speaks."""
-    if method.option("captum"):
+    if method.get_option("captum"):
         return None
-    if recorder not in _known:
+    if recorder not in _unsupported_reasons:
         try:
-            plan = Plan(subject, [sample], [[Target(_everything)]])
-            with in_place_has_no_rule():
-                held = Against(recorder, plan).hold(Reference())
-            _known[recorder] = _why_incomplete(held, plan)
-        except NoRule as problem:
-            _known[recorder] = f"in {subject.model_class}, {problem}"
-    return _known[recorder] or None
+            plan = TargetBatch(adapter, [sample], [[Target(_sum_outputs)]])
+            with translate_inplace_errors():
+                held = ReferenceRunner(recorder, plan).compare(ReferenceInput())
+            _unsupported_reasons[recorder] = _find_incompleteness_reason(held, plan)
+        except MissingRuleError as problem:
+            _unsupported_reasons[recorder] = f"in {adapter.model_class_name}, {problem}"
+    return _unsupported_reasons[recorder] or None
 
 
-def _why_incomplete(held: Held, plan: Plan) -> str:
+def _find_incompleteness_reason(held: ReferenceResult, plan: TargetBatch) -> str:
     """Compiled code and the like pass no mode: where the scores miss something, there is more than was seen."""
-    parts = torch.cat([(way * held.multipliers[stream]).flatten() for stream, way in held.way.items()])
-    gap = float((plan.values - held.value - parts.sum()).abs() / (parts.abs().sum() + 1e-12))
-    if gap <= (0.05 if plan.subject.dtype in (torch.float16, torch.bfloat16) else 1e-3):
+    parts = torch.cat([(way * held.multipliers[stream]).flatten() for stream, way in held.input_delta.items()])
+    gap = float((plan.target_values - held.target_value - parts.sum()).abs() / (parts.abs().sum() + 1e-12))
+    if gap <= (0.05 if plan.adapter.dtype in (torch.float16, torch.bfloat16) else 1e-3):
         return ""
     return (
-        f"in {plan.subject.model_class} the scores miss {gap:.1e} of what they should add up to: part of it is "
+        f"in {plan.adapter.model_class_name} the scores miss {gap:.1e} of what they should add up to: part of it is "
         "compiled code, or a function of its own, which no rule reaches"
     )
 
 
-def _everything(output: Any) -> Float[Tensor, "1"]:
+def _sum_outputs(output: Any) -> Float[Tensor, "1"]:
     """A target that depends on all that a model says."""
-    return torch.stack([part.float().sum() for part in tensors_of(output) if part.requires_grad]).sum().reshape(1)
+    return (
+        torch.stack([part.float().sum() for part in iter_float_tensors(output) if part.requires_grad]).sum().reshape(1)
+    )

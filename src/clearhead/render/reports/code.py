@@ -1,134 +1,175 @@
-"""The page that `clearhead bias code` ends in."""
+"""HTML report of the code study (`clearhead bias code`)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clearhead.render.report_blocks import panel, said, section, sheet, table, write
-from clearhead.render.view_model import Document
+from clearhead.render.report_blocks import (
+    build_panel,
+    build_report_page,
+    build_section,
+    build_table,
+    format_report_cell,
+    write_report_page,
+)
+from clearhead.render.view_model import ViewModel
 from clearhead.render.views import code
-from clearhead.studies.code.permutation_tests import RATE
+from clearhead.studies.code.permutation_tests import FALSE_DISCOVERY_RATE
 
 if TYPE_CHECKING:
     from clearhead.studies.code.study import CodeStudy
 
-CLASSES = (
-    "All numbers are multiples of what chance gives: 1 is what a class would get if every token were looked at alike "
-    "(or had the same score). That corrects for frequent classes and for long inputs. Special tokens are a class of "
-    "their own. Intervals are over functions, one number a question."
+CLASSES_NOTE = (
+    "All values are relative to chance: 1 is the value of a class if every token received the same attention (or had "
+    "the same score). This corrects for frequent classes and long inputs. Special tokens are a class of their own. "
+    "Intervals are over functions, with one value per question."
 )
-TESTED = (
-    "One number a question, head and class (log₂ of the multiple), compared among questions of like length in which "
-    "the same was asked for; {way}. p is corrected by Benjamini and Hochberg over all cells. No question is left out "
-    "for being far from the mean."
+CORRECTNESS_TEST_NOTE = (
+    "One value per question, head and class (log₂ of the value relative to chance), compared among questions of "
+    "similar length with the same kind of answer; {way}. p is corrected by Benjamini and Hochberg over all cells. No "
+    "question is excluded as an outlier."
 )
-ALONE = "labels are shuffled among them"
-TOGETHER = (
-    "several questions are about one function, so what each function adds to the difference keeps its size and its "
-    "sign is flipped"
+LABEL_SHUFFLE_NOTE = "labels are shuffled among them"
+SIGN_FLIP_NOTE = (
+    "several questions are about one function, so the contribution of each function to the difference keeps its "
+    "magnitude and its sign is flipped"
 )
-DETECTOR = (
-    "The chance that a wrong answer is ranked above a right one; 0.5 is none. What is fitted is judged on questions "
-    "that it was not fitted on. Confidence is the probability of the model’s own answer, used as it is."
+DETECTOR_NOTE = (
+    "The probability that a wrong answer is ranked above a right one; 0.5 is chance. Fitted detectors are evaluated on "
+    "questions that they were not fitted on. Confidence is the probability of the model’s own answer, without fitting."
 )
-MOST = 30
+MAX_DISCOVERY_ROWS = 30
 
 
-def code_page(found: "CodeStudy", path: str | Path) -> Path:
-    return write(path, code_sheet(found))
+def write_code_report(study: "CodeStudy", path: str | Path) -> Path:
+    """Write the HTML report of a code study and return its path."""
+    return write_report_page(path, build_code_report(study))
 
 
-def code_sheet(found: "CodeStudy") -> Document:
-    """Rightness, classes, parts, right against wrong, the detector, and what another model does."""
-    parts: list[Document | None] = [_rightness(found), _classes(found), _parts(found), _groups(found)]
-    parts += [_attribution(found), _detector(found), _change(found)]
-    told = ", ".join(f"{name} {said(value)}" for name, value in found.settings.items())
-    left_out = "".join(f" Not done: {words}." for words in found.left_out)
-    return sheet(f"clearhead · {found.model}", "Syntax in a code model", parts, f"{told}.{left_out}")
+def build_code_report(study: "CodeStudy") -> ViewModel:
+    """Build the report: accuracy, attention to classes and tree parts, right against wrong, detector, other model."""
+    sections: list[ViewModel | None] = [
+        _build_accuracy_section(study),
+        _build_class_section(study),
+        _build_tree_section(study),
+        _build_correctness_section(study),
+        _build_attribution_section(study),
+        _build_detector_section(study),
+        _build_model_comparison_section(study),
+    ]
+    settings = ", ".join(f"{name} {format_report_cell(value)}" for name, value in study.settings.items())
+    skipped = "".join(f" Not done: {reason}." for reason in study.skipped_reasons)
+    return build_report_page(f"clearhead · {study.model}", "Syntax in a code model", sections, f"{settings}.{skipped}")
 
 
-def _rightness(found: "CodeStudy") -> Document:
-    rows = [["all", len(found.by_class), found.accuracy], *(list(line.values()) for line in found.rightness())]
-    return section("How often is it right?", table(["asked for", "questions", "right"], rows))
+def _build_accuracy_section(study: "CodeStudy") -> ViewModel:
+    rows = [
+        ["all", len(study.by_class), study.accuracy],
+        *(list(line.values()) for line in study.build_accuracy_table()),
+    ]
+    return build_section("Accuracy of the answers", build_table(["asked for", "questions", "right"], rows))
 
 
-def _lines(lines: list[dict[str, Any]]) -> Document:
-    return table(list(lines[0]), [list(line.values()) for line in lines])
+def _build_table_from_dicts(lines: list[dict[str, Any]]) -> ViewModel:
+    return build_table(list(lines[0]), [list(line.values()) for line in lines])
 
 
-def _classes(found: "CodeStudy") -> Document:
-    own = found.by_class
-    return section(
-        "What is looked at: classes",
-        _lines(found.table(own)),
-        panel(*code.by_layer(own), note="Every head a point, the line their mean."),
-        panel(code.looking(own)),
-        note=CLASSES,
+def _build_class_section(study: "CodeStudy") -> ViewModel:
+    by_class = study.by_class
+    return build_section(
+        "Attention to token classes",
+        _build_table_from_dicts(study.build_class_table(by_class)),
+        build_panel(
+            *code.make_class_attention_charts(by_class), note="Each point is a head; the line is the mean of the heads."
+        ),
+        build_panel(code.make_class_to_class_chart(by_class)),
+        note=CLASSES_NOTE,
     )
 
 
-def _parts(found: "CodeStudy") -> Document:
-    figure = panel(*code.by_layer(found.by_part))
-    return section("What is looked at: parts of the tree", _lines(found.table(found.by_part)), figure)
+def _build_tree_section(study: "CodeStudy") -> ViewModel:
+    figure = build_panel(*code.make_class_attention_charts(study.by_part))
+    return build_section(
+        "Attention to parts of the syntax tree",
+        _build_table_from_dicts(study.build_class_table(study.by_part)),
+        figure,
+    )
 
 
-def _groups(found: "CodeStudy") -> Document | None:
-    if found.attention is None:
+def _build_correctness_section(study: "CodeStudy") -> ViewModel | None:
+    differences = study.attention_differences
+    if differences is None:
         return None
-    lines, tested = found.discoveries(), found.attention.tested
-    plain = int((found.attention.p < RATE).sum())
-    words = (
-        f"{len(lines)} of {tested} cells differ at a rate of false discoveries of {RATE:g}; {plain} have p < {RATE:g} "
-        f"before the correction, where chance alone gives about {RATE * tested:.0f}. "
+    discoveries = study.list_discoveries()
+    num_tested = differences.num_tested
+    num_uncorrected = int((differences.p_values < FALSE_DISCOVERY_RATE).sum())
+    summary = (
+        f"{len(discoveries)} of {num_tested} cells differ at a false discovery rate of {FALSE_DISCOVERY_RATE:g}; "
+        f"{num_uncorrected} have p < {FALSE_DISCOVERY_RATE:g} before the correction, of which about "
+        f"{FALSE_DISCOVERY_RATE * num_tested:.0f} are expected by chance. "
     )
-    return section(
+    test_description = LABEL_SHUFFLE_NOTE if study.by_class.has_distinct_functions else SIGN_FLIP_NOTE
+    return build_section(
         "Right answers against wrong ones",
-        panel(*code.p_maps(found.attention, found.by_class.classes)),
-        panel(code.boxes(found.by_class)),
-        _lines(lines[:MOST]) if lines else None,
-        note=words + TESTED.format(way=ALONE if found.by_class.apart else TOGETHER),
+        build_panel(*code.make_p_value_charts(differences, study.by_class.classes)),
+        build_panel(code.make_correctness_box_chart(study.by_class)),
+        _build_table_from_dicts(discoveries[:MAX_DISCOVERY_ROWS]) if discoveries else None,
+        note=summary + CORRECTNESS_TEST_NOTE.format(way=test_description),
     )
 
 
-def _attribution(found: "CodeStudy") -> Document | None:
-    if found.attribution is None:
+def _build_attribution_section(study: "CodeStudy") -> ViewModel | None:
+    differences = study.attribution_differences
+    if differences is None:
         return None
-    methods, own = list(found.by_class.attributed), found.attribution
+    methods = list(study.by_class.attributions)
+    rows = []
+    for class_index, name in enumerate(study.by_class.classes):
+        deltas = (float(differences.cliffs_delta[row, class_index]) for row in range(len(methods)))
+        q_values = (float(differences.q_values[row, class_index]) for row in range(len(methods)))
+        cells = [
+            f"{format_report_cell(delta)} (q {format_report_cell(q)})"
+            for delta, q in zip(deltas, q_values, strict=True)
+        ]
+        rows.append([name, *cells])
+    note = (
+        "Cliff’s delta, right − wrong: above zero, the class has more attribution in right answers. q: p after the "
+        "correction."
+    )
+    return build_section("Attribution, right against wrong", build_table(["class", *methods], rows), note=note)
+
+
+def _build_detector_section(study: "CodeStudy") -> ViewModel | None:
+    detection = study.detection
+    if detection is None:
+        return None
+    rows: list[list[Any]] = [[name, auroc] for name, auroc in detection.auroc.items()]
+    rows.append(["syntax and confidence − confidence", detection.auroc_gain])
+    verdict = "Syntax shows no gain over confidence. "
+    if detection.is_better_than_confidence:
+        verdict = "Syntax adds to confidence. "
+    note = f"{verdict}{detection.num_errors} of {len(study.by_class)} answers are wrong. {DETECTOR_NOTE}"
+    return build_section("Detection of wrong answers", build_table(["from", "AUROC"], rows), note=note)
+
+
+def _build_model_comparison_section(study: "CodeStudy") -> ViewModel | None:
+    change = study.change
+    if change is None:
+        return None
+    note = (
+        f"The same questions, answered by {study.compared_model}: {int(change.is_significant.sum())} of "
+        f"{change.num_tested} cells differ. p by flipping the signs of each function’s differences, corrected as above."
+    )
     rows = [
         [
             name,
-            *(
-                f"{said(float(own.delta[row, place]))} (q {said(float(own.q[row, place]))})"
-                for row in range(len(methods))
-            ),
+            float(np.nanmean(change.mean_difference[..., class_index])),
+            int(change.is_significant[..., class_index].sum()),
         ]
-        for place, name in enumerate(found.by_class.classes)
+        for class_index, name in enumerate(study.by_class.classes)
     ]
-    note = "Cliff’s delta, right − wrong: above zero, right answers rest more on the class. q: p after the correction."
-    return section("Attribution, right against wrong", table(["class", *methods], rows), note=note)
-
-
-def _detector(found: "CodeStudy") -> Document | None:
-    if found.detection is None:
-        return None
-    rows: list[list[Any]] = [[name, own] for name, own in found.detection.auroc.items()]
-    rows.append(["syntax and confidence − confidence", found.detection.gain])
-    verdict = "Syntax adds to confidence. " if found.detection.helps else "Syntax adds nothing that could be shown. "
-    note = f"{verdict}{found.detection.wrong} of {len(found.by_class)} answers are wrong. {DETECTOR}"
-    return section("Can one tell that it is wrong?", table(["from", "AUROC"], rows), note=note)
-
-
-def _change(found: "CodeStudy") -> Document | None:
-    if found.change is None:
-        return None
-    note = (
-        f"The same questions put to {found.other}: {int(found.change.found.sum())} of {found.change.tested} cells "
-        "differ. p by flipping the signs of each function’s differences, corrected as above."
+    figure = build_panel(*code.make_p_value_charts(change, study.by_class.classes))
+    return build_section(
+        "Against another model", build_table(["class", "mean change (log₂)", "heads"], rows), figure, note=note
     )
-    rows = [
-        [name, float(np.nanmean(found.change.difference[..., place])), int(found.change.found[..., place].sum())]
-        for place, name in enumerate(found.by_class.classes)
-    ]
-    figure = panel(*code.p_maps(found.change, found.by_class.classes))
-    return section("Against another model", table(["class", "mean change (log₂)", "heads"], rows), figure, note=note)

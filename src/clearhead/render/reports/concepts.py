@@ -1,187 +1,258 @@
-"""The pages that `clearhead concept` and `clearhead bias gender` end in."""
+"""HTML reports of concept tests (`clearhead concept`) and of the gender-axis study (`clearhead bias gender`)."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clearhead.render.report_blocks import panel, said, section, sheet, table, write
-from clearhead.render.view_model import Document
+from clearhead.render.report_blocks import (
+    build_panel,
+    build_report_page,
+    build_section,
+    build_table,
+    format_report_cell,
+    write_report_page,
+)
+from clearhead.render.view_model import ViewModel
 from clearhead.render.views import concepts
-from clearhead.stats import Interval
+from clearhead.stats import ConfidenceInterval
 
 if TYPE_CHECKING:
     from clearhead.concepts.directions import Directions
-    from clearhead.concepts.tcav import Inquiry
-    from clearhead.studies.gender.axis_maps import Flow
-    from clearhead.studies.gender.study import OfSet, Study
+    from clearhead.concepts.tcav import TcavResult
+    from clearhead.studies.gender.axis_maps import AxisMaps
+    from clearhead.studies.gender.study import AxisStudy, SentenceSetResult
 
-BY_LAYER = (
-    "The direction of each layer was found without a share of the words and tried on that share. Accuracy: how "
-    "often the score has the sign of its class. An eigenvector has no sign of its own: here all point to the "
-    "first side, so that a change of sign between layers is never a finding."
+LAYER_QUALITY_NOTE = (
+    "The direction of each layer was computed without the held-out words and evaluated on them. Accuracy: how often "
+    "the sign of the score is that of the class. The sign of an eigenvector is arbitrary: here all point to the first "
+    "side, so a change of sign between layers is never a finding."
 )
-LIKENESS = (
-    "Both are made absolute and of length one. The line is the distance of two independent profiles of the same "
-    "lengths: only what lies below it, with a small p, is likeness."
+MAP_SIMILARITY_NOTE = (
+    "Both maps are made absolute and normalised to length one. The line is the distance of two independent profiles of "
+    "the same lengths: only values below it, with a small p, show similarity."
 )
-RANKS = (
-    "Mean reciprocal rank of listed words by size of the score (1: always first). Attention alone stands beside it as "
-    "a control, and what words in random order would have."
+RANKING_NOTE = (
+    "Mean reciprocal rank of the listed words by |score| (1: always first). Controls: attention alone, and words in "
+    "random order (chance)."
 )
-PRONOUNS = (
-    "Probabilities at the first mask of each sentence; apart is |ln p(a)/p(b)|, bias the log ratio less that of the "
-    "same sentence with the filler masked, too. Change: apart after removing minus before, with its p."
+PRONOUN_NOTE = (
+    "Probabilities at the first mask of each sentence; apart is |ln p(a)/p(b)|, bias the log ratio minus that of the "
+    "same sentence with the filler masked, too. Change: apart after removal minus before, with its p."
+)
+TCAV_NOTE = (
+    "The fraction of inputs whose output increases towards the concept, mean over random counter-sets, with its exact "
+    "binomial interval. A star: different from random concepts and from one half, after Holm’s correction over "
+    "concepts and layers. A cross: the concept could not be distinguished from random inputs."
 )
 
 
-def tcav_page(found: "Inquiry", path: str | Path) -> Path:
-    return write(path, tcav_sheet(found))
+def write_tcav_report(result: "TcavResult", path: str | Path) -> Path:
+    """Write the HTML report of a TCAV result and return its path."""
+    return write_report_page(path, build_tcav_report(result))
 
 
-def tcav_sheet(found: "Inquiry") -> Document:
-    heads = ["concept", "layer", "TCAV", "interval", "accuracy", "mean S", "mean |S|", "effect", "p (random)", "p (½)"]
+def build_tcav_report(result: "TcavResult") -> ViewModel:
+    """Build the report of a TCAV result: scores of concepts, relative scores, and sensitivity maps."""
+    columns = ["concept", "layer", "TCAV", "interval", "accuracy", "mean S", "mean |S|", "effect", "p (random)"]
+    columns += ["p (½)", "p (Holm)", "significant"]
     rows = [
         [
-            *(line.concept, line.layer, line.score, f"{said(line.low)} to {said(line.high)}", line.accuracy),
-            *(line.magnitude, line.strength, line.effect, line.p_random, line.p_half, line.corrected),
-            line.refused or line.significant,
+            test.concept,
+            test.layer,
+            test.score,
+            f"{format_report_cell(test.low)} to {format_report_cell(test.high)}",
+            test.accuracy,
+            test.magnitude,
+            test.strength,
+            test.effect,
+            test.p_random,
+            test.p_half,
+            test.corrected,
+            test.refused or test.is_significant,
         ]
-        for line in found.lines
+        for test in result.concept_tests
     ]
-    layers = list(found.relative)
-    parts = [
-        section(
+    layers = list(result.relative_scores)
+    sections = [
+        build_section(
             "Does the concept drive the class?",
-            panel(concepts.tcav_bars(found.lines, found.target)),
-            table([*heads, "p (Holm)", "significant"], rows),
-            note="The share of inputs whose answer grows towards the concept, mean over random counter-sets, with its "
-            "exact binomial interval. A star: different from random concepts and from one half, after Holm’s "
-            "correction over concepts and layers. A cross: the concept could not be told from random inputs.",
+            build_panel(concepts.make_tcav_chart(result.concept_tests, result.target)),
+            build_table(columns, rows),
+            note=TCAV_NOTE,
         ),
     ]
-    if len(found.maps) > 1:
-        relative = [concepts.against(found.relative[k], k) for k in layers]
-        parts.append(section("Concept against concept", panel(*relative), note="TCAV(A, B) = 1 − TCAV(B, A)."))
-    shown = [panel(*concepts.sensitivity(found, k)) for k in layers]
-    parts.append(
-        section(
-            "Where in the input", *shown, note="g·v of every unit, the mean vector of each concept; below zero: away."
+    if len(result.sensitivity_maps) > 1:
+        relative_charts = [concepts.make_relative_tcav_chart(result.relative_scores[layer], layer) for layer in layers]
+        sections.append(
+            build_section("Concept against concept", build_panel(*relative_charts), note="TCAV(A, B) = 1 − TCAV(B, A).")
+        )
+    panels = [build_panel(*concepts.make_sensitivity_charts(result, layer)) for layer in layers]
+    sections.append(
+        build_section(
+            "Where in the input",
+            *panels,
+            note="g·v of every unit, where v is the mean vector of each concept; below zero: away from the concept.",
         )
     )
-    return sheet(f"clearhead · {found.model}", f"Concepts behind {found.target}", parts, _settings(found.settings))
+    return build_report_page(
+        f"clearhead · {result.model}", f"Concepts behind {result.target}", sections, _format_settings(result.settings)
+    )
 
 
-def directions_page(directions: "Directions", model: str, path: str | Path, settings: Mapping[str, Any]) -> Path:
-    names = next(iter(directions.values())).names
-    parts = [_by_layer(directions)]
-    title = f"From {names[1]} to {names[0]}"
-    return write(path, sheet(f"clearhead · {model}", title, parts, _settings(settings)))
-
-
-def removal_page(
-    costs: Mapping[str, Mapping[str, Interval]], model: str, path: str | Path, settings: Mapping[str, Any]
+def write_directions_report(
+    directions: "Directions", model: str, path: str | Path, settings: Mapping[str, Any]
 ) -> Path:
-    parts = [section("What removing costs on the model’s own task", _costs(costs))]
-    return write(path, sheet(f"clearhead · {model}", "Without the direction", parts, _settings(settings)))
+    """Write the HTML report of concept directions by layer.
+
+    Args:
+        directions: The directions.
+        model: The name of the model.
+        path: The file to write.
+        settings: The settings, for the footer.
+
+    Returns:
+        The path of the file.
+    """
+    names = next(iter(directions.values())).names
+    sections = [_build_layer_section(directions)]
+    title = f"From {names[1]} to {names[0]}"
+    return write_report_page(
+        path, build_report_page(f"clearhead · {model}", title, sections, _format_settings(settings))
+    )
 
 
-def axis_page(found: "Study", path: str | Path) -> Path:
-    return write(path, axis_sheet(found))
+def write_ablation_report(
+    costs: Mapping[str, Mapping[str, ConfidenceInterval]], model: str, path: str | Path, settings: Mapping[str, Any]
+) -> Path:
+    """Write the HTML report of the cost of removing a direction.
+
+    Args:
+        costs: The cost by metric, of each way to remove the direction.
+        model: The name of the model.
+        path: The file to write.
+        settings: The settings, for the footer.
+
+    Returns:
+        The path of the file.
+    """
+    sections = [build_section("What removing costs on the model’s own task", _build_cost_table(costs))]
+    return write_report_page(
+        path, build_report_page(f"clearhead · {model}", "Without the direction", sections, _format_settings(settings))
+    )
 
 
-def axis_sheet(found: "Study") -> Document:
-    """Layers, maps, likeness, ranks, pronouns, pairs of people, costs."""
-    parts: list[Document | None] = [
-        _by_layer(found.directions),
-        *([_likeness(found)] if found.sets else []),
-        _ranks(found),
-    ]
-    parts += [_pronouns(found)] if found.sets else []
-    if found.costs:
-        note = "The loss at masked words of sentences that were kept apart, before and after."
-        parts.append(section("What removing costs", _costs(found.costs), note=note))
-    if found.people:
-        keys = ("text", "dr subject", "dr object", "dr difference", "attdr difference")
-        rows = [[line[key] for key in keys] for line in found.people]
-        right = sum(line["dr subject"] > 0 > line["dr object"] for line in found.people)
-        note = (
-            f"Scores summed over layers. {right} of {len(rows)} have the subject on the first side and the object on "
-        )
-        parts.append(
-            section("Subject and object", table(keys, rows), note=f"{note}the second; all of them are listed.")
-        )
-    parts += [
-        _maps(name, shown) for name, shown in [("own sentences", found.shown), *((s.name, s.shown) for s in found.sets)]
-    ]
-    title = f"{found.names[0]} and {found.names[1]}, layer by layer"
-    told = {**found.settings, "word pairs": found.pairs, "sentences": found.occurrences}
-    return sheet(f"clearhead · {found.model}", title, parts, _settings(told))
+def write_axis_report(study: "AxisStudy", path: str | Path) -> Path:
+    """Write the HTML report of a gender-axis study and return its path."""
+    return write_report_page(path, build_axis_report(study))
 
 
-def _by_layer(directions: "Directions") -> Document:
-    rows = [[line["layer"], line["accuracy"], line["effect"], line["count"]] for line in directions.table()]
-    figures = panel(*concepts.by_layer(directions))
-    return section("By layer", figures, table(["layer", "accuracy", "effect size", "held out"], rows), note=BY_LAYER)
+def build_axis_report(study: "AxisStudy") -> ViewModel:
+    """Build the report: layers, similarity of maps, ranks, pronouns, costs, pairs of people, maps."""
+    sections: list[ViewModel | None] = [_build_layer_section(study.directions)]
+    if study.set_results:
+        sections.append(_build_similarity_section(study))
+    sections.append(_build_ranking_section(study))
+    if study.set_results:
+        sections.append(_build_pronoun_section(study))
+    if study.costs:
+        note = "The loss at masked words of held-out sentences, before and after."
+        sections.append(build_section("What removing costs", _build_cost_table(study.costs), note=note))
+    if study.people_scores:
+        sections.append(_build_people_section(study))
+    sections.append(_build_maps_section("own sentences", study.shown_maps))
+    sections += [_build_maps_section(result.name, result.shown) for result in study.set_results]
+    title = f"{study.names[0]} and {study.names[1]}, layer by layer"
+    settings = {**study.settings, "word pairs": study.num_pairs, "sentences": study.num_occurrences}
+    return build_report_page(f"clearhead · {study.model}", title, sections, _format_settings(settings))
 
 
-def _likeness(found: "Study") -> Document:
-    heads = ["set", "sentences", "cosine", "Euclid/√n", "Manhattan/n", "haversine", "p", "Spearman", "Kendall"]
+def _build_people_section(study: "AxisStudy") -> ViewModel:
+    columns = ("text", "dr subject", "dr object", "dr difference", "attdr difference")
+    rows = [[line[column] for column in columns] for line in study.people_scores]
+    num_expected = sum(line["dr subject"] > 0 > line["dr object"] for line in study.people_scores)
+    note = (
+        f"Scores summed over layers. {num_expected} of {len(rows)} have the subject on the first side and the object "
+        "on the second; all of them are listed."
+    )
+    return build_section("Subject and object", build_table(columns, rows), note=note)
+
+
+def _build_layer_section(directions: "Directions") -> ViewModel:
+    rows = [[line["layer"], line["accuracy"], line["effect"], line["count"]] for line in directions.to_table()]
+    figures = build_panel(*concepts.make_direction_charts(directions))
+    return build_section(
+        "By layer",
+        figures,
+        build_table(["layer", "accuracy", "effect size", "held out"], rows),
+        note=LAYER_QUALITY_NOTE,
+    )
+
+
+def _build_similarity_section(study: "AxisStudy") -> ViewModel:
+    columns = ["set", "sentences", "cosine", "Euclid/√n", "Manhattan/n", "haversine", "p", "Spearman", "Kendall"]
     rows = []
-    for one in found.sets:
-        s = one.similarity
-        if s is not None:
-            cells = [f"{said(s.distances[k])} (chance {said(s.chance[k])})" for k in s.distances]
-            rows.append([one.name, one.count, *cells, s.p, s.spearman, s.kendall])
-    figure = panel(concepts.likeness(found.sets))
-    return section("Is AttCAT like DR?", figure, table(heads, rows), note=LIKENESS)
+    for result in study.set_results:
+        similarity = result.similarity
+        if similarity is None:
+            continue
+        distances = [
+            f"{format_report_cell(distance)} (chance {format_report_cell(similarity.chance[name])})"
+            for name, distance in similarity.distances.items()
+        ]
+        rows.append([result.name, result.count, *distances, similarity.p, similarity.spearman, similarity.kendall])
+    figure = build_panel(concepts.make_map_similarity_chart(study.set_results))
+    return build_section("Is AttCAT like DR?", figure, build_table(columns, rows), note=MAP_SIMILARITY_NOTE)
 
 
-def _ranks(found: "Study") -> Document:
-    heads = ["sentences", "AttDR", "DR", "attention alone", "chance", "AttDR − DR", "p", "share of filler", "largest"]
+def _build_ranking_section(study: "AxisStudy") -> ViewModel:
+    columns = ["sentences", "AttDR", "DR", "attention alone", "chance", "AttDR − DR", "p", "share of filler", "largest"]
     rows: list[list[Any]] = []
     for name, ranks, share, largest in [
-        ("running text", found.ranks, None, None),
-        *((one.name, one.ranks, one.share, _largest(one)) for one in found.sets),
+        ("running text", study.rank_comparison, None, None),
+        *((result.name, result.ranks, result.share, _format_largest_count(result)) for result in study.set_results),
     ]:
         if ranks is not None:
-            own = [ranks[key] for key in ("attdr", "dr", "attention", "chance", "difference", "p")]
-            rows.append([name, *own, share, largest])
-    return section("Does AttDR rank the listed words first?", table(heads, rows), note=RANKS)
+            cells = [ranks[key] for key in ("attdr", "dr", "attention", "chance", "difference", "p")]
+            rows.append([name, *cells, share, largest])
+    return build_section("Does AttDR rank the listed words first?", build_table(columns, rows), note=RANKING_NOTE)
 
 
-def _largest(one: "OfSet") -> str | None:
-    return f"{one.largest} of {one.share.count}" if one.share else None
+def _format_largest_count(result: "SentenceSetResult") -> str | None:
+    return f"{result.largest} of {result.share.count}" if result.share else None
 
 
-def _pronouns(found: "Study") -> Document:
-    a, b = found.words
-    named = (
-        f"First and second are {a} and {b}, or, in sets with words of their own, those (the stereotypical one first)."
-    )
-    heads = ["set", "removed", "p(first)", "p(second)", "apart", "leaning", "bias", "size of bias", "change", "p"]
+def _build_pronoun_section(study: "AxisStudy") -> ViewModel:
+    first_word, second_word = study.compared_words
+    columns = ["set", "removed", "p(first)", "p(second)", "apart", "leaning", "bias", "size of bias", "change", "p"]
+    keys = ("first", "second", "apart", "leaning", "bias", "size of bias")
     rows = []
-    for one in found.sets:
-        for way, own in one.pronouns.items():
-            change = one.changes.get(way, (None, None))
-            keys = ("first", "second", "apart", "leaning", "bias", "size of bias")
-            rows.append([one.name, way or "nothing", *(own[key] for key in keys), *change])
-    figures = [concepts.removal(found.sets)]
-    if any(one.pronouns[""]["bias"].count for one in found.sets):
-        figures.append(concepts.removal(found.sets, "size of bias"))
-    note = f"{PRONOUNS} {named}"
-    return section("At the mask, with and without the axis", panel(*figures), table(heads, rows), note=note)
+    for result in study.set_results:
+        for removal, statistics in result.pronouns.items():
+            change = result.changes.get(removal, (None, None))
+            rows.append([result.name, removal or "nothing", *(statistics[key] for key in keys), *change])
+    figures = [concepts.make_ablation_chart(study.set_results)]
+    if any(result.pronouns[""]["bias"].count for result in study.set_results):
+        figures.append(concepts.make_ablation_chart(study.set_results, "size of bias"))
+    note = (
+        f"{PRONOUN_NOTE} First and second are {first_word} and {second_word}, or the words of the set if it has its "
+        "own (the stereotypical one first)."
+    )
+    return build_section(
+        "At the mask, with and without the axis", build_panel(*figures), build_table(columns, rows), note=note
+    )
 
 
-def _maps(name: str, shown: "Mapping[str, Flow]") -> Document | None:
-    drawings = [panel(*concepts.flow_maps(text, own)) for text, own in shown.items()]
-    note = "Each map is divided by its norm."
-    return section(f"Maps: {name}", *drawings, note=note) if drawings else None
+def _build_maps_section(name: str, maps_by_text: "Mapping[str, AxisMaps]") -> ViewModel | None:
+    if not maps_by_text:
+        return None
+    panels = [build_panel(*concepts.make_axis_map_charts(text, axis_maps)) for text, axis_maps in maps_by_text.items()]
+    return build_section(f"Maps: {name}", *panels, note="Each map is divided by its norm.")
 
 
-def _costs(costs: Mapping[str, Mapping[str, Interval]]) -> Document:
-    heads = list(next(iter(costs.values())))
-    return table(["removed", *heads], [[way, *own.values()] for way, own in costs.items()])
+def _build_cost_table(costs: Mapping[str, Mapping[str, ConfidenceInterval]]) -> ViewModel:
+    metrics = list(next(iter(costs.values())))
+    return build_table(["removed", *metrics], [[removal, *values.values()] for removal, values in costs.items()])
 
 
-def _settings(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {said(value)}" for name, value in settings.items()) + "."
+def _format_settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {format_report_cell(value)}" for name, value in settings.items()) + "."

@@ -4,53 +4,59 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clearhead.explanation.aggregation import Aggregate
-from clearhead.explanation.explanation import plain
-from clearhead.render.array_codec import packed
-from clearhead.render.text_layout import name
-from clearhead.render.view_model import Document, view
+from clearhead.explanation.aggregation import AggregatedScores
+from clearhead.explanation.explanation import to_json_value
+from clearhead.render.array_codec import encode_array
+from clearhead.render.text_layout import escape_invisible
+from clearhead.render.view_model import ViewModel, make_view_model
 
 if TYPE_CHECKING:
     from clearhead.probes.probe_result import ProbeResult
 
 
-def aggregate(found: Aggregate) -> Document:
+def build_aggregate_view_model(aggregated_scores: AggregatedScores) -> ViewModel:
     """Global bars over many inputs."""
-    rows = [[name(what), score, count] for what, score, count in found.rows]
-    heading = f"{'Summed' if found.how == 'sum' else 'Mean'} scores by {found.by}"
-    return view("aggregate", heading=heading, rows=plain(rows))
+    rows = [[escape_invisible(what), score, count] for what, score, count in aggregated_scores.rows]
+    heading = f"{'Summed' if aggregated_scores.reduction == 'sum' else 'Mean'} scores by {aggregated_scores.group_by}"
+    return make_view_model("aggregate", heading=heading, rows=to_json_value(rows))
 
 
-def probe(found: "ProbeResult") -> Document:
+def build_probe_view_model(result: "ProbeResult") -> ViewModel:
     """A probe's figures with their intervals, its layer × head tables, and what follows."""
     figures = [
-        {"name": name(f.name), "mean": f.value.mean, "low": f.value.low, "high": f.value.high, "count": f.value.count}
-        | {"meaning": name(f.meaning)}
-        for f in found.findings
+        {
+            "name": escape_invisible(f.name),
+            "mean": f.interval.mean,
+            "low": f.interval.low,
+            "high": f.interval.high,
+            "count": f.interval.count,
+        }
+        | {"meaning": escape_invisible(f.description)}
+        for f in result.estimates
     ]
     maps = {}
-    for title, table in found.tables.items():
-        values = np.asarray(table, dtype=float) if _is_table(table) else None
+    for title, table in result.tables.items():
+        values = np.asarray(table, dtype=float) if _is_numeric_matrix(table) else None
         if values is not None and values.ndim == 2 and values.size:
             size = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
-            maps[name(str(title))] = packed(values, size or 1.0)
-    from clearhead.render.views.probes import of_probe
+            maps[escape_invisible(str(title))] = encode_array(values, size or 1.0)
+    from clearhead.render.views.probes import make_probe_charts
 
-    settings = [[name(str(key)), name(str(value))] for key, value in found.settings.items()]
-    return view(
+    settings = [[escape_invisible(str(key)), escape_invisible(str(value))] for key, value in result.settings.items()]
+    return make_view_model(
         "probe",
-        heading=name(found.probe),
-        model=name(found.model),
+        heading=escape_invisible(result.probe),
+        model=escape_invisible(result.model),
         settings=settings,
-        inputs=len(found.lines),
-        figures=plain(figures),
+        inputs=len(result.records),
+        figures=to_json_value(figures),
         maps=maps,
-        plots=of_probe(found),
-        says=found.says,
+        plots=make_probe_charts(result),
+        says=result.conclusion,
     )
 
 
-def _is_table(value: Any) -> bool:
+def _is_numeric_matrix(value: Any) -> bool:
     try:
         return np.asarray(value, dtype=float).ndim == 2
     except (TypeError, ValueError):

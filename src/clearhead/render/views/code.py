@@ -5,62 +5,64 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clearhead.render import charts
-from clearhead.render.mpl.code import REACH, SURE
-from clearhead.render.view_model import Document
+from clearhead.render.mpl.code import MAX_ATTENTION_RATIO, MIN_DRAWN_P_VALUE
+from clearhead.render.view_model import ViewModel
 
 if TYPE_CHECKING:
-    from clearhead.studies.code.attention import Measured
-    from clearhead.studies.code.permutation_tests import Differences
+    from clearhead.studies.code.attention import CodeAttention
+    from clearhead.studies.code.permutation_tests import GroupDifferences
 
-UNIFORM = charts.level(1.0, "uniform attention")
-RECEIVED = "attention received"
+UNIFORM_REFERENCE_LINE = charts.make_reference_line(1.0, "uniform attention")
+RECEIVED_ATTENTION_LABEL = "attention received"
 
 
-def by_layer(measured: "Measured") -> list[Document]:
+def make_class_attention_charts(code_attention: "CodeAttention") -> list[ViewModel]:
     """Every head a point, mean over questions; the line is the mean over heads; 1 is what uniform attention gives."""
-    means = np.nanmean(measured.received, 0)
+    means = np.nanmean(code_attention.received_attention, 0)
     layers, heads, _ = means.shape
     across = np.repeat(np.arange(layers), heads)
     names = [f"layer {layer}, head {head}" for layer in range(layers) for head in range(heads)]
     return [
-        charts.points(
+        charts.make_scatter_chart(
             own,
-            [charts.cloud("heads", across, means[..., place].ravel(), names=names)],
+            [charts.make_point_series("heads", across, means[..., place].ravel(), names=names)],
             "layer",
-            RECEIVED,
-            means=charts.cloud("mean", range(layers), means[..., place].mean(1)),
-            range=(1 / REACH, REACH),
+            RECEIVED_ATTENTION_LABEL,
+            means=charts.make_point_series("mean", range(layers), means[..., place].mean(1)),
+            range=(1 / MAX_ATTENTION_RATIO, MAX_ATTENTION_RATIO),
             log=True,
-            level=UNIFORM,
+            level=UNIFORM_REFERENCE_LINE,
             whole=True,
             small=True,
         )
-        for place, own in enumerate(measured.classes)
+        for place, own in enumerate(code_attention.classes)
     ]
 
 
-def looking(measured: "Measured") -> Document:
+def make_class_to_class_chart(code_attention: "CodeAttention") -> ViewModel:
     """Rows look at columns: how many times what chance gives, mean over questions and layers."""
-    paid = measured.paid.mean(1)
+    paid = code_attention.paid_attention.mean(1)
     count = (~np.isnan(paid)).sum(0)
     times = np.where(count > 0, np.nansum(paid, 0) / np.maximum(count, 1), np.nan)
     words = [["–" if np.isnan(value) else f"{value:.2f}×" for value in row] for row in times]
     with np.errstate(divide="ignore"):
         doublings = np.log2(times)
     more = {"words": words, "written": True, "full_said": "four times what chance gives, or a quarter"}
-    classes = measured.classes
-    return charts.heat("Who looks at whom", doublings, classes, classes, "looks", "looked at", 2.0, **more)
+    classes = code_attention.classes
+    return charts.make_heat_map_chart(
+        "Who looks at whom", doublings, classes, classes, "looks", "looked at", 2.0, **more
+    )
 
 
-def p_maps(found: "Differences", classes: tuple[str, ...]) -> list[Document]:
+def make_p_value_charts(differences: "GroupDifferences", classes: tuple[str, ...]) -> list[ViewModel]:
     """Layer × head for each class: p of the permutation test; a dot where it stands after the correction."""
-    layers, heads, _ = found.p.shape
+    layers, heads, _ = differences.p_values.shape
     rows, columns = [f"layer {layer}" for layer in range(layers)], [f"head {head}" for head in range(heads)]
     made = []
     for place, own in enumerate(classes):
-        p, stands = found.p[..., place], found.found[..., place]
+        p, stands = differences.p_values[..., place], differences.is_significant[..., place]
         words = [
-            [_probability(p[row, column]) + (" ●" if stands[row, column] else "") for column in range(heads)]
+            [_format_p_value(p[row, column]) + (" ●" if stands[row, column] else "") for column in range(heads)]
             for row in range(layers)
         ]
         more = {
@@ -69,20 +71,30 @@ def p_maps(found: "Differences", classes: tuple[str, ...]) -> list[Document]:
             "marked": "a dot: p stands after the correction",
             "full_said": "p ≤ 0.0001",
         }
-        strength, sure = -np.log10(np.clip(p, SURE, 1)), -float(np.log10(SURE))
-        made.append(charts.heat(own, strength, rows, columns, "layer", "head", sure, weights=True, small=True, **more))
+        strength, sure = -np.log10(np.clip(p, MIN_DRAWN_P_VALUE, 1)), -float(np.log10(MIN_DRAWN_P_VALUE))
+        made.append(
+            charts.make_heat_map_chart(
+                own, strength, rows, columns, "layer", "head", sure, weights=True, small=True, **more
+            )
+        )
     return made
 
 
-def _probability(p: float) -> str:
+def _format_p_value(p: float) -> str:
     return "–" if np.isnan(p) else f"p {p:.2g}"
 
 
-def boxes(measured: "Measured") -> Document:
+def make_correctness_box_chart(code_attention: "CodeAttention") -> ViewModel:
     """One number a question, mean over layers and heads: right answers beside wrong ones, class by class."""
-    own = measured.received.mean((1, 2))
+    own = code_attention.received_attention.mean((1, 2))
     series = {
-        f"{said} ({int(group.sum())})": [charts.box(column) for column in own[group].T]
-        for said, group in (("right", measured.correct), ("wrong", ~measured.correct))
+        f"{said} ({int(group.sum())})": [charts.compute_box_statistics(column) for column in own[group].T]
+        for said, group in (("right", code_attention.is_correct), ("wrong", ~code_attention.is_correct))
     }
-    return charts.boxes("Right answers beside wrong ones", measured.classes, series, RECEIVED, level=UNIFORM)
+    return charts.make_box_chart(
+        "Right answers beside wrong ones",
+        code_attention.classes,
+        series,
+        RECEIVED_ATTENTION_LABEL,
+        level=UNIFORM_REFERENCE_LINE,
+    )

@@ -8,50 +8,57 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from clearhead.render.text_layout import name
-from clearhead.render.view_model import Document, view
+from clearhead.render.text_layout import escape_invisible
+from clearhead.render.view_model import ViewModel, make_view_model
 
 if TYPE_CHECKING:
-    from clearhead.verification import Line, Verification
+    from clearhead.verification import CheckResult, Verification
 
-HEADS = ("promise", *(FIGURES := ("measured", "allowed")), "")
-_STYLES = {"holds": "green", "does not hold": "bold red", "cannot be asked": "dim"}
+VERIFICATION_COLUMNS = ("promise", *(FIGURES := ("measured", "allowed")), "")
+_STATUS_STYLES = {"holds": "green", "does not hold": "bold red", "cannot be asked": "dim"}
 
 
-def render(found: "Verification") -> RenderableType:
+def render_verification(verification: "Verification") -> RenderableType:
     """One table, method after method, what cannot be asked with its reason, and the sum of it."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in HEADS:
+    for head in VERIFICATION_COLUMNS:
         table.add_column(head, justify="right" if head in FIGURES else "left", no_wrap=head in FIGURES)
-    for method in found.methods:
-        table.add_row(Text(name(method), style="bold"))
-        for row in found.rows:
+    for method in verification.methods:
+        table.add_row(Text(escape_invisible(method), style="bold"))
+        for row in verification.results:
             if row.method == method:
-                what, *figures, says = _cells(row)
-                table.add_row(f"  {what}", *figures, Text(says, style=_STYLES[row.says]))
+                what, *figures, says = _format_result_row(row)
+                table.add_row(f"  {what}", *figures, Text(says, style=_STATUS_STYLES[row.says]))
         table.add_section()
-    return Group(table, Text(_sentence(found), style="bold" if found.ok else "bold red"))
+    return Group(table, Text(_format_summary(verification), style="bold" if verification.ok else "bold red"))
 
 
-def document(found: "Verification") -> Document:
+def build_verification_view_model(verification: "Verification") -> ViewModel:
     """The same for the renderer."""
     tables = [
-        view("table", title=name(method), heads=list(HEADS), rows=[_cells(r) for r in found.rows if r.method == method])
-        for method in found.methods
+        make_view_model(
+            "table",
+            title=escape_invisible(method),
+            heads=list(VERIFICATION_COLUMNS),
+            rows=[_format_result_row(r) for r in verification.results if r.method == method],
+        )
+        for method in verification.methods
     ]
-    return view("section", heading="Promises, measured", note=_sentence(found), parts=tables, more=[])
+    return make_view_model(
+        "section", heading="Promises, measured", note=_format_summary(verification), parts=tables, more=[]
+    )
 
 
-def _cells(row: "Line") -> list[str]:
-    says = f"{row.says}: {name(row.why)}" if row.why else row.says
-    return [name(row.what), *_figures(row), says]
+def _format_result_row(row: "CheckResult") -> list[str]:
+    says = f"{row.says}: {escape_invisible(row.why)}" if row.why else row.says
+    return [escape_invisible(row.what), *_iter_formatted_values(row), says]
 
 
-def _figures(row: "Line") -> Iterator[str]:
+def _iter_formatted_values(row: "CheckResult") -> Iterator[str]:
     for figure in (row.measured, row.bound):
         yield "–" if figure is None else f"{figure:.2g}"
 
 
-def _sentence(found: "Verification") -> str:
-    inputs = "one input" if found.inputs == 1 else f"{found.inputs} inputs"
-    return f"{name(found.model)}, on {inputs}: {found.summary}."
+def _format_summary(found: "Verification") -> str:
+    inputs = "one input" if found.num_inputs == 1 else f"{found.num_inputs} inputs"
+    return f"{escape_invisible(found.model_name)}, on {inputs}: {found.summary}."

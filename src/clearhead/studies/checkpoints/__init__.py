@@ -1,4 +1,4 @@
-"""Original checkpoints → safetensors in the layout of transformers, for the families of the published experiments."""
+"""Convert original checkpoints of published models to safetensors in the layout of transformers."""
 
 import shutil
 from collections.abc import Sequence
@@ -9,17 +9,36 @@ from uuid import uuid4
 
 from safetensors.torch import save_file
 
-from clearhead.data.atomic_file import PARTIAL
-from clearhead.errors import InputError, unknown
+from clearhead.data.atomic_file import PARTIAL_SUFFIX
+from clearhead.errors import InputError, unknown_value_error
 from clearhead.studies.checkpoints import bert, clip, detr, vit
-from clearhead.studies.checkpoints.reader import Converted, Settings, open_weights, some
+from clearhead.studies.checkpoints.reader import (
+    CheckpointTensors,
+    ConversionSettings,
+    ConvertedModel,
+    format_names,
+    open_checkpoint_file,
+)
 
-FAMILIES = {**vit.FAMILIES, "clip": clip.convert, "detr": detr.convert, "bert": bert.convert}
+CONVERTERS = {**vit.VIT_CONVERTERS, "clip": clip.convert_clip, "detr": detr.convert_detr, "bert": bert.convert_bert}
+#: Key of the loading report of transformers → description.
+_LOADING_PROBLEMS = {"missing_keys": "missing", "unexpected_keys": "unexpected", "mismatched_keys": "wrong shape"}
 
 
 @dataclass(frozen=True)
-class Conversion:
-    """What was written, what was left out, and what the file did not say and was taken to be so."""
+class ConversionResult:
+    """Result of a checkpoint conversion.
+
+    Attributes:
+        folder: Folder that was written.
+        family: Family of the checkpoint.
+        architecture: Model class of transformers.
+        weights: Number of converted tensors.
+        left_out: Names of the tensors that the model does not need.
+        assumed: Settings that the file does not contain and that were assumed.
+        unpickled: Whether a file had to be unpickled in full, which can execute code.
+        wants: What is still missing to use the model: "a tokenizer", or None.
+    """
 
     folder: str
     family: str
@@ -31,10 +50,11 @@ class Conversion:
     wants: str | None
 
     def to_dict(self) -> dict[str, Any]:
+        """Convert to JSON-serialisable values, schema "clearhead/conversion"."""
         return {"schema": "clearhead/conversion", "version": 1, **asdict(self)}
 
 
-def convert(
+def convert_checkpoint(
     source: str | Path,
     dest: str | Path,
     family: str,
@@ -44,66 +64,88 @@ def convert(
     heads: int | None = None,
     head: str | Path | None = None,
     tokenizer: str | None = None,
-) -> Conversion:
-    """Turn an original checkpoint into a folder that `clearhead.load` and transformers open.
+) -> ConversionResult:
+    """Convert an original checkpoint to a folder that `clearhead.load` and transformers open.
 
-    source: the file (.pth, .pt, .bin, .safetensors); dest: the folder to write, which must not exist yet
-    family: vit (timm), deit, dino, moco, mae, clip (OpenAI), detr, bert
-    trusted: whether you vouch for the file: to open a pickled file can be to run whatever code it holds
-    labels: the names of the classes
-    heads: how many heads each layer has, which no file says; by default as its family's authors have it
-    head: a second file with the classifier, as DINO's and MoCo's authors give it
-    tokenizer: a folder or hub name whose tokenizer is written, too, for families that read texts
+    Every weight must be recognised, and the folder is written only if the model loads completely.
+
+    Args:
+        source: Checkpoint file (.pth, .pt, .bin, .safetensors).
+        dest: Folder to write; it must not exist, or be empty.
+        family: vit (timm), deit, dino, moco, mae, clip (OpenAI), detr or bert.
+        trusted: Whether you trust the file: opening a pickled file can execute arbitrary code.
+        labels: Names of the classes.
+        heads: Number of attention heads per layer, which no file contains; by default that of the family's authors.
+        head: Second file with the classifier, as the authors of DINO and MoCo publish it.
+        tokenizer: Folder or hub name of a tokenizer to save as well, for families that read text.
+
+    Returns:
+        The folder, the architecture, skipped tensors and assumptions.
+
+    Raises:
+        InputError: The family is unknown, `dest` is not empty, or the weights do not form a model of that family.
+        UnsupportedError: The file is pickled and not `trusted`, or the architecture is not supported.
+
+    Example:
+        >>> convert_checkpoint("dino_deitsmall16.pth", "dino-s", "dino", trusted=True)  # doctest: +SKIP
     """
-    if family not in FAMILIES:
-        raise unknown("family", family, FAMILIES)
+    if family not in CONVERTERS:
+        raise unknown_value_error("family", family, CONVERTERS)
     folder = Path(dest)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{str(dest)!r} is there already: name a folder that is not")
-    weights, unpickled = open_weights(source, trusted)
-    extra, unpickled_too = open_weights(head, trusted) if head is not None else (None, False)
+        raise InputError(f"{str(dest)!r} already exists: name a folder that does not exist or is empty")
+    weights, unpickled = open_checkpoint_file(source, trusted)
+    head_weights: CheckpointTensors | None = None
+    if head is not None:
+        head_weights, head_unpickled = open_checkpoint_file(head, trusted)
+        unpickled = unpickled or head_unpickled
     if labels is not None and not labels:
-        raise InputError("labels= names no class")
-    made = FAMILIES[family](weights, Settings(family, labels, heads, extra))
-    for left in (weights, extra):
-        if left is not None and left.unused:
-            raise InputError(
-                f"{str(source if left is weights else head)!r} holds weights that {family} models do not have: "
-                f"{some(left.unused)}"
-            )
-    wants = _write(made, folder, tokenizer)
-    return Conversion(
+        raise InputError("labels= is empty: give the names of the classes")
+    model = CONVERTERS[family](weights, ConversionSettings(family, labels, heads, head_weights))
+    _check_all_used(weights, source, family)
+    skipped_names = list(weights.skipped_names)
+    if head_weights is not None:
+        _check_all_used(head_weights, head, family)
+        skipped_names += head_weights.skipped_names
+    _write_model_folder(model, folder, tokenizer)
+    return ConversionResult(
         folder=str(folder),
         family=family,
-        architecture=made.architecture,
-        weights=len(made.weights),
-        left_out=tuple(sorted([*weights.left_out, *(extra.left_out if extra else ())])),
-        assumed=made.assumed,
-        unpickled=unpickled or unpickled_too,
-        wants=wants,
+        architecture=model.architecture,
+        weights=len(model.weights),
+        left_out=tuple(sorted(skipped_names)),
+        assumed=model.assumptions,
+        unpickled=unpickled,
+        wants="a tokenizer" if model.reads_text and tokenizer is None else None,
     )
 
 
-def _write(made: Converted, folder: Path, tokenizer: str | None) -> str | None:
-    """The folder, whole or not at all; what it still wants for texts to be read."""
+def _check_all_used(weights: CheckpointTensors, path: str | Path | None, family: str) -> None:
+    if weights.remaining_names:
+        raise InputError(
+            f"{str(path)!r} contains weights that {family} models do not have: {format_names(weights.remaining_names)}"
+        )
+
+
+def _write_model_folder(model: ConvertedModel, folder: Path, tokenizer: str | None) -> None:
+    """Write to a temporary folder, check that the model loads, and rename: complete or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.{uuid4().hex[:8]}{PARTIAL}")
+    partial = folder.with_name(f".{folder.name}.{uuid4().hex[:8]}{PARTIAL_SUFFIX}")
     try:
         partial.mkdir()
-        made.config.architectures = [made.architecture]
-        made.config.save_pretrained(partial)
-        save_file(made.weights, str(partial / "model.safetensors"), metadata={"format": "pt"})
-        if made.processor is not None:
-            made.processor.save_pretrained(partial)
+        model.config.architectures = [model.architecture]
+        model.config.save_pretrained(partial)
+        save_file(model.weights, str(partial / "model.safetensors"), metadata={"format": "pt"})
+        if model.processor is not None:
+            model.processor.save_pretrained(partial)
         if tokenizer is not None:
             _open_tokenizer(tokenizer).save_pretrained(partial)
-        _check(made, partial)
-        if folder.is_dir():  # it is empty
+        _check_loads_completely(model, partial)
+        if folder.is_dir():  # empty, as checked above
             folder.rmdir()
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return "a tokenizer" if made.reads_text and tokenizer is None else None
 
 
 def _open_tokenizer(name: str) -> Any:
@@ -111,23 +153,23 @@ def _open_tokenizer(name: str) -> Any:
 
     try:
         return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as problem:
-        raise InputError(f"cannot open the tokenizer of {name!r}: {str(problem).strip().splitlines()[0]}") from None
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise InputError(f"cannot open the tokenizer of {name!r}: {str(error).strip().splitlines()[0]}") from None
 
 
-def _check(made: Converted, folder: Path) -> None:
-    """Every weight that the architecture has must be there, in its size, and no other."""
+def _check_loads_completely(model: ConvertedModel, folder: Path) -> None:
+    """Check that the folder has exactly the weights of the architecture, in the right shapes."""
     import transformers
 
-    opener: Any = getattr(transformers, made.architecture)
-    extra = {"add_pooling_layer": False} if made.architecture == "ViTModel" else {}
-    how = {"use_safetensors": True, "output_loading_info": True, "trust_remote_code": False}
-    _, report = opener.from_pretrained(folder, ignore_mismatched_sizes=True, **how, **extra)
-    said = {"missing_keys": "missing", "unexpected_keys": "too many", "mismatched_keys": "of another size"}
-    found = "; ".join(
-        f"{what}: {some([key if isinstance(key, str) else key[0] for key in report[kind]])}"
-        for kind, what in said.items()
-        if report[kind]
-    )
-    if found:
-        raise InputError(f"the weights do not make up a {made.architecture}: {found}")
+    model_class: Any = getattr(transformers, model.architecture)
+    options: dict[str, Any] = {"use_safetensors": True, "output_loading_info": True, "trust_remote_code": False}
+    if model.architecture == "ViTModel":
+        options["add_pooling_layer"] = False
+    _, report = model_class.from_pretrained(folder, ignore_mismatched_sizes=True, **options)
+    problems = []
+    for report_key, description in _LOADING_PROBLEMS.items():
+        names = [entry if isinstance(entry, str) else entry[0] for entry in report[report_key]]
+        if names:
+            problems.append(f"{description}: {format_names(names)}")
+    if problems:
+        raise InputError(f"the weights do not form a {model.architecture}: {'; '.join(problems)}")

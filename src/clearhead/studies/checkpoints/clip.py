@@ -1,14 +1,19 @@
-"""OpenAI's CLIP with a vision transformer → CLIPModel."""
+"""Convert OpenAI's CLIP with a vision transformer to CLIPModel."""
 
 from typing import Any
 
 import transformers
 from torch import Tensor
 
-from clearhead.errors import Refusal
-from clearhead.studies.checkpoints.reader import Converted, Settings, Weights, renamed
+from clearhead.errors import UnsupportedError
+from clearhead.studies.checkpoints.reader import (
+    CheckpointTensors,
+    ConversionSettings,
+    ConvertedModel,
+    pop_renamed_layers,
+)
 
-_NAMES = {
+_LAYER_NAMES = {
     "attn.out_proj": "self_attn.out_proj",
     "ln_1": "layer_norm1",
     "ln_2": "layer_norm2",
@@ -17,22 +22,30 @@ _NAMES = {
 }
 
 
-def convert(weights: Weights, settings: Settings) -> Converted:
+def convert_clip(weights: CheckpointTensors, settings: ConversionSettings) -> ConvertedModel:
+    """Convert CLIP with a ViT image encoder.
+
+    Raises:
+        UnsupportedError: The image encoder is a ResNet.
+    """
     if "visual.layer1.0.conv1.weight" in weights:
-        raise Refusal("this CLIP sees with a ResNet, which transformers does not have: take one with a ViT")
-    weights.leave_out(r"^(input_resolution|context_length|vocab_size)$")
-    vision, text = _vision_sizes(weights, settings), _text_sizes(weights, settings)
-    projected = weights.shape("text_projection")[1]
-    found = {
-        "logit_scale": weights.take("logit_scale"),
-        "text_projection.weight": weights.take("text_projection").T.contiguous(),
-        "visual_projection.weight": weights.take("visual.proj").T.contiguous(),
-        "text_model.embeddings.token_embedding.weight": weights.take("token_embedding.weight"),
-        "text_model.embeddings.position_embedding.weight": weights.take("positional_embedding"),
-        "vision_model.embeddings.class_embedding": weights.take("visual.class_embedding"),
-        "vision_model.embeddings.patch_embedding.weight": weights.take("visual.conv1.weight"),
-        "vision_model.embeddings.position_embedding.weight": weights.take("visual.positional_embedding"),
-        **renamed(
+        raise UnsupportedError(
+            "this CLIP has a ResNet image encoder, which transformers does not support: use one with a ViT"
+        )
+    weights.skip(r"^(input_resolution|context_length|vocab_size)$")
+    vision_config = _infer_vision_config(weights, settings)
+    text_config = _infer_text_config(weights, settings)
+    projection_dim = weights.get_shape("text_projection")[1]
+    tensors = {
+        "logit_scale": weights.pop("logit_scale"),
+        "text_projection.weight": weights.pop("text_projection").T.contiguous(),
+        "visual_projection.weight": weights.pop("visual.proj").T.contiguous(),
+        "text_model.embeddings.token_embedding.weight": weights.pop("token_embedding.weight"),
+        "text_model.embeddings.position_embedding.weight": weights.pop("positional_embedding"),
+        "vision_model.embeddings.class_embedding": weights.pop("visual.class_embedding"),
+        "vision_model.embeddings.patch_embedding.weight": weights.pop("visual.conv1.weight"),
+        "vision_model.embeddings.position_embedding.weight": weights.pop("visual.positional_embedding"),
+        **pop_renamed_layers(
             weights,
             {
                 "ln_final": "text_model.final_layer_norm",
@@ -40,60 +53,68 @@ def convert(weights: Weights, settings: Settings) -> Converted:
                 "visual.ln_post": "vision_model.post_layernorm",
             },
         ),
-        **_tower(weights, "transformer", "text_model", text["num_hidden_layers"]),
-        **_tower(weights, "visual.transformer", "vision_model", vision["num_hidden_layers"]),
+        **_convert_tower(weights, "transformer", "text_model", text_config["num_hidden_layers"]),
+        **_convert_tower(weights, "visual.transformer", "vision_model", vision_config["num_hidden_layers"]),
     }
-    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=projected)
-    size = vision["image_size"]
-    images = transformers.CLIPImageProcessor(
+    config = transformers.CLIPConfig(
+        text_config=text_config, vision_config=vision_config, projection_dim=projection_dim
+    )
+    size = vision_config["image_size"]
+    image_processor = transformers.CLIPImageProcessor(
         size={"shortest_edge": size}, crop_size={"height": size, "width": size}, resample=3
     )
-    heads = {"text": text["num_attention_heads"], "picture": vision["num_attention_heads"]}
-    return Converted("CLIPModel", config, found, images, reads_text=True, assumed={"heads": heads})
+    heads = {"text": text_config["num_attention_heads"], "picture": vision_config["num_attention_heads"]}
+    return ConvertedModel("CLIPModel", config, tensors, image_processor, reads_text=True, assumptions={"heads": heads})
 
 
-def _vision_sizes(weights: Weights, settings: Settings) -> dict[str, Any]:
-    width, channels, patch, _ = weights.shape("visual.conv1.weight")
-    side = round((weights.shape("visual.positional_embedding")[0] - 1) ** 0.5)
+def _infer_vision_config(weights: CheckpointTensors, settings: ConversionSettings) -> dict[str, Any]:
+    width, num_channels, patch_size, _ = weights.get_shape("visual.conv1.weight")
+    side = round((weights.get_shape("visual.positional_embedding")[0] - 1) ** 0.5)
     return {
-        **_sizes(weights, settings, "visual.transformer", width),
-        "image_size": side * patch,
-        "patch_size": patch,
-        "num_channels": channels,
+        **_infer_tower_config(weights, settings, "visual.transformer", width),
+        "image_size": side * patch_size,
+        "patch_size": patch_size,
+        "num_channels": num_channels,
     }
 
 
-def _text_sizes(weights: Weights, settings: Settings) -> dict[str, Any]:
-    words, width = weights.shape("token_embedding.weight")
-    # The last two numbers of its vocabulary begin and end a text.
+def _infer_text_config(weights: CheckpointTensors, settings: ConversionSettings) -> dict[str, Any]:
+    vocab_size, width = weights.get_shape("token_embedding.weight")
+    # the last two ids of the vocabulary are the begin and end tokens
     return {
-        **_sizes(weights, settings, "transformer", width),
-        "vocab_size": words,
-        "max_position_embeddings": weights.shape("positional_embedding")[0],
-        "bos_token_id": words - 2,
-        "eos_token_id": words - 1,
-        "pad_token_id": words - 1,
+        **_infer_tower_config(weights, settings, "transformer", width),
+        "vocab_size": vocab_size,
+        "max_position_embeddings": weights.get_shape("positional_embedding")[0],
+        "bos_token_id": vocab_size - 2,
+        "eos_token_id": vocab_size - 1,
+        "pad_token_id": vocab_size - 1,
     }
 
 
-def _sizes(weights: Weights, settings: Settings, tower: str, width: int) -> dict[str, Any]:
+def _infer_tower_config(
+    weights: CheckpointTensors, settings: ConversionSettings, tower: str, width: int
+) -> dict[str, Any]:
     escaped = tower.replace(".", r"\.")
     return {
         "hidden_size": width,
-        "num_hidden_layers": weights.count(rf"{escaped}\.resblocks\.(\d+)\."),
-        "num_attention_heads": settings.head_count(width),
-        "intermediate_size": weights.shape(f"{tower}.resblocks.0.mlp.c_fc.weight")[0],
-        "projection_dim": weights.shape("text_projection")[1],
+        "num_hidden_layers": weights.count_layers(rf"{escaped}\.resblocks\.(\d+)\."),
+        "num_attention_heads": settings.get_num_heads(width),
+        "intermediate_size": weights.get_shape(f"{tower}.resblocks.0.mlp.c_fc.weight")[0],
+        "projection_dim": weights.get_shape("text_projection")[1],
         "hidden_act": "quick_gelu",
         "layer_norm_eps": 1e-5,
     }
 
 
-def _tower(weights: Weights, tower: str, to: str, layers: int) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for i in range(layers):
-        old, new = f"{tower}.resblocks.{i}.attn", f"{to}.encoder.layers.{i}.self_attn"
-        parts = [f"{new}.{part}_proj" for part in "qkv"]
-        found |= weights.take_thirds(f"{old}.in_proj_weight", f"{old}.in_proj_bias", parts)
-    names = {f"{tower}.resblocks.{{i}}.{old}": f"{to}.encoder.layers.{{i}}.{new}" for old, new in _NAMES.items()}
-    return found | renamed(weights, names, range(layers))
+def _convert_tower(weights: CheckpointTensors, tower: str, new_tower: str, num_layers: int) -> dict[str, Tensor]:
+    """Convert the transformer layers of one tower."""
+    tensors: dict[str, Tensor] = {}
+    for layer_index in range(num_layers):
+        old_name = f"{tower}.resblocks.{layer_index}.attn"
+        new_name = f"{new_tower}.encoder.layers.{layer_index}.self_attn"
+        projection_names = [f"{new_name}.{letter}_proj" for letter in "qkv"]
+        tensors |= weights.pop_fused_qkv(f"{old_name}.in_proj_weight", f"{old_name}.in_proj_bias", projection_names)
+    names = {
+        f"{tower}.resblocks.{{i}}.{old}": f"{new_tower}.encoder.layers.{{i}}.{new}" for old, new in _LAYER_NAMES.items()
+    }
+    return tensors | pop_renamed_layers(weights, names, range(num_layers))

@@ -1,4 +1,4 @@
-"""A checkpoint as it was found: opened with care, taken apart name by name, so that nothing goes unnoticed."""
+"""Read checkpoint files safely, and account for every tensor by name, so that none is silently dropped."""
 
 import pickle
 import re
@@ -14,204 +14,297 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from clearhead.errors import InputError, Refusal
+from clearhead.errors import InputError, UnsupportedError
 
-#: What checkpoints keep their weights under, the likelier first; a DINO checkpoint's teacher is the one that is used.
-_CONTAINERS = ("teacher", "state_dict", "model_state_dict", "model", "net", "module")
+#: Keys under which checkpoints store their state dict, in order of preference; DINO is used with its teacher.
+_STATE_DICT_KEYS = ("teacher", "state_dict", "model_state_dict", "model", "net", "module")
 
 
-class Weights:
-    """Tensors by name. What is taken is used up; what is left at the end was not understood."""
+class CheckpointTensors:
+    """Tensors of a checkpoint by name. Converted tensors are removed; the names that remain were not recognised.
+
+    Args:
+        tensors: Name → tensor.
+        source: Name of the file, for error messages.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor], source: str = "the file") -> None:
-        self.tensors, self.source = dict(tensors), source
-        self.left_out: list[str] = []
+        self.tensors = dict(tensors)
+        self.source = source
+        self.skipped_names: list[str] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
     @property
-    def unused(self) -> list[str]:
+    def remaining_names(self) -> list[str]:
+        """Sorted names of the tensors that are neither converted nor skipped."""
         return sorted(self.tensors)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._get(name).shape)
+    def get_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor.
 
-    def take(self, name: str) -> Tensor:
-        found = self._get(name)
+        Raises:
+            InputError: There is no tensor of that name.
+        """
+        return tuple(self._get_tensor(name).shape)
+
+    def pop(self, name: str) -> Tensor:
+        """Remove a tensor and return a contiguous copy; half precision becomes float32.
+
+        Raises:
+            InputError: There is no tensor of that name.
+        """
+        tensor = self._get_tensor(name)
         del self.tensors[name]
-        half = found.dtype in (torch.float16, torch.bfloat16)
-        return (found.float() if half else found).detach().contiguous().clone()
+        if tensor.dtype in (torch.float16, torch.bfloat16):
+            tensor = tensor.float()
+        return tensor.detach().contiguous().clone()
 
-    def take_all(self, name: str, to: str) -> dict[str, Tensor]:
-        """The weight and, where there is one, the bias of one layer, under another name."""
-        parts = [part for part in ("weight", "bias") if part == "weight" or f"{name}.bias" in self]
-        return {f"{to}.{part}": self.take(f"{name}.{part}") for part in parts}
+    def pop_layer(self, name: str, new_name: str) -> dict[str, Tensor]:
+        """Remove the weight and, if there is one, the bias of a layer, and return them under another name."""
+        tensors = {f"{new_name}.weight": self.pop(f"{name}.weight")}
+        if f"{name}.bias" in self:
+            tensors[f"{new_name}.bias"] = self.pop(f"{name}.bias")
+        return tensors
 
-    def take_thirds(self, weight: str, bias: str, names: Sequence[str]) -> dict[str, Tensor]:
-        """Queries, keys and values out of one matrix."""
-        parts = dict(zip(names, self.take(weight).chunk(3), strict=True))
-        found = {f"{name}.weight": part.clone() for name, part in parts.items()}
-        if bias in self:
-            biases = zip(names, self.take(bias).chunk(3), strict=True)
-            found |= {f"{name}.bias": part.clone() for name, part in biases}
-        return found
+    def pop_fused_qkv(self, weight_name: str, bias_name: str, new_names: Sequence[str]) -> dict[str, Tensor]:
+        """Remove a fused projection and return its query, key and value projections under `new_names`."""
+        weights = zip(new_names, self.pop(weight_name).chunk(3), strict=True)
+        tensors = {f"{name}.weight": tensor.clone() for name, tensor in weights}
+        if bias_name in self:
+            biases = zip(new_names, self.pop(bias_name).chunk(3), strict=True)
+            tensors |= {f"{name}.bias": tensor.clone() for name, tensor in biases}
+        return tensors
 
-    def leave_out(self, pattern: str) -> None:
-        """What the model does not need."""
+    def skip(self, pattern: str) -> None:
+        """Drop the tensors whose names match, which the model does not need."""
         for name in [name for name in self.tensors if re.search(pattern, name)]:
-            self.left_out.append(name)
+            self.skipped_names.append(name)
             del self.tensors[name]
 
-    def without_prefix(self, *prefixes: str) -> None:
-        """Take prefixes off, each where any name has it; what has it not is left out."""
+    def strip_prefixes(self, *prefixes: str) -> None:
+        """Remove each prefix that any name has, and skip the tensors without it."""
         for prefix in prefixes:
             if any(name.startswith(prefix) for name in self.tensors):
-                self.left_out += [name for name in self.tensors if not name.startswith(prefix)]
+                self.skipped_names += [name for name in self.tensors if not name.startswith(prefix)]
                 self.tensors = {
-                    name.removeprefix(prefix): part for name, part in self.tensors.items() if name.startswith(prefix)
+                    name.removeprefix(prefix): tensor
+                    for name, tensor in self.tensors.items()
+                    if name.startswith(prefix)
                 }
 
-    def count(self, pattern: str) -> int:
-        """How many layers there are: `pattern` has their number in brackets."""
-        found = {int(match.group(1)) for name in self.tensors if (match := re.match(pattern, name))}
-        if found != set(range(len(found))) or not found:
-            raise InputError(f"{self.source} holds no layers that are called {pattern!r}: {some(self.unused)}")
-        return len(found)
+    def count_layers(self, pattern: str) -> int:
+        """Count the layers; the first group of `pattern` is the layer index.
 
-    def _get(self, name: str) -> Tensor:
+        Raises:
+            InputError: No name matches, or the indices have gaps.
+        """
+        indices = {int(match.group(1)) for name in self.tensors if (match := re.match(pattern, name))}
+        if indices != set(range(len(indices))) or not indices:
+            raise InputError(
+                f"{self.source} has no layers with names like {pattern!r}: {format_names(self.remaining_names)}"
+            )
+        return len(indices)
+
+    def _get_tensor(self, name: str) -> Tensor:
         if name not in self.tensors:
-            raise InputError(f"{self.source} has no {name}: is it of another family? It has {some(self.unused)}")
+            raise InputError(
+                f"{self.source} has no {name}: is it of another family? It has {format_names(self.remaining_names)}"
+            )
         return self.tensors[name]
 
 
 @dataclass
-class Settings:
-    """What the user says about a checkpoint."""
+class ConversionSettings:
+    """User settings of a conversion.
+
+    Attributes:
+        family: Family of the checkpoint.
+        labels: Names of the classes.
+        heads: Number of attention heads per layer.
+        head_tensors: Tensors of a second file with the classifier.
+    """
 
     family: str
     labels: Sequence[str] | None = None
     heads: int | None = None
-    head: Weights | None = None
+    head_tensors: CheckpointTensors | None = None
 
-    def head_count(self, width: int, own: Mapping[int, int] | None = None, each: int | None = 64) -> int:
-        """How many heads a layer of this width has: as was said, as the authors have it, or one for each 64."""
-        count = self.heads or (own or {}).get(width) or (width // each if each and width % each == 0 else 0)
-        if not count or width % count:
-            raise InputError(f"it is not plain how many heads layers of a width of {width} have: say so with heads=")
-        return count
+    def get_num_heads(
+        self, width: int, heads_by_width: Mapping[int, int] | None = None, head_size: int | None = 64
+    ) -> int:
+        """Return the number of heads: the user's, the one listed for this width, or width / head size.
 
-    def named(self, count: int) -> dict[str, Any]:
-        """The classes, for a configuration."""
-        if self.labels is not None and len(self.labels) != count:
-            raise InputError(f"{len(self.labels)} labels were given, but the model has {count} classes")
-        names = [str(label) for label in self.labels or [f"LABEL_{i}" for i in range(count)]]
-        return {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+        Args:
+            width: Hidden size.
+            heads_by_width: Numbers of heads that differ from width / head size.
+            head_size: Default head size; None if it is unknown.
+
+        Raises:
+            InputError: The number cannot be inferred, or does not divide the width.
+        """
+        num_heads = self.heads or (heads_by_width or {}).get(width)
+        if not num_heads and head_size and width % head_size == 0:
+            num_heads = width // head_size
+        if not num_heads or width % num_heads:
+            raise InputError(f"cannot infer the number of heads for hidden size {width}: pass heads=")
+        return num_heads
+
+    def build_label_config(self, num_classes: int) -> dict[str, Any]:
+        """Build the label options of a configuration.
+
+        Raises:
+            InputError: The number of labels differs from the number of classes.
+        """
+        if self.labels is not None and len(self.labels) != num_classes:
+            raise InputError(f"{len(self.labels)} labels were given, but the model has {num_classes} classes")
+        names = [str(label) for label in self.labels or [f"LABEL_{index}" for index in range(num_classes)]]
+        return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
 
 
 @dataclass
-class Converted:
-    """A model in the layout of transformers, not written yet."""
+class ConvertedModel:
+    """A model in the layout of transformers, before it is written.
+
+    Attributes:
+        architecture: Model class of transformers.
+        config: Configuration.
+        weights: State dict.
+        processor: Image processor, if the model takes images.
+        reads_text: Whether the model needs a tokenizer.
+        assumptions: Settings that the file does not contain and that were assumed.
+    """
 
     architecture: str
     config: Any
     weights: dict[str, Tensor]
     processor: Any = None
     reads_text: bool = False
-    assumed: dict[str, Any] = field(default_factory=dict)
+    assumptions: dict[str, Any] = field(default_factory=dict)
 
 
-def open_weights(path: str | Path, trusted: bool) -> tuple[Weights, bool]:
-    """The tensors of a file, and whether it had to be unpickled in full."""
+def open_checkpoint_file(path: str | Path, trusted: bool) -> tuple[CheckpointTensors, bool]:
+    """Open a checkpoint file.
+
+    Args:
+        path: A .safetensors file, or one of `torch.save` or TorchScript.
+        trusted: Whether pickled files may be opened.
+
+    Returns:
+        The tensors, and whether the file had to be unpickled in full.
+
+    Raises:
+        InputError: The file is missing or is not a checkpoint.
+        UnsupportedError: The file is pickled and not trusted.
+    """
     file = Path(path)
     if not file.is_file():
         raise InputError(f"there is no file {str(path)!r}")
     if file.suffix == ".safetensors":
         try:
-            return Weights(load_file(str(file)), repr(file.name)), False
-        except (SafetensorError, OSError) as problem:
-            raise InputError(f"{str(path)!r} cannot be opened: {problem}") from None
-    if not _saved_by_torch(file):
-        raise InputError(f"{str(path)!r} is no checkpoint: neither a .safetensors file nor what torch.save writes")
+            return CheckpointTensors(load_file(str(file)), repr(file.name)), False
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{str(path)!r} cannot be opened: {error}") from None
+    if not _is_torch_file(file):
+        raise InputError(f"{str(path)!r} is not a checkpoint: neither a .safetensors file nor one of torch.save")
     if not trusted:
-        raise Refusal(
-            f"{str(path)!r} is a pickled file, and to open one can be to run whatever code its maker put into it: it "
-            "could read, send or delete your files. If you know where it comes from and trust that, say so: "
-            "--i-trust-this-file (trusted=True in Python). A .safetensors file needs no such trust"
+        raise UnsupportedError(
+            f"{str(path)!r} is a pickled file, and opening it can execute arbitrary code that reads, sends or deletes "
+            "your files. If you know its origin and trust it, pass --i-trust-this-file (trusted=True in Python). "
+            "A .safetensors file needs no such trust"
         )
-    found, in_full = _unpickled(file)
-    tensors = dict(_tensors(found))
+    content, is_unpickled = _load_without_warnings(file)
+    tensors = dict(_iter_named_tensors(content))
     if not tensors:
-        raise InputError(f"{str(path)!r} holds no tensors with names: {type(found).__name__}")
-    weights = Weights(tensors, repr(file.name))
-    weights.without_prefix("module.")
-    return weights, in_full
+        raise InputError(f"{str(path)!r} contains no named tensors: {type(content).__name__}")
+    weights = CheckpointTensors(tensors, repr(file.name))
+    weights.strip_prefixes("module.")
+    return weights, is_unpickled
 
 
-def _saved_by_torch(file: Path) -> bool:
-    """By how it begins: an archive, or a pickle; very old ones are in a tar file."""
-    with file.open("rb") as content:
-        begins = content.read(4)
-    return begins == b"PK\x03\x04" or begins[:1] == b"\x80" or tarfile.is_tarfile(file)
+def _is_torch_file(file: Path) -> bool:
+    """Check the magic bytes for a zip archive or a pickle; very old checkpoints are tar files."""
+    with file.open("rb") as stream:
+        magic = stream.read(4)
+    return magic == b"PK\x03\x04" or magic[:1] == b"\x80" or tarfile.is_tarfile(file)
 
 
-def _unpickled(file: Path) -> tuple[Any, bool]:
-    """As plain tensors if that is all it holds; otherwise in full, since the user vouches for it."""
+def _load_without_warnings(file: Path) -> tuple[Any, bool]:
+    """Load as plain tensors if possible, otherwise unpickle in full, since the user trusts the file."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about old formats, which old checkpoints have
-        return _opened(file)
+        warnings.simplefilter("ignore")  # deprecation warnings of old checkpoint formats
+        return _load_torch_file(file)
 
 
-def _opened(file: Path) -> tuple[Any, bool]:
+def _load_torch_file(file: Path) -> tuple[Any, bool]:
     try:
         return torch.load(file, map_location="cpu", weights_only=True), False
-    except pickle.UnpicklingError as problem:
-        if "Weights only load failed" not in str(problem):
-            raise InputError(f"{str(file)!r} cannot be opened: {_line(problem)}") from None
-    except RuntimeError as problem:
-        if "TorchScript" not in str(problem):
-            raise InputError(f"{str(file)!r} cannot be opened: {_line(problem)}") from None
+    except pickle.UnpicklingError as error:
+        if "Weights only load failed" not in str(error):
+            raise InputError(f"{str(file)!r} cannot be opened: {_format_first_line(error)}") from None
+    except RuntimeError as error:
+        if "TorchScript" not in str(error):
+            raise InputError(f"{str(file)!r} cannot be opened: {_format_first_line(error)}") from None
         return torch.jit.load(str(file), map_location="cpu").state_dict(), True
-    except (OSError, EOFError, KeyError, ValueError) as problem:
-        raise InputError(f"{str(file)!r} cannot be opened: {_line(problem)}") from None
+    except (OSError, EOFError, KeyError, ValueError) as error:
+        raise InputError(f"{str(file)!r} cannot be opened: {_format_first_line(error)}") from None
     try:
         return torch.load(file, map_location="cpu", weights_only=False), True
-    except Exception as problem:  # it runs code that is not ours
-        raise InputError(f"{str(file)!r} cannot be opened: {type(problem).__name__}: {_line(problem)}") from None
+    except Exception as error:  # unpickling runs foreign code, which may raise anything
+        raise InputError(
+            f"{str(file)!r} cannot be opened: {type(error).__name__}: {_format_first_line(error)}"
+        ) from None
 
 
-def _tensors(found: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a state dict, wherever a checkpoint keeps it."""
+def _iter_named_tensors(content: Any) -> Iterator[tuple[str, Tensor]]:
+    """Iterate over the tensors of the state dict, at whatever nesting level the checkpoint stores it."""
     while True:
-        if isinstance(found, nn.Module):
-            found = found.state_dict()
-        inside = next((name for name in _CONTAINERS if isinstance(found, Mapping) and _holds(found.get(name))), None)
-        if inside is None:
+        if isinstance(content, nn.Module):
+            content = content.state_dict()
+        if not isinstance(content, Mapping):
+            return
+        container_key = next((key for key in _STATE_DICT_KEYS if _is_container(content.get(key))), None)
+        if container_key is None:
             break
-        found = found[inside]
-    if isinstance(found, Mapping):
-        for name, part in found.items():
-            if isinstance(part, Tensor):
-                yield str(name), part
+        content = content[container_key]
+    for name, value in content.items():
+        if isinstance(value, Tensor):
+            yield str(name), value
 
 
-def _holds(part: Any) -> bool:
-    return isinstance(part, nn.Module | Mapping)
+def _is_container(value: Any) -> bool:
+    return isinstance(value, nn.Module | Mapping)
 
 
-def renamed(weights: Weights, names: Mapping[str, str], numbers: Iterable[int] = ()) -> dict[str, Tensor]:
-    """Layers under other names, with their weights and biases; `{i}` is each of the numbers."""
-    found: dict[str, Tensor] = {}
+def pop_renamed_layers(
+    weights: CheckpointTensors, names: Mapping[str, str], layer_indices: Iterable[int] = ()
+) -> dict[str, Tensor]:
+    """Remove layers and return their weights and biases under other names.
+
+    Args:
+        weights: Tensors to take the layers from.
+        names: Old name → new name; `{i}` stands for the layer index.
+        layer_indices: Values of `{i}`.
+
+    Raises:
+        InputError: A weight is missing.
+    """
+    tensors: dict[str, Tensor] = {}
     for old, new in names.items():
-        for i in numbers if "{i}" in old else (0,):
-            found |= weights.take_all(old.format(i=i), new.format(i=i))
-    return found
+        for index in layer_indices if "{i}" in old else (0,):
+            tensors |= weights.pop_layer(old.format(i=index), new.format(i=index))
+    return tensors
 
 
-def some(names: Collection[str]) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:8]) + (f", … ({len(listed)} in all)" if len(listed) > 8 else "")
+def format_names(names: Collection[str]) -> str:
+    """Format up to eight names, sorted, with the total number if there are more."""
+    sorted_names = sorted(names)
+    listed = ", ".join(sorted_names[:8])
+    if len(sorted_names) > 8:
+        return f"{listed}, … ({len(sorted_names)} in all)"
+    return listed
 
 
-def _line(problem: Exception) -> str:
-    return (str(problem).strip().splitlines() or [""])[0]
+def _format_first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

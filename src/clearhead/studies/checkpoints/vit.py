@@ -1,12 +1,12 @@
-"""Vision transformers with the names that timm gave them: timm's and DeiT's own, DINO, MoCo v3, MAE.
+"""Convert vision transformers with timm's tensor names: timm's ViT, DeiT, DINO, MoCo v3 and MAE.
 
-Which model of transformers they become depends on how their classifier reads them:
+The model class of transformers depends on what the classifier reads:
 
     the class token                          ViTForImageClassification
     class and distillation token             DeiTForImageClassificationWithTeacher
-    the mean of the patches (MAE)            BeitForImageClassification, its positions absolute
-    class token beside the mean (DINO)       Dinov2ForImageClassification, its scales all one
-    there is none                            ViTModel
+    the mean of the patches (MAE)            BeitForImageClassification with absolute positions
+    class token and mean (DINO)              Dinov2ForImageClassification with layer scales of one
+    no classifier                            ViTModel
 """
 
 from collections.abc import Callable
@@ -17,80 +17,95 @@ import transformers
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.studies.checkpoints.reader import Converted, Settings, Weights, renamed
+from clearhead.studies.checkpoints.reader import (
+    CheckpointTensors,
+    ConversionSettings,
+    ConvertedModel,
+    pop_renamed_layers,
+)
 
-_IMAGENET: dict[str, Any] = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
-_HALF: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-#: Widths whose heads are not 64 wide: ViT-H, and MoCo v3's small model.
-_HEADS = {"moco": {384: 12, 1280: 16}}
-_WIDE_HEADS = {1280: 16, 1408: 16}
-
-
-def vit(weights: Weights, settings: Settings) -> Converted:
-    """timm's ViT and DeiT, distilled or not, and MAE fine-tuned with mean pooling."""
-    weights.without_prefix("model.")
-    return _converted(weights, settings)
-
-
-def dino(weights: Weights, settings: Settings) -> Converted:
-    """DINO's backbone, alone or with its linear classifier in a file of its own."""
-    weights.without_prefix("backbone.")
-    weights.leave_out(r"^head\.(mlp|last_layer)")
-    return _converted(weights, settings)
+_IMAGENET_NORMALISATION: dict[str, Any] = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+_HALF_NORMALISATION: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+#: Hidden sizes whose head size is not 64: ViT-H, and the small model of MoCo v3.
+_HEADS_BY_FAMILY_AND_WIDTH = {"moco": {384: 12, 1280: 16}}
+_HEADS_BY_WIDTH = {1280: 16, 1408: 16}
 
 
-def moco(weights: Weights, settings: Settings) -> Converted:
-    """MoCo v3: its encoder, or a linear classifier trained on top of it."""
-    weights.leave_out(r"^(momentum_encoder|predictor)\.")
-    weights.without_prefix("base_encoder.")
-    weights.leave_out(r"^head\.\d+\.")  # the projector of the contrastive loss, no classifier
-    return _converted(weights, settings)
+def convert_vit(weights: CheckpointTensors, settings: ConversionSettings) -> ConvertedModel:
+    """Convert timm's ViT and DeiT, distilled or not, and MAE fine-tuned with mean pooling."""
+    weights.strip_prefixes("model.")
+    return _convert_vision_transformer(weights, settings)
 
 
-def mae(weights: Weights, settings: Settings) -> Converted:
-    """MAE: the encoder of a pre-trained model, or a fine-tuned classifier."""
-    weights.leave_out(r"^(decoder_|mask_token)")
-    return _converted(weights, settings)
+def convert_dino(weights: CheckpointTensors, settings: ConversionSettings) -> ConvertedModel:
+    """Convert the backbone of DINO, with or without its linear classifier from a second file."""
+    weights.strip_prefixes("backbone.")
+    weights.skip(r"^head\.(mlp|last_layer)")
+    return _convert_vision_transformer(weights, settings)
 
 
-FAMILIES: dict[str, Callable[[Weights, Settings], Converted]] = {
-    **{"vit": vit, "deit": vit, "dino": dino, "moco": moco, "mae": mae}
+def convert_moco(weights: CheckpointTensors, settings: ConversionSettings) -> ConvertedModel:
+    """Convert the encoder of MoCo v3, or a linear classifier trained on top of it."""
+    weights.skip(r"^(momentum_encoder|predictor)\.")
+    weights.strip_prefixes("base_encoder.")
+    weights.skip(r"^head\.\d+\.")  # the projector of the contrastive loss, not a classifier
+    return _convert_vision_transformer(weights, settings)
+
+
+def convert_mae(weights: CheckpointTensors, settings: ConversionSettings) -> ConvertedModel:
+    """Convert the encoder of a pretrained MAE, or a fine-tuned classifier."""
+    weights.skip(r"^(decoder_|mask_token)")
+    return _convert_vision_transformer(weights, settings)
+
+
+VIT_CONVERTERS: dict[str, Callable[[CheckpointTensors, ConversionSettings], ConvertedModel]] = {
+    **{"vit": convert_vit, "deit": convert_vit, "dino": convert_dino, "moco": convert_moco, "mae": convert_mae}
 }
 
 
-def _converted(weights: Weights, settings: Settings) -> Converted:
-    sizes = _sizes(weights, settings)
-    labels = _classifier(weights, settings)
-    read = 1 if labels is None else labels[0].shape[1] / sizes["hidden_size"]
-    if read != 1 and (read != 2 or settings.family != "dino"):
-        raise InputError(f"the classifier reads {read:g} times the width of a token, and which tokens is not known")
+def _convert_vision_transformer(weights: CheckpointTensors, settings: ConversionSettings) -> ConvertedModel:
+    """Convert after the family's own prefixes and heads are removed."""
+    config_options = _infer_config(weights, settings)
+    classifier = _pop_classifier(weights, settings)
+    input_multiple = 1 if classifier is None else classifier[0].shape[1] / config_options["hidden_size"]
+    if input_multiple != 1 and (input_multiple != 2 or settings.family != "dino"):
+        raise InputError(
+            f"the classifier's input is {input_multiple:g} times the width of a token, and which tokens it reads is "
+            "not known"
+        )
     if "dist_token" in weights:
-        build = _distilled
+        build = _build_deit
     elif "fc_norm.weight" in weights:
-        build = _mean
+        build = _build_beit
+    elif input_multiple == 1:
+        build = _build_vit
     else:
-        build = _class_token if read == 1 else _beside_mean
-    made = build(weights, settings, sizes, labels)
-    made.processor = _processor(settings.family, sizes["image_size"])
-    made.assumed = {"heads": sizes["num_attention_heads"]}
-    return made
+        build = _build_dinov2
+    model = build(weights, settings, config_options, classifier)
+    model.processor = _make_processor(settings.family, config_options["image_size"])
+    model.assumptions = {"heads": config_options["num_attention_heads"]}
+    return model
 
 
-def _sizes(weights: Weights, settings: Settings) -> dict[str, Any]:
-    """What the shapes of the tensors say."""
-    width, channels, high, wide = weights.shape("patch_embed.proj.weight")
-    tokens = weights.shape("pos_embed")[1] - ("cls_token" in weights) - ("dist_token" in weights)
-    side = round(tokens**0.5)
-    if side * side != tokens or high != wide:
-        raise InputError(f"{tokens} patches of {high} × {wide} pixels make up no square picture, which the model takes")
+def _infer_config(weights: CheckpointTensors, settings: ConversionSettings) -> dict[str, Any]:
+    """Infer the configuration from the tensor shapes."""
+    width, num_channels, patch_height, patch_width = weights.get_shape("patch_embed.proj.weight")
+    num_patches = weights.get_shape("pos_embed")[1] - ("cls_token" in weights) - ("dist_token" in weights)
+    side = round(num_patches**0.5)
+    if side * side != num_patches or patch_height != patch_width:
+        raise InputError(
+            f"{num_patches} patches of {patch_height} × {patch_width} pixels do not form a square image, which the "
+            "model needs"
+        )
+    heads_by_width = _HEADS_BY_FAMILY_AND_WIDTH.get(settings.family, _HEADS_BY_WIDTH)
     return {
         "hidden_size": width,
-        "num_hidden_layers": weights.count(r"blocks\.(\d+)\."),
-        "num_attention_heads": settings.head_count(width, _HEADS.get(settings.family, _WIDE_HEADS)),
-        "intermediate_size": weights.shape("blocks.0.mlp.fc1.weight")[0],
-        "image_size": side * high,
-        "patch_size": high,
-        "num_channels": channels,
+        "num_hidden_layers": weights.count_layers(r"blocks\.(\d+)\."),
+        "num_attention_heads": settings.get_num_heads(width, heads_by_width),
+        "intermediate_size": weights.get_shape("blocks.0.mlp.fc1.weight")[0],
+        "image_size": side * patch_height,
+        "patch_size": patch_height,
+        "num_channels": num_channels,
         "qkv_bias": "blocks.0.attn.qkv.bias" in weights,
         "layer_norm_eps": 1e-6,
         "hidden_act": "gelu",
@@ -99,35 +114,39 @@ def _sizes(weights: Weights, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _classifier(weights: Weights, settings: Settings) -> tuple[Tensor, Tensor] | None:
-    """The classifier's weight and bias, of the file itself or of a second one."""
-    for source in (settings.head, weights):
+def _pop_classifier(weights: CheckpointTensors, settings: ConversionSettings) -> tuple[Tensor, Tensor] | None:
+    """Remove and return weight and bias of the classifier, from the second file or the first; None without one."""
+    for source in (settings.head_tensors, weights):
         for name in ("linear", "head", "fc", "classifier", ""):
-            dot = f"{name}." if name else ""
-            if source is not None and f"{dot}weight" in source and (name or source is not weights):
-                return source.take(f"{dot}weight"), source.take(f"{dot}bias")
+            prefix = f"{name}." if name else ""
+            if source is not None and f"{prefix}weight" in source and (name or source is not weights):
+                return source.pop(f"{prefix}weight"), source.pop(f"{prefix}bias")
     if settings.labels is not None:
         raise InputError("labels were given, but the file has no classifier: is it in a second file (head=)?")
     return None
 
 
-def _encoder(weights: Weights, sizes: dict[str, Any], to: str, names: dict[str, str]) -> dict[str, Tensor]:
-    """Everything below the classifier, as most of transformers' vision transformers have it."""
-    layers = range(sizes["num_hidden_layers"])
-    found = {
-        f"{to}embeddings.cls_token": weights.take("cls_token"),
-        f"{to}embeddings.position_embeddings": weights.take("pos_embed"),
-        **weights.take_all("patch_embed.proj", f"{to}embeddings.patch_embeddings.projection"),
+def _convert_encoder(
+    weights: CheckpointTensors, config_options: dict[str, Any], new_prefix: str, names: dict[str, str]
+) -> dict[str, Tensor]:
+    """Convert embeddings and layers, with the names of most vision transformers of transformers."""
+    layer_indices = range(config_options["num_hidden_layers"])
+    tensors = {
+        f"{new_prefix}embeddings.cls_token": weights.pop("cls_token"),
+        f"{new_prefix}embeddings.position_embeddings": weights.pop("pos_embed"),
+        **weights.pop_layer("patch_embed.proj", f"{new_prefix}embeddings.patch_embeddings.projection"),
     }
-    for i in layers:
-        attention = f"{to}encoder.layer.{i}.attention.attention"
-        parts = [f"{attention}.{part}" for part in ("query", "key", "value")]
-        found |= weights.take_thirds(f"blocks.{i}.attn.qkv.weight", f"blocks.{i}.attn.qkv.bias", parts)
-    inside = {f"blocks.{{i}}.{old}": f"{to}encoder.layer.{{i}}.{new}" for old, new in names.items()}
-    return found | renamed(weights, inside, layers)
+    for index in layer_indices:
+        attention = f"{new_prefix}encoder.layer.{index}.attention.attention"
+        projection_names = [f"{attention}.{name}" for name in ("query", "key", "value")]
+        tensors |= weights.pop_fused_qkv(
+            f"blocks.{index}.attn.qkv.weight", f"blocks.{index}.attn.qkv.bias", projection_names
+        )
+    layer_names = {f"blocks.{{i}}.{old}": f"{new_prefix}encoder.layer.{{i}}.{new}" for old, new in names.items()}
+    return tensors | pop_renamed_layers(weights, layer_names, layer_indices)
 
 
-_NAMES = {
+_LAYER_NAMES = {
     "attn.proj": "attention.output.dense",
     "norm1": "layernorm_before",
     "norm2": "layernorm_after",
@@ -136,37 +155,60 @@ _NAMES = {
 }
 
 
-def _class_token(weights: Weights, settings: Settings, sizes: dict[str, Any], labels: Any) -> Converted:
-    to = "" if labels is None else "vit."
-    found = _encoder(weights, sizes, to, _NAMES) | weights.take_all("norm", f"{to}layernorm")
-    if labels is None:
-        return Converted("ViTModel", transformers.ViTConfig(**sizes), found)
-    config = transformers.ViTConfig(**sizes, **settings.named(len(labels[0])))
-    return Converted("ViTForImageClassification", config, found | _named("classifier", labels))
+def _build_vit(
+    weights: CheckpointTensors,
+    settings: ConversionSettings,
+    config_options: dict[str, Any],
+    classifier: tuple[Tensor, Tensor] | None,
+) -> ConvertedModel:
+    new_prefix = "" if classifier is None else "vit."
+    tensors = _convert_encoder(weights, config_options, new_prefix, _LAYER_NAMES)
+    tensors |= weights.pop_layer("norm", f"{new_prefix}layernorm")
+    if classifier is None:
+        return ConvertedModel("ViTModel", transformers.ViTConfig(**config_options), tensors)
+    config = transformers.ViTConfig(**config_options, **settings.build_label_config(len(classifier[0])))
+    tensors |= _name_classifier_tensors("classifier", *classifier)
+    return ConvertedModel("ViTForImageClassification", config, tensors)
 
 
-def _distilled(weights: Weights, settings: Settings, sizes: dict[str, Any], labels: Any) -> Converted:
-    if labels is None:
-        raise InputError("the file has a distillation token but no classifier, which is not converted")
-    found = _encoder(weights, sizes, "deit.", _NAMES) | weights.take_all("norm", "deit.layernorm")
-    found["deit.embeddings.distillation_token"] = weights.take("dist_token")
-    found |= _named("cls_classifier", labels) | weights.take_all("head_dist", "distillation_classifier")
-    config = transformers.DeiTConfig(**sizes, **settings.named(len(labels[0])))
-    return Converted("DeiTForImageClassificationWithTeacher", config, found)
+def _build_deit(
+    weights: CheckpointTensors,
+    settings: ConversionSettings,
+    config_options: dict[str, Any],
+    classifier: tuple[Tensor, Tensor] | None,
+) -> ConvertedModel:
+    if classifier is None:
+        raise InputError("the file has a distillation token but no classifier, which is not supported")
+    tensors = _convert_encoder(weights, config_options, "deit.", _LAYER_NAMES)
+    tensors |= weights.pop_layer("norm", "deit.layernorm")
+    tensors["deit.embeddings.distillation_token"] = weights.pop("dist_token")
+    tensors |= _name_classifier_tensors("cls_classifier", *classifier)
+    tensors |= weights.pop_layer("head_dist", "distillation_classifier")
+    config = transformers.DeiTConfig(**config_options, **settings.build_label_config(len(classifier[0])))
+    return ConvertedModel("DeiTForImageClassificationWithTeacher", config, tensors)
 
 
-def _mean(weights: Weights, settings: Settings, sizes: dict[str, Any], labels: Any) -> Converted:
-    """BEiT is pooled this way. Its keys have no bias: that adds the same to a query's score for every key, which the
-    softmax takes away again."""
-    if labels is None:
-        raise InputError("the file has a norm after pooling (fc_norm) but no classifier, which is not converted")
-    found = _encoder(weights, sizes, "beit.", _NAMES) | weights.take_all("fc_norm", "beit.pooler.layernorm")
-    found = {name: part for name, part in found.items() if not name.endswith("attention.key.bias")}
-    if not sizes.pop("qkv_bias"):
-        raise InputError("the file has no biases of queries and values, which BEiT, pooled alike, cannot do without")
+def _build_beit(
+    weights: CheckpointTensors,
+    settings: ConversionSettings,
+    config_options: dict[str, Any],
+    classifier: tuple[Tensor, Tensor] | None,
+) -> ConvertedModel:
+    """Build BEiT, which pools over patches.
+
+    Keys of BEiT have no bias. A key bias adds the same value to the scores of all keys of a query, so the softmax
+    cancels it.
+    """
+    if classifier is None:
+        raise InputError("the file has a norm after pooling (fc_norm) but no classifier, which is not supported")
+    tensors = _convert_encoder(weights, config_options, "beit.", _LAYER_NAMES)
+    tensors |= weights.pop_layer("fc_norm", "beit.pooler.layernorm")
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("attention.key.bias")}
+    if not config_options.pop("qkv_bias"):
+        raise InputError("the file has no biases of queries and values, which BEiT with the same pooling requires")
     config = transformers.BeitConfig(
-        **sizes,
-        **settings.named(len(labels[0])),
+        **config_options,
+        **settings.build_label_config(len(classifier[0])),
         use_mean_pooling=True,
         use_absolute_position_embeddings=True,
         use_relative_position_bias=False,
@@ -174,35 +216,56 @@ def _mean(weights: Weights, settings: Settings, sizes: dict[str, Any], labels: A
         layer_scale_init_value=0.0,
         drop_path_rate=0.0,
     )
-    return Converted("BeitForImageClassification", config, found | _named("classifier", labels))
+    tensors |= _name_classifier_tensors("classifier", *classifier)
+    return ConvertedModel("BeitForImageClassification", config, tensors)
 
 
-def _beside_mean(weights: Weights, settings: Settings, sizes: dict[str, Any], labels: Any) -> Converted:
-    """DINO's classifier reads class token and mean feature by feature in turn, DINOv2's one after the other."""
-    names = {**{name: name for name in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")}, "attn.proj": "attention.output.dense"}
-    found = _encoder(weights, sizes, "dinov2.", names) | weights.take_all("norm", "dinov2.layernorm")
-    width, inside = sizes["hidden_size"], sizes.pop("intermediate_size")
-    if inside % width:
-        raise InputError(f"layers {inside} wide inside are no multiple of {width}, as DINOv2's are")
-    found["dinov2.embeddings.mask_token"] = torch.zeros(1, width)
-    for i in range(sizes["num_hidden_layers"]):
+def _build_dinov2(
+    weights: CheckpointTensors,
+    settings: ConversionSettings,
+    config_options: dict[str, Any],
+    classifier: tuple[Tensor, Tensor] | None,
+) -> ConvertedModel:
+    """Build DINOv2. DINO's classifier interleaves the features of class token and mean; DINOv2 concatenates them."""
+    assert classifier is not None  # without a classifier, `_build_vit` is used
+    names = {
+        "norm1": "norm1",
+        "norm2": "norm2",
+        "mlp.fc1": "mlp.fc1",
+        "mlp.fc2": "mlp.fc2",
+        "attn.proj": "attention.output.dense",
+    }
+    tensors = _convert_encoder(weights, config_options, "dinov2.", names)
+    tensors |= weights.pop_layer("norm", "dinov2.layernorm")
+    width = config_options["hidden_size"]
+    mlp_width = config_options.pop("intermediate_size")
+    if mlp_width % width:
+        raise InputError(f"the MLP width {mlp_width} is not a multiple of the hidden size {width}, as DINOv2 requires")
+    tensors["dinov2.embeddings.mask_token"] = torch.zeros(1, width)
+    for index in range(config_options["num_hidden_layers"]):
         for scale in ("layer_scale1", "layer_scale2"):
-            found[f"dinov2.encoder.layer.{i}.{scale}.lambda1"] = torch.ones(width)
-    weight, bias = torch.cat([labels[0][:, 0::2], labels[0][:, 1::2]], dim=1), labels[1]
+            tensors[f"dinov2.encoder.layer.{index}.{scale}.lambda1"] = torch.ones(width)
+    interleaved, bias = classifier
+    weight = torch.cat([interleaved[:, 0::2], interleaved[:, 1::2]], dim=1)
     config = transformers.Dinov2Config(
-        **sizes, **settings.named(len(weight)), mlp_ratio=inside // width, layerscale_value=1.0, drop_path_rate=0.0
+        **config_options,
+        **settings.build_label_config(len(weight)),
+        mlp_ratio=mlp_width // width,
+        layerscale_value=1.0,
+        drop_path_rate=0.0,
     )
-    return Converted("Dinov2ForImageClassification", config, found | _named("classifier", (weight, bias)))
+    tensors |= _name_classifier_tensors("classifier", weight, bias)
+    return ConvertedModel("Dinov2ForImageClassification", config, tensors)
 
 
-def _named(name: str, labels: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    return {f"{name}.weight": labels[0], f"{name}.bias": labels[1]}
+def _name_classifier_tensors(name: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
+    return {f"{name}.weight": weight, f"{name}.bias": bias}
 
 
-def _processor(family: str, size: int) -> Any:
-    """How the family's authors prepare pictures: timm's ViTs as they are, the others cut out of larger ones."""
+def _make_processor(family: str, size: int) -> Any:
+    """Make the image processor of the family's authors: timm's ViTs resize only, the others resize and crop."""
     square = {"height": size, "width": size}
     if family == "vit":
-        return transformers.ViTImageProcessor(size=square, resample=3, **_HALF)
-    larger = {"shortest_edge": round(size * 256 / 224)}
-    return transformers.CLIPImageProcessor(size=larger, crop_size=square, resample=3, **_IMAGENET)
+        return transformers.ViTImageProcessor(size=square, resample=3, **_HALF_NORMALISATION)
+    shortest_edge = {"shortest_edge": round(size * 256 / 224)}
+    return transformers.CLIPImageProcessor(size=shortest_edge, crop_size=square, resample=3, **_IMAGENET_NORMALISATION)

@@ -1,14 +1,14 @@
-"""Do two groups of inputs differ, head by head and class by class? Permutation tests with false discoveries held.
+"""Permutation tests between two groups of inputs, by head and class, with control of the false discovery rate.
 
-One number an input (tokens of one input are not independent); labels shuffled among inputs of like length and of one
-kind (a group of longer inputs, or one that was asked harder things, must not look different for that alone); Benjamini
-and Hochberg's step-up over all cells; Cliff's delta for how large a difference is. No input is dropped for being far
-from its group's mean: that removes the variance that the test is about.
+One value per input, because tokens of one input are not independent. Labels are shuffled among inputs of similar length
+and of the same category, so that a group of longer inputs, or of harder questions, does not differ for that reason
+alone. Benjamini and Hochberg's step-up procedure corrects over all cells; Cliff's delta is the effect size. Inputs far
+from their group's mean are not dropped: that would remove the variance that the test is about.
 
-Where several inputs are about one function they are not independent of each other, and shuffling their labels one by
-one would call the function's own peculiarity a difference. Then what each function adds to the difference of means,
-Σ (label − mean)(value − mean), keeps its size and its sign is flipped, function by function: if labels have nothing to
-do with values, each sign is as likely as the other (a sign-flipping score test).
+Inputs about the same function are not independent either: shuffling their labels one by one would count a property of
+the function as a difference. In that case the contribution of each function to the difference of means,
+Σ (label − mean)(value − mean), keeps its magnitude and its sign is flipped, function by function: if labels are
+unrelated to values, both signs are equally likely (a sign-flipping score test).
 """
 
 from collections.abc import Sequence
@@ -19,207 +19,260 @@ from jaxtyping import Bool, Float, Int
 
 from clearhead.errors import InputError
 
-PERMUTATIONS = 5_000
-#: The rate of false discoveries among those that are named.
-RATE = 0.05
-#: Inputs are shuffled within so many groups of like length, fewer where they are of several kinds.
-STRATA, STRATA_OF_KIND = 10, 4
+NUM_PERMUTATIONS = 5_000
+#: Rate of false discoveries among the significant cells.
+FALSE_DISCOVERY_RATE = 0.05
+#: Labels are shuffled within this number of length strata,
+NUM_STRATA = 10
+#: and within this number per category if there are several categories.
+NUM_STRATA_PER_KIND = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Differences:
-    """One number for each cell: the difference of means (first group − second), its p, and p corrected (q).
+class GroupDifferences:
+    """Differences between two groups of inputs, one test per cell; NaN in cells that were not tested.
 
-    Means are of what is left when the mean of all inputs of like length and kind is taken away.
-
-    delta: how much more often a member of the first group is above one of the second than below it (−1 … 1)
-    counts: the members of both groups that have a value in the cell
+    Attributes:
+        mean_difference: Mean of the first group − mean of the second, after subtraction of the stratum means.
+        p_values: Permutation p-values.
+        q_values: p-values corrected for the number of tested cells.
+        cliffs_delta: P(first > second) − P(first < second), from −1 to 1.
+        value_counts: Number of members of each group that have a value in the cell.
     """
 
-    difference: Float[np.ndarray, "*cell"]
-    p: Float[np.ndarray, "*cell"]
-    q: Float[np.ndarray, "*cell"]
-    delta: Float[np.ndarray, "*cell"]
-    counts: Int[np.ndarray, "2 *cell"]
+    mean_difference: Float[np.ndarray, "*cell"]
+    p_values: Float[np.ndarray, "*cell"]
+    q_values: Float[np.ndarray, "*cell"]
+    cliffs_delta: Float[np.ndarray, "*cell"]
+    value_counts: Int[np.ndarray, "2 *cell"]
 
     @property
-    def tested(self) -> int:
-        """How many cells had enough values."""
-        return int((~np.isnan(self.p)).sum())
+    def num_tested(self) -> int:
+        """Number of cells with enough values for a test."""
+        return int((~np.isnan(self.p_values)).sum())
 
     @property
-    def found(self) -> Bool[np.ndarray, "*cell"]:
-        return np.asarray(self.q < RATE)
+    def is_significant(self) -> Bool[np.ndarray, "*cell"]:
+        """Cells whose q-value is below `FALSE_DISCOVERY_RATE`."""
+        return np.asarray(self.q_values < FALSE_DISCOVERY_RATE)
 
 
-def differences(
+def compare_groups(
     values: Float[np.ndarray, "input *cell"],
-    first: Bool[np.ndarray, " input"],
+    in_first_group: Bool[np.ndarray, " input"],
     lengths: Float[np.ndarray, " input"] | None = None,
-    kinds: Sequence[str] | None = None,
-    permutations: int = PERMUTATIONS,
+    categories: Sequence[str] | None = None,
+    num_permutations: int = NUM_PERMUTATIONS,
     seed: int = 0,
-    functions: Int[np.ndarray, " input"] | None = None,
-) -> Differences:
-    """Two groups of inputs, compared among those of like length and of one kind.
+    function_ids: Int[np.ndarray, " input"] | None = None,
+) -> GroupDifferences:
+    """Test whether two groups of inputs differ, comparing inputs of similar length and the same category.
 
-    Cells in which a group has fewer than two values are not tested (NaN), nor, where several inputs are about one
-    function (`functions`: its number), those in which a group's values come from fewer than two functions.
+    Cells are not tested (NaN) if a group has fewer than two values or, where several inputs are about one function, if
+    the values of a group come from fewer than two functions.
+
+    Args:
+        values: One value per input and cell; NaN where there is none.
+        in_first_group: Group membership.
+        lengths: Input lengths to stratify by; one stratum if omitted.
+        categories: Input categories to stratify by.
+        num_permutations: Number of random labellings or sign flips.
+        seed: Seed of the permutations.
+        function_ids: Index of the function that each input is about; inputs are independent if omitted.
+
+    Raises:
+        InputError: A group has fewer than two inputs.
     """
-    if not 2 <= first.sum() <= len(first) - 2:
+    if not 2 <= in_first_group.sum() <= len(in_first_group) - 2:
         raise InputError(
-            f"groups of {int(first.sum())} and {int((~first).sum())} inputs cannot be compared: each needs two at least"
+            f"groups of {int(in_first_group.sum())} and {int((~in_first_group).sum())} inputs cannot be compared: "
+            "each needs at least two"
         )
-    strata = _strata(lengths if lengths is not None else np.zeros(len(first)), kinds)
-    cells = _without_means(values.reshape(len(values), -1), strata)
-    there = ~np.isnan(cells)
-    known, filled = there.astype(np.float64), np.where(there, cells, 0.0)
-    observed = _gap(first[None].astype(np.float64), filled, known)[0]
+    if lengths is None:
+        lengths = np.zeros(len(in_first_group))
+    strata = _assign_strata(lengths, categories)
+    cells = _subtract_stratum_means(values.reshape(len(values), -1), strata)
+    is_present = ~np.isnan(cells)
+    present = is_present.astype(np.float64)
+    filled = np.where(is_present, cells, 0.0)
+    observed = _compute_mean_differences(in_first_group[None].astype(np.float64), filled, present)[0]
     rng = np.random.default_rng(seed)
-    own = None if functions is None else np.unique(functions, return_inverse=True)[1]
-    sides = [there & first[:, None], there & ~first[:, None]]
-    counts = np.stack([side.sum(0) for side in sides])
-    if own is None or own.max() + 1 == len(own):
-        tested = (counts >= 2).all(0)
-        more = np.zeros(cells.shape[1])
-        for size in _portions(permutations, len(first)):
-            shuffled = _shuffled(rng, first, strata, size)
-            # differences that are equal but for rounding count as equal
-            more += (np.abs(_gap(shuffled, filled, known)) >= np.abs(observed) * (1 - 1e-9)).sum(0)
+    group_masks = [is_present & in_first_group[:, None], is_present & ~in_first_group[:, None]]
+    counts = np.stack([mask.sum(0) for mask in group_masks])
+    function_indices = np.arange(len(in_first_group))
+    if function_ids is not None:
+        function_indices = np.unique(function_ids, return_inverse=True)[1]
+    if function_indices.max() + 1 == len(function_indices):
+        is_tested = (counts >= 2).all(0)
+        num_extreme = np.zeros(cells.shape[1])
+        for size in _split_into_chunks(num_permutations, len(in_first_group)):
+            shuffled = _shuffle_labels(rng, in_first_group, strata, size)
+            differences = np.abs(_compute_mean_differences(shuffled, filled, present))
+            # the factor counts differences as equal that only rounding distinguishes
+            num_extreme += (differences >= np.abs(observed) * (1 - 1e-9)).sum(0)
     else:
-        tested = (np.stack([_summed(side, own) > 0 for side in sides]).sum(1) >= 2).all(0)
-        labels = np.where(there, first[:, None].astype(np.float64), np.nan)
-        added = _summed(np.nan_to_num(_without_means(labels, strata)) * filled, own)
-        more = _flipped(rng, added, permutations)
-    p = np.where(tested, (more + 1) / (permutations + 1), np.nan)
-    delta = np.array([cliffs_delta(column[first], column[~first]) for column in cells.T])
+        function_counts = np.stack([_sum_by_function(mask, function_indices) > 0 for mask in group_masks]).sum(1)
+        is_tested = (function_counts >= 2).all(0)
+        labels = np.where(is_present, in_first_group[:, None].astype(np.float64), np.nan)
+        contributions = _sum_by_function(
+            np.nan_to_num(_subtract_stratum_means(labels, strata)) * filled, function_indices
+        )
+        num_extreme = _count_extreme_sign_flips(rng, contributions, num_permutations)
+    p_values = np.where(is_tested, (num_extreme + 1) / (num_permutations + 1), np.nan)
+    delta = np.array([compute_cliffs_delta(column[in_first_group], column[~in_first_group]) for column in cells.T])
     shape = values.shape[1:]
-    return Differences(
-        np.where(tested, observed, np.nan).reshape(shape),
-        p.reshape(shape),
-        benjamini_hochberg(p).reshape(shape),
-        np.where(tested, delta, np.nan).reshape(shape),
+    return GroupDifferences(
+        np.where(is_tested, observed, np.nan).reshape(shape),
+        p_values.reshape(shape),
+        compute_q_values(p_values).reshape(shape),
+        np.where(is_tested, delta, np.nan).reshape(shape),
         counts.reshape(2, *shape),
     )
 
 
-def changes(
-    one: Float[np.ndarray, "input *cell"],
-    other: Float[np.ndarray, "input *cell"],
-    permutations: int = PERMUTATIONS,
+def compare_paired_inputs(
+    first_values: Float[np.ndarray, "input *cell"],
+    second_values: Float[np.ndarray, "input *cell"],
+    num_permutations: int = NUM_PERMUTATIONS,
     seed: int = 0,
-    functions: Int[np.ndarray, " input"] | None = None,
-) -> Differences:
-    """The same inputs twice (a model before and after it was fine-tuned): signs of the differences are flipped.
+    function_ids: Int[np.ndarray, " input"] | None = None,
+) -> GroupDifferences:
+    """Test whether paired values differ, by flipping the signs of the differences (second − first).
 
-    functions: the number of the function that an input is about; the signs of one function are flipped together
+    Args:
+        first_values: Values of the inputs under the first model, such as the pretrained one.
+        second_values: Values of the same inputs under the second model, such as the fine-tuned one.
+        num_permutations: Number of random sign flips.
+        seed: Seed of the sign flips.
+        function_ids: Index of the function that each input is about; the signs of one function are flipped together.
+
+    Raises:
+        InputError: The shapes differ.
     """
-    if one.shape != other.shape:
+    if first_values.shape != second_values.shape:
         raise InputError(
-            f"the same inputs and heads are needed twice, but the shapes are {one.shape} and {other.shape}"
+            "the same inputs and heads are needed twice, "
+            f"but the shapes are {first_values.shape} and {second_values.shape}"
         )
-    gaps = (other - one).reshape(len(one), -1)
-    there = ~np.isnan(gaps)
-    filled, count = np.where(there, gaps, 0.0), np.maximum(there.sum(0), 1)
+    differences = (second_values - first_values).reshape(len(first_values), -1)
+    is_present = ~np.isnan(differences)
+    filled = np.where(is_present, differences, 0.0)
+    count = np.maximum(is_present.sum(0), 1)
     observed = filled.sum(0) / count
-    own = np.arange(len(gaps)) if functions is None else np.unique(functions, return_inverse=True)[1]
-    more = _flipped(np.random.default_rng(seed), _summed(filled, own), permutations)
-    tested = (_summed(there, own) > 0).sum(0) >= 2
-    p = np.where(tested, (more + 1) / (permutations + 1), np.nan)
-    up, down = ((np.sign(filled) == sign).sum(0) for sign in (1, -1))
-    shape = one.shape[1:]
-    return Differences(
-        np.where(tested, observed, np.nan).reshape(shape),
-        p.reshape(shape),
-        benjamini_hochberg(p).reshape(shape),
-        np.where(tested, (up - down) / count, np.nan).reshape(shape),
-        np.stack([there.sum(0)] * 2).reshape(2, *shape),
+    function_indices = np.arange(len(differences))
+    if function_ids is not None:
+        function_indices = np.unique(function_ids, return_inverse=True)[1]
+    contributions = _sum_by_function(filled, function_indices)
+    num_extreme = _count_extreme_sign_flips(np.random.default_rng(seed), contributions, num_permutations)
+    is_tested = (_sum_by_function(is_present, function_indices) > 0).sum(0) >= 2
+    p_values = np.where(is_tested, (num_extreme + 1) / (num_permutations + 1), np.nan)
+    num_positive, num_negative = ((np.sign(filled) == sign).sum(0) for sign in (1, -1))
+    shape = first_values.shape[1:]
+    return GroupDifferences(
+        np.where(is_tested, observed, np.nan).reshape(shape),
+        p_values.reshape(shape),
+        compute_q_values(p_values).reshape(shape),
+        np.where(is_tested, (num_positive - num_negative) / count, np.nan).reshape(shape),
+        np.stack([is_present.sum(0)] * 2).reshape(2, *shape),
     )
 
 
-def benjamini_hochberg(p: Float[np.ndarray, "*cell"]) -> Float[np.ndarray, "*cell"]:
-    """The smallest rate of false discoveries at which each would be named; cells that were not tested do not count.
+def compute_q_values(p_values: Float[np.ndarray, "*cell"]) -> Float[np.ndarray, "*cell"]:
+    """Compute Benjamini–Hochberg q-values; NaN entries were not tested and are not counted.
 
-    >>> benjamini_hochberg(np.array([0.01, 0.02, 0.9, np.nan])).round(3).tolist()
+    >>> compute_q_values(np.array([0.01, 0.02, 0.9, np.nan])).round(3).tolist()
     [0.03, 0.03, 0.9, nan]
     """
-    flat = p.ravel()
+    flat = p_values.ravel()
     tested = np.flatnonzero(~np.isnan(flat))
     order = tested[np.argsort(flat[tested], kind="stable")]
     scaled = flat[order] * len(order) / np.arange(1, len(order) + 1)
-    q = np.full(len(flat), np.nan)
-    q[order] = np.minimum.accumulate(scaled[::-1])[::-1].clip(max=1.0)
-    return q.reshape(p.shape)
+    q_values = np.full(len(flat), np.nan)
+    q_values[order] = np.minimum.accumulate(scaled[::-1])[::-1].clip(max=1.0)
+    return q_values.reshape(p_values.shape)
 
 
-def cliffs_delta(one: Float[np.ndarray, " first"], other: Float[np.ndarray, " second"]) -> float:
-    """P(one > other) − P(one < other).
+def compute_cliffs_delta(first: Float[np.ndarray, " first"], second: Float[np.ndarray, " second"]) -> float:
+    """Compute Cliff's delta, P(first > second) − P(first < second); NaN entries are ignored.
 
-    >>> cliffs_delta(np.array([2.0, 3.0]), np.array([1.0, 2.0]))
+    >>> compute_cliffs_delta(np.array([2.0, 3.0]), np.array([1.0, 2.0]))
     0.75
     """
-    one, other = one[~np.isnan(one)], np.sort(other[~np.isnan(other)])
-    if not len(one) or not len(other):
+    first = first[~np.isnan(first)]
+    second = np.sort(second[~np.isnan(second)])
+    if not len(first) or not len(second):
         return float("nan")
-    below, up_to = (np.searchsorted(other, one, side) for side in ("left", "right"))
-    return float((below - (len(other) - up_to)).sum() / (len(one) * len(other)))
+    num_below, num_up_to = (np.searchsorted(second, first, side) for side in ("left", "right"))
+    return float((num_below - (len(second) - num_up_to)).sum() / (len(first) * len(second)))
 
 
-def _gap(first: np.ndarray, filled: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Difference of the groups' means for each labelling; groups without a value give 0."""
-    sums, counts = first @ filled, first @ known
-    rest, others = filled.sum(0) - sums, known.sum(0) - counts
-    both = (counts > 0) & (others > 0)
-    return np.asarray(np.where(both, sums / np.maximum(counts, 1) - rest / np.maximum(others, 1), 0.0))
+def _compute_mean_differences(labels: np.ndarray, filled: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Compute the difference of the group means for each labelling; 0 if a group has no value."""
+    first_sums = labels @ filled
+    first_counts = labels @ present
+    second_sums = filled.sum(0) - first_sums
+    second_counts = present.sum(0) - first_counts
+    has_values = (first_counts > 0) & (second_counts > 0)
+    differences = first_sums / np.maximum(first_counts, 1) - second_sums / np.maximum(second_counts, 1)
+    return np.asarray(np.where(has_values, differences, 0.0))
 
 
-def _strata(lengths: np.ndarray, kinds: Sequence[str] | None) -> np.ndarray:
-    """A number for each input; equal for those of one kind and of like length among that kind."""
-    own = np.zeros(len(lengths), dtype=int) if kinds is None else np.unique(list(kinds), return_inverse=True)[1]
-    count = STRATA if kinds is None or len(set(kinds)) == 1 else STRATA_OF_KIND
+def _assign_strata(lengths: np.ndarray, categories: Sequence[str] | None) -> np.ndarray:
+    """Number the strata: inputs of one category, split by the length quantiles of that category."""
+    category_indices = np.zeros(len(lengths), dtype=int)
+    if categories is not None:
+        category_indices = np.unique(list(categories), return_inverse=True)[1]
+    has_several_categories = categories is not None and len(set(categories)) != 1
+    count = NUM_STRATA_PER_KIND if has_several_categories else NUM_STRATA
     strata = np.zeros(len(lengths), dtype=int)
-    for kind in np.unique(own):
-        mine = own == kind
-        edges = np.quantile(lengths[mine], np.linspace(0, 1, count + 1)[1:-1])
-        strata[mine] = kind * count + np.searchsorted(edges, lengths[mine], "right")
+    for category in np.unique(category_indices):
+        mask = category_indices == category
+        edges = np.quantile(lengths[mask], np.linspace(0, 1, count + 1)[1:-1])
+        strata[mask] = category * count + np.searchsorted(edges, lengths[mask], "right")
     return strata
 
 
-def _without_means(cells: np.ndarray, strata: np.ndarray) -> np.ndarray:
-    """Shuffling within strata leaves their means as they are, so they can be taken away: the test is about the rest."""
-    made = cells.copy()
+def _subtract_stratum_means(cells: np.ndarray, strata: np.ndarray) -> np.ndarray:
+    """Subtract the mean of each stratum, which shuffling within strata does not change."""
+    centred = cells.copy()
     for stratum in np.unique(strata):
-        mine = strata == stratum
-        count = np.maximum((~np.isnan(cells[mine])).sum(0), 1)
-        made[mine] -= np.nansum(cells[mine], 0) / count
-    return made
+        mask = strata == stratum
+        count = np.maximum((~np.isnan(cells[mask])).sum(0), 1)
+        centred[mask] -= np.nansum(cells[mask], 0) / count
+    return centred
 
 
-def _shuffled(rng: np.random.Generator, first: np.ndarray, strata: np.ndarray, size: int) -> np.ndarray:
-    labels = np.repeat(first[None].astype(np.float64), size, 0)
+def _shuffle_labels(rng: np.random.Generator, labels: np.ndarray, strata: np.ndarray, size: int) -> np.ndarray:
+    """Draw `size` labellings, shuffled within each stratum."""
+    shuffled = np.repeat(labels[None].astype(np.float64), size, 0)
     for stratum in np.unique(strata):
-        mine = np.flatnonzero(strata == stratum)
-        labels[:, mine] = rng.permuted(labels[:, mine], axis=1)
-    return labels
+        indices = np.flatnonzero(strata == stratum)
+        shuffled[:, indices] = rng.permuted(shuffled[:, indices], axis=1)
+    return shuffled
 
 
-def _summed(values: Float[np.ndarray, "input cell"], functions: Int[np.ndarray, " input"]) -> np.ndarray:
-    """The sums over the inputs of each function."""
-    made = np.zeros((int(functions.max()) + 1, values.shape[1]))
-    np.add.at(made, functions, values)
-    return made
+def _sum_by_function(
+    values: Float[np.ndarray, "input cell"], function_indices: Int[np.ndarray, " input"]
+) -> np.ndarray:
+    """Sum over the inputs of each function."""
+    sums = np.zeros((int(function_indices.max()) + 1, values.shape[1]))
+    np.add.at(sums, function_indices, values)
+    return sums
 
 
-def _flipped(rng: np.random.Generator, added: Float[np.ndarray, "function cell"], times: int) -> np.ndarray:
-    """How often the sum is at least as far from zero when signs are flipped, function by function."""
-    observed, more = np.abs(added.sum(0)), np.zeros(added.shape[1])
-    for size in _portions(times, len(added)):
-        signs = rng.integers(2, size=(size, len(added))) * 2.0 - 1
-        more += (np.abs(signs @ added) >= observed * (1 - 1e-9)).sum(0)
-    return more
+def _count_extreme_sign_flips(
+    rng: np.random.Generator, contributions: Float[np.ndarray, "function cell"], num_flips: int
+) -> np.ndarray:
+    """Count the sign flips, function by function, whose sum is at least as far from zero as the observed sum."""
+    observed = np.abs(contributions.sum(0))
+    num_extreme = np.zeros(contributions.shape[1])
+    for size in _split_into_chunks(num_flips, len(contributions)):
+        signs = rng.integers(2, size=(size, len(contributions))) * 2.0 - 1
+        num_extreme += (np.abs(signs @ contributions) >= observed * (1 - 1e-9)).sum(0)
+    return num_extreme
 
 
-def _portions(total: int, inputs: int, at_once: int = 2**21) -> list[int]:
-    """So many labellings at a time that memory does not grow with their number."""
-    size = max(1, at_once // max(inputs, 1))
+def _split_into_chunks(total: int, num_inputs: int, max_elements: int = 2**21) -> list[int]:
+    """Split labellings into chunks of bounded memory: at most `max_elements` labels each."""
+    size = max(1, max_elements // max(num_inputs, 1))
     return [min(size, total - start) for start in range(0, total, size)]

@@ -1,4 +1,7 @@
-"""Syntax in a code model, the whole inquiry: classes and parts, right against wrong, a detector, another model."""
+"""Study of syntax in a code model: attention by syntax class, wrong against right answers, error detection, comparison.
+
+The comparison is with the attention of another model on the same inputs.
+"""
 
 from __future__ import annotations
 
@@ -10,211 +13,311 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead.explainer import Explainer, MethodLike
-from clearhead.stats import Interval, interval
-from clearhead.studies.code.attention import Measured, Progress, looked_at, measure_both
-from clearhead.studies.code.error_detector import Detection, detect, too_few
-from clearhead.studies.code.permutation_tests import PERMUTATIONS, RATE, Differences, changes, differences
-from clearhead.studies.code.tasks import Question
+from clearhead.stats import ConfidenceInterval, bootstrap_interval
+from clearhead.studies.code.attention import CodeAttention, Progress, compute_received_attention, measure_by_groupings
+from clearhead.studies.code.error_detector import ErrorDetection, evaluate_error_detector, find_too_few_reason
+from clearhead.studies.code.permutation_tests import (
+    FALSE_DISCOVERY_RATE,
+    NUM_PERMUTATIONS,
+    GroupDifferences,
+    compare_groups,
+    compare_paired_inputs,
+)
+from clearhead.studies.code.tasks import CodeQuestion
 
-#: Fewer wrong (or right) answers are not tested against the others.
-FEW = 5
+#: Minimum number of wrong and of right answers for a test between them.
+MIN_GROUP_SIZE = 5
 
 
 @dataclass(frozen=True, eq=False)
 class CodeStudy:
-    """What was found; `None` where there was too little to find it with, and `left_out` says so.
+    """Results of a study of syntax in a code model.
 
-    attention, attribution: wrong answers against right ones, cell by cell (attribution: method by class)
-    change: what another model does with the same questions, less what this one does
+    Results that need more answers than there are are `None`; `skipped_reasons` explains why.
+
+    Attributes:
+        by_class: Measurements by token class.
+        by_part: Measurements by syntactic construct.
+        accuracy: Share of right answers.
+        attention_differences: Right − wrong answers in log2 received attention, by layer, head and class.
+        attribution_differences: Right − wrong answers in log2 attribution, by method and class.
+        detection: Evaluation of a detector of wrong answers.
+        change: log2 received attention of the compared model − that of this model, by layer, head and class.
+        compared_model: Name of the compared model; empty if there is none.
+        skipped_reasons: Why results are missing, in sentences.
+        settings: Settings of the run, for the report.
     """
 
-    by_class: Measured
-    by_part: Measured
-    accuracy: Interval
-    attention: Differences | None = None
-    attribution: Differences | None = None
-    detection: Detection | None = None
-    change: Differences | None = None
-    other: str = ""
-    left_out: tuple[str, ...] = ()
+    by_class: CodeAttention
+    by_part: CodeAttention
+    accuracy: ConfidenceInterval
+    attention_differences: GroupDifferences | None = None
+    attribution_differences: GroupDifferences | None = None
+    detection: ErrorDetection | None = None
+    change: GroupDifferences | None = None
+    compared_model: str = ""
+    skipped_reasons: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def model(self) -> str:
+        """Name of the model."""
         return self.by_class.model
 
-    def table(self, measured: Measured) -> list[dict[str, Any]]:
-        """One line a class: how frequent, how much looked at, how much attributed to; 1 is what chance gives."""
-        lines, functions = [], measured.functions
-        for place, name in enumerate(measured.classes):
-            received = interval(_mean(measured.received[..., place]), groups=functions)
-            line = {"class": name, "share of tokens": float(measured.shares[place]), "attention received": received}
-            scores = {method: own[:, place] for method, own in measured.attributed.items()}
-            lines.append(line | {method: interval(own, groups=functions) for method, own in scores.items()})
-        return lines
-
-    def rightness(self) -> list[dict[str, Any]]:
-        """How often the model is right, by what was asked for."""
-        found = self.by_class
-        asked = sorted({name for name in found.about if name})
-        rows = [(name, np.array([own == name for own in found.about])) for name in asked]
-        return [
-            {
-                "asked for": name,
-                "questions": int(mine.sum()),
-                "right": interval(found.correct[mine].astype(float), groups=found.functions[mine]),
+    def build_class_table(self, code_attention: CodeAttention) -> list[dict[str, Any]]:
+        """Build one row per class: frequency, received attention and attribution, as multiples of chance level."""
+        function_ids = code_attention.function_ids
+        rows = []
+        for class_index, name in enumerate(code_attention.classes):
+            received = _average_over_heads(code_attention.received_attention[..., class_index])
+            row = {
+                "class": name,
+                "share of tokens": float(code_attention.class_frequencies[class_index]),
+                "attention received": bootstrap_interval(received, groups=function_ids),
             }
-            for name, mine in rows
-        ]
+            for method, lifts in code_attention.attributions.items():
+                row[method] = bootstrap_interval(lifts[:, class_index], groups=function_ids)
+            rows.append(row)
+        return rows
 
-    def discoveries(self) -> list[dict[str, Any]]:
-        """The heads and classes in which wrong answers differ, most surely different first."""
-        if self.attention is None:
+    def build_accuracy_table(self) -> list[dict[str, Any]]:
+        """Build one row per question type: number of questions and share of right answers."""
+        measurements = self.by_class
+        rows = []
+        for question_type in sorted({name for name in measurements.question_types if name}):
+            mask = np.array([name == question_type for name in measurements.question_types])
+            accuracy = bootstrap_interval(
+                measurements.is_correct[mask].astype(float), groups=measurements.function_ids[mask]
+            )
+            rows.append({"asked for": question_type, "questions": int(mask.sum()), "right": accuracy})
+        return rows
+
+    def list_discoveries(self) -> list[dict[str, Any]]:
+        """List the heads and classes in which wrong answers differ significantly, smallest q-value first."""
+        differences = self.attention_differences
+        if differences is None:
             return []
-        cells = [tuple(int(one) for one in cell) for cell in np.argwhere(self.attention.found)]
-        lines = [
+        rows = [
             {
-                "layer": layer,
-                "head": head,
-                "class": self.by_class.classes[place],
-                "right − wrong": float(self.attention.difference[layer, head, place]),
-                "Cliff's delta": float(self.attention.delta[layer, head, place]),
-                "q": float(self.attention.q[layer, head, place]),
+                "layer": int(layer),
+                "head": int(head),
+                "class": self.by_class.classes[class_index],
+                "right − wrong": float(differences.mean_difference[layer, head, class_index]),
+                "Cliff's delta": float(differences.cliffs_delta[layer, head, class_index]),
+                "q": float(differences.q_values[layer, head, class_index]),
             }
-            for layer, head, place in cells
+            for layer, head, class_index in np.argwhere(differences.is_significant)
         ]
-        return sorted(lines, key=lambda line: (line["q"], -abs(line["Cliff's delta"])))
+        return sorted(rows, key=lambda row: (row["q"], -abs(row["Cliff's delta"])))
 
     def _repr_html_(self) -> str:
-        from clearhead.render.html import notebook_cell
-        from clearhead.render.reports.code import code_sheet
+        from clearhead.render.html import render_notebook_view_model
+        from clearhead.render.reports.code import build_code_report
 
-        return notebook_cell(code_sheet(self))
+        return render_notebook_view_model(build_code_report(self))
 
     def to_dict(self) -> dict[str, Any]:
+        """Convert to JSON-serialisable values, schema "clearhead/code-study"."""
         return {
             "schema": "clearhead/code-study",
             "version": 1,
             "model": self.model,
             "settings": self.settings,
             "questions": len(self.by_class),
-            "functions": len(np.unique(self.by_class.functions)),
-            "accuracy": _plain(self.accuracy),
-            "right by class": [_line(line) for line in self.rightness()],
-            "classes": [_line(line) for line in self.table(self.by_class)],
-            "parts": [_line(line) for line in self.table(self.by_part)],
-            "tested cells": None if self.attention is None else self.attention.tested,
-            "rate of false discoveries": RATE,
-            "wrong against right": self.discoveries(),
-            "attribution, wrong against right": self._attribution(),
-            "detector": None
-            if self.detection is None
-            else {
-                "auroc": {name: _plain(own) for name, own in self.detection.auroc.items()},
-                "gain over confidence": _plain(self.detection.gain),
-                "wrong": self.detection.wrong,
-            },
-            "compared with": self.other or None,
-            "compared cells": None if self.change is None else self.change.tested,
-            "changed cells": None if self.change is None else int(self.change.found.sum()),
-            "left out": list(self.left_out),
+            "functions": len(np.unique(self.by_class.function_ids)),
+            "accuracy": _interval_to_dict(self.accuracy),
+            "right by class": [_row_to_dict(row) for row in self.build_accuracy_table()],
+            "classes": [_row_to_dict(row) for row in self.build_class_table(self.by_class)],
+            "parts": [_row_to_dict(row) for row in self.build_class_table(self.by_part)],
+            "tested cells": _count_tested_cells(self.attention_differences),
+            "rate of false discoveries": FALSE_DISCOVERY_RATE,
+            "wrong against right": self.list_discoveries(),
+            "attribution, wrong against right": self._build_attribution_rows(),
+            "detector": self._detection_to_dict(),
+            "compared with": self.compared_model or None,
+            "compared cells": _count_tested_cells(self.change),
+            "changed cells": None if self.change is None else int(self.change.is_significant.sum()),
+            "left out": list(self.skipped_reasons),
         }
 
-    def _attribution(self) -> list[dict[str, Any]]:
-        if self.attribution is None:
+    def _detection_to_dict(self) -> dict[str, Any] | None:
+        if self.detection is None:
+            return None
+        return {
+            "auroc": {name: _interval_to_dict(interval) for name, interval in self.detection.auroc.items()},
+            "gain over confidence": _interval_to_dict(self.detection.auroc_gain),
+            "wrong": self.detection.num_errors,
+        }
+
+    def _build_attribution_rows(self) -> list[dict[str, Any]]:
+        differences = self.attribution_differences
+        if differences is None:
             return []
         return [
             {
                 "method": method,
                 "class": name,
-                "right − wrong": _number(self.attribution.difference[row, place]),
-                "Cliff's delta": _number(self.attribution.delta[row, place]),
-                "q": _number(self.attribution.q[row, place]),
+                "right − wrong": _nan_to_none(differences.mean_difference[method_index, class_index]),
+                "Cliff's delta": _nan_to_none(differences.cliffs_delta[method_index, class_index]),
+                "q": _nan_to_none(differences.q_values[method_index, class_index]),
             }
-            for row, method in enumerate(self.by_class.attributed)
-            for place, name in enumerate(self.by_class.classes)
+            for method_index, method in enumerate(self.by_class.attributions)
+            for class_index, name in enumerate(self.by_class.classes)
         ]
 
 
-def study(
-    ex: Explainer,
-    questions: Sequence[Question],
+def run_code_study(
+    explainer: Explainer,
+    questions: Sequence[CodeQuestion],
     methods: Sequence[MethodLike] = (),
-    against: Explainer | None = None,
-    special: bool = True,
-    permutations: int = PERMUTATIONS,
+    other_explainer: Explainer | None = None,
+    include_special: bool = True,
+    num_permutations: int = NUM_PERMUTATIONS,
     seed: int = 0,
     progress: Progress = False,
     **settings: Any,
 ) -> CodeStudy:
-    """Ask all questions and test what differs.
+    """Run all questions and test which heads and classes differ between wrong and right answers.
 
-    against: another model with as many layers and heads, which reads the same inputs; it need not answer them
+    Args:
+        explainer: Explainer of the model under study.
+        questions: At least one question.
+        methods: Registered attribution methods to run as well.
+        other_explainer: Explainer of another model with the same number of layers and heads, whose attention on the
+            same inputs is compared; it need not answer the questions.
+        include_special: Whether special tokens count as a class; otherwise they are excluded.
+        num_permutations: Number of permutations of each test.
+        seed: Seed of permutations, folds and bootstrap.
+        progress: Whether to show a progress bar, or a function that wraps the sequence.
+        **settings: Further settings to store with the result.
+
+    Raises:
+        InputError: There are no questions, or the models differ in layers or heads.
     """
-    by_class, by_part = measure_both(ex, questions, methods=methods, special=special, progress=progress)
-    found = concluded(by_class, by_part, permutations, seed)
-    told = {"questions": len(questions), "permutations": permutations, "special tokens": special, "seed": seed}
-    if against is not None:
-        other = looked_at(against, questions, by_class.classes, special, progress)
-        found = compared(found, other, against.subject.name, permutations, seed)
-    return replace(found, settings={**told, **settings})
+    by_class, by_part = measure_by_groupings(
+        explainer, questions, methods=methods, include_special=include_special, progress=progress
+    )
+    code_study = analyse_measurements(by_class, by_part, num_permutations, seed)
+    run_settings = {
+        "questions": len(questions),
+        "permutations": num_permutations,
+        "special tokens": include_special,
+        "seed": seed,
+    }
+    if other_explainer is not None:
+        attention = compute_received_attention(other_explainer, questions, by_class.classes, include_special, progress)
+        model_name = other_explainer.adapter.name
+        code_study = add_model_comparison(code_study, attention, model_name, num_permutations, seed)
+    return replace(code_study, settings={**run_settings, **settings})
 
 
-def compared(
-    found: CodeStudy,
-    other: Float[np.ndarray, "question layer head class"],
+def add_model_comparison(
+    code_study: CodeStudy,
+    other_attention: Float[np.ndarray, "question layer head class"],
     name: str,
-    permutations: int = PERMUTATIONS,
+    num_permutations: int = NUM_PERMUTATIONS,
     seed: int = 0,
 ) -> CodeStudy:
-    """With what another model looks at (`looked_at`) beside it."""
-    own = found.by_class
-    change = changes(_log(own.received), _log(other), permutations, seed, own.functions)
-    return replace(found, change=change, other=name)
+    """Return the study with a comparison of received attention with another model.
+
+    Args:
+        code_study: Study of the first model.
+        other_attention: Result of `compute_received_attention` for the other model on the same questions.
+        name: Name of the other model.
+        num_permutations: Number of sign flips.
+        seed: Seed of the sign flips.
+    """
+    measurements = code_study.by_class
+    change = compare_paired_inputs(
+        _compute_log_lift(measurements.received_attention),
+        _compute_log_lift(other_attention),
+        num_permutations,
+        seed,
+        measurements.function_ids,
+    )
+    return replace(code_study, change=change, compared_model=name)
 
 
-def concluded(by_class: Measured, by_part: Measured, permutations: int = PERMUTATIONS, seed: int = 0) -> CodeStudy:
-    """What follows from measurements: the tests and the detector, or why they were left out."""
-    right, kinds, lengths = by_class.correct, by_class.about, by_class.lengths.astype(float)
-    own = by_class.functions
-    fewest = int(min(right.sum(), (~right).sum()))
-    left_out, attention, attribution, detection = [], None, None, None
-    if len(right) > 1 and len(np.unique(own)) == 1:
-        left_out.append(
-            f"intervals: all {len(right)} questions are about one function, or joined by functions they share"
+def analyse_measurements(
+    by_class: CodeAttention, by_part: CodeAttention, num_permutations: int = NUM_PERMUTATIONS, seed: int = 0
+) -> CodeStudy:
+    """Run the tests and the error detector on measurements; skipped analyses are explained in `skipped_reasons`.
+
+    Args:
+        by_class: Measurements by token class, which are tested.
+        by_part: Measurements by syntactic construct, which are only reported.
+        num_permutations: Number of permutations of each test.
+        seed: Seed of permutations, folds and bootstrap.
+    """
+    is_correct = by_class.is_correct
+    question_types = by_class.question_types
+    lengths = by_class.lengths.astype(float)
+    function_ids = by_class.function_ids
+    num_right = int(is_correct.sum())
+    num_wrong = int((~is_correct).sum())
+    skipped_reasons = []
+    attention_differences = attribution_differences = detection = None
+    if len(is_correct) > 1 and len(np.unique(function_ids)) == 1:
+        skipped_reasons.append(
+            f"intervals: all {len(is_correct)} questions are about one function, or joined by functions they share"
         )
-    if fewest < FEW:
-        left_out.append(f"wrong against right: {int((~right).sum())} wrong and {int(right.sum())} right answers")
+    if min(num_right, num_wrong) < MIN_GROUP_SIZE:
+        skipped_reasons.append(f"wrong against right: {num_wrong} wrong and {num_right} right answers")
     else:
-        attention = differences(_log(by_class.received), right, lengths, kinds, permutations, seed, own)
-        if by_class.attributed:
-            whole = np.stack(list(by_class.attributed.values()), 1)
-            attribution = differences(_log(whole), right, lengths, kinds, permutations, seed, own)
-    if (reason := too_few(by_class)) is not None:
-        left_out.append(f"the detector: {reason}")
+        received = _compute_log_lift(by_class.received_attention)
+        attention_differences = compare_groups(
+            received, is_correct, lengths, question_types, num_permutations, seed, function_ids
+        )
+        if by_class.attributions:
+            attributed = _compute_log_lift(np.stack(list(by_class.attributions.values()), 1))
+            attribution_differences = compare_groups(
+                attributed, is_correct, lengths, question_types, num_permutations, seed, function_ids
+            )
+    if (reason := find_too_few_reason(by_class)) is not None:
+        skipped_reasons.append(f"the detector: {reason}")
     else:
-        detection = detect(by_class, seed=seed)
-    accuracy = interval(right.astype(float), seed=seed, groups=own)
-    return CodeStudy(by_class, by_part, accuracy, attention, attribution, detection, left_out=tuple(left_out))
+        detection = evaluate_error_detector(by_class, seed=seed)
+    accuracy = bootstrap_interval(is_correct.astype(float), seed=seed, groups=function_ids)
+    return CodeStudy(
+        by_class,
+        by_part,
+        accuracy,
+        attention_differences,
+        attribution_differences,
+        detection,
+        skipped_reasons=tuple(skipped_reasons),
+    )
 
 
-def _log(lifts: np.ndarray) -> np.ndarray:
-    """Ratios: twice and half of what chance gives are equally far from it."""
+def _compute_log_lift(lifts: np.ndarray) -> np.ndarray:
+    """Compute log2, because ratios of 2 and 1/2 are equally far from chance level."""
     return np.asarray(np.log2(np.clip(lifts, 2.0**-10, None)))
 
 
-def _mean(values: np.ndarray) -> np.ndarray:
-    """One number a question: the mean over layers and heads; NaN where the class has no token."""
+def _average_over_heads(values: np.ndarray) -> np.ndarray:
+    """Average over layers and heads for each question; NaN where the class has no token."""
     return np.asarray(values.reshape(len(values), -1).mean(1))
 
 
-def _plain(own: Interval) -> dict[str, float | int | None]:
-    return {"mean": _number(own.mean), "low": _number(own.low), "high": _number(own.high), "count": own.count}
+def _count_tested_cells(differences: GroupDifferences | None) -> int | None:
+    return None if differences is None else differences.num_tested
 
 
-def _line(line: dict[str, Any]) -> dict[str, Any]:
-    return {name: _plain(value) if isinstance(value, Interval) else value for name, value in line.items()}
+def _interval_to_dict(interval: ConfidenceInterval) -> dict[str, float | int | None]:
+    return {
+        "mean": _nan_to_none(interval.mean),
+        "low": _nan_to_none(interval.low),
+        "high": _nan_to_none(interval.high),
+        "count": interval.count,
+    }
 
 
-def _number(value: float) -> float | None:
+def _row_to_dict(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _interval_to_dict(value) if isinstance(value, ConfidenceInterval) else value
+        for name, value in row.items()
+    }
+
+
+def _nan_to_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)

@@ -1,8 +1,8 @@
-"""Which part of speech of a programming language each token is: tree-sitter parses, character offsets align.
+"""Classify the tokens of source code with tree-sitter, and align them with the units of a model's input.
 
-Two readings of one token: its *class* (identifier, keyword, operator …), from the lexeme that it lies in, and its
-*part* (declaration, condition, loop, call …), from the innermost such node whose head, not whose body, it stands in:
-in `if (a) { b(); }` the words `if (a)` are of the condition and `b()` is a call.
+Each token has two labels: a *class* (identifier, keyword, operator …) from the leaf that it lies in, and a *part*
+(declaration, condition, loop, call …) from the innermost such node whose head, not whose body, contains it:
+in `if (a) { b(); }` the tokens `if (a)` belong to the condition and `b()` is a call.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from clearhead.errors import InputError, unknown
+from clearhead.errors import InputError, unknown_value_error
 from clearhead.units import Units
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
-#: Language → the package of its grammar, and the function in it.
+#: Language → package of its tree-sitter grammar, and the function in it that returns the grammar.
 GRAMMARS = {
     "python": ("tree_sitter_python", "language"),
     "java": ("tree_sitter_java", "language"),
@@ -30,8 +30,8 @@ GRAMMARS = {
     "php": ("tree_sitter_php", "language_php_only"),
     "ruby": ("tree_sitter_ruby", "language"),
 }
-#: How files of each language end.
-ENDINGS = {
+#: File suffix → language.
+LANGUAGE_BY_SUFFIX = {
     ".py": "python",
     ".java": "java",
     ".cs": "csharp",
@@ -40,11 +40,11 @@ ENDINGS = {
     ".php": "php",
     ".rb": "ruby",
 }
-ALIASES = {"c#": "csharp", "cs": "csharp", "js": "javascript", "py": "python", "rb": "ruby", "golang": "go"}
-#: What stands around a method that comes without its class.
-CLASSES_AROUND = dict.fromkeys(("java", "csharp", "javascript", "php"), ("class _ {", "}"))
+LANGUAGE_ALIASES = {"c#": "csharp", "cs": "csharp", "js": "javascript", "py": "python", "rb": "ruby", "golang": "go"}
+#: Text around a method that is given without its class, so that it parses.
+CLASS_WRAPPERS = dict.fromkeys(("java", "csharp", "javascript", "php"), ("class _ {", "}"))
 
-CLASSES = (
+TOKEN_CLASSES = (
     "identifier",
     "type",
     "keyword",
@@ -60,7 +60,7 @@ CLASSES = (
     "mask",
     "special",
 )
-PARTS = (
+SYNTAX_PARTS = (
     "declaration",
     "parameters",
     "condition",
@@ -93,15 +93,19 @@ _TYPES = frozenset(
         *("predefined_type", "primitive_type", "implicit_type"),
     )
 )
-#: Go's grammar calls its basic types names like any other.
-_GO_TYPES = re.compile(r"u?int(8|16|32|64|ptr)?|float(32|64)|complex(64|128)|bool|byte|rune|string|error|any")
-_NUMBER = re.compile(r"integer|float|number|int_literal|real_literal|imaginary|rune|rational|complex$|decimal")
-_STRING = re.compile(r"string|character_literal|char_literal|heredoc|nowdoc|regex|symbol|escape_sequence|shell_command")
-_CODE_IN_STRING = frozenset(["interpolation", "template_substitution", "format_expression", "variable_name"])
-#: Node types of each part; the first that matches, from the token upwards, is meant.
-_PARTS = tuple(
-    (part, re.compile(rf"(?:{types})"))
-    for part, types in {
+#: The Go grammar has no node type for basic types: they are ordinary type identifiers.
+_GO_TYPE_PATTERN = re.compile(r"u?int(8|16|32|64|ptr)?|float(32|64)|complex(64|128)|bool|byte|rune|string|error|any")
+_NUMBER_PATTERN = re.compile(r"integer|float|number|int_literal|real_literal|imaginary|rune|rational|complex$|decimal")
+_STRING_PATTERN = re.compile(
+    r"string|character_literal|char_literal|heredoc|nowdoc|regex|symbol|escape_sequence|shell_command"
+)
+_STRING_INTERPOLATION_TYPES = frozenset(
+    ["interpolation", "template_substitution", "format_expression", "variable_name"]
+)
+#: Node types of each part. The innermost node that matches one of them decides.
+_SYNTAX_PART_PATTERNS = tuple(
+    (part_name, re.compile(rf"(?:{types})"))
+    for part_name, types in {
         "comment": r".*comment",
         "parameters": r"(?:formal_|method_|block_|lambda_)?parameters|(?:bracketed_)?parameter_list"
         r"|parameter_declaration",
@@ -121,15 +125,15 @@ _PARTS = tuple(
         r"|decorator|func_literal|lambda.*|arrow_function|function|class_specifier",
     }.items()
 )
-_FUNCTION = re.compile(
+_FUNCTION_PATTERN = re.compile(
     r"function_definition|(?:generator_)?function_declaration|method_declaration|method_definition"
     r"|constructor_declaration|method|singleton_method|local_function_statement"
 )
-#: JavaScript's functions that have their name from the variable that they are put into.
-_NAMED_BY_VARIABLE = re.compile(r"lexical_declaration|variable_declaration")
-_WITHOUT_NAME = re.compile(r"arrow_function|(?:generator_)?function_expression")
-#: A token in the body of a node is not of that node's head.
-_BODY = re.compile(
+#: JavaScript functions that are assigned to a variable.
+_VARIABLE_DECLARATION_PATTERN = re.compile(r"lexical_declaration|variable_declaration")
+_ANONYMOUS_FUNCTION_PATTERN = re.compile(r"arrow_function|(?:generator_)?function_expression")
+#: Nodes that are bodies: their tokens do not belong to the head of the parent node.
+_BODY_PATTERN = re.compile(
     r"block|statement_block|compound_statement|statement_list|body_statement|class_body|interface_body|enum_body"
     r"|declaration_list|constructor_body|then|do|do_block|block_body|switch_block|switch_body|field_declaration_list"
     r"|expression_statement"
@@ -138,245 +142,320 @@ _BODY = re.compile(
 
 @dataclass(frozen=True)
 class Lexeme:
-    """A leaf of the tree: where it stands in the text (characters), and how it is read."""
+    """A leaf of the syntax tree: its character span, token class and syntax part."""
 
     start: int
     stop: int
-    kind: str
-    part: str
+    token_class: str
+    syntax_part: str
 
 
 @dataclass(frozen=True)
-class Syntax:
-    """The lexemes of one text, in order. `broken` says that the parser found errors."""
+class ParsedSource:
+    """The lexemes of one text, in order.
+
+    Attributes:
+        text: Source code.
+        language: Key of `GRAMMARS`.
+        lexemes: Leaves of the tree that cover all characters but white space.
+        has_errors: Whether the parser found syntax errors.
+    """
 
     text: str
     language: str
     lexemes: tuple[Lexeme, ...]
-    broken: bool = False
+    has_errors: bool = False
 
-    def masked(self, start: int, stop: int, mask: str) -> Syntax:
-        """The same reading of a text in which the mask stands for some characters.
+    def mask_span(self, start: int, stop: int, mask_token: str) -> ParsedSource:
+        """Replace a character span by the mask token.
 
-        What is masked is of the class "mask"; the rest keeps the class that it has in the whole text, which a parser
-        would not find in the masked one.
+        The mask gets the class "mask"; the other lexemes keep the class that they have in the unmasked text, because
+        the masked text may not parse.
+
+        Args:
+            start: First character of the span.
+            stop: End of the span, exclusive.
+            mask_token: Text of the mask token.
         """
-        moved = len(mask) - (stop - start)
-        before = [replace(one, stop=min(one.stop, start)) for one in self.lexemes if one.start < start]
-        after = [
-            replace(one, start=max(one.start, stop) + moved, stop=one.stop + moved)
-            for one in self.lexemes
-            if one.stop > stop
+        shift = len(mask_token) - (stop - start)
+        lexemes_before = [
+            replace(lexeme, stop=min(lexeme.stop, start)) for lexeme in self.lexemes if lexeme.start < start
         ]
-        hidden = Lexeme(start, start + len(mask), "mask", "mask")
-        text = self.text[:start] + mask + self.text[stop:]
-        return replace(self, text=text, lexemes=(*before, hidden, *after))
+        lexemes_after = [
+            replace(lexeme, start=max(lexeme.start, stop) + shift, stop=lexeme.stop + shift)
+            for lexeme in self.lexemes
+            if lexeme.stop > stop
+        ]
+        mask = Lexeme(start, start + len(mask_token), "mask", "mask")
+        text = self.text[:start] + mask_token + self.text[stop:]
+        return replace(self, text=text, lexemes=(*lexemes_before, mask, *lexemes_after))
 
 
-def language_named(name: str) -> str:
-    """
-    >>> language_named("C#")
-    'csharp'
+def resolve_language(name: str) -> str:
+    """Resolve a language name or alias, ignoring case, to a key of `GRAMMARS`.
+
+    Raises:
+        InputError: The language is unknown.
+
+    Example:
+        >>> resolve_language("C#")
+        'csharp'
     """
     lower = name.lower()
-    found = ALIASES.get(lower, lower)
-    if found not in GRAMMARS:
-        raise unknown("language", name, GRAMMARS)
-    return found
+    language = LANGUAGE_ALIASES.get(lower, lower)
+    if language not in GRAMMARS:
+        raise unknown_value_error("language", name, GRAMMARS)
+    return language
 
 
-def parse(text: str, language: str) -> Syntax:
-    """Every lexeme of a text with its class and its part.
+def parse_source(text: str, language: str) -> ParsedSource:
+    """Parse a text and label every lexeme with its class and its part.
 
-    A method that comes without its class is also read inside one, and the reading with fewer errors is kept.
+    A method without its class does not parse in some languages. If the text has errors, it is parsed once more inside
+    a class, and that result is used if it has none.
 
-    >>> [(one.kind, "x = f(1)"[one.start : one.stop]) for one in parse("x = f(1)", "python").lexemes][:3]
-    [('identifier', 'x'), ('operator', '='), ('identifier', 'f')]
+    Args:
+        text: Source code.
+        language: Language name or alias.
+
+    Raises:
+        InputError: The language is unknown, or tree-sitter is not installed.
+
+    Example:
+        >>> text = "x = f(1)"
+        >>> [(item.token_class, text[item.start : item.stop]) for item in parse_source(text, "python").lexemes][:3]
+        [('identifier', 'x'), ('operator', '='), ('identifier', 'f')]
     """
-    name = language_named(language)
-    plain = _read(text, name, "", "")
-    if not plain.broken or name not in CLASSES_AROUND:
-        return plain
-    around = _read(text, name, *CLASSES_AROUND[name])
-    return plain if around.broken else around
+    name = resolve_language(language)
+    bare = _parse_wrapped(text, name, "", "")
+    if not bare.has_errors or name not in CLASS_WRAPPERS:
+        return bare
+    wrapped = _parse_wrapped(text, name, *CLASS_WRAPPERS[name])
+    return bare if wrapped.has_errors else wrapped
 
 
-def functions(text: str, language: str) -> list[str]:
-    """The functions and methods of a source file, inner ones within their outer ones, without their indentation.
+def extract_functions(text: str, language: str) -> list[str]:
+    """Extract the functions and methods of a source file, without their indentation.
 
-    >>> functions("x = 1\\nclass A:\\n    def f(self):\\n        return x\\n", "python")
-    ['def f(self):\\n    return x']
+    Nested functions are not listed separately.
+
+    Args:
+        text: Content of the file.
+        language: Language name or alias.
+
+    Returns:
+        Source code of each outermost function, in file order.
+
+    Raises:
+        InputError: The language is unknown, or tree-sitter is not installed.
+
+    Example:
+        >>> extract_functions("x = 1\\nclass A:\\n    def f(self):\\n        return x\\n", "python")
+        ['def f(self):\\n    return x']
     """
-    name = language_named(language)
-    whole = text.removeprefix("<?php") if name == "php" else text
-    waiting, found = [parser_of(name).parse(whole.encode()).root_node], []
-    while waiting:
-        node = waiting.pop()
+    name = resolve_language(language)
+    if name == "php":
+        text = text.removeprefix("<?php")
+    pending = [get_parser(name).parse(text.encode()).root_node]
+    functions = []
+    while pending:
+        node = pending.pop()
         if _is_function(node):
-            found.append(_undented((node.text or b"").decode(errors="replace"), node.start_point.column))
+            functions.append(_remove_indent((node.text or b"").decode(errors="replace"), node.start_point.column))
         else:
-            waiting += reversed(node.children)
-    return found
+            pending += reversed(node.children)
+    return functions
 
 
 def _is_function(node: Node) -> bool:
-    if _NAMED_BY_VARIABLE.fullmatch(node.type):
-        values = [one.child_by_field_name("value") for one in node.named_children]
-        return any(one is not None and _WITHOUT_NAME.fullmatch(one.type) for one in values)
-    return node.is_named and _FUNCTION.fullmatch(node.type) is not None
+    if _VARIABLE_DECLARATION_PATTERN.fullmatch(node.type):
+        values = [child.child_by_field_name("value") for child in node.named_children]
+        return any(value is not None and _ANONYMOUS_FUNCTION_PATTERN.fullmatch(value.type) for value in values)
+    return node.is_named and _FUNCTION_PATTERN.fullmatch(node.type) is not None
 
 
-def _undented(text: str, indent: int) -> str:
+def _remove_indent(text: str, indent: int) -> str:
+    """Remove `indent` columns from all lines but the first, from lines that are indented that far."""
     first, *rest = text.split("\n")
     return "\n".join([first, *(line[indent:] if not line[:indent].strip() else line for line in rest)])
 
 
-def _read(text: str, language: str, before: str, after: str) -> Syntax:
-    whole = f"{before}{text}{after}"
-    root = parser_of(language).parse(whole.encode()).root_node
-    places = _characters(whole)
+def _parse_wrapped(text: str, language: str, prefix: str, suffix: str) -> ParsedSource:
+    """Parse the text between a prefix and a suffix, and keep the lexemes of the text itself."""
+    wrapped = f"{prefix}{text}{suffix}"
+    root = get_parser(language).parse(wrapped.encode()).root_node
+    character_indices = _map_bytes_to_characters(wrapped)
     lexemes = [
-        Lexeme(start, stop, _kind(leaf, language), _part(leaf))
-        for leaf in leaves(root)
-        if (start := places[leaf.start_byte] - len(before)) >= 0
-        and (stop := places[leaf.end_byte] - len(before)) <= len(text)
+        Lexeme(start, stop, _classify_leaf(leaf, language), _find_syntax_part(leaf))
+        for leaf in iter_leaves(root)
+        if (start := character_indices[leaf.start_byte] - len(prefix)) >= 0
+        and (stop := character_indices[leaf.end_byte] - len(prefix)) <= len(text)
         and start < stop
     ]
-    return Syntax(text, language, tuple(lexemes), root.has_error)
+    return ParsedSource(text, language, tuple(lexemes), root.has_error)
 
 
 @cache
-def parser_of(language: str) -> Parser:
+def get_parser(language: str) -> Parser:
+    """Load the tree-sitter parser of a language, cached.
+
+    Raises:
+        InputError: tree-sitter or the grammar is not installed.
+    """
     try:
         tree_sitter = import_module("tree_sitter")
         package, function = GRAMMARS[language]
         grammar = getattr(import_module(package), function)()
-    except ImportError as problem:
-        raise InputError(f"syntax needs tree-sitter ({problem}): pip install 'clearhead[code]'") from problem
+    except ImportError as error:
+        raise InputError(f"syntax needs tree-sitter ({error}): pip install 'clearhead[code]'") from error
     parser: Parser = tree_sitter.Parser(tree_sitter.Language(grammar))
     return parser
 
 
-def leaves(node: Node) -> Iterator[Node]:
-    """From left to right. Depth is not limited by Python's stack: real code nests deep."""
-    waiting = [node]
-    while waiting:
-        one = waiting.pop()
-        if one.child_count:
-            waiting += reversed(one.children)
+def iter_leaves(node: Node) -> Iterator[Node]:
+    """Iterate over the leaves from left to right, without recursion: real code nests deeper than Python's stack."""
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        if current.child_count:
+            pending += reversed(current.children)
         else:
-            yield one
+            yield current
 
 
-def _characters(text: str) -> list[int]:
-    """For each byte of the text in UTF-8, and for its end, which character it belongs to."""
-    places = [place for place, sign in enumerate(text) for _ in range(len(sign.encode()))]
-    return [*places, len(text)]
+def _map_bytes_to_characters(text: str) -> list[int]:
+    """Map each byte offset of the UTF-8 text, including its end, to a character index."""
+    indices = [index for index, character in enumerate(text) for _ in range(len(character.encode()))]
+    return [*indices, len(text)]
 
 
-def _kind(leaf: Node, language: str) -> str:
-    kind, words = leaf.type, (leaf.text or b"").decode(errors="replace")
-    above = leaf.parent.type if leaf.parent is not None else ""
-    if "comment" in kind or "comment" in above or _is_documentation(leaf):
+def _classify_leaf(leaf: Node, language: str) -> str:
+    """Return the token class of a leaf."""
+    node_type = leaf.type
+    leaf_text = (leaf.text or b"").decode(errors="replace")
+    parent_type = leaf.parent.type if leaf.parent is not None else ""
+    if "comment" in node_type or "comment" in parent_type or _is_docstring(leaf):
         return "comment"
-    if kind.lower() in _CONSTANTS or (not leaf.is_named and above.lower() in _CONSTANTS):
+    if node_type.lower() in _CONSTANTS or (not leaf.is_named and parent_type.lower() in _CONSTANTS):
         return "constant"
-    if _STRING.search(kind) or (_STRING.search(above) and above not in _CODE_IN_STRING and kind not in _CODE_IN_STRING):
+    if _STRING_PATTERN.search(node_type) or (
+        _STRING_PATTERN.search(parent_type)
+        and parent_type not in _STRING_INTERPOLATION_TYPES
+        and node_type not in _STRING_INTERPOLATION_TYPES
+    ):
         return "string"
     if (
-        kind in _TYPES
-        or above in _TYPES
-        or (kind == "type_identifier" and language == "go" and _GO_TYPES.fullmatch(words))
+        node_type in _TYPES
+        or parent_type in _TYPES
+        or (node_type == "type_identifier" and language == "go" and _GO_TYPE_PATTERN.fullmatch(leaf_text))
     ):
         return "type"
     if leaf.is_named:
-        return "number" if _NUMBER.search(kind) else "identifier"
-    if words == "@" and any(name in above for name in ("annotation", "decorator")):
+        return "number" if _NUMBER_PATTERN.search(node_type) else "identifier"
+    if leaf_text == "@" and any(name in parent_type for name in ("annotation", "decorator")):
         return "annotation"
-    if words == "$" and above == "variable_name":
+    if leaf_text == "$" and parent_type == "variable_name":
         return "identifier"
-    if words[:1].isalpha():
-        return "modifier" if words in _MODIFIERS else "keyword"
-    between = words in _SEPARATORS or above == "block_parameters"
-    return "separator" if between else "operator"
+    if leaf_text[:1].isalpha():
+        return "modifier" if leaf_text in _MODIFIERS else "keyword"
+    if leaf_text in _SEPARATORS or parent_type == "block_parameters":
+        return "separator"
+    return "operator"
 
 
-def _is_documentation(leaf: Node) -> bool:
-    """A string that stands as a statement of its own, as Python's docstrings do."""
+def _is_docstring(leaf: Node) -> bool:
+    """Check whether the leaf belongs to a string that is a statement by itself, as Python docstrings are."""
     string = leaf.parent
     if string is None or string.type != "string" or string.parent is None:
         return False
     return string.parent.type == "expression_statement" and string.parent.child_count == 1
 
 
-def _part(leaf: Node) -> str:
-    if _is_documentation(leaf):
+def _find_syntax_part(leaf: Node) -> str:
+    """Return the part of the innermost node whose head contains the leaf."""
+    if _is_docstring(leaf):
         return "comment"
     node: Node | None = leaf if leaf.is_named else leaf.parent
     while node is not None and node.parent is not None:
-        for part, types in _PARTS:
-            if types.fullmatch(node.type):
-                return part
-        if _BODY.fullmatch(node.type) and not _closes(leaf, node):
+        for part_name, pattern in _SYNTAX_PART_PATTERNS:
+            if pattern.fullmatch(node.type):
+                return part_name
+        if _BODY_PATTERN.fullmatch(node.type) and not _is_body_delimiter(leaf, node):
             return "statement"
         node = node.parent
     return "statement"
 
 
-def _closes(leaf: Node, body: Node) -> bool:
-    """Braces (`end` in Ruby) around a body belong to the head that opens it."""
+def _is_body_delimiter(leaf: Node, body: Node) -> bool:
+    """Check for braces (`end` in Ruby) around a body, which belong to the head that opens it."""
     return not leaf.is_named and leaf.parent == body and (leaf.text or b"") in (b"{", b"}", b"end", b"do")
 
 
-# -- tokens
+# -- alignment with the model's tokens
 
 
 @dataclass(frozen=True)
-class Reading:
+class TokenSyntax:
     """The class and the part of each unit of a model's input."""
 
-    kinds: tuple[str, ...]
-    parts: tuple[str, ...]
+    token_classes: tuple[str, ...]
+    syntax_parts: tuple[str, ...]
 
-    def of(self, by: str) -> tuple[str, ...]:
-        if by not in ("class", "part"):
-            raise unknown("reading of syntax", by, ("class", "part"))
-        return self.kinds if by == "class" else self.parts
+    def get_labels(self, grouping: str) -> tuple[str, ...]:
+        """Return the labels of one grouping, "class" or "part".
+
+        Raises:
+            InputError: The grouping is unknown.
+        """
+        if grouping == "class":
+            return self.token_classes
+        if grouping == "part":
+            return self.syntax_parts
+        raise unknown_value_error("syntax grouping", grouping, ("class", "part"))
 
 
-def align(units: Units, sources: Sequence[Syntax]) -> Reading:
-    """Each unit is what most of its characters are, white space aside; one without any other is layout.
+def align_syntax(units: Units, sources: Sequence[ParsedSource]) -> TokenSyntax:
+    """Label each unit by the lexeme that covers most of its characters, white space not counted.
 
-    Special tokens are a class of their own, but for the mask.
+    Units of white space alone are "layout"; special tokens other than the mask are "special".
+
+    Args:
+        units: Units of a tokenized input, with character offsets.
+        sources: Parses of the input's texts.
+
+    Raises:
+        InputError: The units have no offsets, or there are fewer sources than texts.
     """
     if units.offsets is None:
         raise InputError("syntax is aligned by characters: give texts, and load the model with a fast tokenizer")
     segments = units.segments or (0,) * len(units)
     if max(segments) >= len(sources):
         raise InputError(f"the input has {max(segments) + 1} texts, but {len(sources)} were parsed")
-    owners = [_owners(source) for source in sources]
-    kinds, parts = [], []
-    for place, (segment, (start, stop)) in enumerate(zip(segments, units.offsets, strict=True)):
-        source = sources[segment]
-        inside = [owners[segment][at] for at in range(start, stop) if not source.text[at].isspace()]
-        found = [one for one in inside if one is not None]
-        hidden = any(one.kind == "mask" for one in found)
-        if units.special[place] and not hidden:
-            kinds.append("special")
-            parts.append("special")
-        elif not found:
-            kinds.append("layout")
-            parts.append("layout")
+    lexeme_maps = [_map_characters_to_lexemes(source) for source in sources]
+    token_classes = []
+    syntax_parts = []
+    for unit_index, (segment, (start, stop)) in enumerate(zip(segments, units.offsets, strict=True)):
+        text = sources[segment].text
+        candidates = [lexeme_maps[segment][index] for index in range(start, stop) if not text[index].isspace()]
+        lexemes = [lexeme for lexeme in candidates if lexeme is not None]
+        is_mask = any(lexeme.token_class == "mask" for lexeme in lexemes)
+        if units.special[unit_index] and not is_mask:
+            token_classes.append("special")
+            syntax_parts.append("special")
+        elif not lexemes:
+            token_classes.append("layout")
+            syntax_parts.append("layout")
         else:
-            most = max(dict.fromkeys(found), key=found.count)
-            kinds.append(most.kind)
-            parts.append(most.part)
-    return Reading(tuple(kinds), tuple(parts))
+            majority = max(dict.fromkeys(lexemes), key=lexemes.count)
+            token_classes.append(majority.token_class)
+            syntax_parts.append(majority.syntax_part)
+    return TokenSyntax(tuple(token_classes), tuple(syntax_parts))
 
 
-def _owners(source: Syntax) -> list[Lexeme | None]:
-    owners: list[Lexeme | None] = [None] * len(source.text)
+def _map_characters_to_lexemes(source: ParsedSource) -> list[Lexeme | None]:
+    """Map each character of the text to the lexeme that covers it."""
+    lexemes: list[Lexeme | None] = [None] * len(source.text)
     for lexeme in source.lexemes:
-        for at in range(lexeme.start, min(lexeme.stop, len(owners))):
-            owners[at] = lexeme
-    return owners
+        for index in range(lexeme.start, min(lexeme.stop, len(lexemes))):
+            lexemes[index] = lexeme
+    return lexemes

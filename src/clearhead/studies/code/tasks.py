@@ -1,7 +1,7 @@
-"""What a code model is asked: a masked token, whether two functions do the same, a translation.
+"""Questions for code models: masked tokens, function clones, and translations between languages.
 
-Each question keeps the parse of the whole text: a masked text need not parse, so classes come from the text before the
-mask was put in.
+Each question keeps the parse of the unmasked text: a masked text may not parse, so classes are determined before the
+mask is inserted.
 """
 
 from __future__ import annotations
@@ -11,111 +11,159 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clearhead.adapters.base import How
-from clearhead.adapters.masked_lm import MaskedLanguageModel
-from clearhead.concepts.word_pairs import families
+from clearhead.adapters.base import InputOptions
+from clearhead.adapters.masked_lm import MaskedLMAdapter
+from clearhead.concepts.word_pairs import group_joined_pairs
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
-from clearhead.studies.code.syntax import Syntax, align, parse
+from clearhead.studies.code.syntax import ParsedSource, align_syntax, parse_source
 
-#: Classes whose tokens are not asked for: to guess a comment or an indentation says little about a program.
-NOT_ASKED = ("comment", "layout", "special", "mask")
+#: Classes that are never masked: predicting a comment or an indentation requires little knowledge of the program.
+EXCLUDED_CLASSES = ("comment", "layout", "special", "mask")
 
 
 @dataclass(frozen=True)
-class Question:
-    """One input, how its texts are read, and the right answer.
+class CodeQuestion:
+    """One input with the parse of its texts and the expected answer.
 
-    truth: the id of the masked token, the label of a pair, or the text of a translation
-    about: the class of what was masked, or the family of a pair; empty where there is none
-    function: the number of the function that it is about: questions about one function are not independent of each
-        other; None where each has its own
+    Attributes:
+        raw_input: Text or pair of texts.
+        parsed_sources: Parse of each text.
+        expected_answer: Id of the masked token, label of a pair, or text of a translation.
+        question_type: Class of the masked token; empty where the task has no types.
+        function_id: Index of the function that the question is about. Questions about one function are not independent
+            of each other; None if the question shares its function with no other.
     """
 
-    raw: str | tuple[str, str]
-    sources: tuple[Syntax, ...]
-    truth: int | str
-    about: str = ""
-    function: int | None = None
+    raw_input: str | tuple[str, str]
+    parsed_sources: tuple[ParsedSource, ...]
+    expected_answer: int | str
+    question_type: str = ""
+    function_id: int | None = None
 
 
-def cloze(
-    ex: Explainer, texts: Sequence[str], language: str, each: int = 1, seed: int = 0, most: int = 256
-) -> list[Question]:
-    """Mask `each` tokens of every function, one at a time, drawn among those that are neither comment nor layout.
+def make_cloze_questions(
+    explainer: Explainer,
+    texts: Sequence[str],
+    language: str,
+    tokens_per_text: int = 1,
+    seed: int = 0,
+    max_tokens: int = 256,
+) -> list[CodeQuestion]:
+    """Make masked-token questions: random code tokens of each function, one masked at a time.
 
-    Functions that do not parse or have more than `most` tokens are left out.
+    Functions that do not parse, are truncated or have more than `max_tokens` tokens are skipped.
+
+    Args:
+        explainer: Explainer of a masked language model.
+        texts: Source code of the functions.
+        language: Language name or alias.
+        tokens_per_text: Number of tokens to mask in each function, drawn among those that are neither comment nor
+            layout.
+        seed: Seed of the draws.
+        max_tokens: Longest function, in tokens.
+
+    Raises:
+        InputError: The model is not a masked language model, the language is unknown, or no function is usable.
     """
-    subject = ex.subject
-    if not isinstance(subject, MaskedLanguageModel) or subject.processor is None:
-        raise InputError(f"{subject.name} is no masked language model with a tokenizer: load one, such as zoo:code")
+    adapter = explainer.adapter
+    if not isinstance(adapter, MaskedLMAdapter) or adapter.processor is None:
+        raise InputError(f"{adapter.name} is not a masked language model with a tokenizer: load one, such as zoo:code")
     rng = np.random.default_rng(seed)
-    found: list[Question] = []
-    for number, text in enumerate(texts):
-        source = parse(text, language)
-        if source.broken:
+    questions: list[CodeQuestion] = []
+    for text_index, text in enumerate(texts):
+        source = parse_source(text, language)
+        if source.has_errors:
             continue
-        read = subject.words.read((text,), How())
-        ids, units = read.inputs["input_ids"].tolist(), read.units
-        kinds = align(units, [source]).kinds
-        places = [place for place, kind in enumerate(kinds) if kind not in NOT_ASKED]
-        if len(ids) > most or read.dropped or not places:
+        encoded = adapter.tokenizer_wrapper.encode_texts((text,), InputOptions())
+        token_ids = encoded.inputs["input_ids"].tolist()
+        units = encoded.units
+        token_classes = align_syntax(units, [source]).token_classes
+        candidates = [index for index, name in enumerate(token_classes) if name not in EXCLUDED_CLASSES]
+        if len(token_ids) > max_tokens or encoded.num_truncated or not candidates:
             continue
-        for place in rng.choice(places, size=min(each, len(places)), replace=False):
-            start, stop = _trimmed(text, *units.offsets[place])  # type: ignore[index]
-            shown = source.masked(start, stop, subject.processor.mask_token)
-            found.append(Question(shown.text, (shown,), int(ids[place]), kinds[place], number))
-    return _some(found, f"{len(texts)} texts", language)
+        for index in rng.choice(candidates, size=min(tokens_per_text, len(candidates)), replace=False):
+            start, stop = _strip_span(text, *units.offsets[index])  # type: ignore[index]
+            masked = source.mask_span(start, stop, adapter.processor.mask_token)
+            questions.append(
+                CodeQuestion(masked.text, (masked,), int(token_ids[index]), token_classes[index], text_index)
+            )
+    return _check_not_empty(questions, f"{len(texts)} texts", language)
 
 
-def pairs(
+def make_clone_questions(
     texts: Sequence[tuple[str, str]],
     labels: Sequence[str],
     languages: tuple[str, str],
-    forms_of: Sequence[tuple[str, str]] | None = None,
-) -> list[Question]:
-    """Do two functions do the same? Pairs of which one does not parse are left out.
+    function_names: Sequence[tuple[str, str]] | None = None,
+) -> list[CodeQuestion]:
+    """Make clone-detection questions: whether two functions compute the same.
 
-    Pairs that share a function, themselves or through others, count as being about one.
+    Pairs with a text that does not parse are skipped. Pairs that share a function, directly or through other pairs, get
+    the same `function_id`.
 
-    forms_of: the names of the functions that the texts are forms of, where one function was rewritten into several
-        texts; else each text is a function
+    Args:
+        texts: Pairs of functions.
+        labels: Expected label of each pair.
+        languages: Languages of the first and the second function.
+        function_names: Names of the functions of each pair, where several texts are variants of one function; if
+            omitted, each text is a function.
+
+    Raises:
+        InputError: The lengths differ, a language is unknown, or no pair parses.
     """
     if len(texts) != len(labels):
         raise InputError(f"{len(texts)} pairs have {len(labels)} labels: give one for each")
-    names = texts if forms_of is None else forms_of
+    names = texts if function_names is None else function_names
     if len(texts) != len(names):
         raise InputError(f"{len(texts)} pairs have {len(names)} pairs of names of functions: give one for each")
-    found, together = [], _together(names)
-    for (one, other), label, (name, _) in zip(texts, labels, names, strict=True):
-        sources = (parse(one, languages[0]), parse(other, languages[1]))
-        if not any(source.broken for source in sources):
-            found.append(Question((one, other), sources, label, function=together[name]))
-    return _some(found, f"{len(texts)} pairs", " and ".join(dict.fromkeys(languages)))
+    function_ids = _number_joined_functions(names)
+    questions = []
+    for pair, label, (first_name, _) in zip(texts, labels, names, strict=True):
+        first, second = pair
+        sources = (parse_source(first, languages[0]), parse_source(second, languages[1]))
+        if not any(source.has_errors for source in sources):
+            questions.append(CodeQuestion((first, second), sources, label, function_id=function_ids[first_name]))
+    return _check_not_empty(questions, f"{len(texts)} pairs", " and ".join(dict.fromkeys(languages)))
 
 
-def translations(texts: Sequence[str], answers: Sequence[str], language: str) -> list[Question]:
-    """What a function is in another language. Functions that do not parse are left out."""
-    if len(texts) != len(answers):
-        raise InputError(f"{len(texts)} functions have {len(answers)} translations: give one for each")
-    parsed = [(parse(text, language), answer) for text, answer in zip(texts, answers, strict=True)]
-    found = [Question(source.text, (source,), answer) for source, answer in parsed if not source.broken]
-    return _some(found, f"{len(texts)} functions", language)
+def make_translation_questions(
+    texts: Sequence[str], expected_texts: Sequence[str], language: str
+) -> list[CodeQuestion]:
+    """Make translation questions from functions and their translations; functions that do not parse are skipped.
+
+    Args:
+        texts: Source code of the functions.
+        expected_texts: Reference translation of each function.
+        language: Language of `texts`.
+
+    Raises:
+        InputError: The lengths differ, the language is unknown, or no function parses.
+    """
+    if len(texts) != len(expected_texts):
+        raise InputError(f"{len(texts)} functions have {len(expected_texts)} translations: give one for each")
+    questions = []
+    for text, expected_text in zip(texts, expected_texts, strict=True):
+        source = parse_source(text, language)
+        if not source.has_errors:
+            questions.append(CodeQuestion(source.text, (source,), expected_text))
+    return _check_not_empty(questions, f"{len(texts)} functions", language)
 
 
-def _together(names: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """A number for each name (or text); equal for those that pairs join."""
-    joined = families(names)
-    number = {name: place for place, name in enumerate(dict.fromkeys(joined.values()))}
-    return {name: number[family] for name, family in joined.items()}
+def _number_joined_functions(names: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Map each function name (or text) to a number that is equal for functions joined by pairs."""
+    groups = group_joined_pairs(names)
+    group_ids = {name: index for index, name in enumerate(dict.fromkeys(groups.values()))}
+    return {name: group_ids[group] for name, group in groups.items()}
 
 
-def _some(found: list[Question], given: str, language: str) -> list[Question]:
-    if not found:
-        raise InputError(f"none of {given} can be asked about: they do not parse as {language}, or are too long")
-    return found
+def _check_not_empty(questions: list[CodeQuestion], description: str, language: str) -> list[CodeQuestion]:
+    if not questions:
+        raise InputError(f"none of {description} is usable: they do not parse as {language}, or are too long")
+    return questions
 
 
-def _trimmed(text: str, start: int, stop: int) -> tuple[int, int]:
+def _strip_span(text: str, start: int, stop: int) -> tuple[int, int]:
+    """Shrink a span by the white space at its ends."""
     piece = text[start:stop]
     return start + len(piece) - len(piece.lstrip()), stop - (len(piece) - len(piece.rstrip()))

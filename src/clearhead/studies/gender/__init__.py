@@ -1,1 +1,1 @@
-"""Gender by depth: an axis of word pairs through the layers of a masked language model."""
+"""Bias along an axis such as gender, layer by layer, in a masked language model."""

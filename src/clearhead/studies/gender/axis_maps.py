@@ -1,11 +1,13 @@
-"""An axis such as gender, layer by layer and token by token, in a masked language model.
+"""Layer × token maps of an axis such as gender in a masked language model.
 
-    DR^l_i     = (h^l_i·q_l − centre_l) / spread_l       which side of the axis token i is on after layer l
-    CAT^l_i    = Σ_k (∂y/∂h^{l−1}_{i,k}) h^{l−1}_{i,k}    what the token, going into layer l, does for the masked word
+    DR^l_i     = (h^{l+1}_i·q_l − centre_l) / spread_l   side of the axis on which token i lies after layer l
+    CAT^l_i    = Σ_k (∂y/∂h^l_{i,k}) h^l_{i,k}            gradient × input of layer l, for the logit of the masked word
     AttCAT^l_i = a^l_i CAT^l_i,  AttDR^l_i = a^l_i DR^l_i,  a^l_i = E_h A^l_{p,i}, p the masked position
 
-Special tokens are seen by the model and left out of the result. Directions have a sign and a zero (`concepts.densray`),
-so layers can be compared and added up.
+Layers are counted from 0; h^l is the input of layer l and h^{l+1} its output.
+
+Special tokens are part of the model's input and excluded from the maps. Directions have a sign and a zero
+(`concepts.densray`), so layers can be compared and summed.
 """
 
 from collections.abc import Sequence
@@ -17,197 +19,296 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import How
-from clearhead.adapters.masked_lm import MaskedLanguageModel
+from clearhead.adapters.base import InputOptions
+from clearhead.adapters.masked_lm import MaskedLMAdapter
 from clearhead.concepts.directions import Directions
-from clearhead.concepts.hidden_states import states_of
-from clearhead.concepts.layer_hooks import own_calls
+from clearhead.concepts.hidden_states import compute_layer_states
+from clearhead.concepts.layer_hooks import find_self_attention_calls
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
-from clearhead.stats import interval, paired
-from clearhead.studies.gender.map_similarity import Similarity, similarity
-from clearhead.targets import MaskedWord
+from clearhead.stats import bootstrap_interval, compare_paired
+from clearhead.studies.gender.map_similarity import ProfileSimilarity, compute_profile_similarity
+from clearhead.targets import MaskedToken
 
-Map = Float[np.ndarray, "layer token"]
+LayerTokenMap = Float[np.ndarray, "layer token"]
 
 
 @dataclass(frozen=True)
-class Flow:
-    """One sentence: layer × token maps of all quantities, without special tokens.
+class AxisMaps:
+    """Layer × token maps of one sentence, without special tokens.
 
-    The maps of a sentence without a mask that need one (`cat`, `attcat` and their products) are None, and its
-    attention is the mean over all rows.
+    Without a masked position, the maps that need one (`cat`, `attcat` and their products) are None, and `attention` is
+    the mean over all rows.
+
+    Attributes:
+        tokens: Tokens of the sentence.
+        dr: Signed distance from the centre of the axis, in units of its spread.
+        attention: Attention of the masked position to each token, mean over heads.
+        cat: Gradient × input of each layer, for the logit of the masked word.
+        mask_index: Index of the mask in `tokens`.
     """
 
     tokens: tuple[str, ...]
-    dr: Map
-    attention: Map
-    cat: Map | None
-    mask: int | None
+    dr: LayerTokenMap
+    attention: LayerTokenMap
+    cat: LayerTokenMap | None
+    mask_index: int | None
 
     @property
-    def attdr(self) -> Map:
+    def attdr(self) -> LayerTokenMap:
+        """Attention × DR."""
         return self.attention * self.dr
 
     @property
-    def attcat(self) -> Map | None:
+    def attcat(self) -> LayerTokenMap | None:
+        """Attention × CAT."""
         return None if self.cat is None else self.attention * self.cat
 
     @property
-    def drcat(self) -> Map | None:
+    def drcat(self) -> LayerTokenMap | None:
+        """DR × CAT."""
         return None if self.cat is None else self.dr * self.cat
 
     @property
-    def dr_attcat(self) -> Map | None:
+    def dr_attcat(self) -> LayerTokenMap | None:
+        """DR × AttCAT."""
         return None if self.attcat is None else self.dr * self.attcat
 
-    def of(self, name: str) -> Map:
-        found = getattr(self, name)
-        if found is None:
+    def get_map(self, name: str) -> LayerTokenMap:
+        """Return a map by its name.
+
+        Args:
+            name: "dr", "attention", "cat", "attdr", "attcat", "drcat" or "dr_attcat".
+
+        Raises:
+            InputError: The map needs a masked position and the sentence has none.
+        """
+        values = getattr(self, name)
+        if values is None:
             raise InputError(f"{name} needs a masked position, and the sentence has none")
-        return np.asarray(found)
+        return np.asarray(values)
 
-    def with_sum(self, name: str) -> Map:
-        """The map with the sum over layers as its last row, all of it divided by its Frobenius norm: for a picture."""
-        whole = np.vstack([self.of(name), self.of(name).sum(0)])
-        return whole / max(float(np.linalg.norm(whole)), 1e-300)
+    def build_map_with_sum(self, name: str) -> LayerTokenMap:
+        """Return the map with its sum over layers as the last row, divided by the Frobenius norm, for plotting."""
+        rows = np.vstack([self.get_map(name), self.get_map(name).sum(0)])
+        return rows / max(float(np.linalg.norm(rows)), 1e-300)
 
 
-def flow(ex: Explainer, directions: Directions, text: str, word: str | None = None, mask: int = 0) -> Flow:
-    """The maps of one sentence; `word` is what the mask is explained for (the predicted one, if left out)."""
-    subject = masked_model(ex)
-    layers = range(1, len(own_calls(ex)) + 1)
+def compute_axis_maps(
+    explainer: Explainer, directions: Directions, text: str, token: str | None = None, mask_index: int = 0
+) -> AxisMaps:
+    """Compute the maps of one sentence.
+
+    Args:
+        explainer: Explainer of a masked language model.
+        directions: Directions of the axis for every layer.
+        text: Sentence, with the model's mask token or without one.
+        token: Word whose logit at the mask is explained; the predicted one by default.
+        mask_index: Which of several masks to explain.
+
+    Raises:
+        InputError: The model is not a masked language model, or a layer has no direction.
+    """
+    adapter = get_masked_lm_adapter(explainer)
+    layers = range(len(find_self_attention_calls(explainer)))
     missing = [layer for layer in layers if layer not in directions]
     if missing:
         raise InputError(f"there are no directions of layers {missing}: find them with axis_directions(ex, …)")
-    if subject.processor.mask_token not in text:
-        return _without_mask(ex, directions, text, layers)
-    target = MaskedWord(word, mask)
-    tape = ex.record(text, ("attention", "block_input_gradient", "hidden_state"), target)
-    (sample,) = subject.samples(text, How())
-    p = sample.masks[mask]
-    inside = _inside(sample.units.special)
+    if adapter.processor.mask_token not in text:
+        return _compute_maps_without_mask(explainer, directions, text, layers)
+    target = MaskedToken(token, mask_index)
+    tape = explainer.record(text, ("attention", "block_input_gradient", "hidden_state"), target)
+    (sample,) = adapter.make_samples(text, InputOptions())
+    mask_position = sample.mask_positions[mask_index]
+    content_indices = _find_content_indices(sample.units.special)
     states = [call.hidden_state for call in tape.calls]
-    dr = _dr(directions, [part[0] for part in states if part is not None], inside)
-    attention, cat = [], []
+    dr = _compute_direction_scores(directions, [state[0] for state in states if state is not None], content_indices)
+    attention = []
+    cat = []
     for call in tape.calls:
         assert call.attention is not None and call.block_input is not None and call.block_input_gradient is not None
-        attention.append(call.attention[0].mean(0)[p])
+        attention.append(call.attention[0].mean(0)[mask_position])
         cat.append((call.block_input[0] * call.block_input_gradient[0]).sum(-1))
-    return Flow(
-        tokens=tuple(sample.units.names[i] for i in inside),
+    return AxisMaps(
+        tokens=tuple(sample.units.names[index] for index in content_indices),
         dr=dr,
-        attention=_array(attention, inside),
-        cat=_array(cat, inside),
-        mask=inside.index(p),
+        attention=_to_array(attention, content_indices),
+        cat=_to_array(cat, content_indices),
+        mask_index=content_indices.index(mask_position),
     )
 
 
-def _without_mask(ex: Explainer, directions: Directions, text: str, layers: Sequence[int]) -> Flow:
-    (found,) = states_of(ex, [text], layers)
-    subject, sample = masked_model(ex), found.sample
-    batch = subject.collate([sample])
-    tape = ex.recorder.record(batch, lambda output: torch.zeros(1), ("attention",), leaves=subject.leaves(batch))
-    inside = _inside(sample.units.special)
-    rows = [call.attention[0].mean(0).mean(0) for call in tape.calls if call.attention is not None]
-    names = tuple(sample.units.names[i] for i in inside)
-    return Flow(names, _dr(directions, [found.states[k] for k in layers], inside), _array(rows, inside), None, None)
+def _compute_maps_without_mask(
+    explainer: Explainer, directions: Directions, text: str, layers: Sequence[int]
+) -> AxisMaps:
+    (layer_states,) = compute_layer_states(explainer, [text], layers)
+    adapter = get_masked_lm_adapter(explainer)
+    sample = layer_states.sample
+    batch = adapter.collate([sample])
+    tape = explainer.recorder.record(
+        batch, lambda output: torch.zeros(1), ("attention",), leaves=adapter.find_grad_input_names(batch)
+    )
+    content_indices = _find_content_indices(sample.units.special)
+    attention = [call.attention[0].mean(0).mean(0) for call in tape.calls if call.attention is not None]
+    states = [layer_states.states[layer] for layer in layers]
+    return AxisMaps(
+        tokens=tuple(sample.units.names[index] for index in content_indices),
+        dr=_compute_direction_scores(directions, states, content_indices),
+        attention=_to_array(attention, content_indices),
+        cat=None,
+        mask_index=None,
+    )
 
 
-def _dr(directions: Directions, states: Sequence[Tensor], inside: Sequence[int]) -> Map:
-    return _array([directions[layer].score(part) for layer, part in enumerate(states, 1)], inside)
+def _compute_direction_scores(
+    directions: Directions, states: Sequence[Tensor], content_indices: Sequence[int]
+) -> LayerTokenMap:
+    """Project the outputs of layers 0, 1 … onto the directions of those layers."""
+    scores = [directions[layer].compute_score(state) for layer, state in enumerate(states)]
+    return _to_array(scores, content_indices)
 
 
-def _array(rows: Sequence[Tensor], inside: Sequence[int]) -> Map:
-    return np.asarray(torch.stack([row[list(inside)].double().cpu() for row in rows]).numpy())
+def _to_array(rows: Sequence[Tensor], content_indices: Sequence[int]) -> LayerTokenMap:
+    """Stack one row per layer, restricted to these tokens, as float64."""
+    return np.asarray(torch.stack([row[list(content_indices)].double().cpu() for row in rows]).numpy())
 
 
-def _inside(special: Sequence[bool]) -> list[int]:
-    return [i for i, flag in enumerate(special) if not flag]
+def _find_content_indices(special: Sequence[bool]) -> list[int]:
+    return [index for index, is_special in enumerate(special) if not is_special]
 
 
-def masked_model(ex: Explainer) -> MaskedLanguageModel:
-    if not isinstance(ex.subject, MaskedLanguageModel) or ex.subject.processor is None:
+def get_masked_lm_adapter(explainer: Explainer) -> MaskedLMAdapter:
+    """Return the explainer's adapter, checked to be a masked language model with a tokenizer.
+
+    Raises:
+        InputError: The model is not a masked language model, or has no tokenizer.
+    """
+    if not isinstance(explainer.adapter, MaskedLMAdapter) or explainer.adapter.processor is None:
         raise InputError(
-            f"{ex.subject.name} is no masked language model with a tokenizer: load one, such as zoo:masked"
+            f"{explainer.adapter.name} is not a masked language model with a tokenizer: load one, such as zoo:masked"
         )
-    return ex.subject
+    return explainer.adapter
 
 
-def alike(flows: Sequence[Flow], place: int = 3) -> Similarity:
-    """AttCAT against DR, summed over layers, with chance level and permutation test."""
-    return similarity([one.of("attcat").sum(0) for one in flows], [one.dr.sum(0) for one in flows], place)
+def compute_map_similarity(axis_maps: Sequence[AxisMaps], position: int = 3) -> ProfileSimilarity:
+    """Compare AttCAT with DR, summed over layers, with chance level and permutation test.
+
+    Args:
+        axis_maps: Maps of sentences with a mask.
+        position: Token that the haversine distance compares, next to the first one.
+    """
+    attcat_profiles = [maps.get_map("attcat").sum(0) for maps in axis_maps]
+    dr_profiles = [maps.dr.sum(0) for maps in axis_maps]
+    return compute_profile_similarity(attcat_profiles, dr_profiles, position)
 
 
-def filler_share(one: Flow, filler: str) -> tuple[float, bool]:
-    """The share of the filler (all its pieces) in Σ|AttCAT| without the mask, and whether it is the largest word."""
-    weights = np.abs(one.of("attcat").sum(0))
-    weights = np.delete(weights, one.mask) if one.mask is not None else weights
-    tokens = [token for i, token in enumerate(one.tokens) if i != one.mask]
-    pieces = pieces_of(tokens, filler)
-    if not pieces:
-        raise InputError(f"the filler {filler!r} is not in the sentence: {' '.join(one.tokens)}")
-    own = float(weights[pieces].sum())
-    others = np.delete(weights, pieces)
-    return own / max(float(weights.sum()), 1e-300), bool(own > others.max(initial=0))
+def compute_filler_contribution(axis_maps: AxisMaps, filler: str) -> tuple[float, bool]:
+    """Compute the contribution of the filler word to Σ|AttCAT|, without the mask.
+
+    Returns:
+        The share of the filler (all its subword tokens), and whether it exceeds every other token.
+
+    Raises:
+        InputError: The filler is not in the sentence.
+    """
+    weights = np.abs(axis_maps.get_map("attcat").sum(0))
+    if axis_maps.mask_index is not None:
+        weights = np.delete(weights, axis_maps.mask_index)
+    tokens = [token for index, token in enumerate(axis_maps.tokens) if index != axis_maps.mask_index]
+    filler_indices = find_word_pieces(tokens, filler)
+    if not filler_indices:
+        raise InputError(f"the filler {filler!r} is not in the sentence: {' '.join(axis_maps.tokens)}")
+    filler_weight = float(weights[filler_indices].sum())
+    other_weights = np.delete(weights, filler_indices)
+    share = filler_weight / max(float(weights.sum()), 1e-300)
+    return share, bool(filler_weight > other_weights.max(initial=0))
 
 
-def pieces_of(tokens: Sequence[str], filler: str) -> list[int]:
-    """The run of tokens that spell the filler."""
-    plain = [token.removeprefix("##").removeprefix("Ġ").removeprefix("▁").casefold() for token in tokens]
-    wanted = filler.replace(" ", "").casefold()
-    for start in range(len(plain)):
-        for stop in range(start + 1, len(plain) + 1):
-            if "".join(plain[start:stop]) == wanted:
+def find_word_pieces(tokens: Sequence[str], word: str) -> list[int]:
+    """Find the first run of subword tokens that spell the word, ignoring case; empty if there is none."""
+    spellings = [token.removeprefix("##").removeprefix("Ġ").removeprefix("▁").casefold() for token in tokens]
+    spelled_word = word.replace(" ", "").casefold()
+    for start in range(len(spellings)):
+        for stop in range(start + 1, len(spellings) + 1):
+            if "".join(spellings[start:stop]) == spelled_word:
                 return list(range(start, stop))
     return []
 
 
-def clearer(
-    flows: Sequence[Flow],
-    listed: Sequence[Sequence[int]],
-    maps: Sequence[str] = ("attdr", "dr", "attention"),
-    versions: int = 1,
+def compare_rankings(
+    axis_maps: Sequence[AxisMaps],
+    listed_indices: Sequence[Sequence[int]],
+    map_names: Sequence[str] = ("attdr", "dr", "attention"),
+    num_versions: int = 1,
 ) -> dict[str, Any]:
-    """Does the first map rank the listed words of a sentence higher than the second? Reciprocal ranks, difference, p.
+    """Test whether the first map ranks the listed words of a sentence higher than the second.
 
-    The best-placed of the listed words counts. Further maps stand beside them: attention alone tells what AttDR owes to
-    it. chance: the mean reciprocal rank of words in random order. Of sentences that come in several versions, one after
-    the other, the mean over versions counts: a sentence and its counterfactual are not independent.
+    The measure is the reciprocal rank of the best-ranked listed word. Further maps are reported for comparison:
+    attention alone shows how much of AttDR is due to attention.
+
+    Args:
+        axis_maps: Maps of the sentences.
+        listed_indices: Token indices of the listed words of each sentence.
+        map_names: Maps to rank by; the first two are compared.
+        num_versions: Number of consecutive sentences that are versions of one; their mean counts as one observation,
+            because a sentence and its counterfactual are not independent.
+
+    Returns:
+        Mean reciprocal rank by map; "difference", "p" and "effect" of the paired test; "chance", the mean reciprocal
+        rank of words in random order.
     """
-    ranks = {
-        name: np.reshape([_reciprocal(*pair, name) for pair in zip(flows, listed, strict=True)], (-1, versions)).mean(1)
-        for name in maps
+    ranks: dict[str, np.ndarray] = {}
+    for name in map_names:
+        reciprocals = [
+            _compute_reciprocal_rank(maps, listed, name) for maps, listed in zip(axis_maps, listed_indices, strict=True)
+        ]
+        ranks[name] = np.reshape(reciprocals, (-1, num_versions)).mean(1)
+    _, p_value, effect = compare_paired(ranks[map_names[0]], ranks[map_names[1]])
+    chance_ranks = [
+        compute_chance_rank(len(maps.tokens), len(listed))
+        for maps, listed in zip(axis_maps, listed_indices, strict=True)
+    ]
+    return {
+        **{name: bootstrap_interval(values) for name, values in ranks.items()},
+        "difference": bootstrap_interval(ranks[map_names[0]] - ranks[map_names[1]]),
+        "p": p_value,
+        "effect": effect,
+        "chance": float(np.mean(chance_ranks)),
     }
-    _, p, effect = paired(ranks[maps[0]], ranks[maps[1]])
-    found: dict[str, Any] = {name: interval(values) for name, values in ranks.items()}
-    by_chance = [chance_rank(len(one.tokens), len(own)) for one, own in zip(flows, listed, strict=True)]
-    found |= {"difference": interval(ranks[maps[0]] - ranks[maps[1]]), "p": p, "effect": effect}
-    return found | {"chance": float(np.mean(by_chance))}
 
 
-def chance_rank(tokens: int, listed: int) -> float:
-    """The mean of 1 / (rank of the best of the listed ones) over all orders.
+def compute_chance_rank(num_tokens: int, num_listed: int) -> float:
+    """Compute the expected reciprocal rank of the best-ranked listed token over all orders of the tokens.
 
-    >>> chance_rank(2, 1), round(chance_rank(3, 1), 3), chance_rank(3, 3)
+    >>> compute_chance_rank(2, 1), round(compute_chance_rank(3, 1), 3), compute_chance_rank(3, 3)
     (0.75, 0.611, 1.0)
     """
-    free = tokens - listed
-    below, found = 1.0, 0.0
-    for rank in range(1, free + 2):  # P(best is at `rank`) = P(no listed one before) · P(a listed one here)
-        here = listed / (tokens - rank + 1)
-        found += below * here / rank
-        below *= 1 - here
-    return found
+    num_unlisted = num_tokens - num_listed
+    none_so_far = 1.0  # P(no listed token among the ranks so far)
+    expected = 0.0
+    for rank in range(1, num_unlisted + 2):
+        listed_at_rank = num_listed / (num_tokens - rank + 1)
+        expected += none_so_far * listed_at_rank / rank
+        none_so_far *= 1 - listed_at_rank
+    return expected
 
 
-def _reciprocal(one: Flow, listed: Sequence[int], name: str) -> float:
-    weights = np.abs(one.of(name).sum(0))
+def _compute_reciprocal_rank(axis_maps: AxisMaps, listed: Sequence[int], name: str) -> float:
+    weights = np.abs(axis_maps.get_map(name).sum(0))
     best = max(weights[list(listed)])
     return 1 / (1 + int((weights > best).sum()))
 
 
-def pair_score(one: Flow, first: int | Sequence[int], second: int | Sequence[int], name: str = "dr") -> float:
-    """How far apart two words of a sentence lie on the axis, summed over layers; of several pieces, their mean."""
-    sums = one.of(name).sum(0)
+def compute_pair_difference(
+    axis_maps: AxisMaps, first: int | Sequence[int], second: int | Sequence[int], map_name: str = "dr"
+) -> float:
+    """Compute the difference of two words along the axis, summed over layers.
+
+    Args:
+        axis_maps: Maps of the sentence.
+        first: Token index of the first word; several indices are averaged.
+        second: Token index of the second word.
+        map_name: Map to read.
+    """
+    sums = axis_maps.get_map(map_name).sum(0)
     return float(np.mean(sums[first]) - np.mean(sums[second]))

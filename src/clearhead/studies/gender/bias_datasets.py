@@ -1,10 +1,10 @@
-"""Published sentences about people, as templates: CrowS-Pairs, WinoBias and Winogender, read from where they lie.
+"""Readers of published bias datasets, as sentence templates: CrowS-Pairs, WinoBias and Winogender, from local files.
 
-Each gives sentences with a mask where two versions of it differ, and the two words that stood there.
+Each returns sentences with a mask where the two versions of a sentence differ, and the two words at that position.
 
-    crows_pairs   the more and the less stereotypical sentence (Nangia et al. 2020); the first word is the more so
-    winobias      the stereotypical and the other pronoun of one sentence (Zhao et al. 2018); filler: who it refers to
-    winogender    the masculine and the feminine pronoun (Rudinger et al. 2018); filler: who it refers to
+    crows_pairs   the more and the less stereotypical sentence (Nangia et al. 2020); the word of the former comes first
+    winobias      the stereotypical and the other pronoun of a sentence (Zhao et al. 2018); filler: the referent
+    winogender    the masculine and the feminine pronoun (Rudinger et al. 2018); filler: the referent
 """
 
 import csv
@@ -12,105 +12,158 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from clearhead.errors import InputError, unknown
-from clearhead.studies.gender.templates import Template
+from clearhead.errors import InputError, unknown_value_error
+from clearhead.studies.gender.templates import BiasTemplate
 
-_WORD = re.compile(r"\w+(?:['’]\w+)*")
+_WORD_PATTERN = re.compile(r"\w+(?:['’]\w+)*")
 
 
-def differing(one: str, other: str) -> list[tuple[re.Match[str], str]]:
-    """Where two sentences of as many words differ: the place in the first, and the word of the second.
+def find_differing_words(first_sentence: str, second_sentence: str) -> list[tuple[re.Match[str], str]]:
+    """Find the words in which two sentences of equal word count differ, ignoring case.
 
-    >>> [(place.group(), word) for place, word in differing("He left his hat.", "She left her hat.")]
-    [('He', 'She'), ('his', 'her')]
+    Returns:
+        The match in the first sentence and the word of the second; empty if the word counts differ.
+
+    Example:
+        >>> differing = find_differing_words("He left his hat.", "She left her hat.")
+        >>> [(match.group(), word) for match, word in differing]
+        [('He', 'She'), ('his', 'her')]
     """
-    first, second = list(_WORD.finditer(one)), _WORD.findall(other)
-    if len(first) != len(second):
+    first_matches = list(_WORD_PATTERN.finditer(first_sentence))
+    second_words = _WORD_PATTERN.findall(second_sentence)
+    if len(first_matches) != len(second_words):
         return []
-    pairs = zip(first, second, strict=True)
-    return [(place, word) for place, word in pairs if place.group().casefold() != word.casefold()]
+    pairs = zip(first_matches, second_words, strict=True)
+    return [(match, word) for match, word in pairs if match.group().casefold() != word.casefold()]
 
 
-def masked(one: str, other: str, mask: str, filler: str | None = None, most: int = 2) -> Template | None:
-    """The first sentence with masks where the two differ; None where they do nowhere, or in more than `most` words."""
-    found = differing(one, other)
-    if not 1 <= len(found) <= most:
+def make_masked_template(
+    first_sentence: str, second_sentence: str, mask_token: str, filler: str | None = None, max_differences: int = 2
+) -> BiasTemplate | None:
+    """Mask the first sentence where the two differ; None if they differ nowhere or in too many words.
+
+    Args:
+        first_sentence: Sentence to mask.
+        second_sentence: Its other version.
+        mask_token: Text of the model's mask token.
+        filler: Word that the sentence is about.
+        max_differences: Largest number of differing words.
+    """
+    differing_words = find_differing_words(first_sentence, second_sentence)
+    if not 1 <= len(differing_words) <= max_differences:
         return None
-    text = one
-    for place, _ in reversed(found):
-        text = text[: place.start()] + mask + text[place.end() :]
-    place, word = found[0]
-    return Template(text, filler, words=(place.group().casefold(), word.casefold()))
+    text = first_sentence
+    for match, _ in reversed(differing_words):
+        text = text[: match.start()] + mask_token + text[match.end() :]
+    match, word = differing_words[0]
+    return BiasTemplate(text, filler, compared_words=(match.group().casefold(), word.casefold()))
 
 
-def crows_pairs(path: str | Path, mask: str, kind: str | None = "gender") -> list[Template]:
-    """`crows_pairs_anonymized.csv`: the rows of one bias type (None: all) that differ in at most two words."""
-    rows = list(_table(Path(path), ",", ("sent_more", "sent_less", "bias_type")))
-    kinds = sorted({row["bias_type"] for row in rows})
-    if kind is not None and kind not in kinds:
-        raise unknown("bias type", kind, kinds)
-    own = [row for row in rows if kind in (None, row["bias_type"])]
-    return _some((masked(row["sent_more"], row["sent_less"], mask) for row in own), path)
+def read_crows_pairs(path: str | Path, mask_token: str, bias_type: str | None = "gender") -> list[BiasTemplate]:
+    """Read `crows_pairs_anonymized.csv`: the pairs of one bias type that differ in at most two words.
+
+    Args:
+        path: The file.
+        mask_token: Text of the model's mask token.
+        bias_type: Bias type to keep; None keeps all.
+
+    Raises:
+        InputError: A column is missing, the bias type is unknown, or no pair is usable.
+    """
+    rows = list(_read_table(Path(path), ",", ("sent_more", "sent_less", "bias_type")))
+    bias_types = sorted({row["bias_type"] for row in rows})
+    if bias_type is not None and bias_type not in bias_types:
+        raise unknown_value_error("bias type", bias_type, bias_types)
+    templates = [
+        make_masked_template(row["sent_more"], row["sent_less"], mask_token)
+        for row in rows
+        if bias_type in (None, row["bias_type"])
+    ]
+    return _check_not_empty(templates, path)
 
 
-def winobias(path: str | Path, mask: str) -> list[Template]:
-    """A `pro_stereotyped_type….txt.…` file; its `anti_stereotyped_…` twin is looked for beside it."""
+def read_winobias(path: str | Path, mask_token: str) -> list[BiasTemplate]:
+    """Read a `pro_stereotyped_type….txt.…` file together with its `anti_stereotyped_…` twin in the same folder.
+
+    Raises:
+        InputError: The file name is not one of WinoBias, the twin is missing, or no pair of sentences is usable.
+    """
     path = Path(path)
-    twin = path.with_name(path.name.replace("pro_stereotyped", "anti_stereotyped"))
-    if twin == path:
-        raise InputError(f"{path.name!r} is no file of WinoBias: its names begin with pro_stereotyped_")
-    sides = [_numbered(file) for file in (path, twin)]
-    found = []
-    for one, other in zip(*sides, strict=False):
-        people = [words for words in re.findall(r"\[([^\]]+)\]", one) if words.casefold().startswith("the ")]
-        first, second = (re.sub(r"[\[\]]", "", side) for side in (one, other))
+    twin_path = path.with_name(path.name.replace("pro_stereotyped", "anti_stereotyped"))
+    if twin_path == path:
+        raise InputError(f"{path.name!r} is not a file of WinoBias: their names begin with pro_stereotyped_")
+    pro_lines = _read_numbered_lines(path)
+    anti_lines = _read_numbered_lines(twin_path)
+    templates = []
+    for pro_line, anti_line in zip(pro_lines, anti_lines, strict=False):
+        people = [words for words in re.findall(r"\[([^\]]+)\]", pro_line) if words.casefold().startswith("the ")]
+        pro_sentence, anti_sentence = (re.sub(r"[\[\]]", "", line) for line in (pro_line, anti_line))
         referent = people[0].split(maxsplit=1)[1] if people else None
-        found.append(masked(first, second, mask, referent, most=1))
-    return _some(found, path)
+        templates.append(make_masked_template(pro_sentence, anti_sentence, mask_token, referent, max_differences=1))
+    return _check_not_empty(templates, path)
 
 
-def winogender(path: str | Path, mask: str) -> list[Template]:
-    """`all_sentences.tsv`: sentences with a named participant, once each; an answer of 0 refers to the occupation."""
+def read_winogender(path: str | Path, mask_token: str) -> list[BiasTemplate]:
+    """Read `all_sentences.tsv`: the sentences with a named participant, once each.
+
+    The filler is the referent of the pronoun: the participant if the sentence id has the answer 1, else the occupation.
+
+    Raises:
+        InputError: A column is missing, or no pair of sentences is usable.
+    """
     sentences = {}
-    for row in _table(Path(path), "\t", ("sentid", "sentence")):
-        occupation, other, answer, gender, *_ = row["sentid"].split(".")
-        sentences[occupation, other, answer, gender] = row["sentence"]
-    found = []
-    for (occupation, other, answer, gender), sentence in sentences.items():
-        twin = sentences.get((occupation, other, answer, "female"))
-        if gender == "male" and twin is not None and other != "someone":
-            found.append(masked(sentence, twin, mask, other if answer == "1" else occupation, most=1))
-    return _some(found, path)
+    for row in _read_table(Path(path), "\t", ("sentid", "sentence")):
+        occupation, participant, answer, gender, *_ = row["sentid"].split(".")
+        sentences[occupation, participant, answer, gender] = row["sentence"]
+    templates = []
+    for (occupation, participant, answer, gender), sentence in sentences.items():
+        twin = sentences.get((occupation, participant, answer, "female"))
+        if gender != "male" or twin is None or participant == "someone":
+            continue
+        referent = participant if answer == "1" else occupation
+        templates.append(make_masked_template(sentence, twin, mask_token, referent, max_differences=1))
+    return _check_not_empty(templates, path)
 
 
-SOURCES: dict[str, Callable[[str | Path, str], list[Template]]] = {
-    "crows-pairs": crows_pairs,
-    "winobias": winobias,
-    "winogender": winogender,
+BIAS_DATASET_READERS: dict[str, Callable[[str | Path, str], list[BiasTemplate]]] = {
+    "crows-pairs": read_crows_pairs,
+    "winobias": read_winobias,
+    "winogender": read_winogender,
 }
 
 
-def read_source(name: str, path: str | Path, mask: str) -> list[Template]:
-    if name not in SOURCES:
-        raise unknown("set of sentences", name, SOURCES)
+def read_bias_dataset(name: str, path: str | Path, mask_token: str) -> list[BiasTemplate]:
+    """Read a bias dataset by name.
+
+    Args:
+        name: Key of `BIAS_DATASET_READERS`.
+        path: The dataset's file.
+        mask_token: Text of the model's mask token.
+
+    Raises:
+        InputError: The name is unknown, or the file is missing or cannot be read as that dataset.
+    """
+    if name not in BIAS_DATASET_READERS:
+        raise unknown_value_error("bias dataset", name, BIAS_DATASET_READERS)
     if not Path(path).is_file():
         raise InputError(f"there is no file {str(path)!r} of {name}")
     try:
-        return SOURCES[name](path, mask)
-    except (UnicodeDecodeError, csv.Error, ValueError) as problem:
-        if isinstance(problem, InputError):
+        return BIAS_DATASET_READERS[name](path, mask_token)
+    except (UnicodeDecodeError, csv.Error, ValueError) as error:
+        if isinstance(error, InputError):
             raise
-        raise InputError(f"{str(path)!r} cannot be read as {name} ({problem})") from None
+        raise InputError(f"{str(path)!r} cannot be read as {name} ({error})") from None
 
 
-def _some(found: "Iterator[Template | None] | list[Template | None]", path: str | Path) -> list[Template]:
-    kept = list(dict.fromkeys(one for one in found if one is not None))
-    if not kept:
-        raise InputError(f"{str(path)!r} holds no two sentences that differ in a word or two")
-    return kept
+def _check_not_empty(templates: list[BiasTemplate | None], path: str | Path) -> list[BiasTemplate]:
+    """Drop None and duplicates, and check that a template remains."""
+    unique = list(dict.fromkeys(template for template in templates if template is not None))
+    if not unique:
+        raise InputError(f"{str(path)!r} has no two sentences that differ in one or two words")
+    return unique
 
 
-def _table(path: Path, separator: str, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
+def _read_table(path: Path, separator: str, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter=separator)
         missing = [column for column in columns if column not in (reader.fieldnames or ())]
@@ -119,8 +172,8 @@ def _table(path: Path, separator: str, columns: tuple[str, ...]) -> Iterator[dic
         yield from reader
 
 
-def _numbered(path: Path) -> list[str]:
-    """Lines without the number that they begin with."""
+def _read_numbered_lines(path: Path) -> list[str]:
+    """Read the non-empty lines, without their leading numbers."""
     if not path.is_file():
-        raise InputError(f"there is no file {str(path)!r}, which holds the other version of each sentence")
+        raise InputError(f"there is no file {str(path)!r}, which has the other version of each sentence")
     return [re.sub(r"^\d+\s+", "", line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -1,7 +1,7 @@
-"""How alike two profiles over the tokens of a sentence are – and how alike they would be by chance.
+"""Similarity of two profiles over the tokens of a sentence, compared with chance level.
 
-Both are made absolute and of length one first. Distances of independent profiles are far from their maximum, so that a
-small distance alone says nothing: the chance level of the same length stands beside each of them.
+Profiles are made absolute and scaled to unit length first. Distances of independent profiles are far below their
+maximum, so a small distance alone is no evidence: the chance level for the same length is reported with each distance.
 """
 
 import math
@@ -15,15 +15,21 @@ from jaxtyping import Float
 
 from clearhead.errors import InputError
 
-Profile = Float[np.ndarray, "token"]
-DISTANCES = ("cosine", "euclid", "manhattan", "haversine")
+TokenProfile = Float[np.ndarray, "token"]
+DISTANCE_NAMES = ("cosine", "euclid", "manhattan", "haversine")
 
 
 @dataclass(frozen=True)
-class Similarity:
-    """Means over sentences; `chance` of independent profiles of the same lengths; p of a permutation test of cosine.
+class ProfileSimilarity:
+    """Similarity of pairs of profiles, mean over sentences.
 
-    spearman, kendall: mean rank correlations, 0 by chance
+    Attributes:
+        distances: Mean distance by name.
+        chance: Mean distance of independent profiles of the same lengths.
+        p: p-value of a permutation test of the cosine distance.
+        spearman: Mean rank correlation of the absolute values; 0 by chance.
+        kendall: Mean Kendall rank correlation of the absolute values; 0 by chance.
+        count: Number of sentences.
     """
 
     distances: dict[str, float]
@@ -34,15 +40,26 @@ class Similarity:
     count: int
 
 
-def distances(one: Profile, other: Profile, place: int = 3) -> dict[str, float]:
-    """Cosine distance, Euclid's over √n, Manhattan over n, and haversine between (u_0, u_place) and (v_0, v_place).
+def compute_distances(first: TokenProfile, second: TokenProfile, position: int = 3) -> dict[str, float]:
+    """Compute four distances of two profiles u and v after normalisation.
 
-    >>> distances(np.array([3.0, 0, 0, -4]), np.array([3.0, 0, 0, 4]))
-    {'cosine': 0.0, 'euclid': 0.0, 'manhattan': 0.0, 'haversine': 0.0}
+    Cosine distance; Euclidean distance / √n; Manhattan distance / n; haversine distance of (u_0, u_position) and
+    (v_0, v_position).
+
+    Raises:
+        InputError: A profile is zero or not finite.
+
+    Example:
+        >>> compute_distances(np.array([3.0, 0, 0, -4]), np.array([3.0, 0, 0, 4]))
+        {'cosine': 0.0, 'euclid': 0.0, 'manhattan': 0.0, 'haversine': 0.0}
     """
-    u, v = _unit(one), _unit(other)
-    n, place = len(u), min(place, len(u) - 1)
-    haversine = np.sin((v[0] - u[0]) / 2) ** 2 + np.cos(u[0]) * np.cos(v[0]) * np.sin((v[place] - u[place]) / 2) ** 2
+    u = _normalise_profile(first)
+    v = _normalise_profile(second)
+    n = len(u)
+    position = min(position, n - 1)
+    haversine = (
+        np.sin((v[0] - u[0]) / 2) ** 2 + np.cos(u[0]) * np.cos(v[0]) * np.sin((v[position] - u[position]) / 2) ** 2
+    )
     return {
         "cosine": float(max(0.0, 1 - u @ v)),
         "euclid": float(np.linalg.norm(u - v) / math.sqrt(n)),
@@ -52,42 +69,59 @@ def distances(one: Profile, other: Profile, place: int = 3) -> dict[str, float]:
 
 
 @cache
-def chance(n: int, place: int = 3, draws: int = 4000, seed: int = 0) -> tuple[float, ...]:
-    """The mean distances of two independent half-normal profiles of this length, in the order of `DISTANCES`."""
-    rng = np.random.default_rng([seed, n])
-    drawn = [distances(rng.normal(size=n), rng.normal(size=n), place) for _ in range(draws)]
-    return tuple(float(np.mean([one[name] for one in drawn])) for name in DISTANCES)
+def compute_chance_distances(length: int, position: int = 3, num_draws: int = 4000, seed: int = 0) -> tuple[float, ...]:
+    """Estimate the mean distances of two independent half-normal profiles, in the order of `DISTANCE_NAMES`; cached."""
+    rng = np.random.default_rng([seed, length])
+    draws = [compute_distances(rng.normal(size=length), rng.normal(size=length), position) for _ in range(num_draws)]
+    return tuple(float(np.mean([distances[name] for distances in draws])) for name in DISTANCE_NAMES)
 
 
-def similarity(
-    ones: Sequence[Profile], others: Sequence[Profile], place: int = 3, permutations: int = 1000, seed: int = 0
-) -> Similarity:
-    """Two profiles for each sentence, compared; p: how often tokens in random order are as alike."""
-    if len(ones) != len(others) or not ones:
-        raise InputError(f"two profiles for each sentence are compared, but there are {len(ones)} and {len(others)}")
-    each = [distances(one, other, place) for one, other in zip(ones, others, strict=True)]
-    by_chance = np.mean([chance(len(one), place) for one in ones], axis=0)
-    ranks = [(scipy.stats.spearmanr(*pair)[0], scipy.stats.kendalltau(*pair)[0]) for pair in _absolute(ones, others)]
+def compute_profile_similarity(
+    first_profiles: Sequence[TokenProfile],
+    second_profiles: Sequence[TokenProfile],
+    position: int = 3,
+    num_permutations: int = 1000,
+    seed: int = 0,
+) -> ProfileSimilarity:
+    """Compare two profiles of each sentence.
+
+    Args:
+        first_profiles: First profile of each sentence.
+        second_profiles: Second profile of each sentence.
+        position: Token that the haversine distance compares, next to the first one.
+        num_permutations: Number of random token orders for the p-value of the cosine distance.
+        seed: Seed of the permutations.
+
+    Raises:
+        InputError: There are no profiles, their numbers differ, or one is zero.
+    """
+    if len(first_profiles) != len(second_profiles) or not first_profiles:
+        raise InputError(
+            "two profiles for each sentence are compared, "
+            f"but there are {len(first_profiles)} and {len(second_profiles)}"
+        )
+    pairs = list(zip(first_profiles, second_profiles, strict=True))
+    distances = [compute_distances(first, second, position) for first, second in pairs]
+    chance = np.mean([compute_chance_distances(len(first), position) for first in first_profiles], axis=0)
+    spearman = [scipy.stats.spearmanr(np.abs(first), np.abs(second))[0] for first, second in pairs]
+    kendall = [scipy.stats.kendalltau(np.abs(first), np.abs(second))[0] for first, second in pairs]
     rng = np.random.default_rng(seed)
-    own = float(np.mean([one["cosine"] for one in each]))
-    units = [(_unit(one), _unit(other)) for one, other in zip(ones, others, strict=True)]
-    shuffled = [np.mean([1 - u @ rng.permutation(v) for u, v in units]) for _ in range(permutations)]
-    return Similarity(
-        distances={name: float(np.mean([one[name] for one in each])) for name in DISTANCES},
-        chance=dict(zip(DISTANCES, by_chance.tolist(), strict=True)),
-        p=(1 + sum(value <= own for value in shuffled)) / (1 + permutations),
-        spearman=float(np.nanmean([one for one, _ in ranks])),
-        kendall=float(np.nanmean([one for _, one in ranks])),
-        count=len(ones),
+    observed = float(np.mean([values["cosine"] for values in distances]))
+    unit_pairs = [(_normalise_profile(first), _normalise_profile(second)) for first, second in pairs]
+    shuffled = [np.mean([1 - u @ rng.permutation(v) for u, v in unit_pairs]) for _ in range(num_permutations)]
+    return ProfileSimilarity(
+        distances={name: float(np.mean([values[name] for values in distances])) for name in DISTANCE_NAMES},
+        chance=dict(zip(DISTANCE_NAMES, chance.tolist(), strict=True)),
+        p=(1 + sum(value <= observed for value in shuffled)) / (1 + num_permutations),
+        spearman=float(np.nanmean(spearman)),
+        kendall=float(np.nanmean(kendall)),
+        count=len(first_profiles),
     )
 
 
-def _absolute(ones: Sequence[Profile], others: Sequence[Profile]) -> list[tuple[Profile, Profile]]:
-    return [(np.abs(one), np.abs(other)) for one, other in zip(ones, others, strict=True)]
-
-
-def _unit(profile: Profile) -> Profile:
-    size = float(np.linalg.norm(profile))
-    if not size or not math.isfinite(size):
-        raise InputError("a profile of zeros (or of no finite numbers) has no direction to compare")
-    return np.abs(np.asarray(profile, dtype=np.float64)) / size
+def _normalise_profile(profile: TokenProfile) -> TokenProfile:
+    """Take absolute values and scale to unit length."""
+    norm = float(np.linalg.norm(profile))
+    if not norm or not math.isfinite(norm):
+        raise InputError("a profile of zeros (or of values that are not finite) has no direction to compare")
+    return np.abs(np.asarray(profile, dtype=np.float64)) / norm

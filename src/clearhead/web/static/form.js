@@ -1,4 +1,4 @@
-// What is asked: the form, made anew for each model from what the server says about it.
+// The form, rebuilt for each model from the server's description of it.
 import { h } from "./assets/dom.js";
 import { get } from "./talking.js";
 
@@ -44,7 +44,7 @@ export class Form {
   async open(address, current) {
     try {
       const about = await get(address);
-      if (current()) this.show(about); // else another was chosen meanwhile
+      if (current()) this.show(about); // otherwise another model was chosen meanwhile
     } catch (problem) {
       if (!current()) return;
       this.about = null;
@@ -52,7 +52,7 @@ export class Form {
     }
   }
 
-  // When the form is that of the model chosen last.
+  // Resolves when the form belongs to the model chosen last.
   async settled() {
     let last;
     do { last = this.ready; await last; } while (last !== this.ready);
@@ -65,7 +65,7 @@ export class Form {
     id("about").textContent = about.summary ?? about.class;
     id("examples").hidden = !about.examples;
     id("use-example").checked = about.examples && !about.sample;
-    id("use-example").disabled = takes("regions");  // nobody here could say where its regions are
+    id("use-example").disabled = takes("regions");  // the page has no input for regions
     if (id("text").value === this.sample) id("text").value = about.sample ?? "";
     this.sample = about.sample ?? "";
     this.showPair(false);
@@ -93,10 +93,10 @@ export class Form {
     const first = methods.filter(({ name }) => this.chosen.has(name));
     list.replaceChildren(...[...new Set([...first, ...methods])].map((method) => {
       const off = method.applies === false;
-      const box = h("input", { type: "checkbox", value: method.name, disabled: off, "aria-label": `${method.name}, ${off ? `not here: ${method.why_not}` : method.brief}` });
+      const box = h("input", { type: "checkbox", value: method.name, disabled: off, "aria-label": `${method.name}, ${off ? `does not apply: ${method.why_not}` : method.brief}` });
       box.checked = !off && this.chosen.has(method.name);
       return h("label", { title: off ? method.why_not : [method.cost, method.note].filter(Boolean).join(". ") },
-        box, h("span", { class: off ? "off" : "" }, method.name), h("span", { class: "cost" }, off ? "not here" : method.brief));
+        box, h("span", { class: off ? "off" : "" }, method.name), h("span", { class: "cost" }, off ? "does not apply" : method.brief));
     }));
     list.scrollTop = top;
     this.count();
@@ -114,24 +114,24 @@ export class Form {
 
   count() {
     const count = this.methods.length;
-    id("chosen").textContent = count > 1 ? `– ${count}, to be compared` : "– tick several to compare them";
+    id("chosen").textContent = count > 1 ? `– ${count}, will be compared` : "– tick several to compare them";
   }
 
   showPair(shown) {
     id("pairs").hidden = !shown;
-    id("add-pair").textContent = shown ? "Leave out the second text" : "Add a second text";
+    id("add-pair").textContent = shown ? "Remove the second text" : "Add a second text";
     id("add-pair").setAttribute("aria-expanded", String(shown));
     if (!shown) id("pair").value = "";
   }
 
-  // A text that is far too long would keep the browser busy before the server could say so.
+  // Rejects a far too long text, which would block the browser before the server could reject it.
   bound(event) {
     const { value, selectionStart, selectionEnd } = event.target, { characters } = this.limits;
     const length = value.length - (selectionEnd - selectionStart) + event.clipboardData.getData("text/plain").length;
     if (length <= characters) return;
     event.preventDefault();
     const said = (count) => count.toLocaleString("en");
-    this.complain(`The text would have ${said(length)} characters, and ${said(characters)} are the most that is taken: shorten it, or explain it with clearhead explain.`);
+    this.complain(`The text would have ${said(length)} characters, and at most ${said(characters)} are accepted: shorten it, or explain it with clearhead explain.`);
   }
 
   listenToDrops() {
@@ -154,8 +154,8 @@ export class Form {
   async take(file) {
     if (!file) return;
     try { await this.settled(); } catch (problem) { return this.complain(problem.message); }
-    if (!this.about.takes.includes("image") || this.about.takes.includes("regions")) return this.complain(`${this.about.name} takes no pictures: choose one that does, such as zoo:pets.`);
-    if (file.size > this.limits.picture_bytes) return this.complain(`The picture is too large: ${this.limits.picture_bytes / 2 ** 20} MiB are the most.`);
+    if (!this.about.takes.includes("image") || this.about.takes.includes("regions")) return this.complain(`${this.about.name} takes no images: choose one that does, such as zoo:pets.`);
+    if (file.size > this.limits.picture_bytes) return this.complain(`The image is too large: at most ${this.limits.picture_bytes / 2 ** 20} MiB are accepted.`);
     this.picture = await new Promise((done, fail) => {
       const reader = new FileReader();
       reader.addEventListener("load", () => done(reader.result));
@@ -163,7 +163,7 @@ export class Form {
       reader.readAsDataURL(file);
     });
     id("preview").src = this.picture;
-    id("preview").alt = `The picture to explain: ${file.name}`;
+    id("preview").alt = `The image to explain: ${file.name}`;
     id("drop-words").textContent = file.name;
     id("use-example").checked = false;
     this.showInputs();
@@ -173,11 +173,11 @@ export class Form {
   drop() {
     this.picture = null;
     id("file").value = "";
-    id("drop-words").textContent = "Drop a picture here, paste one, or choose a file.";
+    id("drop-words").textContent = "Drop an image here, paste one, or choose a file.";
     for (const name of ["preview", "no-picture"]) id(name).hidden = true;
   }
 
-  // The input alone, as the head view takes it.
+  // The input without target and methods, for the attention view.
   input() {
     const { name, takes, examples } = this.about;
     if (examples && id("use-example").checked) return { model: name, example: Number(id("example").value) };
@@ -196,7 +196,7 @@ export class Form {
     return { ...asked, target: word("word"), against: word("other"), place: (this.about.speaks && id("place").value) || null };
   }
 
-  // Another class of the same input was asked for.
+  // Sets another class of the same input as the target.
   aim({ label, index }) {
     if (this.about.labels !== null && id("target").options[index + 1]) {
       id("target").value = String(index);

@@ -1,4 +1,4 @@
-// The page: asks, listens, shows.
+// Entry point of the page: sends requests, handles events, shows results.
 import { draw } from "./assets/clearhead.js";
 import { Form, NOT_READY } from "./form.js";
 import { Result, documentIn } from "./results.js";
@@ -39,12 +39,12 @@ const progress = (part) => {
   else id("bar").value = part;
 };
 
-// What an event of the stream means for the result, and for what is said about it.
+// Handles the events of a stream: updates the result and the status line.
 const listener = (result, total) => {
   let done = 0;
   return (event) => {
     switch (event.event) {
-      case "busy": return say(`Many are waiting: trying again in ${event.seconds} s …`);
+      case "busy": return say(`The queue is full: trying again in ${event.seconds} s …`);
       case "queued": return say(event.before ? `Waiting; ${event.before} before this one …` : "Starting …");
       case "started": return say(`${event.methods.join(", ")} …`);
       case "progress":
@@ -56,7 +56,7 @@ const listener = (result, total) => {
         return result.take(event.explanation, event.picture);
       case "view":
         result.view = event.view;
-        if (visit.current === result || !visit.entries.includes(result)) show(result); // unless another is looked at
+        if (visit.current === result || !visit.entries.includes(result)) show(result); // unless another result is shown
         return;
       case "problem":
       case "expired":
@@ -94,10 +94,10 @@ const during = async (work) => {
 const settled = async () => {
   await started;
   if (!form) throw new Error(NOT_READY);
-  await form.settled(); // what there is to know of a model chosen just now may still be on its way
+  await form.settled(); // the description of a model chosen just now may still be loading
 };
 
-const titleOf = (ask) => ask.text?.trim() || (ask.example === undefined ? "a picture" : `example ${ask.example}`);
+const titleOf = (ask) => ask.text?.trim() || (ask.example === undefined ? "an image" : `example ${ask.example}`);
 const labelOf = ({ target, against }) => {
   const said = (one) => form.about.labels?.[one] ?? one ?? "the prediction";
   return (target ?? against ?? null) === null ? "" : ` → ${said(target)}${(against ?? null) === null ? "" : `, not ${said(against)}`}`;
@@ -110,7 +110,7 @@ const explain = guarded(async () => {
   const result = new Result(titleOf(ask), `${ask.model.replace("zoo:", "")}${labelOf(ask)} · ${ask.methods.join(", ")}`, ask);
   let listed = false;
   const listen = listener(result, ask.methods.length);
-  say("Starting …"); // at once: what is said of the last result is not of this one
+  say("Starting …"); // at once, to replace the status of the previous result
   await during((signal) => stream(ask, (event) => {
     listen(event);
     if (event.event === "view" && !listed) {
@@ -123,7 +123,7 @@ const explain = guarded(async () => {
 const lookAtHeads = guarded(async () => {
   await settled();
   const given = form.input();
-  say("Looking at every head …");
+  say("Computing attention …");
   await during(async (signal) => {
     const { view, heads } = await post("api/attention", given, signal);
     let result = visit.current;
@@ -134,7 +134,7 @@ const lookAtHeads = guarded(async () => {
     result.heads = view;
     result.tile = heads && ((layer, head, name = "") => bytes(`api/heads/${heads}?${new URLSearchParams({ layer, head, name })}`));
     show(result);
-    say("Every head of every layer is below.");
+    say("All heads of all layers are shown below.");
     id("head-view").scrollIntoView({ block: "start" });
   });
 });
@@ -145,7 +145,7 @@ const reopen = guarded(async (blob) => {
   const result = new Result(blob.name, "opened from a file");
   if (/\.html?$/i.test(blob.name)) {
     result.view = documentIn(await blob.text());
-    if (!result.view) throw new Error(`${blob.name} is no page that clearhead saved, or it is damaged.`);
+    if (!result.view) throw new Error(`${blob.name} is not a page saved by clearhead, or it is damaged.`);
   } else {
     const found = await opened(blob);
     found.explanations.forEach((one, place) => result.take(one, found.pictures[place]));
@@ -168,7 +168,7 @@ const beside = guarded(async () => {
 
 const start = guarded(async () => {
   const [{ limits, version }, { models }] = await Promise.all([get("api/about"), get("api/models")]);
-  id("limits").textContent = `clearhead ${version}. Texts up to ${limits.characters.toLocaleString("en")} characters, pictures up to ${Math.round(limits.picture_bytes / 2 ** 20)} MiB; an answer takes ${limits.seconds} s at most.`;
+  id("limits").textContent = `clearhead ${version}. Texts up to ${limits.characters.toLocaleString("en")} characters, images up to ${Math.round(limits.picture_bytes / 2 ** 20)} MiB; a request takes at most ${limits.seconds} s.`;
   form = new Form(limits, complain);
   form.onSaved = reopen;
   form.list(models);

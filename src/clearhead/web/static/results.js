@@ -1,4 +1,4 @@
-// One result: what came so far, drawn by the renderer, and the files that are made of it.
+// One result: the explanations so far, their view, and the files they are saved to.
 import { draw } from "./assets/clearhead.js";
 import { file } from "./talking.js";
 
@@ -12,7 +12,7 @@ export class Result {
     this.pictures.push(picture === undefined ? this.pictures[0] ?? null : picture);
   }
 
-  // The same trouble with several methods is said once.
+  // A message that several methods share is shown once.
   trouble(message, methods = []) {
     this.problems.set(message, [...(this.problems.get(message) ?? []), ...methods]);
   }
@@ -55,7 +55,7 @@ const save = (blob, name) => {
   setTimeout(() => URL.revokeObjectURL(address), 10000);
 };
 
-// The document of a page that was saved earlier, if it can be drawn: data alone is read out of it, nothing of it runs.
+// The view model of a saved page, if it can be drawn: only its data is read, no script of it runs.
 export const documentIn = (html) => {
   const [, data] = /<script\b[^>]*\bclass="?ch-data\b[^>]*>([^<]*)<\/script>/.exec(html) ?? [];
   try {

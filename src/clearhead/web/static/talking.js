@@ -1,5 +1,5 @@
-// Everything that goes to the server and comes back. The token, where one is needed, comes after the # of the address,
-// which no browser sends anywhere.
+// Requests to the server. The token, if the server requires one, is the fragment of the URL (after #), which browsers
+// do not send.
 
 const token = new URLSearchParams(location.hash.slice(1)).get("token") ?? sessionStorage.getItem("clearhead-token");
 if (token) {
@@ -21,7 +21,7 @@ const send = async (path, options) => {
   try {
     return await checked(await fetch(path, options));
   } catch (problem) {
-    if (problem instanceof TypeError) throw new Refused("The server does not answer. Is clearhead serve still running?");
+    if (problem instanceof TypeError) throw new Refused("The server does not respond. Is clearhead serve still running?");
     throw problem;
   }
 };
@@ -39,12 +39,12 @@ export const file = async (path, body) => (await send(path, posted(body))).blob(
 export const opened = async (blob) =>
   (await send("api/open", { method: "POST", headers: headers({ "content-type": "application/octet-stream" }), body: blob })).json();
 
-// Calls `tell` with every event of a request, as they come. When too many wait, it comes again as it is told to.
+// Calls `tell` with each event of a request. If the queue is full, retries after the time in Retry-After.
 export const stream = async (ask, tell, signal) => {
   let answer;
   for (;;) {
     answer = await fetch("api/explain", posted(ask, { signal })).catch((problem) => {
-      throw problem instanceof TypeError ? new Refused("The server does not answer. Is clearhead serve still running?") : problem;
+      throw problem instanceof TypeError ? new Refused("The server does not respond. Is clearhead serve still running?") : problem;
     });
     if (answer.status !== 429) break;
     const seconds = Number(answer.headers.get("retry-after")) || 1;
@@ -57,7 +57,7 @@ export const stream = async (ask, tell, signal) => {
   await checked(answer);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "", last = null;
-  const broken = () => new Refused("The answer broke off. Is clearhead serve still running?");
+  const broken = () => new Refused("The connection was interrupted. Is clearhead serve still running?");
   for (;;) {
     const { value, done } = await reader.read().catch((problem) => { throw problem instanceof TypeError ? broken() : problem; });
     if (done) break;

@@ -1,4 +1,4 @@
-// What was explained in this visit: kept in this page alone, and gone with it.
+// History of this visit: kept in memory, gone when the page is closed.
 import { h } from "./assets/dom.js";
 
 const KEPT = 50;

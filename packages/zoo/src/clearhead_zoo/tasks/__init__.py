@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Example", "generator", "replaced", "spaced"]
+__all__ = ["TaskExample", "join_words", "make_generator", "replace_spans"]
 
 SPLITS = ("train", "held-out")
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Example:
+class TaskExample:
     """A text in pieces (words, or letters), its label, and which pieces decide it.
 
     witnesses: every smallest set of positions that decides the label on its own; a single empty set where the label
@@ -30,7 +30,7 @@ class Example:
     spans: tuple[Span, ...]
     label: str
     witnesses: tuple[tuple[int, ...], ...]
-    question: tuple[int, ...] = ()
+    question_positions: tuple[int, ...] = ()
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -46,18 +46,18 @@ class Example:
         """The same in characters of the text."""
         return tuple(self.spans[position] for position in self.evidence)
 
-    def control(self, rng: np.random.Generator) -> tuple[int, ...]:
+    def sample_control_positions(self, rng: np.random.Generator) -> tuple[int, ...]:
         """As many other positions as there are in the evidence (fewer, if the text has no more), drawn at random."""
-        taken = {*self.evidence, *self.question}
+        taken = {*self.evidence, *self.question_positions}
         free = [position for position in range(len(self.spans)) if position not in taken]
         count = min(len(free), len(self.evidence))
         return tuple(sorted(int(position) for position in rng.permutation(free)[:count]))
 
 
-def generator(seed: int, split: str, step: int = 0) -> np.random.Generator:
+def make_generator(seed: int, split: str, step: int = 0) -> np.random.Generator:
     """The random numbers of one split; training asks for those of a step, so that a resumed run sees what comes next.
 
-    >>> [int(generator(0, split).integers(1000)) for split in SPLITS]
+    >>> [int(make_generator(0, split).integers(1000)) for split in SPLITS]
     [850, 522]
     """
     if split not in SPLITS:
@@ -65,10 +65,10 @@ def generator(seed: int, split: str, step: int = 0) -> np.random.Generator:
     return np.random.default_rng([seed, SPLITS.index(split), step])
 
 
-def spaced(words: Sequence[str]) -> tuple[str, tuple[Span, ...]]:
+def join_words(words: Sequence[str]) -> tuple[str, tuple[Span, ...]]:
     """Words as one text, and where each of them stands in it.
 
-    >>> spaced(["k7", "v12"])
+    >>> join_words(["k7", "v12"])
     ('k7 v12', ((0, 2), (3, 6)))
     """
     spans, start = [], 0
@@ -78,12 +78,12 @@ def spaced(words: Sequence[str]) -> tuple[str, tuple[Span, ...]]:
     return " ".join(words), tuple(spans)
 
 
-def replaced(text: str, spans: Iterable[Span], by: str) -> str:
+def replace_spans(text: str, spans: Iterable[Span], replacement: str) -> str:
     """The text with each of the spans replaced.
 
-    >>> replaced("k7 v12", [(3, 6)], "[MASK]")
+    >>> replace_spans("k7 v12", [(3, 6)], "[MASK]")
     'k7 [MASK]'
     """
     for start, end in sorted(spans, reverse=True):
-        text = text[:start] + by + text[end:]
+        text = text[:start] + replacement + text[end:]
     return text

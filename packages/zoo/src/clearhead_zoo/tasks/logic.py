@@ -7,13 +7,13 @@ set as its only witness: its reason is an absence. `evident=True` leaves such te
 
 >>> sorted(RULES)
 ['both', 'most', 'nested', 'pair', 'unless', 'veto']
->>> print(said(RULES["nested"]))
+>>> print(format_rule(RULES["nested"]))
 at least 2 of (amber, (birch or coral), (delta and not ember))
->>> label_of("nested garden amber delta coral".split())
+>>> compute_label("nested garden amber delta coral".split())
 'YES'
->>> witnesses("nested garden amber delta coral".split())
+>>> find_witnesses("nested garden amber delta coral".split())
 ((2, 3), (2, 4), (3, 4))
->>> witnesses("nested garden amber delta ember".split())
+>>> find_witnesses("nested garden amber delta ember".split())
 ((4,),)
 """
 
@@ -27,12 +27,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from clearhead_zoo.tasks import Example, generator, spaced
+from clearhead_zoo.tasks import TaskExample, join_words, make_generator
 
 
 @dataclass(frozen=True)
 class Not:
-    part: Rule
+    rule: Rule
 
 
 @dataclass(frozen=True)
@@ -40,32 +40,32 @@ class AtLeast:
     """True where at least `count` of the parts are: 1 is "or", all is "and"."""
 
     count: int
-    parts: tuple[Rule, ...]
+    rules: tuple[Rule, ...]
 
 
 Rule: TypeAlias = "str | Not | AtLeast"
-Words: TypeAlias = frozenset[str]
+WordSet: TypeAlias = frozenset[str]
 
 
-def either(*parts: Rule) -> AtLeast:
-    return AtLeast(1, parts)
+def any_of(*rules: Rule) -> AtLeast:
+    return AtLeast(1, rules)
 
 
-def every(*parts: Rule) -> AtLeast:
-    return AtLeast(len(parts), parts)
+def all_of(*rules: Rule) -> AtLeast:
+    return AtLeast(len(rules), rules)
 
 
 LABELS = ("NO", "YES")
-MARKED = ("amber", "birch", "coral", "delta", "ember", "flint", "grove", "heron")
+MARKED_WORDS = ("amber", "birch", "coral", "delta", "ember", "flint", "grove", "heron")
 RULES: dict[str, Rule] = {
     "pair": AtLeast(2, ("amber", "birch", "coral", "delta")),
-    "both": either(every("coral", "ember"), every("flint", "grove")),
-    "most": every(AtLeast(3, ("birch", "delta", "ember", "grove", "heron")), Not("flint")),
-    "unless": every(either("amber", "heron"), Not("delta")),
-    "veto": either(Not(either("birch", "grove")), every("coral", "heron")),
-    "nested": AtLeast(2, ("amber", either("birch", "coral"), every("delta", Not("ember")))),
+    "both": any_of(all_of("coral", "ember"), all_of("flint", "grove")),
+    "most": all_of(AtLeast(3, ("birch", "delta", "ember", "grove", "heron")), Not("flint")),
+    "unless": all_of(any_of("amber", "heron"), Not("delta")),
+    "veto": any_of(Not(any_of("birch", "grove")), all_of("coral", "heron")),
+    "nested": AtLeast(2, ("amber", any_of("birch", "coral"), all_of("delta", Not("ember")))),
 }
-_COMMON = (
+_DISTRACTOR_TEXT = (
     "above after again almost apple arrow autumn basket before below bottle bread bridge bright brown button "
     "candle carpet chair cheese circle clock cloud coffee cold corner cotton cousin dinner doctor early engine "
     "evening farmer father feather finger floor flower forest friend garden gentle glass green hammer harbor "
@@ -75,131 +75,138 @@ _COMMON = (
     "teacher three ticket tunnel under valley velvet village wagon water weather white window winter wooden "
     "yellow"
 )
-DISTRACTORS = tuple(_COMMON.split())
-PAD, UNKNOWN, FIRST, LAST, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-MOST_REPEATS, MOST_EXTRA = 2, 12
+DISTRACTORS = tuple(_DISTRACTOR_TEXT.split())
+PAD_TOKEN, UNKNOWN_TOKEN, CLS_TOKEN, SEP_TOKEN, MASK_TOKEN = SPECIAL_TOKENS = (
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+)
+MAX_REPEATS, MAX_EXTRA_DISTRACTORS = 2, 12
 
 
-def vocabulary() -> list[str]:
+def build_vocabulary() -> list[str]:
     """Every word, at its number."""
-    return [*SPECIAL, *RULES, *MARKED, *DISTRACTORS]
+    return [*SPECIAL_TOKENS, *RULES, *MARKED_WORDS, *DISTRACTORS]
 
 
-def holds(rule: Rule, present: Words) -> bool:
+def is_satisfied(rule: Rule, present: WordSet) -> bool:
     match rule:
         case str():
             return rule in present
         case Not():
-            return not holds(rule.part, present)
+            return not is_satisfied(rule.rule, present)
         case AtLeast():
-            return sum(holds(part, present) for part in rule.parts) >= rule.count
+            return sum(is_satisfied(part, present) for part in rule.rules) >= rule.count
 
 
-def said(rule: Rule, inner: bool = False) -> str:
+def format_rule(rule: Rule, is_nested: bool = False) -> str:
     """The rule in words.
 
-    >>> said(RULES["unless"])
+    >>> format_rule(RULES["unless"])
     '(amber or heron) and not delta'
     """
     match rule:
         case str():
             return rule
         case Not():
-            return f"not {said(rule.part, True)}"
+            return f"not {format_rule(rule.rule, True)}"
         case AtLeast():
-            parts = [said(part, True) for part in rule.parts]
+            parts = [format_rule(part, True) for part in rule.rules]
             if rule.count == 1 or rule.count == len(parts):
                 joined = (" or " if rule.count == 1 else " and ").join(parts)
-                return f"({joined})" if inner else joined
+                return f"({joined})" if is_nested else joined
             return f"at least {rule.count} of ({', '.join(parts)})"
 
 
-def label_of(words: Sequence[str]) -> str:
+def compute_label(words: Sequence[str]) -> str:
     """What the named rule says about the other words. Masked words count as absent.
 
-    >>> label_of(["pair", "amber", "coral"]), label_of(["pair", "amber", "[MASK]"])
+    >>> compute_label(["pair", "amber", "coral"]), compute_label(["pair", "amber", "[MASK]"])
     ('YES', 'NO')
     """
-    return LABELS[holds(_rule(words[0]), frozenset(words[1:]))]
+    return LABELS[is_satisfied(_get_rule(words[0]), frozenset(words[1:]))]
 
 
-def witnesses(words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+def find_witnesses(words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """All minimal sufficient sets of positions, the smallest first."""
     places = {word: [place for place, other in enumerate(words) if place and other == word] for word in words[1:]}
-    sets = minimal_sets(words[0], frozenset(words[1:]) & frozenset(MARKED))
+    sets = find_minimal_sets(words[0], frozenset(words[1:]) & frozenset(MARKED_WORDS))
     # any occurrence of a repeated word serves, so each choice is a witness of its own
     found = [tuple(sorted(choice)) for kept in sets for choice in product(*(places[word] for word in sorted(kept)))]
     return tuple(sorted(found, key=lambda positions: (len(positions), positions)))
 
 
 @cache
-def minimal_sets(name: str, present: Words) -> tuple[Words, ...]:
+def find_minimal_sets(name: str, present: WordSet) -> tuple[WordSet, ...]:
     """All minimal sets of words that fix the rule's label, whichever of the other present words are dropped."""
-    rule = _rule(name)
-    label = holds(rule, present)
-    sufficient: set[Words] = set()
+    rule = _get_rule(name)
+    label = is_satisfied(rule, present)
+    sufficient: set[WordSet] = set()
     for size in range(len(present), -1, -1):
         for kept in map(frozenset, combinations(sorted(present), size)):
             # by induction: the label holds for the set itself and whatever one more word leads to is sufficient
-            if holds(rule, kept) == label and all(kept | {word} in sufficient for word in present - kept):
+            if is_satisfied(rule, kept) == label and all(kept | {word} in sufficient for word in present - kept):
                 sufficient.add(kept)
     return tuple(kept for kept in sufficient if not any(kept - {word} in sufficient for word in kept))
 
 
 @cache
-def marked_sets(name: str, label: str, evident: bool) -> tuple[tuple[str, ...], ...]:
+def list_marked_sets(name: str, label: str, evident: bool) -> tuple[tuple[str, ...], ...]:
     """Every choice of marked words for which the rule gives this label (and, if evident, some word is its reason)."""
-    choices = [kept for size in range(len(MARKED) + 1) for kept in combinations(MARKED, size)]
+    choices = [kept for size in range(len(MARKED_WORDS) + 1) for kept in combinations(MARKED_WORDS, size)]
     return tuple(
         kept
         for kept in choices
-        if label_of([name, *kept]) == label and not (evident and frozenset() in minimal_sets(name, frozenset(kept)))
+        if compute_label([name, *kept]) == label
+        and not (evident and frozenset() in find_minimal_sets(name, frozenset(kept)))
     )
 
 
-def draw(rng: np.random.Generator, name: str, label: str, evident: bool = False) -> list[str]:
+def sample_words(rng: np.random.Generator, name: str, label: str, evident: bool = False) -> list[str]:
     """Words of a text: the rule's name, then marked words and at least as many distractors in random order."""
-    choices = marked_sets(name, label, evident)
+    choices = list_marked_sets(name, label, evident)
     marked = list(choices[rng.integers(len(choices))])
     repeated = (
-        [marked[place] for place in rng.integers(len(marked), size=rng.integers(MOST_REPEATS + 1))] if marked else []
+        [marked[place] for place in rng.integers(len(marked), size=rng.integers(MAX_REPEATS + 1))] if marked else []
     )
     marked += repeated
-    others = rng.integers(len(DISTRACTORS), size=max(len(marked), 4) + rng.integers(MOST_EXTRA + 1))
+    others = rng.integers(len(DISTRACTORS), size=max(len(marked), 4) + rng.integers(MAX_EXTRA_DISTRACTORS + 1))
     words = marked + [DISTRACTORS[place] for place in others]
     return [name, *(words[place] for place in rng.permutation(len(words)))]
 
 
-def texts(rng: np.random.Generator, evident: bool = False) -> Iterator[list[str]]:
+def iter_texts(rng: np.random.Generator, evident: bool = False) -> Iterator[list[str]]:
     """Endless texts, rules and labels in turn: any stretch of twelve is balanced.
 
     A rule without "not" has no evident NO, so evident texts come in stretches of ten: six YES, four NO.
     """
-    kinds = [(name, label) for name in RULES for label in LABELS if marked_sets(name, label, evident)]
+    kinds = [(name, label) for name in RULES for label in LABELS if list_marked_sets(name, label, evident)]
     while True:
         for name, label in kinds:
-            yield draw(rng, name, label, evident)
+            yield sample_words(rng, name, label, evident)
 
 
-def examples(count: int, seed: int, split: str = "held-out", evident: bool = False) -> list[Example]:
+def make_examples(count: int, seed: int, split: str = "held-out", evident: bool = False) -> list[TaskExample]:
     """Texts with label and witnesses; evident: only those whose label has a reason in the text."""
     made = []
-    for number, words in zip(range(count), texts(generator(seed, split), evident), strict=False):
-        text, spans = spaced(words)
+    for number, words in zip(range(count), iter_texts(make_generator(seed, split), evident), strict=False):
+        text, spans = join_words(words)
         made.append(
-            Example(
+            TaskExample(
                 id=f"logic-{split}-{seed}-{number}",
                 text=text,
                 spans=spans,
-                label=label_of(words),
-                witnesses=witnesses(words),
-                question=(0,),
+                label=compute_label(words),
+                witnesses=find_witnesses(words),
+                question_positions=(0,),
             )
         )
     return made
 
 
-def _rule(name: str) -> Rule:
+def _get_rule(name: str) -> Rule:
     if name not in RULES:
         raise ValueError(f"{name!r} is not a rule; the first word is one of: {', '.join(RULES)}")
     return RULES[name]

@@ -12,14 +12,14 @@ relation: the object asked for and the one it is related to ("the circle left of
 Scenes are drawn with numpy and rendered in whole numbers only, by operations that numpy and torch share: the pictures
 of a seed are the same, bit by bit, wherever they are rendered.
 
->>> one = example(seed=11, family="relation")
+>>> one = make_example(seed=11, family="relation")
 >>> one.text, one.label
 ('what colour is the circle left of the cross?', 'red')
 >>> [one.names[place] for place in one.objects]
 ['large red circle', 'large yellow cross']
 >>> [one.words[position] for position in one.evidence]
 ['colour', 'circle', 'left', 'cross']
->>> one.picture.shape, one.masks.shape, one.features.shape
+>>> one.pixels.shape, one.masks.shape, one.features.shape
 ((64, 64, 3), (6, 64, 64), (8, 32))
 """
 
@@ -33,8 +33,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead_zoo.tasks import Example as TextExample
-from clearhead_zoo.tasks import Span, generator
+from clearhead_zoo.tasks import Span, make_generator
+from clearhead_zoo.tasks import TaskExample as TextExample
 
 Integers: TypeAlias = NDArray[np.int64]
 Booleans: TypeAlias = NDArray[np.bool_]
@@ -43,46 +43,52 @@ Floats: TypeAlias = NDArray[np.float32]
 SHAPES = ("circle", "square", "triangle", "cross", "ring")
 PLURALS = ("circles", "squares", "triangles", "crosses", "rings")
 COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan")
-PAINTS = ((210, 50, 50), (60, 170, 70), (60, 90, 215), (225, 205, 60), (150, 65, 185), (70, 200, 210))
+COLOUR_RGB = ((210, 50, 50), (60, 170, 70), (60, 90, 215), (225, 205, 60), (150, 65, 185), (70, 200, 210))
 SIZES = ("small", "large")
 RELATIONS = ("left of", "right of", "above", "below")
 FAMILIES = ("colour", "shape", "count", "exist", "relation")
-MOST_COUNTED = 3
-ANSWERS = (*COLOURS, *SHAPES, *(str(number) for number in range(MOST_COUNTED + 1)), "no", "yes")
-FIRST_SHAPE, FIRST_NUMBER, NO = len(COLOURS), len(COLOURS) + len(SHAPES), len(ANSWERS) - 2
-PAD, UNKNOWN, FIRST, LAST, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_COUNT = 3
+ANSWERS = (*COLOURS, *SHAPES, *(str(number) for number in range(MAX_COUNT + 1)), "no", "yes")
+FIRST_SHAPE_ANSWER, FIRST_COUNT_ANSWER, NO_ANSWER = len(COLOURS), len(COLOURS) + len(SHAPES), len(ANSWERS) - 2
+PAD_TOKEN, UNKNOWN_TOKEN, CLS_TOKEN, SEP_TOKEN, MASK_TOKEN = SPECIAL_TOKENS = (
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+)
 #: Words and question marks are the tokens.
-PATTERN = r"\w+|\?"
+TOKEN_PATTERN = r"\w+|\?"
 
 #: Objects of a scene, at least and at most; regions of a scene, some of them mere ground; numbers that describe one.
-LEAST, MOST, REGIONS, FEATURES = 2, 6, 8, 32
+MIN_OBJECTS, MAX_OBJECTS, NUM_REGIONS, FEATURE_SIZE = 2, 6, 8, 32
 #: Positions and radii are whole numbers of quarter pixels.
-UNIT = 4
+SUBPIXELS_PER_PIXEL = 4
 #: The share of the picture's side that the radius of a small and of a large object takes, least and most.
-RADII = ((0.070, 0.086), (0.109, 0.125))
+RADIUS_FRACTIONS = ((0.070, 0.086), (0.109, 0.125))
 #: A side of a relation is meant only from this share of the picture's side on.
-CLEAR = 0.09
-NOISE = 0.3
+MIN_RELATION_DISTANCE = 0.09
+FEATURE_NOISE_STD = 0.3
 
 
 # -- the questions: there are only a few hundred
 
 
 @dataclass(frozen=True)
-class Question:
+class ShapesQuestion:
     """A question, where its words stand in the text, and which of them carry it."""
 
     family: str
     text: str
     spans: tuple[Span, ...]
-    content: tuple[int, ...]
+    content_positions: tuple[int, ...]
 
     @property
     def words(self) -> tuple[str, ...]:
         return tuple(self.text[start:end] for start, end in self.spans)
 
 
-def _question(family: str, by_colour: int, first: int, second: int, relation: int) -> Question:
+def _make_question(family: str, by_colour: int, first: int, second: int, relation: int) -> ShapesQuestion:
     """Words in capitals in these sentences are the ones that carry the question."""
     one, other = ((COLOURS if by_colour else SHAPES)[number].upper() for number in (first, second))
     asked, thing = ("SHAPE", " object") if by_colour else ("COLOUR", "")
@@ -100,18 +106,18 @@ def _question(family: str, by_colour: int, first: int, second: int, relation: in
         spans.append((start, start + len(word)))
         start += len(word) + 1
     content = tuple(place for place, (start, end) in enumerate(spans) if sentence[start:end].isupper())
-    return Question(family, sentence.lower(), tuple(spans), content)
+    return ShapesQuestion(family, sentence.lower(), tuple(spans), content)
 
 
 @cache
-def _questions() -> tuple[tuple[Question, ...], Integers]:
+def _build_question_table() -> tuple[tuple[ShapesQuestion, ...], Integers]:
     """All questions, and their numbers by family, by_colour, first, second and relation."""
-    table: list[Question] = []
+    table: list[ShapesQuestion] = []
     numbers = np.full((len(FAMILIES), 2, len(COLOURS), len(COLOURS), len(RELATIONS)), -1, dtype=np.int64)
 
     def add(family: str, by_colour: int, first: int, second: int = 0, relation: int = 0) -> None:
         numbers[FAMILIES.index(family), by_colour, first, second, relation] = len(table)
-        table.append(_question(family, by_colour, first, second, relation))
+        table.append(_make_question(family, by_colour, first, second, relation))
 
     for by_colour, values in enumerate((SHAPES, COLOURS)):
         for first in range(len(values)):
@@ -125,31 +131,31 @@ def _questions() -> tuple[tuple[Question, ...], Integers]:
     return tuple(table), numbers
 
 
-def questions() -> tuple[Question, ...]:
+def list_questions() -> tuple[ShapesQuestion, ...]:
     """Every question that can be asked.
 
-    >>> len(questions()), questions()[0].text
+    >>> len(list_questions()), list_questions()[0].text
     (252, 'what colour is the circle?')
     """
-    return _questions()[0]
+    return _build_question_table()[0]
 
 
 @cache
-def vocabulary() -> list[str]:
+def build_vocabulary() -> list[str]:
     """Every word, at its number."""
-    return [*SPECIAL, "?", *sorted({word for question in questions() for word in question.words})]
+    return [*SPECIAL_TOKENS, "?", *sorted({word for question in list_questions() for word in question.words})]
 
 
 @cache
-def token_table() -> tuple[Integers, Booleans]:
+def build_token_table() -> tuple[Integers, Booleans]:
     """Each question as a padded row of tokens, and which of them carry the question."""
-    number = {word: place for place, word in enumerate(vocabulary())}
-    rows = [[FIRST, *question.words, "?", LAST] for question in questions()]
+    number = {word: place for place, word in enumerate(build_vocabulary())}
+    rows = [[CLS_TOKEN, *question.words, "?", SEP_TOKEN] for question in list_questions()]
     ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
     content = np.zeros(ids.shape, dtype=bool)
-    for place, (row, question) in enumerate(zip(rows, questions(), strict=True)):
+    for place, (row, question) in enumerate(zip(rows, list_questions(), strict=True)):
         ids[place, : len(row)] = [number[word] for word in row]
-        content[place, [position + 1 for position in question.content]] = True
+        content[place, [position + 1 for position in question.content_positions]] = True
     return ids, content
 
 
@@ -173,10 +179,10 @@ class Scenes:
     colour: Integers
     large: Integers
     present: Booleans
-    tint: Integers
-    ground: Integers
-    slope: Integers
-    grain: Integers
+    colour_offset: Integers
+    background_colour: Integers
+    background_slope: Integers
+    noise_seed: Integers
 
     def __len__(self) -> int:
         return len(self.x)
@@ -185,13 +191,13 @@ class Scenes:
         arrays = {field.name: getattr(self, field.name)[rows] for field in fields(self) if field.name != "size"}
         return Scenes(self.size, **arrays)
 
-    def without(self, gone: Booleans) -> Scenes:
+    def remove_objects(self, removed: Booleans) -> Scenes:
         """The same scenes, with the ground to be seen where these objects were."""
-        return replace(self, present=self.present & ~gone)
+        return replace(self, present=self.present & ~removed)
 
 
 @dataclass(frozen=True)
-class Batch:
+class QuestionBatch:
     """Scenes with a question each: numbers into questions() and ANSWERS, and the objects that are the evidence.
 
     referent, anchor: the object asked for and the one it is related to, −1 where there is none
@@ -207,10 +213,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.question)
 
-    def __getitem__(self, rows: Any) -> Batch:
-        return Batch(*(getattr(self, field.name)[rows] for field in fields(self)))
+    def __getitem__(self, rows: Any) -> QuestionBatch:
+        return QuestionBatch(*(getattr(self, field.name)[rows] for field in fields(self)))
 
-    def others(self, rng: np.random.Generator) -> Booleans:
+    def sample_other_objects(self, rng: np.random.Generator) -> Booleans:
         """As many objects that are no evidence (fewer, if there are no more), drawn at random."""
         free = self.scenes.present & ~self.evidence
         order = np.argsort(np.where(free, rng.random(free.shape), 2.0), axis=1)
@@ -218,115 +224,119 @@ class Batch:
         np.put_along_axis(chosen, order, np.arange(free.shape[1]) < self.evidence.sum(1, keepdims=True), axis=1)
         return chosen & free
 
-    def recoloured(self, rng: np.random.Generator) -> Batch:
+    def recolour_referents(self, rng: np.random.Generator) -> QuestionBatch:
         """Those whose answer is the referent's colour, with that object in another colour and the answer with it."""
         asks_colour = (self.answer < len(COLOURS)) & (self.referent >= 0)
         kept = self[np.flatnonzero(asks_colour)]
         rows = np.arange(len(kept))
         colour = kept.scenes.colour.copy()
-        colour[rows, kept.referent] = _other(rng, kept.answer, len(COLOURS))
+        colour[rows, kept.referent] = _sample_other_value(rng, kept.answer, len(COLOURS))
         return replace(kept, scenes=replace(kept.scenes, colour=colour), answer=colour[rows, kept.referent])
 
 
-def scenes(rng: np.random.Generator, rows: int, size: int = 96) -> Scenes:
+def sample_scenes(rng: np.random.Generator, num_scenes: int, size: int = 96) -> Scenes:
     """Scenes with any objects in them, none touching another."""
-    count = rng.integers(LEAST, MOST + 1, rows)
-    x, y, radius, large, _ = _layout(rng, count, size, np.full(rows, -1))
+    count = rng.integers(MIN_OBJECTS, MAX_OBJECTS + 1, num_scenes)
+    x, y, radius, large, _ = _sample_layout(rng, count, size, np.full(num_scenes, -1))
     shape, colour = rng.integers(len(SHAPES), size=x.shape), rng.integers(len(COLOURS), size=x.shape)
-    return _painted(rng, size, x, y, radius, shape, colour, large, count)
+    return _make_scenes(rng, size, x, y, radius, shape, colour, large, count)
 
 
-def batch(rng: np.random.Generator, rows: int, size: int = 64, families: Sequence[str] = FAMILIES) -> Batch:
+def sample_question_batch(
+    rng: np.random.Generator, num_questions: int, size: int = 64, families: Sequence[str] = FAMILIES
+) -> QuestionBatch:
     """Scenes with a question each; families in equal parts (name one twice for more of it), answers of each too."""
-    family = np.array([FAMILIES.index(name) for name in families])[rng.permutation(rows) % len(families)]
-    by_colour = np.where(family < 2, family, rng.integers(2, size=rows))
+    family = np.array([FAMILIES.index(name) for name in families])[rng.permutation(num_questions) % len(families)]
+    by_colour = np.where(family < 2, family, rng.integers(2, size=num_questions))
     by_colour[family == FAMILIES.index("exist")] = 1
     is_count, is_exist, is_relation = (family == FAMILIES.index(name) for name in ("count", "exist", "relation"))
-    relation = np.where(is_relation, rng.integers(len(RELATIONS), size=rows), 0)
-    number = rng.integers(MOST_COUNTED + 1, size=rows)
-    least = np.select([is_count, is_exist | is_relation], [np.maximum(number, LEAST), 3], LEAST)
-    count = rng.integers(least, MOST + 1)
-    x, y, radius, large, roles = _layout(rng, count, size, np.where(is_relation, relation, -1))
+    relation = np.where(is_relation, rng.integers(len(RELATIONS), size=num_questions), 0)
+    number = rng.integers(MAX_COUNT + 1, size=num_questions)
+    least = np.select([is_count, is_exist | is_relation], [np.maximum(number, MIN_OBJECTS), 3], MIN_OBJECTS)
+    count = rng.integers(least, MAX_OBJECTS + 1)
+    x, y, radius, large, roles = _sample_layout(rng, count, size, np.where(is_relation, relation, -1))
     referent, anchor, foil = roles
-    places = np.arange(MOST)
+    places = np.arange(MAX_OBJECTS)
 
     # objects have a property that names them and one that is asked for; which is which depends on the question
     names, others = np.where(by_colour, len(COLOURS), len(SHAPES)), np.where(by_colour, len(SHAPES), len(COLOURS))
-    chance = rng.random((rows, len(COLOURS)))
+    chance = rng.random((num_questions, len(COLOURS)))
     chance[np.arange(len(COLOURS)) >= names[:, None]] = 2.0
     order = np.argsort(chance, axis=1)
     first, second = order[:, 0], order[:, 1]
     # nothing else bears the names that the question uses, except when it asks whether there is such a thing
     free = np.select([is_exist, is_relation], [0, 2], 1)
-    named = np.take_along_axis(order, rng.integers(free[:, None], names[:, None], (rows, MOST)), axis=1)
-    asked = rng.integers(0, others[:, None], (rows, MOST))
+    named = np.take_along_axis(order, rng.integers(free[:, None], names[:, None], (num_questions, MAX_OBJECTS)), axis=1)
+    asked = rng.integers(0, others[:, None], (num_questions, MAX_OBJECTS))
     answer = rng.integers(0, others)
     is_counted = is_count[:, None] & (places < number[:, None])
     is_referent = ~is_count[:, None] & (places == referent[:, None])
     is_anchor, is_foil = (is_relation[:, None] & (places == place[:, None]) for place in (anchor, foil))
-    there = is_exist & (rng.integers(2, size=rows) == 1)
+    there = is_exist & (rng.integers(2, size=num_questions) == 1)
     # what is looked for has two near relatives in most scenes: one of its name, and one like it in the other property
-    tempts = is_exist[:, None] & (rng.random((rows, 2)) < 0.75)
+    tempts = is_exist[:, None] & (rng.random((num_questions, 2)) < 0.75)
     is_namesake, is_alike = (tempts[:, [k]] & (places == (referent[:, None] + 1 + k) % 3) for k in (0, 1))
     is_referent &= (~is_exist | there)[:, None]
     named = np.where(is_counted | is_referent | is_foil | is_namesake, first[:, None], named)
     named = np.where(is_anchor, second[:, None], named)
-    named = np.where(is_alike, _other(rng, first, names)[:, None], named)
+    named = np.where(is_alike, _sample_other_value(rng, first, names)[:, None], named)
     asked = np.where(is_referent | is_alike, answer[:, None], asked)
     taken = is_foil | (is_exist[:, None] & ~is_referent & (named == first[:, None]) & (asked == answer[:, None]))
-    asked = np.where(taken, _other(rng, answer, others)[:, None], asked)
+    asked = np.where(taken, _sample_other_value(rng, answer, others)[:, None], asked)
 
     shape, colour = np.where(by_colour[:, None], asked, named), np.where(by_colour[:, None], named, asked)
     present = places < count[:, None]
-    numbers = _questions()[1][
+    numbers = _build_question_table()[1][
         family, by_colour, first, np.select([is_exist, is_relation], [answer, second], 0), relation
     ]
-    label = answer + np.where(by_colour, FIRST_SHAPE, 0)
-    return Batch(
-        scenes=_painted(rng, size, x, y, radius, shape, colour, large, count),
+    label = answer + np.where(by_colour, FIRST_SHAPE_ANSWER, 0)
+    return QuestionBatch(
+        scenes=_make_scenes(rng, size, x, y, radius, shape, colour, large, count),
         question=numbers,
-        answer=np.select([is_count, is_exist], [FIRST_NUMBER + number, NO + there], label),
+        answer=np.select([is_count, is_exist], [FIRST_COUNT_ANSWER + number, NO_ANSWER + there], label),
         evidence=(is_counted | is_referent | is_anchor) & present,
         referent=np.where(is_referent.any(1), is_referent.argmax(1), -1),
         anchor=np.where(is_relation, anchor, -1),
     )
 
 
-def _other(rng: np.random.Generator, value: Integers, values: int | Integers) -> Integers:
+def _sample_other_value(rng: np.random.Generator, value: Integers, values: int | Integers) -> Integers:
     """Another value than this one."""
     return (value + 1 + rng.integers(0, np.broadcast_to(values, value.shape) - 1)) % values
 
 
-def _layout(
+def _sample_layout(
     rng: np.random.Generator, count: Integers, size: int, relation: Integers
 ) -> tuple[Integers, Integers, Integers, Integers, Integers]:
     """Positions that do not touch, radii, sizes, and who is referent, anchor and foil; drawn again until they suit."""
     rows = len(count)
-    x, y, radius, large = (np.zeros((rows, MOST), dtype=np.int64) for _ in range(4))
+    x, y, radius, large = (np.zeros((rows, MAX_OBJECTS), dtype=np.int64) for _ in range(4))
     roles = np.zeros((3, rows), dtype=np.int64)
     todo = np.arange(rows)
     while len(todo):
-        large[todo] = rng.integers(2, size=(len(todo), MOST))
-        low, high = (np.round(np.array(RADII)[:, k] * size * UNIT).astype(np.int64) for k in (0, 1))
+        large[todo] = rng.integers(2, size=(len(todo), MAX_OBJECTS))
+        low, high = (
+            np.round(np.array(RADIUS_FRACTIONS)[:, k] * size * SUBPIXELS_PER_PIXEL).astype(np.int64) for k in (0, 1)
+        )
         radius[todo] = rng.integers(low[large[todo]], high[large[todo]] + 1)
-        x[todo], y[todo], fits = _placed(rng, radius[todo], count[todo], size)
-        roles[:, todo], related = _roles(rng, x[todo], y[todo], count[todo], size, relation[todo])
+        x[todo], y[todo], fits = _place_objects(rng, radius[todo], count[todo], size)
+        roles[:, todo], related = _assign_roles(rng, x[todo], y[todo], count[todo], size, relation[todo])
         todo = todo[~(fits & related)]
     return x, y, radius, large, roles
 
 
-def _placed(
+def _place_objects(
     rng: np.random.Generator, radius: Integers, count: Integers, size: int, tries: int = 16
 ) -> tuple[Integers, Integers, Booleans]:
     """One object after the other goes to the first of a few random places where it touches none before it."""
     rows = len(radius)
     x, y = np.zeros_like(radius), np.zeros_like(radius)
     fits = np.ones(rows, dtype=bool)
-    for place in range(MOST):
+    for place in range(MAX_OBJECTS):
         own = radius[:, place, None]
-        room = UNIT * size - 2 * own - 2 * UNIT
-        spots = own[None] + UNIT + (rng.random((2, rows, tries)) * (room + 1)).astype(np.int64)
-        reach = own + radius[:, :place] + UNIT
+        room = SUBPIXELS_PER_PIXEL * size - 2 * own - 2 * SUBPIXELS_PER_PIXEL
+        spots = own[None] + SUBPIXELS_PER_PIXEL + (rng.random((2, rows, tries)) * (room + 1)).astype(np.int64)
+        reach = own + radius[:, :place] + SUBPIXELS_PER_PIXEL
         near = (np.abs(spots[0, :, :, None] - x[:, None, :place]) < reach[:, None]) & (
             np.abs(spots[1, :, :, None] - y[:, None, :place]) < reach[:, None]
         )
@@ -337,7 +347,7 @@ def _placed(
     return x, y, fits
 
 
-def _roles(
+def _assign_roles(
     rng: np.random.Generator, x: Integers, y: Integers, count: Integers, size: int, relation: Integers
 ) -> tuple[Integers, Booleans]:
     """Referent, anchor and foil: an anchor that has objects clearly on both sides, and one from each side.
@@ -346,8 +356,8 @@ def _roles(
     """
     rows = np.arange(len(x))
     along = np.where(relation[:, None] < 2, x, y) * np.where(relation % 2, -1, 1)[:, None]
-    present = np.arange(MOST) < count[:, None]
-    ahead = along[:, :, None] - along[:, None, :] >= CLEAR * size * UNIT
+    present = np.arange(MAX_OBJECTS) < count[:, None]
+    ahead = along[:, :, None] - along[:, None, :] >= MIN_RELATION_DISTANCE * size * SUBPIXELS_PER_PIXEL
     ahead &= present[:, :, None] & present[:, None, :]
     behind = ahead.transpose(0, 2, 1)
     able = ahead.any(2) & behind.any(2)
@@ -358,7 +368,7 @@ def _roles(
     return np.stack([np.where(related, referent, alone), anchor, foil]), able.any(1) | ~related
 
 
-def _painted(
+def _make_scenes(
     rng: np.random.Generator,
     size: int,
     x: Integers,
@@ -378,38 +388,42 @@ def _painted(
         shape=shape,
         colour=colour,
         large=large,
-        present=np.arange(MOST) < count[:, None],
-        tint=rng.integers(-18, 19, (rows, MOST, 3)),
-        ground=rng.integers(60, 131, (rows, 1)) + rng.integers(-12, 13, (rows, 3)),
-        slope=rng.integers(-30, 31, (rows, 2)),
-        grain=rng.integers(2**31, size=rows),
+        present=np.arange(MAX_OBJECTS) < count[:, None],
+        colour_offset=rng.integers(-18, 19, (rows, MAX_OBJECTS, 3)),
+        background_colour=rng.integers(60, 131, (rows, 1)) + rng.integers(-12, 13, (rows, 3)),
+        background_slope=rng.integers(-30, 31, (rows, 2)),
+        noise_seed=rng.integers(2**31, size=rows),
     )
 
 
 # -- how they look
 
 
-def render(many: Scenes, array: Callable[[NDArray[Any]], Any] = np.asarray) -> tuple[Any, Any]:
+def render(scenes_batch: Scenes, to_array: Callable[[NDArray[Any]], Any] = np.asarray) -> tuple[Any, Any]:
     """Pictures (rows × 3 × height × width, whole numbers from 0 to 255) and masks (rows × objects × height × width).
 
     array: brings what is drawn to where it is rendered, `lambda a: torch.from_numpy(a).to("cuda")` say; pictures and
         masks are then tensors there
     """
-    masks = _inside(many, array)
-    size, side = many.size, array(np.arange(many.size, dtype=np.int16))
+    masks = _render_masks(scenes_batch, to_array)
+    size, side = scenes_batch.size, to_array(np.arange(scenes_batch.size, dtype=np.int16))
     # where a picture is painted the numbers are small, and a quarter of the memory is a quarter of the time
     slope, ground, paints = (
-        array(values.astype(np.int16))
-        for values in (many.slope[:, :, None, None], many.ground[:, :, None, None], _paints(many)[..., None, None])
+        to_array(values.astype(np.int16))
+        for values in (
+            scenes_batch.background_slope[:, :, None, None],
+            scenes_batch.background_colour[:, :, None, None],
+            _get_object_colours(scenes_batch)[..., None, None],
+        )
     )
     tilt = (slope[:, 0] * side[:, None] + slope[:, 1] * side) // size
     place = np.arange(size)
-    grain, shift = array(many.grain[:, None, None]), array(np.array([0, 8, 16])[:, None, None])
-    fine = _hash(grain, array(place[:, None] * size + place))
-    coarse = _hash(grain ^ 0x5A5A5A, array(place[:, None] // 4 * size + place // 4))
+    grain, shift = to_array(scenes_batch.noise_seed[:, None, None]), to_array(np.array([0, 8, 16])[:, None, None])
+    fine = _hash_to_24_bits(grain, to_array(place[:, None] * size + place))
+    coarse = _hash_to_24_bits(grain ^ 0x5A5A5A, to_array(place[:, None] // 4 * size + place // 4))
     pictures = ground + tilt[:, None]
     rough = (coarse[:, None] >> shift) % 33 - 16
-    bare = array(np.ones(1, dtype=bool))
+    bare = to_array(np.ones(1, dtype=bool))
     for number in range(masks.shape[1]):
         mask = masks[:, number, None]
         pictures = pictures + mask * (paints[:, number] - pictures)
@@ -417,16 +431,16 @@ def render(many: Scenes, array: Callable[[NDArray[Any]], Any] = np.asarray) -> t
     return (pictures + bare * rough + (fine[:, None] >> shift) % 29 - 14).clip(0, 255), masks
 
 
-def _paints(many: Scenes) -> Integers:
-    return np.array(PAINTS)[many.colour] + many.tint
+def _get_object_colours(many: Scenes) -> Integers:
+    return np.array(COLOUR_RGB)[many.colour] + many.colour_offset
 
 
-def _inside(many: Scenes, array: Callable[[NDArray[Any]], Any]) -> Any:
+def _render_masks(many: Scenes, array: Callable[[NDArray[Any]], Any]) -> Any:
     """Which pixels have their centre in an object: one test for all shapes, of which each uses a part.
 
     Between two circles, below two slanting lines, and in a horizontal or a vertical bar.
     """
-    radius, far = many.radius, 4 * UNIT * many.size
+    radius, far = many.radius, 4 * SUBPIXELS_PER_PIXEL * many.size
     parts: dict[
         str, tuple[Any, ...]
     ] = {  # squared inner and outer circle, height of the lines' tip, length and breadth of the bars
@@ -445,7 +459,7 @@ def _inside(many: Scenes, array: Callable[[NDArray[Any]], Any]) -> Any:
         small(np.select(chosen, [np.broadcast_to(parts[shape][part], radius.shape) for shape in SHAPES]))
         for part in range(5)
     )
-    centres = array((UNIT * np.arange(many.size) + UNIT // 2).astype(np.int32))
+    centres = array((SUBPIXELS_PER_PIXEL * np.arange(many.size) + SUBPIXELS_PER_PIXEL // 2).astype(np.int32))
     right, down = centres - small(many.x), centres[:, None] - small(many.y)
     aside, off = abs(right), abs(down)
     distance = right**2 + down**2
@@ -454,7 +468,7 @@ def _inside(many: Scenes, array: Callable[[NDArray[Any]], Any]) -> Any:
     return inside & bars & array(many.present[:, :, None, None])
 
 
-def _hash(seed: Any, place: Any) -> Any:
+def _hash_to_24_bits(seed: Any, place: Any) -> Any:
     """Twenty-four bits that look random; all numbers stay below 2⁶³, so nothing overflows anywhere."""
     mixed = (place * 0x9E3779B1 + seed) & 0x7FFFFFFF
     for factor in (0x5BD1E995, 0x27D4EB2D):
@@ -462,7 +476,7 @@ def _hash(seed: Any, place: Any) -> Any:
     return (mixed ^ (mixed >> 13)) & 0xFFFFFF
 
 
-def boxes(masks: Any) -> tuple[Any, Any, Any, Any]:
+def compute_boxes(masks: Any) -> tuple[Any, Any, Any, Any]:
     """Left, top, right and bottom of each mask, in pixels: the smallest box, right and bottom just outside of it."""
     columns, rows = masks.any(2), masks.any(3)
     left, top = ((side.cumsum(2) == 0).sum(2) for side in (columns, rows))
@@ -473,42 +487,48 @@ def boxes(masks: Any) -> tuple[Any, Any, Any, Any]:
 
 
 @cache
-def _codes() -> Floats:
+def _make_feature_codes() -> Floats:
     """What each colour, shape and size adds to the features of a region; the last row is that of the ground."""
     rows = len(COLOURS) + len(SHAPES) + len(SIZES) + 1
-    return np.random.default_rng(20).standard_normal((rows, FEATURES)).astype(np.float32)
+    return np.random.default_rng(20).standard_normal((rows, FEATURE_SIZE)).astype(np.float32)
 
 
-def ground_features(rng: np.random.Generator, *shape: int) -> Floats:
+def sample_background_features(rng: np.random.Generator, *shape: int) -> Floats:
     """Features of regions that show nothing but ground: what an object's are replaced by to take it away."""
-    noise = rng.standard_normal((*shape, FEATURES), dtype=np.float32)
-    return np.asarray(_codes()[-1] + NOISE * noise, dtype=np.float32)
+    noise = rng.standard_normal((*shape, FEATURE_SIZE), dtype=np.float32)
+    return np.asarray(_make_feature_codes()[-1] + FEATURE_NOISE_STD * noise, dtype=np.float32)
 
 
-def regions(rng: np.random.Generator, many: Scenes) -> tuple[Floats, Floats, Integers]:
+def make_regions(rng: np.random.Generator, scenes_batch: Scenes) -> tuple[Floats, Floats, Integers]:
     """Features (rows × regions × FEATURES), boxes (corners as shares of the side), and the region of each object.
 
     The objects and, up to REGIONS, some boxes of mere ground, in random order.
     """
-    rows, codes = len(many), _codes()
-    parts = (many.colour, len(COLOURS) + many.shape, len(COLOURS) + len(SHAPES) + many.large)
-    noise = rng.standard_normal((rows, MOST, FEATURES), dtype=np.float32)
-    objects = np.sum([codes[part] for part in parts], axis=0) + NOISE * noise
-    features = ground_features(rng, rows, REGIONS)
-    features[:, :MOST] = np.where(many.present[:, :, None], objects, features[:, :MOST])
-    reach = rng.integers(int(RADII[0][0] * many.size * UNIT), int(RADII[1][1] * many.size * UNIT), (rows, REGIONS))
-    middle = reach + (rng.random((2, rows, REGIONS)) * (UNIT * many.size - 2 * reach)).astype(np.int64)
-    reach[:, :MOST] = np.where(many.present, _reach(many), reach[:, :MOST])
-    for axis, own in enumerate((many.x, many.y)):
-        middle[axis, :, :MOST] = np.where(many.present, own, middle[axis, :, :MOST])
-    corners = np.stack([*(middle - reach), *(middle + reach)], axis=2) / (UNIT * many.size)
-    order = rng.permuted(np.tile(np.arange(REGIONS), (rows, 1)), axis=1)
+    rows, codes = len(scenes_batch), _make_feature_codes()
+    parts = (scenes_batch.colour, len(COLOURS) + scenes_batch.shape, len(COLOURS) + len(SHAPES) + scenes_batch.large)
+    noise = rng.standard_normal((rows, MAX_OBJECTS, FEATURE_SIZE), dtype=np.float32)
+    objects = np.sum([codes[part] for part in parts], axis=0) + FEATURE_NOISE_STD * noise
+    features = sample_background_features(rng, rows, NUM_REGIONS)
+    features[:, :MAX_OBJECTS] = np.where(scenes_batch.present[:, :, None], objects, features[:, :MAX_OBJECTS])
+    reach = rng.integers(
+        int(RADIUS_FRACTIONS[0][0] * scenes_batch.size * SUBPIXELS_PER_PIXEL),
+        int(RADIUS_FRACTIONS[1][1] * scenes_batch.size * SUBPIXELS_PER_PIXEL),
+        (rows, NUM_REGIONS),
+    )
+    middle = reach + (
+        rng.random((2, rows, NUM_REGIONS)) * (SUBPIXELS_PER_PIXEL * scenes_batch.size - 2 * reach)
+    ).astype(np.int64)
+    reach[:, :MAX_OBJECTS] = np.where(scenes_batch.present, _get_half_sides(scenes_batch), reach[:, :MAX_OBJECTS])
+    for axis, own in enumerate((scenes_batch.x, scenes_batch.y)):
+        middle[axis, :, :MAX_OBJECTS] = np.where(scenes_batch.present, own, middle[axis, :, :MAX_OBJECTS])
+    corners = np.stack([*(middle - reach), *(middle + reach)], axis=2) / (SUBPIXELS_PER_PIXEL * scenes_batch.size)
+    order = rng.permuted(np.tile(np.arange(NUM_REGIONS), (rows, 1)), axis=1)
     shuffled = [np.take_along_axis(values, order[:, :, None], axis=1) for values in (features, corners)]
     seen, where = (values.astype(np.float32) for values in shuffled)
-    return seen, where, np.argsort(order, axis=1)[:, :MOST]
+    return seen, where, np.argsort(order, axis=1)[:, :MAX_OBJECTS]
 
 
-def _reach(many: Scenes) -> Integers:
+def _get_half_sides(many: Scenes) -> Integers:
     return np.where(many.shape == SHAPES.index("square"), many.radius * 7 // 8, many.radius)
 
 
@@ -516,7 +536,7 @@ def _reach(many: Scenes) -> Integers:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Example(TextExample):
+class ShapesExample(TextExample):
     """A picture, a question about it (`text`), the answer (`label`) and what decides it.
 
     `evidence` are the words that carry the question; `objects` the objects that are the evidence in the picture.
@@ -527,7 +547,7 @@ class Example(TextExample):
     """
 
     family: str
-    picture: NDArray[np.uint8]
+    pixels: NDArray[np.uint8]
     names: tuple[str, ...]
     masks: Booleans
     boxes: Integers
@@ -543,7 +563,7 @@ class Example(TextExample):
         """The picture as pillow has it."""
         from PIL import Image
 
-        return Image.fromarray(self.picture)
+        return Image.fromarray(self.pixels)
 
     @property
     def evidence_regions(self) -> tuple[int, ...]:
@@ -555,37 +575,37 @@ class Example(TextExample):
         return np.asarray(self.masks[list(self.objects)].any(axis=0))
 
 
-def patches(mask: Any, side: int) -> Any:
+def find_covered_patches(mask: Any, patch_size: int) -> Any:
     """Which patches hold some of a mask (… × height × width)."""
     *rest, height, width = mask.shape
-    return mask.reshape(*rest, height // side, side, width // side, side).any(-1).any(-2)
+    return mask.reshape(*rest, height // patch_size, patch_size, width // patch_size, patch_size).any(-1).any(-2)
 
 
-def examples(
+def make_examples(
     count: int, seed: int, split: str = "held-out", size: int = 64, families: Sequence[str] = FAMILIES
-) -> list[Example]:
+) -> list[ShapesExample]:
     """Questions about scenes, each with everything that is known about it."""
     unknown = sorted(set(families) - set(FAMILIES))
     if unknown:
         raise ValueError(f"no questions are called {', '.join(unknown)}; there are: {', '.join(FAMILIES)}")
-    rng = generator(seed, split)
-    asked = batch(rng, count, size, families)
-    features, corners, region = regions(rng, asked.scenes)
+    rng = make_generator(seed, split)
+    asked = sample_question_batch(rng, count, size, families)
+    features, corners, region = make_regions(rng, asked.scenes)
     pictures, masks = render(asked.scenes)
-    edges = np.stack(boxes(masks), axis=2)
+    edges = np.stack(compute_boxes(masks), axis=2)
     made = []
     for row in range(count):
-        question, scene = questions()[asked.question[row]], asked.scenes[row]
+        question, scene = list_questions()[asked.question[row]], asked.scenes[row]
         seen = int(scene.present.sum())
         made.append(
-            Example(
+            ShapesExample(
                 id=f"shapes-{split}-{seed}-{row}",
                 text=question.text,
                 spans=question.spans,
                 label=ANSWERS[asked.answer[row]],
-                witnesses=(question.content,),
+                witnesses=(question.content_positions,),
                 family=question.family,
-                picture=np.ascontiguousarray(pictures[row].transpose(1, 2, 0)).astype(np.uint8),
+                pixels=np.ascontiguousarray(pictures[row].transpose(1, 2, 0)).astype(np.uint8),
                 names=tuple(
                     f"{SIZES[large]} {COLOURS[colour]} {SHAPES[shape]}"
                     for large, colour, shape in zip(
@@ -595,8 +615,8 @@ def examples(
                 masks=masks[row, :seen],
                 boxes=edges[row, :seen],
                 objects=tuple(int(place) for place in np.flatnonzero(asked.evidence[row])),
-                referent=_or_none(asked.referent[row]),
-                anchor=_or_none(asked.anchor[row]),
+                referent=_none_if_negative(asked.referent[row]),
+                anchor=_none_if_negative(asked.anchor[row]),
                 features=features[row],
                 region_boxes=corners[row],
                 regions=tuple(int(place) for place in region[row, :seen]),
@@ -605,10 +625,10 @@ def examples(
     return made
 
 
-def example(seed: int = 0, family: str | None = None, size: int = 64) -> Example:
+def make_example(seed: int = 0, family: str | None = None, size: int = 64) -> ShapesExample:
     """One ready example; family: one of FAMILIES, or any."""
-    return examples(1, seed, size=size, families=FAMILIES if family is None else (family,))[0]
+    return make_examples(1, seed, size=size, families=FAMILIES if family is None else (family,))[0]
 
 
-def _or_none(place: np.int64) -> int | None:
+def _none_if_negative(place: np.int64) -> int | None:
     return int(place) if place >= 0 else None

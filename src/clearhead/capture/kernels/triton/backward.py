@@ -1,6 +1,6 @@
-"""The gradients of attention with the row push made beside them: launches the kernels of `backward_kernels.py`.
+"""Gradients of attention fused with the reduction of one row ("push"): launches the kernels of `backward_kernels.py`.
 
-Against torch's backward and the push after it, which rebuild the same maps twice: docs/performance.md.
+Torch's backward pass followed by a separate push rebuilds the same maps twice. Measurements are in docs/performance.md.
 """
 
 from collections.abc import Iterable
@@ -13,55 +13,68 @@ import triton
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.capture.attention.tiling import Gradients
-from clearhead.capture.kernels.fused_sdpa import HALF
+from clearhead.capture.attention.tiling import QKVGradients
+from clearhead.capture.kernels.fused_sdpa import HALF_DTYPES
 from clearhead.capture.kernels.triton import backward_kernels as kernels
-from clearhead.capture.kernels.triton.reductions import Blocks
-from clearhead.capture.kernels.validation import by_formula, holds
+from clearhead.capture.kernels.triton.reductions import BlockConfig
+from clearhead.capture.kernels.validation import compute_reference_attention, validate_kernel
 
 if TYPE_CHECKING:
-    from clearhead.capture.attention.tiled import Streamed
+    from clearhead.capture.attention.tiled import TiledAttention
 
-#: Shorter calls take no longer than the CPU takes to launch them, one way or the other; never less than a block has.
-LEAST_TOKENS = 2048
-#: From so many tokens on there are enough programs where each owns twice as many queries.
-MANY_TOKENS = 65536
+#: Shorter calls are bound by the launch time on the CPU with any kernel. Must not be less than the size of a block.
+MIN_BACKWARD_TOKENS = 2048
+#: From this length on there are enough programs even if each owns twice as many queries.
+LONG_SEQUENCE_TOKENS = 65536
 
 
 @dataclass(frozen=True)
-class Ways:
-    """How the kernels are run: the one that owns keys, and the one that owns queries.
+class BackwardLaunchConfig:
+    """Launch parameters of the backward kernels.
 
-    ahead: whether the numbers of each query (lse, δ, weight) are fetched ahead, as its vectors are
+    Attributes:
+        key_blocks: Blocks of the kernel whose programs own keys.
+        query_blocks: Blocks of the kernel whose programs own queries.
+        prefetches_row_values: Whether the scalars of each query (lse, δ, weight) are prefetched, as its vectors are.
     """
 
-    keys: Blocks
-    queries: Blocks
-    ahead: bool = False
+    key_blocks: BlockConfig
+    query_blocks: BlockConfig
+    prefetches_row_values: bool = False
 
-    def ragged(self, tokens: int) -> bool:
-        """Whether some block of theirs is not whole."""
-        return any(tokens % size for one in (self.keys, self.queries) for size in (one.own, one.other))
+    def has_partial_blocks(self, num_tokens: int) -> bool:
+        """Whether the last block of some kernel is incomplete."""
+        return any(
+            num_tokens % size
+            for blocks in (self.key_blocks, self.query_blocks)
+            for size in (blocks.owned_block, blocks.loop_block)
+        )
 
 
 #: By the width of heads, measured on an H200 in bfloat16 with 8 heads of keys (docs/performance.md): the fastest of a
 #: dozen for each kernel, at 8,192, 32,768 and 131,072 tokens.
-WAYS = {
-    64: Ways(Blocks(64, 128, 4, 2), Blocks(64, 64, 4, 3)),
-    128: Ways(Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 3), ahead=True),
+LAUNCH_CONFIGS = {
+    64: BackwardLaunchConfig(BlockConfig(64, 128, 4, 2), BlockConfig(64, 64, 4, 3)),
+    128: BackwardLaunchConfig(BlockConfig(64, 64, 4, 2), BlockConfig(128, 64, 8, 3), prefetches_row_values=True),
 }
-LONG = {64: Ways(Blocks(64, 128, 4, 2), Blocks(128, 64, 4, 3))}
+LONG_LAUNCH_CONFIGS = {64: BackwardLaunchConfig(BlockConfig(64, 128, 4, 2), BlockConfig(128, 64, 4, 3))}
 
 
-def ways_of(width: int, tokens: int) -> Ways:
-    return LONG.get(width, WAYS[width]) if tokens >= MANY_TOKENS else WAYS[width]
+def get_launch_config(head_width: int, num_tokens: int) -> BackwardLaunchConfig:
+    """Return the fastest measured launch parameters for a head width and a sequence length."""
+    if num_tokens >= LONG_SEQUENCE_TOKENS and head_width in LONG_LAUNCH_CONFIGS:
+        return LONG_LAUNCH_CONFIGS[head_width]
+    return LAUNCH_CONFIGS[head_width]
 
 
 @dataclass(frozen=True)
-class Backward:
-    """One attention call of as many queries as keys, without a mask, on its way back.
+class TritonBackward:
+    """The backward pass of one attention call without a mask, with as many queries as keys.
 
-    output: of the forward pass. gradient: ∂y/∂output. lse: of the scores
+    Attributes:
+        output: The output of the forward pass.
+        gradient: ∂y/∂output.
+        lse: The log-sum-exp of each query's scores.
     """
 
     query: Float[Tensor, "batch head token width"]
@@ -72,158 +85,219 @@ class Backward:
     lse: Float[Tensor, "batch head token"]
     scale: float
     causal: bool
-    ways: Ways
+    launch_config: BackwardLaunchConfig
 
-    def __call__(self, weights: Float[Tensor, "batch token"]) -> tuple[Gradients, Float[Tensor, "batch head token"]]:
-        """∂y/∂query, ∂y/∂key and ∂y/∂value; and Σ_i w[i] (A ⊙ ∂y/∂A)⁺[i, j], head by head."""
-        numbers = self.numbers()
-        dk, dv, push = self.of_keys(numbers, weights)
-        return (self.of_queries(numbers), dk, dv), push
+    def __call__(self, weights: Float[Tensor, "batch token"]) -> tuple[QKVGradients, Float[Tensor, "batch head token"]]:
+        """Return ∂y/∂query, ∂y/∂key and ∂y/∂value; and the push Σ_i w[i] (A ⊙ ∂y/∂A)⁺[i, j] of each head."""
+        row_statistics = self.compute_row_statistics()
+        dk, dv, push = self.compute_key_gradients(row_statistics, weights)
+        return (self.compute_query_gradients(row_statistics), dk, dv), push
 
-    def numbers(self) -> tuple[Float[Tensor, "batch head token"], Float[Tensor, "batch head token"]]:
-        """Of each row: lse in units of log₂ e, and δ."""
+    def compute_row_statistics(self) -> tuple[Float[Tensor, "batch head token"], Float[Tensor, "batch head token"]]:
+        """Return, for each row, lse in units of log₂ e, and δ."""
         batch, heads, tokens, width = self.query.shape
-        levels, delta = _one_each(self.query), _one_each(self.query)
-        own = self.ways.queries.own
-        kernels.row_numbers[(triton.cdiv(tokens, own), batch * heads)](
-            self.output, self.gradient, self.lse.contiguous(), levels, delta, *_strides(self.output, self.gradient),
-            heads, tokens, OWN=own, WIDE=width,
+        levels = _empty_row_values(self.query)
+        delta = _empty_row_values(self.query)
+        block = self.launch_config.query_blocks.owned_block
+        kernels.row_statistics_kernel[(triton.cdiv(tokens, block), batch * heads)](
+            self.output, self.gradient, self.lse.contiguous(), levels, delta,
+            *_iter_strides(self.output, self.gradient), heads, tokens, OWN=block, WIDE=width,
         )  # fmt: skip
         return levels, delta
 
-    def of_keys(self, numbers: tuple[Tensor, Tensor], weights: Float[Tensor, "batch token"]) -> tuple[Tensor, ...]:
-        """∂y/∂key, ∂y/∂value and the push."""
+    def compute_key_gradients(
+        self, row_statistics: tuple[Tensor, Tensor], weights: Float[Tensor, "batch token"]
+    ) -> tuple[Tensor, ...]:
+        """Return ∂y/∂key, ∂y/∂value and the push."""
         batch, _, tokens, _ = self.query.shape
-        dk, dv = _empty(self.key), _empty(self.value)
-        push = _one_each(self.query)
-        blocks = self.ways.keys
-        kernels.keys_owned[(triton.cdiv(tokens, blocks.own), batch * self.key.shape[1])](
-            described(self.query, blocks.other), self.key, self.value, described(self.gradient, blocks.other), *numbers,
-            weights.float().contiguous(), dk, dv, push, *_corners(self.query), *_strides(self.key, self.value),
-            *_corners(self.gradient), *self._told(), **self._how(blocks),
-            AHEAD=blocks.stages if self.ways.ahead else None,
+        dk = _empty_bthd(self.key)
+        dv = _empty_bthd(self.value)
+        push = _empty_row_values(self.query)
+        blocks = self.launch_config.key_blocks
+        kernels.key_gradient_kernel[(triton.cdiv(tokens, blocks.owned_block), batch * self.key.shape[1])](
+            make_tensor_descriptor(self.query, blocks.loop_block), self.key, self.value,
+            make_tensor_descriptor(self.gradient, blocks.loop_block), *row_statistics,
+            weights.float().contiguous(), dk, dv, push,
+            *_get_descriptor_strides(self.query), *_iter_strides(self.key, self.value),
+            *_get_descriptor_strides(self.gradient), *self._get_scalar_args(), **self._get_launch_options(blocks),
+            AHEAD=blocks.num_stages if self.launch_config.prefetches_row_values else None,
         )  # fmt: skip
         return dk.transpose(1, 2), dv.transpose(1, 2), push
 
-    def of_queries(self, numbers: tuple[Tensor, Tensor]) -> Float[Tensor, "batch head token width"]:
-        """∂y/∂query."""
+    def compute_query_gradients(self, row_statistics: tuple[Tensor, Tensor]) -> Float[Tensor, "batch head token width"]:
+        """Return ∂y/∂query."""
         batch, heads, tokens, _ = self.query.shape
-        dq = _empty(self.query)
-        blocks = self.ways.queries
-        kernels.queries_owned[(triton.cdiv(tokens, blocks.own), batch * heads)](
-            self.query, described(self.key, blocks.other), described(self.value, blocks.other), self.gradient, *numbers,
-            dq, *_strides(self.query), *_corners(self.key), *_corners(self.value), *_strides(self.gradient),
-            *self._told(), **self._how(blocks),
+        dq = _empty_bthd(self.query)
+        blocks = self.launch_config.query_blocks
+        kernels.query_gradient_kernel[(triton.cdiv(tokens, blocks.owned_block), batch * heads)](
+            self.query, make_tensor_descriptor(self.key, blocks.loop_block),
+            make_tensor_descriptor(self.value, blocks.loop_block), self.gradient, *row_statistics, dq,
+            *_iter_strides(self.query), *_get_descriptor_strides(self.key), *_get_descriptor_strides(self.value),
+            *_iter_strides(self.gradient), *self._get_scalar_args(), **self._get_launch_options(blocks),
         )  # fmt: skip
         return dq.transpose(1, 2)
 
-    def _told(self) -> tuple[Any, ...]:
-        shared, tokens = self.key.shape[1:3]
-        return shared, self.query.shape[1] // shared, tokens, self.scale * kernels.LOG2E.value
+    def _get_scalar_args(self) -> tuple[Any, ...]:
+        kv_heads, tokens = self.key.shape[1:3]
+        return kv_heads, self.query.shape[1] // kv_heads, tokens, self.scale * kernels.LOG2E.value
 
-    def _how(self, blocks: Blocks) -> dict[str, Any]:
+    def _get_launch_options(self, blocks: BlockConfig) -> dict[str, Any]:
         tokens, width = self.query.shape[2:]
-        sizes = {"OWN": blocks.own, "OTHER": blocks.other, "WIDE": width}
-        cut = {"CAUSAL": self.causal, "RAGGED": self.ways.ragged(tokens)}
-        return sizes | cut | {"num_warps": blocks.warps, "num_stages": blocks.stages}
+        return {
+            "OWN": blocks.owned_block,
+            "OTHER": blocks.loop_block,
+            "WIDE": width,
+            "CAUSAL": self.causal,
+            "RAGGED": self.launch_config.has_partial_blocks(tokens),
+            "num_warps": blocks.num_warps,
+            "num_stages": blocks.num_stages,
+        }
 
 
-def of_call(call: "Streamed", gradient: Float[Tensor, "batch head token width"]) -> Backward:
-    """What `takes` has been asked about."""
+def build_backward(call: "TiledAttention", gradient: Float[Tensor, "batch head token width"]) -> TritonBackward:
+    """Build the backward pass of a call that `supports_backward` accepts.
+
+    Args:
+        call: The attention call.
+        gradient: ∂y/∂output.
+    """
     batch, heads, tokens, width = call.query.shape
-    made, said = call.saved[:2]
-    query, key, value, output = (laid(part) for part in (call.query, call.key, call.value, made))
-    slope = laid(gradient.to(query.dtype))
-    lse = said.reshape(batch, heads, -1)[:, :, :tokens]  # a kernel may round the number of queries up
-    return Backward(query, key, value, output, slope, lse, call.scaling, call.causal, ways_of(width, tokens))
+    output, lse = call.kernel_saved_tensors[:2]
+    lse = lse.reshape(batch, heads, -1)[:, :, :tokens]  # a kernel may round the number of queries up
+    return TritonBackward(
+        to_descriptor_layout(call.query),
+        to_descriptor_layout(call.key),
+        to_descriptor_layout(call.value),
+        to_descriptor_layout(output),
+        to_descriptor_layout(gradient.to(call.query.dtype)),
+        lse,
+        call.scaling,
+        call.causal,
+        get_launch_config(width, tokens),
+    )
 
 
-def takes(call: "Streamed") -> bool:
-    """Whether these kernels make the gradients of this call, and do it well."""
-    query, key, value = call.query, call.key, call.value
+def supports_backward(call: "TiledAttention") -> bool:
+    """Whether these kernels can compute the gradients of a call, are fast for it, and were validated on its GPU."""
+    query = call.query
     tokens, width = query.shape[2:]
-    plain = call.mask is None and bool(call.saved) and query.dtype in HALF and query.dtype == key.dtype == value.dtype
-    if not (plain and tokens == key.shape[2] >= LEAST_TOKENS and width == value.shape[3] and width in WAYS):
+    if call.mask is not None or not call.kernel_saved_tensors:
         return False
-    ways = ways_of(width, tokens)
-    return _describes(query.device) and proven(ways, query.dtype, width, call.causal, ways.ragged(tokens), query.device)
+    if query.dtype not in HALF_DTYPES or not query.dtype == call.key.dtype == call.value.dtype:
+        return False
+    if not tokens == call.key.shape[2] >= MIN_BACKWARD_TOKENS:
+        return False
+    if width != call.value.shape[3] or width not in LAUNCH_CONFIGS:
+        return False
+    config = get_launch_config(width, tokens)
+    return _supports_tensor_descriptors(query.device) and is_backward_validated(
+        config, query.dtype, width, call.causal, config.has_partial_blocks(tokens), query.device
+    )
 
 
-def _describes(device: torch.device) -> bool:
-    """Whether a GPU copies what a tensor descriptor describes by itself: without it the kernels are slow."""
+def _supports_tensor_descriptors(device: torch.device) -> bool:
+    """Whether a GPU has hardware for tensor descriptors: without it the kernels are slow."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def laid(part: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head token width"]:
-    """The same where a descriptor can have it: heads beside one another, as a projection leaves them (alone, or among
-    others), or after one another, as rotary positions may; whatever lies otherwise is copied."""
-    batch, head, row, one = part.stride()
-    after = row >= part.shape[3] and head % row == 0
-    whole = len(part) == 1 or (row > 0 and batch % row == 0)
-    aligned = part.data_ptr() % 16 == 0 and row * part.element_size() % 16 == 0
-    fits = one == 1 and (_beside(part) or after) and whole and aligned
-    return part if fits else part.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+def to_descriptor_layout(tensor: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head token width"]:
+    """Return a tensor in a memory layout that a descriptor can describe; copy it if necessary.
+
+    Two layouts need no copy: the heads of a token interleaved, as a projection leaves them (alone, or with queries,
+    keys and values together), and one head after another, as rotary position embeddings may leave them.
+    """
+    batch_stride, head_stride, row_stride, element_stride = tensor.stride()
+    has_consecutive_heads = row_stride >= tensor.shape[3] and head_stride % row_stride == 0
+    has_whole_samples = len(tensor) == 1 or (row_stride > 0 and batch_stride % row_stride == 0)
+    is_aligned = tensor.data_ptr() % 16 == 0 and row_stride * tensor.element_size() % 16 == 0
+    is_known_layout = _has_interleaved_heads(tensor) or has_consecutive_heads
+    if element_stride == 1 and is_known_layout and has_whole_samples and is_aligned:
+        return tensor
+    return tensor.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
 
 
-def described(part: Float[Tensor, "batch head token width"], rows: int) -> Any:
-    """All of it as one matrix, whose rows are as far apart as the vectors of a head; a block is so many of these."""
-    from triton.tools.tensor_descriptor import TensorDescriptor  # which older ones do not have
+def make_tensor_descriptor(tensor: Float[Tensor, "batch head token width"], block_rows: int) -> Any:
+    """Describe a tensor as one matrix, whose row stride is that of the vectors of a head.
 
-    size, heads, tokens, width = part.shape
-    sample, down, across = _corners(part)
-    shape = [(size - 1) * sample + (heads - 1) * down + tokens, (heads - 1) * across + width]
-    return TensorDescriptor(part, shape, [part.stride(2), 1], [rows, width])
+    Args:
+        tensor: A tensor in the layout of `to_descriptor_layout`.
+        block_rows: The number of rows that a kernel loads at once.
+    """
+    from triton.tools.tensor_descriptor import TensorDescriptor  # missing in older versions of Triton
 
-
-def _corners(part: Float[Tensor, "batch head token width"]) -> tuple[int, int, int]:
-    """How many rows of that matrix the next sample is further down, and rows and columns the next head."""
-    batch, head, row, _ = part.stride()
-    sample = batch // row if len(part) > 1 else 0
-    return (sample, 0, head) if _beside(part) else (sample, head // row, 0)
-
-
-def _beside(part: Float[Tensor, "batch head token width"]) -> bool:
-    """Whether a token's heads lie between it and the next token."""
-    return (part.shape[1] - 1) * part.stride(1) + part.shape[3] <= part.stride(2)
+    batch_size, heads, tokens, width = tensor.shape
+    sample_rows, head_rows, head_columns = _get_descriptor_strides(tensor)
+    num_rows = (batch_size - 1) * sample_rows + (heads - 1) * head_rows + tokens
+    num_columns = (heads - 1) * head_columns + width
+    return TensorDescriptor(tensor, [num_rows, num_columns], [tensor.stride(2), 1], [block_rows, width])
 
 
-def _empty(part: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch token head width"]:
-    batch, heads, tokens, width = part.shape
-    return torch.empty(batch, tokens, heads, width, dtype=part.dtype, device=part.device)
+def _get_descriptor_strides(tensor: Float[Tensor, "batch head token width"]) -> tuple[int, int, int]:
+    """The offsets in that matrix: rows to the next sample, rows to the next head, columns to the next head."""
+    batch_stride, head_stride, row_stride, _ = tensor.stride()
+    sample_rows = batch_stride // row_stride if len(tensor) > 1 else 0
+    if _has_interleaved_heads(tensor):
+        return sample_rows, 0, head_stride
+    return sample_rows, head_stride // row_stride, 0
 
 
-def _one_each(part: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head token"]:
-    return torch.empty(part.shape[:3], dtype=torch.float32, device=part.device)
+def _has_interleaved_heads(tensor: Float[Tensor, "batch head token width"]) -> bool:
+    """Whether all heads of a token lie before the next token."""
+    return (tensor.shape[1] - 1) * tensor.stride(1) + tensor.shape[3] <= tensor.stride(2)
 
 
-def _strides(*parts: Tensor) -> Iterable[int]:
-    return (stride for part in parts for stride in part.stride()[:3])
+def _empty_bthd(tensor: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch token head width"]:
+    batch, heads, tokens, width = tensor.shape
+    return torch.empty(batch, tokens, heads, width, dtype=tensor.dtype, device=tensor.device)
+
+
+def _empty_row_values(tensor: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head token"]:
+    return torch.empty(tensor.shape[:3], dtype=torch.float32, device=tensor.device)
+
+
+def _iter_strides(*tensors: Tensor) -> Iterable[int]:
+    return (stride for tensor in tensors for stride in tensor.stride()[:3])
 
 
 @cache
-def proven(ways: Ways, dtype: torch.dtype, width: int, causal: bool, ragged: bool, device: torch.device) -> bool:
-    """Whether the compiled kernels give, on this GPU, what the formulas give."""
-    agree = partial(_agree, ways, dtype, width, causal, 300 if ragged else 384, device)
-    what = "Triton kernels that push a row beside the gradients"
-    return holds(agree, what, "torch's backward, and the push after it, take their place")
+def is_backward_validated(
+    launch_config: BackwardLaunchConfig,
+    dtype: torch.dtype,
+    width: int,
+    causal: bool,
+    has_partial_blocks: bool,
+    device: torch.device,
+) -> bool:
+    """Whether the compiled kernels agree with the formulas on this GPU."""
+    num_tokens = 300 if has_partial_blocks else 384
+    matches_reference = partial(_matches_reference, launch_config, dtype, width, causal, num_tokens, device)
+    kernel_name = "Triton kernels that fuse the push of a row with the gradients"
+    return validate_kernel(matches_reference, kernel_name, "torch's backward and a separate push are used instead")
 
 
-def _agree(ways: Ways, dtype: torch.dtype, width: int, causal: bool, tokens: int, device: torch.device) -> bool:
-    """For two samples and heads that share keys, some as a projection leaves them and some as rotary positions do."""
-    draw, scale = torch.Generator(device).manual_seed(0), width**-0.5
+def _matches_reference(
+    config: BackwardLaunchConfig, dtype: torch.dtype, width: int, causal: bool, tokens: int, device: torch.device
+) -> bool:
+    """Compare the kernels with the formulas, for two samples, heads that share keys, and both memory layouts."""
+    generator = torch.Generator(device).manual_seed(0)
 
-    def some(*sizes: int) -> Tensor:
-        return torch.randn(2, *sizes, width, generator=draw, device=device).to(dtype)
+    def make_random(*sizes: int) -> Tensor:
+        return torch.randn(2, *sizes, width, generator=generator, device=device).to(dtype)
 
-    query, key = some(4, tokens), some(2, tokens)
-    value, gradient = some(tokens, 2).transpose(1, 2), some(tokens, 4).transpose(1, 2)
-    weights = torch.rand(2, tokens, generator=draw, device=device)
-    seen = torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril() if causal else None
-    exact = by_formula(query, key, value, gradient, seen)
-    push = torch.einsum("bi,bhij->bhj", weights.double(), exact.product.clamp(min=0))
-    expected = (*exact.gradients, push)
-    output, lse = exact.output.to(dtype), exact.lse.float()
-    gradients, pushed = Backward(query, key, value, output, gradient, lse, scale, causal, ways)(weights)
-    within = (2e-2, 2e-2, 2e-2, 1e-3)  # gradients are rounded to half precision, the push is not
-    found = zip((*gradients, pushed), expected, within, strict=True)
-    return all(float((one - other).norm() / other.norm()) < most for one, other, most in found)
+    query = make_random(4, tokens)
+    key = make_random(2, tokens)
+    value = make_random(tokens, 2).transpose(1, 2)
+    gradient = make_random(tokens, 4).transpose(1, 2)
+    weights = torch.rand(2, tokens, generator=generator, device=device)
+    visible = torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril() if causal else None
+    exact = compute_reference_attention(query, key, value, gradient, visible)
+    expected_push = torch.einsum("bi,bhij->bhj", weights.double(), exact.product.clamp(min=0))
+    run_backward = TritonBackward(
+        query, key, value, exact.output.to(dtype), gradient, exact.lse.float(), width**-0.5, causal, config
+    )
+    gradients, push = run_backward(weights)
+    tolerances = (2e-2, 2e-2, 2e-2, 1e-3)  # gradients are rounded to half precision, the push is not
+    comparisons = zip((*gradients, push), (*exact.gradients, expected_push), tolerances, strict=True)
+    return all(
+        float((actual - expected).norm() / expected.norm()) < tolerance for actual, expected, tolerance in comparisons
+    )

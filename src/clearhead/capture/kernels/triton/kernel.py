@@ -1,10 +1,10 @@
-"""Streaming attention on a GPU: torch's own kernels forward and for most gradients, Triton's for the sums.
+"""Tiled attention on a GPU: torch's fused kernels compute outputs and most gradients, Triton kernels the reductions.
 
-Maps are rebuilt, tile by tile, from the log-sum-exp of each row's scores. Where none of torch's kernels says it that
-can be used (`fused_sdpa.py`) the output and the gradients are those of the attention that the model runs with,
-whichever kernel that is, and the log-sum-exp is made by a kernel of ours. The gradients of a long call are ours, and a
-row that is to be pushed down is made beside them (`backward.py`). Our sums, and those gradients, are the same bytes
-each time; torch's gradients are, where torch is told to be deterministic.
+Maps are rebuilt tile by tile from the log-sum-exp of each row's scores. Where no usable fused kernel returns it
+(`fused_sdpa.py`), output and gradients come from the model's own attention, and a Triton kernel computes the
+log-sum-exp. The gradients of a long call come from Triton kernels, which compute the reduction of one row in the same
+loop (`backward.py`). These reductions and gradients are bit-identical in every run; torch's gradients are so if torch
+is set to be deterministic.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,143 +18,183 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.capture.attention import chunked_sdpa
-from clearhead.capture.attention.lazy_mask import Described
-from clearhead.capture.attention.materialised import KNOWN
-from clearhead.capture.attention.reductions import Reduce
-from clearhead.capture.attention.tiled import Gradients, Streamed
+from clearhead.capture.attention.lazy_mask import LazyMask
+from clearhead.capture.attention.materialised import SDPA_COMPATIBLE_KWARGS
+from clearhead.capture.attention.reductions import MapReduction
+from clearhead.capture.attention.tiled import QKVGradients, TiledAttention
 from clearhead.capture.kernels import fused_sdpa
 from clearhead.capture.kernels.triton import backward as triton_backward
-from clearhead.capture.kernels.triton.reductions import WIDEST, Rebuilt, proven
+from clearhead.capture.kernels.triton.reductions import MAX_HEAD_WIDTH, TritonReducer, is_reduction_validated
 
 P = ParamSpec("P")
 T = TypeVar("T")
-#: More rows than these are pushed by tiles of torch, which make each map once for all of them.
-MOST_ROWS = 256
-#: The same of columns, each of which takes a walk of its own.
-MOST_COLUMNS = 64
+#: With more row vectors than this, torch tiles are faster: they compute each map once for all vectors.
+MAX_PUSHED_ROWS = 256
+#: The same for column vectors, each of which needs a pass over all maps.
+MAX_PULLED_COLUMNS = 64
 
 
-def _there(
-    method: Callable[Concatenate["TritonKernel", Streamed, P], T],
-) -> Callable[Concatenate["TritonKernel", Streamed, P], T]:
-    """Triton launches on the GPU that is the current one, wherever its tensors are: a model may have several."""
+def _on_call_device(
+    method: Callable[Concatenate["TritonKernel", TiledAttention, P], T],
+) -> Callable[Concatenate["TritonKernel", TiledAttention, P], T]:
+    """Run a method with the GPU of its call as the current one, on which Triton launches: a model may have several."""
 
     @wraps(method)
-    def run(self: "TritonKernel", call: Streamed, *more: P.args, **named: P.kwargs) -> T:
+    def run(self: "TritonKernel", call: TiledAttention, *args: P.args, **kwargs: P.kwargs) -> T:
         with torch.cuda.device(call.query.device) if call.query.is_cuda else nullcontext():
-            return method(self, call, *more, **named)
+            return method(self, call, *args, **kwargs)
 
     return run
 
 
 class TritonKernel:
+    """Attention kernel for NVIDIA GPUs (the `AttentionKernel` protocol of `tiling.py`)."""
+
     name = "triton"
 
-    @_there
-    def takes(self, call: Streamed, reductions: Sequence[Reduce]) -> bool:
-        query, key, value = call.query, call.key, call.value
-        told = {name for name, part in call.more.items() if part is not None} <= KNOWN
-        widest = max(query.shape[3], value.shape[3])
-        fits = widest <= WIDEST.get(query.dtype, 0) and query.dtype == key.dtype == value.dtype
-        square = not call.causal or query.shape[2] == key.shape[2]
-        few = all(_count(one.rows) <= MOST_ROWS and _count(one.columns) <= MOST_COLUMNS for one in reductions)
-        if call.forward is None or not (told and fits and square and few):
+    @_on_call_device
+    def supports(self, call: TiledAttention, reductions: Sequence[MapReduction]) -> bool:
+        """Whether the kernels can compute a call and its reductions, and were validated on its GPU."""
+        query = call.query
+        value = call.value
+        if call.sdpa_forward is None:
+            return False
+        if not {name for name, argument in call.kwargs.items() if argument is not None} <= SDPA_COMPATIBLE_KWARGS:
+            return False
+        if not query.dtype == call.key.dtype == value.dtype:
+            return False
+        if max(query.shape[3], value.shape[3]) > MAX_HEAD_WIDTH.get(query.dtype, 0):
+            return False
+        if call.causal and query.shape[2] != call.key.shape[2]:
+            return False
+        if any(_count_vectors(reduction.row_weights) > MAX_PUSHED_ROWS for reduction in reductions):
+            return False
+        if any(_count_vectors(reduction.column_weights) > MAX_PULLED_COLUMNS for reduction in reductions):
             return False
         if not query.is_cuda:
-            return query.dtype != torch.bfloat16  # which Triton's interpreter multiplies as the integers it is kept in
-        # where no sums are wanted, nothing need be compiled for them
-        return not reductions or proven(query.dtype, query.shape[3], value.shape[3], query.device)
+            return query.dtype != torch.bfloat16  # Triton's interpreter multiplies bfloat16 as integers
+        # Without reductions, none of these kernels is compiled.
+        return not reductions or is_reduction_validated(query.dtype, query.shape[3], value.shape[3], query.device)
 
-    def output(self, call: Streamed) -> tuple[Float[Tensor, "batch query head width"], tuple[Tensor, ...]]:
-        kernel = fused_sdpa.chosen(call)
+    def forward(self, call: TiledAttention) -> tuple[Float[Tensor, "batch query head width"], tuple[Tensor, ...]]:
+        """Compute the output, and the tensors that the backward pass needs; none if no fused kernel was used."""
+        kernel = fused_sdpa.select_fused_kernel(call)
         if kernel is None:
-            return chunked_sdpa.output(call), ()
+            return chunked_sdpa.chunked_sdpa_forward(call), ()
         saved = kernel.forward(call.query, call.key, call.value)
         return saved[0].transpose(1, 2), saved
 
-    @_there
+    @_on_call_device
     def backward(
-        self, call: Streamed, gradient: Float[Tensor, "batch query head width"], reductions: Sequence[Reduce]
-    ) -> tuple[Gradients, list[Tensor]]:
-        slope = gradient.transpose(1, 2)
-        if triton_backward.takes(call):  # whatever is asked for: other kernels would round gradients otherwise
-            beside = _beside(reductions)
-            rows = _no_row(call) if beside is None else reductions[beside].rows
-            assert rows is not None
-            gradients, push = triton_backward.of_call(call, slope)(rows[:, 0])
-            sums = self.reduced(call, gradient, [one for i, one in enumerate(reductions) if i != beside])
-            if beside is not None:
-                sums.insert(beside, _of_mean(push))
-            return gradients, sums
-        if call.saved:
-            gradients = fused_sdpa.ran(call).backward(slope, call.query, call.key, call.value, call.saved)
+        self,
+        call: TiledAttention,
+        gradient: Float[Tensor, "batch query head width"],
+        reductions: Sequence[MapReduction],
+    ) -> tuple[QKVGradients, list[Tensor]]:
+        """Compute the gradients of query, key and value, and the reductions."""
+        # Used whatever the reductions are: other kernels round gradients differently.
+        if triton_backward.supports_backward(call):
+            return self._fused_backward(call, gradient, reductions)
+        if call.kernel_saved_tensors:
+            gradients = fused_sdpa.get_fused_kernel_used(call).backward(
+                gradient.transpose(1, 2), call.query, call.key, call.value, call.kernel_saved_tensors
+            )
         else:
-            gradients = chunked_sdpa.gradients(call, gradient)
-        return gradients, self.reduced(call, gradient, reductions)
+            gradients = chunked_sdpa.chunked_sdpa_backward(call, gradient)
+        return gradients, self.reduce_maps(call, gradient, reductions)
 
-    @_there
-    def reduced(
-        self, call: Streamed, gradient: Float[Tensor, "batch query head width"] | None, reductions: Sequence[Reduce]
+    def _fused_backward(
+        self,
+        call: TiledAttention,
+        gradient: Float[Tensor, "batch query head width"],
+        reductions: Sequence[MapReduction],
+    ) -> tuple[QKVGradients, list[Tensor]]:
+        """Compute the gradients with the Triton kernels, and one reduction in the same loop."""
+        fused_index = _find_fusable_reduction(reductions)
+        rows = _make_zero_row(call) if fused_index is None else reductions[fused_index].row_weights
+        assert rows is not None
+        gradients, push = triton_backward.build_backward(call, gradient.transpose(1, 2))(rows[:, 0])
+        remaining = [reduction for i, reduction in enumerate(reductions) if i != fused_index]
+        sums = self.reduce_maps(call, gradient, remaining)
+        if fused_index is not None:
+            sums.insert(fused_index, _divide_by_heads(push))
+        return gradients, sums
+
+    @_on_call_device
+    def reduce_maps(
+        self,
+        call: TiledAttention,
+        gradient: Float[Tensor, "batch query head width"] | None,
+        reductions: Sequence[MapReduction],
     ) -> list[Tensor]:
+        """Compute the reductions of a call's maps, without the gradients of query, key and value."""
         if not reductions:
             return []
-        slope = None if gradient is None else _in_rows(gradient.detach().transpose(1, 2))
-        query, key, value = (_in_rows(part) for part in (call.query, call.key, call.value))
-        rebuilt = Rebuilt(query, key, value, slope, None, call.scaling, **_seen(call))
-        if call.saved:
-            batch, heads, queries, _ = rebuilt.shape  # a kernel may round the number of queries up
-            lse = call.saved[1].reshape(batch, heads, -1)[:, :, :queries].contiguous()
-            rebuilt = replace(rebuilt, lse=lse)
+        if gradient is not None:
+            gradient = _make_vectors_contiguous(gradient.detach().transpose(1, 2))
+        query, key, value = (_make_vectors_contiguous(tensor) for tensor in (call.query, call.key, call.value))
+        reducer = TritonReducer(query, key, value, gradient, None, call.scaling, **_get_mask_args(call))
+        if call.kernel_saved_tensors:
+            batch, heads, queries, _ = reducer.map_shape  # a kernel may round the number of queries up
+            lse = call.kernel_saved_tensors[1].reshape(batch, heads, -1)[:, :, :queries].contiguous()
+            reducer = replace(reducer, lse=lse)
         else:
-            rebuilt = rebuilt.with_lse()
-        return [_reduced(rebuilt if one.heads is None else rebuilt.of_heads(one.heads), one) for one in reductions]
+            reducer = reducer.with_computed_lse()
+        return [_run_reduction(reducer, reduction) for reduction in reductions]
 
 
-def _beside(reductions: Sequence[Reduce]) -> int | None:
-    """Which sum can be made beside the gradients: one row pushed through the positive part of all heads."""
-    for i, one in enumerate(reductions):
-        if one.of == "positive" and one.heads is None and one.rows is not None and one.rows.shape[1] == 1:
+def _find_fusable_reduction(reductions: Sequence[MapReduction]) -> int | None:
+    """The index of the reduction that the backward kernels can compute: one row, positive part, all heads."""
+    for i, reduction in enumerate(reductions):
+        is_positive_row = reduction.quantity == "positive" and _count_vectors(reduction.row_weights) == 1
+        if is_positive_row and reduction.heads is None:
             return i
     return None
 
 
-def _no_row(call: Streamed) -> Float[Tensor, "batch 1 token"]:
+def _make_zero_row(call: TiledAttention) -> Float[Tensor, "batch 1 token"]:
     return torch.zeros(len(call.query), 1, call.query.shape[2], device=call.query.device)
 
 
-def _in_rows(x: Tensor) -> Tensor:
-    """The kernels read the numbers of a vector one after another."""
+def _make_vectors_contiguous(x: Tensor) -> Tensor:
+    """The kernels require that the elements of each vector are contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _seen(call: Streamed) -> dict[str, Any]:
-    """What is seen, in a few words where they suffice: the kernels walk along no more than a window then."""
-    if not isinstance(call.mask, Described):
+def _get_mask_args(call: TiledAttention) -> dict[str, Any]:
+    """The mask as arguments of `TritonReducer`; as a window if it is one, so that kernels visit no other keys."""
+    if not isinstance(call.mask, LazyMask):
         return {"causal": call.causal, "mask": call.mask}
-    facts = call.mask.facts
-    if facts is None:
-        return {"mask": call.mask.whole}
-    if facts.after is None:
-        return {"mask": facts.padding}
-    window = None if facts.before is None else facts.before + 1 + facts.after
-    return {"causal": True, "ahead": facts.after, "window": window, "mask": facts.padding}
+    band = call.mask.band_mask
+    if band is None:
+        return {"mask": call.mask.full_mask}
+    if band.window_after is None:
+        return {"mask": band.padding}
+    window = None if band.window_before is None else band.window_before + 1 + band.window_after
+    return {"causal": True, "lookahead": band.window_after, "window": window, "mask": band.padding}
 
 
-def _count(part: Tensor | None) -> int:
-    return 0 if part is None else part.shape[1]
+def _count_vectors(weights: Tensor | None) -> int:
+    return 0 if weights is None else weights.shape[1]
 
 
-def _reduced(rebuilt: Rebuilt, one: Reduce) -> Tensor:
-    if one.columns is not None:
-        pulled = [_of_mean(rebuilt.over_keys(one.of, column)) for column in one.columns.unbind(1)]
+def _run_reduction(reducer: TritonReducer, reduction: MapReduction) -> Tensor:
+    """Compute one reduction, in the layout that `MapReduction` documents."""
+    if reduction.heads is not None:
+        reducer = reducer.select_heads(reduction.heads)
+    if reduction.column_weights is not None:
+        pulled = [
+            _divide_by_heads(reducer.sum_over_keys(reduction.quantity, column))
+            for column in reduction.column_weights.unbind(1)
+        ]
         return pulled[0] if len(pulled) == 1 else torch.cat(pulled, 2).sum(1, keepdim=True)
-    if one.rows is None:
-        return rebuilt.over_keys(one.of)
-    if one.rows.shape[1] == 1:
-        return _of_mean(rebuilt.over_queries(one.rows[:, 0], one.of))
-    return rebuilt.joined(one.rows, one.of)[:, None]
+    if reduction.row_weights is None:
+        return reducer.sum_over_keys(reduction.quantity)
+    if reduction.row_weights.shape[1] == 1:
+        return _divide_by_heads(reducer.sum_over_queries(reduction.row_weights[:, 0], reduction.quantity))
+    return reducer.sum_head_mean_over_queries(reduction.row_weights, reduction.quantity)[:, None]
 
 
-def _of_mean(one: Float[Tensor, "batch head unit"]) -> Float[Tensor, "batch head 1 unit"]:
-    """One row or column, so that the sum over heads is that of the mean map (`reduce.push`, `reduce.pull`)."""
-    return one[:, :, None] / one.shape[1]
+def _divide_by_heads(per_head: Float[Tensor, "batch head unit"]) -> Float[Tensor, "batch head 1 unit"]:
+    """One row or column per head, scaled so that the sum over heads is that of the mean map."""
+    return per_head[:, :, None] / per_head.shape[1]

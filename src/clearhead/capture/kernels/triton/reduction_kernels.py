@@ -1,16 +1,16 @@
-"""Sums over attention maps that are nowhere: tiles of them are made in registers, and only the sums leave the GPU.
+"""Triton kernels: sums over attention maps that are never materialised; tiles of them exist in registers only.
 
     A = exp(Q Kᵀ s − lse),     G = ∂y/∂A = ∂y/∂O Vᵀ,     f = A, A ⊙ G or (A ⊙ G)⁺
 
     over queries:  out[h, j] = Σ_i w[i] f_h[i, j]       over keys:  out[h, i] = Σ_j f_h[i, j]
     heads joined:  out[r, j] = Σ_i w[r, i] E_h[f_h[i, j]]
 
-A program owns a block of keys (or of queries) and walks along the others that are seen and have a weight. Nobody else
-writes what it owns: there are no atomics, and the same input gives the same bytes. Sums are in float32; half-precision
-operands go to the tensor cores as they are, float32 ones as three products of tf32.
+A program owns a block of keys (or of queries) and loops over the queries (or keys) that are visible and have a weight.
+No other program writes the results of its block: there are no atomics, and results are bit-identical in every run. Sums
+are in float32; half-precision operands go to the tensor cores unchanged, float32 operands as three products of tf32.
 
-*Own* is what a program owns, *other* what it walks along: keys and queries in one direction, queries and keys in the
-other. Scores and lse are in units of log₂ e here, because exp2 is what the hardware has.
+`own` marks what a program owns, `other` what it loops over: keys and queries if keys are owned (`KEYS_OWN`), queries
+and keys otherwise. Scores and lse are in units of log₂ e, because the hardware has exp2.
 """
 
 # mypy: ignore-errors
@@ -22,11 +22,11 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _bounds(
+def _compute_loop_bounds(
     first, last, queries, keys, offset, window, start, stop,
     OTHER: tl.constexpr, KEYS_OWN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Where to walk, beside what is owned (first to last): all of it, and inside it the part where nothing is hidden.
+    """The loop range for the owned positions first to last, and the range inside it where no cell is hidden.
 
     A query at i sees keys up to i + offset (causal), and none at or before i + offset − window.
     """
@@ -55,8 +55,8 @@ def _bounds(
 
 
 @triton.jit
-def _hidden(at_query, at_key, queries, keys, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Cells beyond the map, and cells that are not seen."""
+def _find_hidden_cells(at_query, at_key, queries, keys, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Cells outside the map, and cells that causality or the window hides."""
     hidden = (at_query >= queries) | (at_key >= keys)
     if CAUSAL:
         hidden = hidden | (at_key > at_query + offset)
@@ -66,33 +66,33 @@ def _hidden(at_query, at_key, queries, keys, offset, window, CAUSAL: tl.constexp
 
 
 @triton.jit
-def _masked(scores, mask, at_query, at_key, queries, keys, mask_query, mask_key, MASK: tl.constexpr):
-    """Scores under a mask that is read cell by cell: of truth ("seen"), or of numbers that are added ("added")."""
-    inside = (at_query < queries) & (at_key < keys)
-    place = mask + at_query.to(tl.int64) * mask_query + at_key.to(tl.int64) * mask_key
+def _apply_mask(scores, mask, at_query, at_key, queries, keys, mask_query, mask_key, MASK: tl.constexpr):
+    """Apply a mask that is read cell by cell: Boolean ("seen"), or added to the scores ("added")."""
+    is_inside = (at_query < queries) & (at_key < keys)
+    pointers = mask + at_query.to(tl.int64) * mask_query + at_key.to(tl.int64) * mask_key
     if MASK == "seen":
-        scores = tl.where(tl.load(place, mask=inside, other=0) != 0, scores, float("-inf"))
+        scores = tl.where(tl.load(pointers, mask=is_inside, other=0) != 0, scores, float("-inf"))
     else:
-        scores += tl.load(place, mask=inside, other=0.0).to(tl.float32) * LOG2E
+        scores += tl.load(pointers, mask=is_inside, other=0.0).to(tl.float32) * LOG2E
     return scores
 
 
 @triton.jit
-def _rows_of(base, at, count, stride, width, WIDE: tl.constexpr, WIDTH: tl.constexpr, EDGE: tl.constexpr):
-    """The vectors at these places; zeros beyond the last one, and beyond their width."""
-    along = tl.arange(0, WIDE)
-    place = base + at[:, None] * stride + along[None, :]
+def _load_rows(base, at, count, stride, width, WIDE: tl.constexpr, WIDTH: tl.constexpr, EDGE: tl.constexpr):
+    """Load the vectors at these positions; zeros after the last one, and beyond their width."""
+    columns = tl.arange(0, WIDE)
+    pointers = base + at[:, None] * stride + columns[None, :]
     if EDGE:
         if WIDE == WIDTH:
-            return tl.load(place, mask=at[:, None] < count, other=0.0)
-        return tl.load(place, mask=(at[:, None] < count) & (along[None, :] < width), other=0.0)
+            return tl.load(pointers, mask=at[:, None] < count, other=0.0)
+        return tl.load(pointers, mask=(at[:, None] < count) & (columns[None, :] < width), other=0.0)
     if WIDE == WIDTH:
-        return tl.load(place)
-    return tl.load(place, mask=along[None, :] < width, other=0.0)
+        return tl.load(pointers)
+    return tl.load(pointers, mask=columns[None, :] < width, other=0.0)
 
 
 @triton.jit
-def _walk(
+def _accumulate_sums(
     sums, own_a, own_b, own_lse, own_at, other_a, other_b, lse, mask,
     lo, hi, queries, keys, offset, window, scale, width, value_width,
     other_a_row, other_b_row, mask_query, mask_key,
@@ -100,18 +100,18 @@ def _walk(
     KEYS_OWN: tl.constexpr, EDGE: tl.constexpr, OF: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add to the sums of what is owned the cells of the others from lo to hi."""
+    """Add the cells of the positions from lo to hi to the sums of the owned positions."""
     count = queries if KEYS_OWN else keys
     for start in range(lo, hi, OTHER):
         at = start + tl.arange(0, OTHER)
-        a = _rows_of(other_a, at, count, other_a_row, width, WIDE, WIDTH, EDGE)
+        a = _load_rows(other_a, at, count, other_a_row, width, WIDE, WIDTH, EDGE)
         scores = tl.dot(own_a, tl.trans(a), input_precision=PRECISION) * scale
         at_query = at[None, :] if KEYS_OWN else own_at[:, None]
         at_key = own_at[:, None] if KEYS_OWN else at[None, :]
         if MASK != "none":
-            scores = _masked(scores, mask, at_query, at_key, queries, keys, mask_query, mask_key, MASK)
+            scores = _apply_mask(scores, mask, at_query, at_key, queries, keys, mask_query, mask_key, MASK)
         if EDGE:
-            hidden = _hidden(at_query, at_key, queries, keys, offset, window, CAUSAL, WINDOW)
+            hidden = _find_hidden_cells(at_query, at_key, queries, keys, offset, window, CAUSAL, WINDOW)
             scores = tl.where(hidden, float("-inf"), scores)
         if KEYS_OWN:
             if EDGE:
@@ -122,7 +122,7 @@ def _walk(
         else:
             cells = tl.exp2(scores - own_lse[:, None])
         if OF != "attention":
-            b = _rows_of(other_b, at, count, other_b_row, value_width, VALUE_WIDE, VALUE_WIDTH, EDGE)
+            b = _load_rows(other_b, at, count, other_b_row, value_width, VALUE_WIDE, VALUE_WIDTH, EDGE)
             gradient = tl.dot(own_b, tl.trans(b), input_precision=PRECISION)
             if OF == "positive":
                 gradient = tl.maximum(gradient, 0.0)
@@ -132,7 +132,7 @@ def _walk(
 
 
 @triton.jit
-def sums_apart(
+def per_head_sums_kernel(
     query, key, value, gradient, lse, span, mask, out,
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
     gradient_batch, gradient_head, gradient_row, mask_batch, mask_head, mask_query, mask_key,
@@ -141,56 +141,57 @@ def sums_apart(
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, KEYS_OWN: tl.constexpr, OF: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One sum for each key (or query) of each head. lse: batch head query, less the log of its weight."""
-    both = tl.program_id(1)
-    batch, head = (both // heads).to(tl.int64), both % heads
+    """One sum for each key (or query) of each head. lse: batch head query, minus the log of the query's weight."""
+    batch_head = tl.program_id(1)
+    batch = (batch_head // heads).to(tl.int64)
+    head = batch_head % heads
     query += batch * query_batch + head * query_head
     gradient += batch * gradient_batch + head * gradient_head
     key += batch * key_batch + (head // group) * key_head
     value += batch * value_batch + (head // group) * value_head
-    lse += both.to(tl.int64) * queries
+    lse += batch_head.to(tl.int64) * queries
     mask += batch * mask_batch + head * mask_head
     if KEYS_OWN:
-        block = tl.program_id(0)  # the first keys are seen by most queries: the longest walks start first
-        own, own_a, own_b, other_a, other_b = keys, key, value, query, gradient
+        block = tl.program_id(0)  # most queries see the first keys: the longest loops start first
+        num_owned, own_a, own_b, other_a, other_b = keys, key, value, query, gradient
         own_a_row, own_b_row, other_a_row, other_b_row = key_row, value_row, query_row, gradient_row
     else:
         block = tl.num_programs(0) - 1 - tl.program_id(0)
-        own, own_a, own_b, other_a, other_b = queries, query, gradient, key, value
+        num_owned, own_a, own_b, other_a, other_b = queries, query, gradient, key, value
         own_a_row, own_b_row, other_a_row, other_b_row = query_row, gradient_row, key_row, value_row
     first = block * OWN
     at = first + tl.arange(0, OWN)
-    last = tl.minimum(first + OWN, own) - 1
+    last = tl.minimum(first + OWN, num_owned) - 1
     start, stop = tl.load(span + 2 * batch), tl.load(span + 2 * batch + 1)
-    lo, lo_full, hi_full, hi = _bounds(
+    lo, lo_full, hi_full, hi = _compute_loop_bounds(
         first, last, queries, keys, offset, window, start, stop, OTHER, KEYS_OWN, CAUSAL, WINDOW
     )
-    a = _rows_of(own_a, at, own, own_a_row, width, WIDE, WIDTH, True)
+    a = _load_rows(own_a, at, num_owned, own_a_row, width, WIDE, WIDTH, True)
     b = a
     if OF != "attention":
-        b = _rows_of(own_b, at, own, own_b_row, value_width, VALUE_WIDE, VALUE_WIDTH, True)
+        b = _load_rows(own_b, at, num_owned, own_b_row, value_width, VALUE_WIDE, VALUE_WIDTH, True)
     own_lse = tl.zeros([OWN], tl.float32)
     if not KEYS_OWN:
-        own_lse = tl.load(lse + at, mask=at < own, other=float("inf")) * LOG2E
+        own_lse = tl.load(lse + at, mask=at < num_owned, other=float("inf")) * LOG2E
     sums = tl.zeros([OWN], tl.float32)
-    # where some cells are hidden, where none is, and the rest: the middle is nearly all of it, and fast
-    sums = _walk(sums, a, b, own_lse, at, other_a, other_b, lse, mask, lo, lo_full, queries, keys, offset,
+    # Three ranges: some cells hidden, none hidden, some hidden. The middle one is the longest, and fast.
+    sums = _accumulate_sums(sums, a, b, own_lse, at, other_a, other_b, lse, mask, lo, lo_full, queries, keys, offset,
                  window, scale, width, value_width, other_a_row, other_b_row, mask_query, mask_key, OTHER,
                  WIDE, VALUE_WIDE, WIDTH, VALUE_WIDTH, KEYS_OWN, True, OF, CAUSAL, WINDOW, MASK,
                  PRECISION)  # fmt: skip
-    sums = _walk(sums, a, b, own_lse, at, other_a, other_b, lse, mask, lo_full, hi_full, queries, keys, offset,
-                 window, scale, width, value_width, other_a_row, other_b_row, mask_query, mask_key, OTHER,
+    sums = _accumulate_sums(sums, a, b, own_lse, at, other_a, other_b, lse, mask, lo_full, hi_full, queries, keys,
+                 offset, window, scale, width, value_width, other_a_row, other_b_row, mask_query, mask_key, OTHER,
                  WIDE, VALUE_WIDE, WIDTH, VALUE_WIDTH, KEYS_OWN, False, OF, CAUSAL, WINDOW, MASK,
                  PRECISION)  # fmt: skip
-    sums = _walk(sums, a, b, own_lse, at, other_a, other_b, lse, mask, hi_full, hi, queries, keys, offset,
+    sums = _accumulate_sums(sums, a, b, own_lse, at, other_a, other_b, lse, mask, hi_full, hi, queries, keys, offset,
                  window, scale, width, value_width, other_a_row, other_b_row, mask_query, mask_key, OTHER,
                  WIDE, VALUE_WIDE, WIDTH, VALUE_WIDTH, KEYS_OWN, True, OF, CAUSAL, WINDOW, MASK,
                  PRECISION)  # fmt: skip
-    tl.store(out + both.to(tl.int64) * own + at, sums, mask=at < own)
+    tl.store(out + batch_head.to(tl.int64) * num_owned + at, sums, mask=at < num_owned)
 
 
 @triton.jit
-def sums_joined(
+def head_mean_sums_kernel(
     query, key, value, gradient, lse, weights, span, mask, out,
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
     gradient_batch, gradient_head, gradient_row, mask_batch, mask_head, mask_query, mask_key,
@@ -200,80 +201,85 @@ def sums_joined(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
     EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Several sums for each key, of the mean of the heads. weights: batch row query."""
+    """Several sums for each key, over the mean of the heads. weights: batch row query."""
     batch = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * OWN
     at_own = first + tl.arange(0, OWN)
     last = tl.minimum(first + OWN, keys) - 1
     at_row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     start, stop = tl.load(span + 2 * batch), tl.load(span + 2 * batch + 1)
-    lo, _, _, hi = _bounds(first, last, queries, keys, offset, window, start, stop, OTHER, True, CAUSAL, WINDOW)
+    lo, _, _, hi = _compute_loop_bounds(
+        first, last, queries, keys, offset, window, start, stop, OTHER, True, CAUSAL, WINDOW
+    )
     sums = tl.zeros([OWN, ROWS], tl.float32)
     for begin in range(lo, hi, OTHER):
         at = begin + tl.arange(0, OTHER)
-        hidden = _hidden(at[None, :], at_own[:, None], queries, keys, offset, window, CAUSAL, WINDOW)
-        joined = tl.zeros([OWN, OTHER], tl.float32)
+        hidden = _find_hidden_cells(at[None, :], at_own[:, None], queries, keys, offset, window, CAUSAL, WINDOW)
+        head_sum = tl.zeros([OWN, OTHER], tl.float32)
         for head in range(heads):
-            a = _rows_of(key + batch * key_batch + (head // group) * key_head, at_own, keys, key_row, width,
+            a = _load_rows(key + batch * key_batch + (head // group) * key_head, at_own, keys, key_row, width,
                          WIDE, WIDTH, True)  # fmt: skip
-            q = _rows_of(query + batch * query_batch + head * query_head, at, queries, query_row, width,
+            q = _load_rows(query + batch * query_batch + head * query_head, at, queries, query_row, width,
                          WIDE, WIDTH, True)  # fmt: skip
             scores = tl.dot(a, tl.trans(q), input_precision=PRECISION) * scale
             if MASK != "none":
-                scores = _masked(scores, mask + batch * mask_batch + head * mask_head, at[None, :], at_own[:, None],
+                scores = _apply_mask(scores, mask + batch * mask_batch + head * mask_head, at[None, :], at_own[:, None],
                                  queries, keys, mask_query, mask_key, MASK)  # fmt: skip
             own_lse = tl.load(lse + (batch * heads + head) * queries + at, mask=at < queries, other=float("inf"))
             cells = tl.exp2(tl.where(hidden, float("-inf"), scores) - own_lse[None, :] * LOG2E)
             if OF != "attention":
-                b = _rows_of(value + batch * value_batch + (head // group) * value_head, at_own, keys, value_row,
+                b = _load_rows(value + batch * value_batch + (head // group) * value_head, at_own, keys, value_row,
                              value_width, VALUE_WIDE, VALUE_WIDTH, True)  # fmt: skip
-                d = _rows_of(gradient + batch * gradient_batch + head * gradient_head, at, queries, gradient_row,
+                d = _load_rows(gradient + batch * gradient_batch + head * gradient_head, at, queries, gradient_row,
                              value_width, VALUE_WIDE, VALUE_WIDTH, True)  # fmt: skip
-                wished = tl.dot(b, tl.trans(d), input_precision=PRECISION)
+                grad_cells = tl.dot(b, tl.trans(d), input_precision=PRECISION)
                 if OF == "positive":
-                    wished = tl.maximum(wished, 0.0)
-                cells = cells * wished
-            joined += cells
-        place = weights + (batch * rows + at_row[None, :]) * queries + at[:, None]
-        weight = tl.load(place, mask=(at[:, None] < queries) & (at_row[None, :] < rows), other=0.0)
-        sums += tl.dot(joined / heads, weight, input_precision=EXACT)
-    place = out + (batch * rows + at_row[None, :]) * keys + at_own[:, None]
-    tl.store(place, sums, mask=(at_own[:, None] < keys) & (at_row[None, :] < rows))
+                    grad_cells = tl.maximum(grad_cells, 0.0)
+                cells = cells * grad_cells
+            head_sum += cells
+        pointers = weights + (batch * rows + at_row[None, :]) * queries + at[:, None]
+        weight = tl.load(pointers, mask=(at[:, None] < queries) & (at_row[None, :] < rows), other=0.0)
+        sums += tl.dot(head_sum / heads, weight, input_precision=EXACT)
+    pointers = out + (batch * rows + at_row[None, :]) * keys + at_own[:, None]
+    tl.store(pointers, sums, mask=(at_own[:, None] < keys) & (at_row[None, :] < rows))
 
 
 @triton.jit
-def log_sums(
+def logsumexp_kernel(
     query, key, span, mask, out,
     query_batch, query_head, query_row, key_batch, key_head, key_row, mask_batch, mask_head, mask_query, mask_key,
     heads, group, queries, keys, offset, window, scale, width,
     OWN: tl.constexpr, OTHER: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """log Σ_j exp(q_i · k_j s) for each query of each head, for kernels that do not say it."""
-    both = tl.program_id(1)
-    batch, head = (both // heads).to(tl.int64), both % heads
+    """log Σ_j exp(q_i · k_j s) for each query of each head."""
+    batch_head = tl.program_id(1)
+    batch = (batch_head // heads).to(tl.int64)
+    head = batch_head % heads
     query += batch * query_batch + head * query_head
     key += batch * key_batch + (head // group) * key_head
     mask += batch * mask_batch + head * mask_head
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * OWN
     at_own = first + tl.arange(0, OWN)
     last = tl.minimum(first + OWN, queries) - 1
-    lo, _, _, hi = _bounds(first, last, queries, keys, offset, window, 0, keys, OTHER, False, CAUSAL, WINDOW)
-    a = _rows_of(query, at_own, queries, query_row, width, WIDE, WIDTH, True)
-    most = tl.full([OWN], float("-inf"), tl.float32)
+    lo, _, _, hi = _compute_loop_bounds(
+        first, last, queries, keys, offset, window, 0, keys, OTHER, False, CAUSAL, WINDOW
+    )
+    a = _load_rows(query, at_own, queries, query_row, width, WIDE, WIDTH, True)
+    running_max = tl.full([OWN], float("-inf"), tl.float32)
     total = tl.zeros([OWN], tl.float32)
     for begin in range(lo, hi, OTHER):
         at = begin + tl.arange(0, OTHER)
-        b = _rows_of(key, at, keys, key_row, width, WIDE, WIDTH, True)
+        b = _load_rows(key, at, keys, key_row, width, WIDE, WIDTH, True)
         scores = tl.dot(a, tl.trans(b), input_precision=PRECISION) * scale
         if MASK != "none":
-            scores = _masked(scores, mask, at_own[:, None], at[None, :], queries, keys, mask_query, mask_key, MASK)
-        hidden = _hidden(at_own[:, None], at[None, :], queries, keys, offset, window, CAUSAL, WINDOW)
+            scores = _apply_mask(scores, mask, at_own[:, None], at[None, :], queries, keys, mask_query, mask_key, MASK)
+        hidden = _find_hidden_cells(at_own[:, None], at[None, :], queries, keys, offset, window, CAUSAL, WINDOW)
         scores = tl.where(hidden, float("-inf"), scores)
-        highest = tl.maximum(most, tl.max(scores, 1))
-        level = tl.where(highest == float("-inf"), 0.0, highest)  # a row that has seen nothing yet
-        total = total * tl.exp2(most - level) + tl.sum(tl.exp2(scores - level[:, None]), 1)
-        most = highest
-    seen = most > float("-inf")
-    result = tl.where(seen, (most + tl.log2(tl.where(seen, total, 1.0))) / LOG2E, float("inf"))
-    tl.store(out + both.to(tl.int64) * queries + at_own, result, mask=at_own < queries)
+        new_max = tl.maximum(running_max, tl.max(scores, 1))
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # a row without a visible key so far
+        total = total * tl.exp2(running_max - shift) + tl.sum(tl.exp2(scores - shift[:, None]), 1)
+        running_max = new_max
+    has_key = running_max > float("-inf")
+    result = tl.where(has_key, (running_max + tl.log2(tl.where(has_key, total, 1.0))) / LOG2E, float("inf"))
+    tl.store(out + batch_head.to(tl.int64) * queries + at_own, result, mask=at_own < queries)
