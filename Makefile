@@ -25,7 +25,7 @@ NO_TESTS := 5
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: .venv/.stamp ## explain a sentence and a picture in the terminal, and write demo.html
+demo: .venv/.stamp ## explain a sentence and an image in the terminal, and write demo.html
 	.venv/bin/python examples/demo.py
 
 test: .venv/.stamp ## the tests (ARGS="-k name" to choose some)
@@ -43,11 +43,11 @@ test-oldest: .venv-oldest/.stamp ## the tests on the oldest supported transforme
 	@scripts/chromium.sh
 	$(call PYTEST,.venv-oldest,)
 
-test-gpu: .venv/.stamp ## the tests of what is a GPU's: Triton kernels, compiled, and torch's own
+test-gpu: .venv/.stamp ## the tests that need a GPU: compiled Triton kernels, and torch's own
 	.venv/bin/python -m pytest -m gpu tests/capture/kernels/test_triton_reductions.py tests/capture/kernels/test_triton_backward.py \
 		tests/methods/test_lrp.py $(ARGS)
 
-golden: .venv/.stamp ## write the golden files of tests/golden, after a change of behaviour that is meant
+golden: .venv/.stamp ## write the golden files of tests/golden, after an intended change of behaviour
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false .venv/bin/python -m tests.golden.write
 
 lint: .venv/.stamp ## ruff (rules and format) and mypy
@@ -55,11 +55,11 @@ lint: .venv/.stamp ## ruff (rules and format) and mypy
 	.venv/bin/ruff format --check .
 	.venv/bin/python -m mypy $(TYPED)
 
-format: .venv/.stamp ## let ruff put the code in shape
+format: .venv/.stamp ## apply ruff's fixes and format
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-bench: .venv/.stamp ## what explaining costs beside a plain pass, the published way and other libraries: ratios in one run
+bench: .venv/.stamp ## cost of explanations relative to a plain pass, the reference implementation and other libraries
 	.venv/bin/python benchmarks/performance.py --device cpu --json benchmarks/results/cpu.json
 	.venv/bin/python benchmarks/compiled_tiles.py
 	.venv/bin/python benchmarks/generated_tokens.py
@@ -73,7 +73,7 @@ bench-gpu: .venv/.stamp ## explanations and kernels on a CUDA GPU
 	.venv/bin/python benchmarks/performance.py --device cuda --json benchmarks/results/gpu.json
 	.venv/bin/python benchmarks/performance_kernels.py --json benchmarks/results/gpu-kernels.json
 
-known-answers: .venv/.stamp ## every method on every model whose reasons are known: cards and docs/known-answers.md (an hour)
+known-answers: .venv/.stamp ## every method on every known-answer model: cards and docs/known-answers.md (an hour)
 	for model in logic:100 recall:60 spell:60 shapes-vqa:60 shapes-vilt:60 shapes-detr:30 pets-hans:24; do \
 		.venv/bin/python benchmarks/truth.py --models $${model%:*} --count $${model#*:} \
 			--json build/truth/$${model%:*}.json || exit 1; done
@@ -87,23 +87,23 @@ probes: .venv/.stamp ## every probe of attention on three zoo models and a BiLST
 	.venv/bin/python benchmarks/probes.py $(ARGS)
 	.venv/bin/python benchmarks/probes_page.py
 
-notebooks: .venv/.stamp ## run the notebooks of examples/ anew
+notebooks: .venv/.stamp ## execute the notebooks of examples/ again
 	.venv/bin/python examples/notebooks/make.py
 
 docs: .venv/.stamp ## write the pages that are generated from the code
 	.venv/bin/python -m clearhead.methods.catalogue > docs/methods.md
 
-architectures: .venv/.stamp ## try every class of transformers, and write docs/architectures.md (minutes)
+architectures: .venv/.stamp ## try the model classes of transformers, and write docs/architectures.md (minutes)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 .venv/bin/python -m tests.architectures.table --workers $(WORKERS)
 
-fresh: ## what a newcomer does: clone this commit into an empty folder, then make demo and make test there
+fresh: ## clone this commit into an empty folder, then run make demo and make test there
 	@scripts/fresh.sh
 
-lock: ## write both lock files anew from pyproject.toml
+lock: ## rewrite both lock files from pyproject.toml
 	PYTHON="$(PYTHON)" scripts/lock.sh requirements.lock
 	PYTHON="$(PYTHON)" scripts/lock.sh requirements-oldest.lock transformers==5.0.0
 
-clean: ## remove environments, caches and what was built
+clean: ## remove environments, caches and build output
 	rm -rf .venv .venv-oldest dist packages/*/dist demo.html .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 

@@ -14,7 +14,7 @@ from clearhead.capture.attention.tiling import TilingConfig
 from clearhead.capture.checks.self_test import SelfTest
 from clearhead.capture.recorder import BatchedBackwardError, Recorder
 from clearhead.capture.tape import Tape
-from clearhead.engine.applicability import ApplicabilityTable, MethodApplicability
+from clearhead.engine.applicability_table import ApplicabilityTable, MethodApplicability
 from clearhead.engine.assembly import BatchRequest, PassResult, assemble_explanations
 from clearhead.engine.attention_mode import check_kernel, check_tiling_supported, choose_tiling
 from clearhead.engine.batching import iter_batch_indices, with_progress
@@ -317,6 +317,7 @@ class Explainer:
         return inputs, False
 
     def _resolve_scale(self, scale: str | None) -> str:
+        """Check the scale of the target; None selects the adapter's first one."""
         scales = self.adapter.target_scales
         if scale is not None and scale not in scales:
             raise unknown_value_error("scale", scale, scales)
@@ -375,7 +376,9 @@ class Explainer:
         steps = [self.adapter.expand_target(sample, target) for sample, target in zip(samples, targets, strict=True)]
         step_counts = [len(sample_steps) for sample_steps in steps]
         if max(step_counts) > 1 and any(method.get_option("rows") for method in request.methods):
-            raise InputError("rows='all' is for one target, and there are several: choose one, as GeneratedToken(0)")
+            raise InputError(
+                "rows='all' needs a single target, but there are several: choose one, such as GeneratedToken(0)"
+            )
         test_batch = TargetBatch(self.adapter, [self.capabilities.test_sample], [[Target(lambda output: output)]])
         tiling = choose_tiling(self.recorder, test_batch, samples, request.methods, request.kernel, request.checkpoint)
         passes = self._run_passes(samples, steps, request, self_test, tiling, max_rows)
@@ -417,6 +420,7 @@ class Explainer:
         self_test: SelfTest,
         tiling: TilingConfig | None,
     ) -> list[PassResult]:
+        """Run one pass per chunk of targets; earlier results move to the CPU before the next pass."""
         results: list[PassResult] = []
         for targets in chunks:
             if results:
@@ -502,8 +506,11 @@ def _pair_named_inputs(
 
 
 def _check_per_option(per: str | None, methods: Sequence[Method]) -> None:
+    """Check that `per` is None or "head", and that for "head" a method has contributions of heads."""
     if per not in (None, "head"):
-        raise InputError(f"per={per!r} is not known: use per='head' for every head's contribution, or leave it out")
+        raise InputError(
+            f"per={per!r} is not valid: use per='head' for the contribution of every head, or leave it out"
+        )
     if per == "head" and not any(method.declaration.has_head_contributions for method in methods):
         available = sorted(name for name, cls in METHOD_REGISTRY.items() if cls.declaration.has_head_contributions)
         requested = ", ".join(method.name for method in methods)
@@ -522,6 +529,7 @@ def _make_targets(target: Any, scale: str, num_inputs: int) -> list[Target]:
 
 
 def _check_truncation_side(side: str | None) -> str | None:
+    """Check that the side is "left", "right" or None, and return it."""
     if side not in (None, "left", "right"):
-        raise InputError(f"truncation_side={side!r} is not known: use 'left' or 'right'")
+        raise InputError(f"truncation_side={side!r} is not valid: use 'left' or 'right'")
     return side

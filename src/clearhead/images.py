@@ -30,5 +30,6 @@ def upsample_heat_map(
 
 
 def _resize_bilinear(values: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Resize an array in float32: interpolate linearly if it grows, average over pixels if it shrinks."""
     image = Image.fromarray(values.astype(np.float32))
     return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))

@@ -120,7 +120,7 @@ def _open_pretrained(name: str, revision: str | None, processor: Any, task: str 
         if config_dict.get("auto_map"):
             raise UnsupportedError(
                 f"{name!r} contains its own code (auto_map in its config.json), which clearhead never runs: if you "
-                "trust it, load it with transformers yourself and give (model, processor)"
+                "trust it, load it with transformers yourself and pass (model, processor)"
             )
         if not config_dict.get("model_type"):
             raise ValueError("it has no config.json with a model_type.")
@@ -131,7 +131,7 @@ def _open_pretrained(name: str, revision: str | None, processor: Any, task: str 
     except _LOADING_ERRORS as error:
         if (Path(path) / "adapter_config.json").is_file():
             raise InputError(
-                f"{name!r} holds adapters: load them onto their model with peft and give that model"
+                f"{name!r} contains adapters: load them into their base model with peft and pass that model"
             ) from None
         raise InputError(
             f"cannot open {name!r} as a model: {_format_first_line(error)} Give a zoo model (clearhead models lists "
@@ -165,10 +165,10 @@ def _open_pretrained(name: str, revision: str | None, processor: Any, task: str 
 def _check_model_path(name: str, path: str, revision: str | None) -> None:
     """Check a path before transformers, which takes everything that is not a folder for a hub name."""
     if os.path.isfile(path):
-        raise InputError(f"{name!r} is a file: give the folder that holds the model, as save_pretrained wrote it")
+        raise InputError(f"{name!r} is a file: give the folder that contains the model, as written by save_pretrained")
     if os.path.isdir(path):
         if revision is not None:
-            raise InputError(f"revision={revision!r} is for models of the hub, and {name!r} is a folder: leave it out")
+            raise InputError(f"revision={revision!r} is only for hub models, but {name!r} is a folder: leave it out")
     elif name.startswith((".", "~", os.sep)) or name.count("/") > 1:
         raise InputError(f"cannot open {name!r} as a model: there is no such folder")
 
@@ -183,6 +183,7 @@ _PROCESSOR_DESCRIPTIONS = {
 
 
 def _open_processor(path: str, auto_class: str, revision: str | None) -> Any:
+    """Load a tokenizer or processor; one without a vocabulary is an error."""
     import transformers
 
     description = _PROCESSOR_DESCRIPTIONS[auto_class]
@@ -210,8 +211,8 @@ def _unwrap_model(model: Any, processor: Any) -> tuple[nn.Module, Any]:
         processor = processor or next((candidate for candidate in candidates if candidate is not None), None)
     if isinstance(model, nn.Module) and "_orig_mod" in model._modules:
         raise InputError(
-            "the model went through torch.compile(model), whose attention cannot be captured: give the original "
-            "(model._orig_mod), with compiled=True to compile the passes without recording"
+            "the model was compiled with torch.compile(model), so its attention cannot be captured: give the original "
+            "model (model._orig_mod), with compiled=True to compile the passes without recording"
         )
     if not isinstance(model, nn.Module) or not (isinstance(processor, InputReader) or hasattr(model, "config")):
         raise InputError(
@@ -278,10 +279,12 @@ def resolve_dtype(dtype: str | torch.dtype | None, stored_dtype: torch.dtype, nu
 
 
 def _count_parameters(model: nn.Module) -> int:
+    """Return the number of weights of a model."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
+    """Convert a name or dtype to a torch dtype; one without gradients of real numbers is an error."""
     parsed = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(parsed, torch.dtype):
         raise InputError(f"dtype={dtype!r} is not known: use {_DTYPE_NAMES}")
@@ -291,10 +294,11 @@ def _parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
 
 
 def _parse_device(device: str | torch.device) -> torch.device:
+    """Convert a name to a device, and allocate an empty tensor there to check that it is usable."""
     try:
         parsed = torch.device(device)
     except RuntimeError:
-        raise InputError(f"device={str(device)!r} is not known: say auto, cpu, cuda, cuda:1 or mps") from None
+        raise InputError(f"device={str(device)!r} is not known: use auto, cpu, cuda, cuda:1 or mps") from None
     try:
         torch.empty(0, device=parsed)
     except (RuntimeError, AssertionError, NotImplementedError) as problem:
@@ -305,6 +309,7 @@ def _parse_device(device: str | torch.device) -> torch.device:
 
 
 def _format_first_line(error: Exception) -> str:
+    """Return the first line of an error, with a full stop; the class name of one without a message."""
     lines = str(error).strip().splitlines()
     if not lines:
         return type(error).__name__

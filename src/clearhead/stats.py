@@ -268,7 +268,7 @@ def _compute_rank_sum_distribution(ranks: tuple[int, ...]) -> Float[np.ndarray, 
 
 
 def _compute_approximate_p_values(differences: Float[np.ndarray, "row pair"]) -> Float[np.ndarray, "row"]:
-    """Compute signed-rank p-values of many rows by the normal approximation with continuity correction."""
+    """Compute signed-rank p-values of rows by the normal approximation; zeros as Pratt: ranked, without a sign."""
     result = scipy.stats.wilcoxon(
         _rank_with_tolerance(differences), axis=1, zero_method="pratt", correction=True, method="approx"
     )
@@ -350,7 +350,7 @@ def compare_all_pairs(values: Mapping[str, Float[np.ndarray, "example"]], seed: 
 def _iter_tested_pairs(
     values: Mapping[str, Float[np.ndarray, "example"]],
 ) -> Iterator[tuple[str, str, Float[np.ndarray, "pair"], float, float, float]]:
-    """Yield for every pair of methods: names, differences, p-value, corrected p-value and effect size."""
+    """Yield for every pair of methods: names, differences, signed-rank p-value, Holm's p-value and Cohen's d."""
     names = list(values)
     if len(set(map(len, values.values()))) > 1:
         raise InputError(

@@ -272,7 +272,7 @@ class Target:
             if index >= len(scores):
                 source = "its tokenizer" if labels.masked else "its configuration (config.id2label)"
                 raise InputError(
-                    f"label {label!r} has no score: the model has {len(scores)} labels, and {source} has more"
+                    f"label {label!r} has no score: the model has {len(scores)} labels, but {source} has more"
                 )
             return index
 
@@ -349,6 +349,7 @@ class Target:
         return description | {"scale": self.scale, "value": value}
 
     def _describe_type(self, masked: bool) -> str:
+        """Return the "kind" of the target's description; position targets name their own."""
         match self.spec:
             case PositionTarget(_, _, None):
                 return self.spec.target_type
@@ -367,6 +368,7 @@ class FixedClassTarget(Target):
     fixed_classes: tuple[int, int | None] = (0, None)
 
     def find_classes(self, scores: Float[Tensor, "label"], labels: LabelLookup) -> tuple[int, int | None]:
+        """Return the fixed classes, whatever the scores."""
         return self.fixed_classes
 
 
@@ -400,8 +402,8 @@ def make_target(spec: TargetLike, scale: str = "logit") -> Target:
     ):
         return Target(spec, scale)  # type: ignore[arg-type]
     raise InputError(
-        f"target={spec!r} is not a target: give a label, an index, clearhead.Contrast(a, b), clearhead.MaskedToken("
-        "token, mask_index), clearhead.GeneratedToken(position) or a function of the model's output"
+        f"target={spec!r} is not a target: give a label, an index, clearhead.Contrast(a, b), "
+        "clearhead.MaskedToken(token, mask_index), clearhead.GeneratedToken(step) or a function of the model's output"
     )
 
 
@@ -450,6 +452,7 @@ def compute_class_target_values(
 
 
 def _gather_class_scores(scores: Float[Tensor, "batch label"], index: Int[Tensor, "batch 1"]) -> Float[Tensor, "batch"]:
+    """Return the score of one class per sample."""
     return scores.gather(1, index)[:, 0]
 
 

@@ -200,6 +200,7 @@ class UnitAxis:
 
 
 def _make_indexer(indices: tuple[int, ...]) -> slice | list[int]:
+    """Return a slice if the indices are contiguous, since indexing with a slice copies nothing."""
     if not indices:
         return slice(0)
     contiguous = range(indices[0], indices[0] + len(indices))
@@ -284,6 +285,7 @@ def _compile_word_pattern() -> re.Pattern[str]:
 
 
 def _strip_span(text: str, start: int, stop: int) -> Span:
+    """Shorten a span by the whitespace at its ends."""
     piece = text[start:stop]
     stop -= len(piece) - len(piece.rstrip())
     return min(start + len(piece) - len(piece.lstrip()), stop), stop
@@ -319,7 +321,7 @@ def _group_by_offsets(units: Units, level: str) -> list[object]:
 def _group_by_token_markers(names: Sequence[str], special: Sequence[bool], level: str) -> list[object]:
     """Return a group key for each token without offsets, by the tokenizer's markers (## continues; Ġ and ▁ begin)."""
     if level != "word":
-        raise InputError("sentences need the text; give the text instead of model inputs")
+        raise InputError("merging into sentences needs the text: give the text instead of model inputs")
     marks_beginnings = any(name.startswith(("Ġ", "▁")) for name in names)
     parents: list[object] = []
     for i, name in enumerate(names):

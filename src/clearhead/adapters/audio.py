@@ -32,8 +32,8 @@ class AudioAdapter(ModelAdapter):
         if hasattr(self.processor, "convert_ids_to_tokens"):
             given = type(self.processor).__name__
             raise InputError(
-                f"{type(self.model).__name__} takes sounds, but came with a tokenizer ({given}): give its feature "
-                "extractor"
+                f"{type(self.model).__name__} takes audio, but was loaded with a tokenizer ({given}): pass its feature "
+                "extractor instead"
             )
 
     @property
@@ -51,22 +51,28 @@ class AudioAdapter(ModelAdapter):
 
     def find_attention_unsupported_reason(self) -> str | None:
         if getattr(self.model.config, "use_weighted_layer_sum", False):
-            return "its classes are read from all layers at once (use_weighted_layer_sum), so no row of the last speaks"
+            return (
+                "its classes are read from all layers at once (use_weighted_layer_sum), so its last layer has no "
+                "read-out position"
+            )
         return None
 
     def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
         if options.unit_names is not None:
-            raise InputError("tokens= names tokens of text; the frames of a sound have their times as names")
+            raise InputError("tokens= names the tokens of a text; audio frames are named by their times")
         if isinstance(raw, Mapping):
             if self.grad_input_name not in raw:
-                raise InputError(f"model inputs need {self.grad_input_name}, but hold {', '.join(raw) or 'nothing'}")
+                raise InputError(
+                    f"model inputs must contain {self.grad_input_name}, but contain {', '.join(raw) or 'nothing'}"
+                )
             return [
                 self._build_sample(_remove_audio_padding(part, self.grad_input_name))
                 for part in unbatch_inputs(self, raw)
             ]
         if self.processor is None:
             raise InputError(
-                f"the model came without a feature extractor: give {self.grad_input_name}, or load (model, extractor)"
+                f"the model was loaded without a feature extractor: give {self.grad_input_name}, or load (model, "
+                "extractor)"
             )
         wave = _read_waveform(raw, self.sampling_rate)
         made = self.feature_extractor(wave, sampling_rate=self.sampling_rate, return_tensors="np")[
@@ -87,12 +93,12 @@ class AudioAdapter(ModelAdapter):
         """`cut`: what was left out, as a share of what is there."""
         for name in set(inputs) - {self.grad_input_name}:
             raise InputError(
-                f"sounds are explained from {self.grad_input_name} (and their attention_mask): leave out {name}"
+                f"audio is explained from {self.grad_input_name} (and its attention_mask): leave out {name}"
             )
         given = inputs[self.grad_input_name]
         if not given.is_floating_point() or not given.numel():
             raise InputError(
-                f"{self.grad_input_name} must hold real numbers, not {given.dtype} of shape {tuple(given.shape)}"
+                f"{self.grad_input_name} must contain real numbers, not {given.dtype} of shape {tuple(given.shape)}"
             )
         self.check_input(given)
         units = self.make_units(given)
@@ -138,7 +144,7 @@ class WaveformClassificationAdapter(AudioAdapter):
 
     def find_attention_unsupported_reason(self) -> str | None:
         if getattr(self.model.config, "model_type", "") == "wav2vec2-conformer":
-            return "its layers mix neighbouring frames by convolutions, too, which attention does not show"
+            return "its layers also mix neighbouring frames by convolutions, which attention does not show"
         return super().find_attention_unsupported_reason()
 
     @property
@@ -151,7 +157,8 @@ class WaveformClassificationAdapter(AudioAdapter):
             raise InputError(f"input_values must be batch × time, not batch × {tuple(values.shape)}")
         if self._count_frames(values) < 1:
             raise InputError(
-                f"{len(values)} numbers are too few for one frame of {type(self.model).__name__}: give more"
+                f"{len(values)} audio samples are too few for one frame of {type(self.model).__name__}: give longer "
+                "audio"
             )
 
     def _count_frames(self, given: Tensor) -> int:
@@ -195,7 +202,7 @@ class WhisperClassificationAdapter(AudioAdapter):
         if tuple(values.shape) != wanted:
             raise InputError(
                 f"input_features must be batch × {wanted[0]} × {wanted[1]}, not batch × {tuple(values.shape)}: Whisper "
-                "takes sounds of one length, padded by its feature extractor"
+                "takes audio of a fixed length, to which its feature extractor pads it"
             )
 
     def make_units(self, values: Tensor) -> Units:
@@ -235,7 +242,7 @@ class SpectrogramClassificationAdapter(AudioAdapter):
         if tuple(values.shape) != wanted:
             raise InputError(
                 f"input_values must be batch × {wanted[0]} × {wanted[1]}, not batch × {tuple(values.shape)}: the model "
-                "takes spectrograms of one size, made by its feature extractor"
+                "takes spectrograms of a fixed size, which its feature extractor computes"
             )
 
     @property
@@ -325,16 +332,18 @@ def _read_waveform(raw: Any, rate: int) -> Float[np.ndarray, "time"]:
     try:
         wave = np.asarray(wave)
     except (TypeError, ValueError, RuntimeError) as problem:
-        raise InputError(f"a sound must be an array, or (array, rate), not {type(raw).__name__} ({problem})") from None
+        raise InputError(
+            f"audio must be an array or (array, sampling rate), not {type(raw).__name__} ({problem})"
+        ) from None
     if wave.ndim != 1 or wave.dtype.kind != "f" or not wave.size:
         raise InputError(
-            f"a sound must be an array of real numbers over time, one channel, or (array, rate), not {wave.dtype} of "
-            f"shape {wave.shape}"
+            f"audio must be a one-channel array of real numbers over time, or (array, sampling rate), not {wave.dtype} "
+            f"of shape {wave.shape}"
         )
     if given != rate:
-        raise InputError(f"the sound has {given} numbers per second, and the model takes {rate}: resample it")
+        raise InputError(f"the audio has a sampling rate of {given} Hz, but the model takes {rate} Hz: resample it")
     if not np.isfinite(wave).all():
-        raise InputError("the sound holds numbers that are not finite")
+        raise InputError("the audio contains values that are not finite")
     return wave
 
 
@@ -346,7 +355,7 @@ def _remove_audio_padding(part: dict[str, Tensor], leaf: str) -> dict[str, Tenso
     if mask.shape != part[leaf].shape or (mask.diff() > 0).any():
         raise InputError("attention_mask must have the length of input_values, with all padding at its end")
     if not mask.any():
-        raise InputError("the attention mask hides the whole sound: there is nothing to explain")
+        raise InputError("the attention mask excludes all of the audio: there is nothing to explain")
     return {**part, leaf: part[leaf][: int((mask != 0).sum())]}
 
 

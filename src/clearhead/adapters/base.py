@@ -83,9 +83,8 @@ class InputOptions:
         if isinstance(self.continuation, list) and not (ids and num_inputs == 1):
             if len(self.continuation) != num_inputs:
                 raise InputError(
-                    f"answer= gives {len(self.continuation)} answers for {num_inputs} "
-                    f"input{'s' if num_inputs > 1 else ''}: give one "
-                    "for each, a text or its token ids"
+                    f"answer= has {len(self.continuation)} texts for {num_inputs} "
+                    f"input{'s' if num_inputs > 1 else ''}: give one for each, a text or its token ids"
                 )
             hows = [replace(how, continuation=answer) for how, answer in zip(hows, self.continuation, strict=True)]
         return hows
@@ -142,7 +141,7 @@ class ModelAdapter(ABC):
         config, takes = self.model.config, self.get_main_input_name()
         if takes != self.grad_input_name:
             name = type(unwrap_base_model(self.model)).__name__
-            raise UnsupportedError(f"{name} takes {takes}: clearhead does not explain that kind of input yet")
+            raise UnsupportedError(f"{name} takes {takes}: clearhead does not support that type of input yet")
         self.multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
         self.readout = self.choose_default_readout() if self.readout is None else self.readout
         self.name = self.name or str(getattr(config, "name_or_path", "") or type(self.model).__name__)
@@ -155,8 +154,8 @@ class ModelAdapter(ABC):
         """Refuse a model that answers without names: what stands where in a bare tuple differs from model to model."""
         if not getattr(self.model.config, "return_dict", True):
             raise InputError(
-                f"{type(self.model).__name__} answers with a bare tuple (config.return_dict=False), where its scores "
-                "have no name: set model.config.return_dict = True"
+                f"{type(self.model).__name__} returns a plain tuple (config.return_dict=False), in which its logits "
+                "cannot be identified: set model.config.return_dict = True"
             )
 
     @property
@@ -206,7 +205,7 @@ class ModelAdapter(ABC):
     ) -> Float[Tensor, "batch label"]:
         """The scores of all classes. Samples may come several times, all of them once for each step."""
         if any(isinstance(target.spec, MaskedToken) or target.mask_index is not None for target in targets):
-            raise InputError(f"{type(self.model).__name__} has no masked word to guess: give a label or an index")
+            raise InputError(f"{type(self.model).__name__} does not predict masked tokens: give a label or an index")
         return output.logits.repeat(len(samples) // len(output.logits), 1)
 
     def find_readout_rows(self, sample: Sample, target: Target) -> dict[int, float]:
@@ -245,8 +244,8 @@ class ModelAdapter(ABC):
         """The targets that one request stands for: one, unless it asks for several steps or detections."""
         if isinstance(target.spec, PositionTarget):
             raise InputError(
-                f"{target.spec!r} names a place of an answer, and {type(self.model).__name__} gives one answer as a "
-                "whole: give a label or an index"
+                f"{target.spec!r} selects a position of a sequence output, but {type(self.model).__name__} makes one "
+                "prediction per input: give a label or an index"
             )
         return [target]
 
@@ -321,7 +320,7 @@ class ModelAdapter(ABC):
                 found = [index for index, name in self.labels.items() if same(name) == same(label)]
                 if len(found) > 1:
                     places = ", ".join(map(str, found))
-                    raise InputError(f"{len(found)} labels are called {label!r}: say which by its number ({places})")
+                    raise InputError(f"{len(found)} labels are named {label!r}: choose one by its index ({places})")
                 if found:
                     return found[0]
             if not label.lstrip("-").isdigit():
@@ -376,7 +375,7 @@ def compute_readout_weights(readout: Readout | None, units: Units | UnitAxis) ->
     {0: 0.5, 1: 0.25, 2: 0.25}
     """
     if readout is None:
-        raise UnsupportedError("no row of this model's attention speaks for the target")
+        raise UnsupportedError("this model's attention has no read-out position for the target")
     if isinstance(readout, int):
         return {readout % len(units): 1.0}
     if readout not in _READOUT_WEIGHTS:
@@ -384,7 +383,8 @@ def compute_readout_weights(readout: Readout | None, units: Units | UnitAxis) ->
     return _READOUT_WEIGHTS[readout](units)
 
 
-def _compute_patch_weights(units: Units | UnitAxis) -> dict[int, float]:
+def _compute_patch_mean_weights(units: Units | UnitAxis) -> dict[int, float]:
+    """Read-out weights of the mean over patches: 1/n for each of the n units that are not special."""
     inside = [i for i, special in enumerate(units.special) if not special]
     return {i: 1 / len(inside) for i in inside}
 
@@ -395,8 +395,11 @@ _READOUT_WEIGHTS: dict[str, Callable[[Units | UnitAxis], dict[int, float]]] = {
     "first two": lambda units: {0: 0.5, 1: 0.5},
     "last": lambda units: {len(units) - 1: 1.0},
     "mean": lambda units: {i: 1 / len(units) for i in range(len(units))},
-    "patches": _compute_patch_weights,
-    "first + patches": lambda units: {0: 0.5, **{i: weight / 2 for i, weight in _compute_patch_weights(units).items()}},
+    "patches": _compute_patch_mean_weights,
+    "first + patches": lambda units: {
+        0: 0.5,
+        **{i: weight / 2 for i, weight in _compute_patch_mean_weights(units).items()},
+    },
 }
 
 
@@ -482,7 +485,7 @@ def unbatch_inputs(adapter: ModelAdapter, inputs: Mapping[str, Any]) -> list[dic
     strange = [name for name in inputs if not adapter.forward_accepts(name)]
     if strange:  # most models swallow arguments that they do not know
         raise InputError(
-            f"{type(adapter.model).__name__} takes no {', '.join(strange)}: leave it out of the model inputs"
+            f"{type(adapter.model).__name__} does not take {', '.join(strange)}: leave it out of the model inputs"
         )
     try:
         parts = {
@@ -494,6 +497,6 @@ def unbatch_inputs(adapter: ModelAdapter, inputs: Mapping[str, Any]) -> list[dic
         raise InputError("model inputs must be tensors with a batch axis")
     sizes = {name: len(part) for name, part in parts.items()}
     if len(set(sizes.values())) != 1 or 0 in sizes.values():
-        raise InputError(f"model inputs must agree in their batch axis, but have sizes {sizes}")
+        raise InputError(f"model inputs must have the same batch size, at least 1, but have {sizes}")
     count = next(iter(sizes.values()))
     return [{name: part[i] for name, part in parts.items()} for i in range(count)]

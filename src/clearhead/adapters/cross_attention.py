@@ -50,7 +50,9 @@ class LxmertAdapter(CrossAttentionAdapter, TextWithRegionsAdapter):
     visual_grad_input_name = "visual_feats"
     pad_values: ClassVar[dict[str, int]] = {"visual_feats": 0, "visual_pos": 0, "visual_attention_mask": 0}
     unsupported_classes: ClassVar[dict[str, str]] = {
-        "LxmertForPreTraining": "it has many heads; load the one you mean, or explain its encoder, load(model.lxmert)"
+        "LxmertForPreTraining": (
+            "it has several task heads; load the one to explain, or explain its encoder, load(model.lxmert)"
+        )
     }
 
     def read_config_labels(self) -> dict[int, str]:
@@ -64,14 +66,16 @@ class LxmertAdapter(CrossAttentionAdapter, TextWithRegionsAdapter):
 
     def build_region_inputs(self, regions: ImageRegions) -> dict[str, Tensor]:
         if regions.boxes is None:
-            raise InputError(f"{self.name} reads where regions lie: give regions=(features, boxes)")
+            raise InputError(f"{self.name} uses the positions of regions: give regions=(features, boxes)")
         mask = torch.ones(len(regions.features), dtype=torch.long)
         return {"visual_feats": regions.features, "visual_pos": regions.boxes, "visual_attention_mask": mask}
 
     def read_visual_inputs(self, inputs: dict[str, Tensor], options: InputOptions) -> VisualInput:
         wide = self.model.config.visual_pos_dim
         if "visual_pos" not in inputs or inputs["visual_pos"].shape[1:] != (wide,):
-            raise InputError(f"model inputs need visual_pos, batch × region × {wide}: where the regions lie")
+            raise InputError(
+                f"model inputs must contain visual_pos, the positions of the regions (batch × region × {wide})"
+            )
         inputs = self.validate_region_inputs(inputs, "visual_attention_mask", options)
         boxes, hidden = inputs["visual_pos"], (inputs["visual_attention_mask"] == 0).tolist()
         return VisualInput(inputs, make_region_units(len(boxes), boxes, hidden))
@@ -100,7 +104,7 @@ class LxmertAdapter(CrossAttentionAdapter, TextWithRegionsAdapter):
     ) -> Float[Tensor, "batch label"]:
         scores = getattr(output, "question_answering_score", None)
         if scores is None:
-            raise InputError(f"{type(self.model).__name__} has no classes: give target= a function of its output")
+            raise InputError(f"{type(self.model).__name__} has no classes: pass a function of its output as target=")
         return scores.repeat(len(samples) // len(scores), 1)
 
     def make_example_input(self) -> Any:
@@ -121,7 +125,7 @@ class ImageCrossAttentionAdapter(CrossAttentionAdapter, TextWithImageAdapter):
         size, expected = tuple(inputs["pixel_values"].shape[1:]), to_pair(self.vision_config.image_size)
         if size != expected and not self.forward_accepts("interpolate_pos_encoding"):
             given, wanted = (" × ".join(map(str, sides)) for sides in (size, expected))
-            raise InputError(f"the model takes pictures of {wanted} pixels, not {given}")
+            raise InputError(f"the model takes images of {wanted} pixels, not {given}")
         return sight
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -142,12 +146,12 @@ class BlipAdapter(ImageCrossAttentionAdapter):
 
     class_suffixes: ClassVar[tuple[str, ...]] = ("BlipForImageTextRetrieval", "BlipForQuestionAnswering")
     unsupported_classes: ClassVar[dict[str, str]] = {
-        "BlipForQuestionAnswering": "its forward pass gives a loss and no scores of the words that it answers with"
+        "BlipForQuestionAnswering": "its forward pass returns a loss, but no logits of the tokens that it generates"
     }
 
     def read_visual_inputs(self, inputs: dict[str, Tensor], options: InputOptions) -> VisualInput:
         if "use_itm_head" in inputs:
-            raise InputError("use_itm_head is not for explanations: the matching head is what is explained")
+            raise InputError("use_itm_head cannot be set: the output of the matching head is explained")
         return super().read_visual_inputs(inputs, options)
 
     def count_expected_calls(self) -> int | None:
@@ -174,7 +178,7 @@ class BridgeTowerAdapter(ImageCrossAttentionAdapter):
         "BridgeTowerForContrastiveLearning",
     )
     unsupported_classes: ClassVar[dict[str, str]] = {
-        "BridgeTowerForContrastiveLearning": "it compares three vectors of every pair in the batch, not one",
+        "BridgeTowerForContrastiveLearning": "it compares three vectors for every pair in the batch instead of one",
     }
 
     def find_readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:

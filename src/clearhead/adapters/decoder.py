@@ -35,7 +35,7 @@ class CausalLMAdapter(GenerativeAdapter, TextAdapter):
     """A prompt and what comes after it are one stream; the row that predicts a word is the one before it.
 
     `explain("prompt")` explains the next word, `answer="…"` a given continuation (as it stands after the prompt, with
-    the space that it starts with), `target=Generated()` what the model generates. A conversation is a list of
+    the space that it starts with), `target=GeneratedToken()` what the model generates. A conversation is a list of
     {"role", "content"}.
     """
 
@@ -76,7 +76,7 @@ class CausalLMAdapter(GenerativeAdapter, TextAdapter):
         if strange:
             name = type(self.model).__name__
             raise InputError(
-                f"{name} is explained by {', '.join(self.supported_inputs)}: leave out {', '.join(strange)}"
+                f"{name} is explained from {', '.join(self.supported_inputs)}: leave out {', '.join(strange)}"
             )
         samples = super()._samples_from_model_inputs(raw, how)
         if how.keep_padding:
@@ -107,8 +107,8 @@ class CausalLMAdapter(GenerativeAdapter, TextAdapter):
         assert mask is not None
         if len(mask) > self.tokenizer_wrapper.max_positions:
             raise InputError(
-                f"{len(mask)} tokens, {start} of them padding in front, are more than the model takes "
-                f"({self.tokenizer_wrapper.max_positions}): cut the padding off"
+                f"{len(mask)} tokens, of which the first {start} are padding, are more than the model's maximum "
+                f"({self.tokenizer_wrapper.max_positions}): remove the padding"
             )
         tolerance = RELATIVE_TOLERANCE_BY_DTYPE.get(self.dtype, 1e-4)
         gap = self.padding_gap(inputs, sample, start)
@@ -156,7 +156,7 @@ class CausalLMAdapter(GenerativeAdapter, TextAdapter):
         try:
             return self.tokenizer_wrapper.call_tokenizer("apply_chat_template", messages, tokenize=False, **how)
         except Exception as problem:  # templates raise what they like
-            raise InputError(f"the tokenizer's chat template refuses this conversation: {problem}") from None
+            raise InputError(f"the tokenizer's chat template rejects this conversation: {problem}") from None
 
     def _strip_end_token(self, tokens: EncodedText, prompt: str) -> EncodedText:
         """Without the end token that some tokenizers append: a prompt is to be continued."""
@@ -184,9 +184,11 @@ class CausalLMAdapter(GenerativeAdapter, TextAdapter):
             return part
         seen = mask.nonzero().flatten().tolist()
         if not seen:
-            raise InputError("the attention mask hides every token: there is nothing to explain")
+            raise InputError("the attention mask excludes every token: there is nothing to explain")
         if seen != list(range(seen[0], seen[-1] + 1)):
-            raise InputError("the attention mask hides tokens inside the prompt: only padding around it can be hidden")
+            raise InputError(
+                "the attention mask excludes tokens inside the prompt: only padding around it can be masked"
+            )
         return {
             name: value[seen[0] : seen[-1] + 1] if value.shape[:1] == mask.shape else value
             for name, value in part.items()
@@ -223,7 +225,9 @@ class CausalLMAdapter(GenerativeAdapter, TextAdapter):
     def _encode_after_prompt(self, sample: PromptSample, answer: str) -> list[int]:
         """The ids of a text after the prompt: those that prompt and answer have together, where the prompt's stay."""
         if self.tokenizer_wrapper.tokenizer is None:
-            raise InputError("a text needs the tokenizer: load it together with the model, or give the answer's ids")
+            raise InputError(
+                "a text for answer= needs the tokenizer: load it together with the model, or give token ids"
+            )
         alone = list(self.tokenizer_wrapper.call_tokenizer("encode", answer, add_special_tokens=False))
         if "input_ids" not in sample.inputs or len(sample.units.texts) != 1 or sample.num_truncated:
             return alone
@@ -242,14 +246,14 @@ class CausalLMAdapter(GenerativeAdapter, TextAdapter):
         continued = {"input_ids", "position_ids"} if sample.counts_padding else {"input_ids"}
         strange = [name for name in sample.inputs if name not in continued]
         if strange:
-            raise InputError(f"an answer cannot be put after {', '.join(strange)}: give the prompt as input_ids alone")
+            raise InputError(f"answer= cannot be appended to {', '.join(strange)}: give the prompt as input_ids only")
         ids = torch.tensor(continuation_ids)
         start = int(sample.inputs["position_ids"][0]) if sample.counts_padding else 0
         length = len(sample.units) + len(ids)
         if start + length > self.tokenizer_wrapper.max_positions:
             raise InputError(
-                f"prompt and answer have {start + len(sample.units)} + {len(ids)} tokens, more than the model takes "
-                f"({self.tokenizer_wrapper.max_positions}): shorten one"
+                f"the prompt and answer= have {start + len(sample.units)} + {len(ids)} tokens, more than the model's "
+                f"maximum ({self.tokenizer_wrapper.max_positions}): shorten one of them"
             )
         inputs = {"input_ids": torch.cat([sample.inputs["input_ids"], ids.to(sample.inputs["input_ids"])])}
         if sample.counts_padding:
@@ -276,11 +280,11 @@ class CausalLMAdapter(GenerativeAdapter, TextAdapter):
 
     def generate_ids(self, sample: PromptSample, max_new_tokens: int) -> Sequence[int]:
         if "input_ids" not in sample.inputs:
-            raise InputError("words can be generated after input_ids only, not after inputs_embeds")
+            raise InputError("text can be generated from input_ids only, not from inputs_embeds")
         prompt = sample.inputs["input_ids"]
         room = self.tokenizer_wrapper.max_positions - len(prompt)
         if room < 1:
-            raise InputError(f"the prompt fills all {len(prompt)} tokens that the model takes: shorten it")
+            raise InputError(f"the prompt already has {len(prompt)} tokens, the maximum of this model: shorten it")
         said = self.generate_greedily(
             sample, min(max_new_tokens, room), input_ids=prompt, attention_mask=torch.ones_like(prompt)
         )
@@ -292,10 +296,10 @@ class CausalLMAdapter(GenerativeAdapter, TextAdapter):
             rounded = any("quantized.dynamic" in type(module).__module__ for module in self.model.modules())
             why = "is config.is_decoder = True missing?"
             if rounded:
-                why = "torch's dynamic int8 rounds activations by the range of the whole text"
+                why = "torch's dynamic int8 quantisation rounds activations by the range over the whole text"
             raise UnsupportedError(
-                f"{type(unwrap_base_model(self.model)).__name__} is no decoder: its words depend on those after them "
-                f"({why})"
+                f"{type(unwrap_base_model(self.model)).__name__} is not a decoder: its predictions depend on later "
+                f"tokens ({why})"
             )
 
     def choose_targets_per_pass(self, samples: Sequence[Sample]) -> int | None:

@@ -58,7 +58,7 @@ class BaseDetectionAdapter(ImageAdapter):
         if self.forward_accepts("input_ids"):
             name = type(unwrap_base_model(self.model)).__name__
             raise UnsupportedError(
-                f"{name} looks for what a text names: clearhead explains detectors with classes of their own"
+                f"{name} detects objects that a text names: clearhead only explains detectors with fixed classes"
             )
         super().__post_init__()
         self.has_no_object_class = self.model_type in _MODEL_TYPES_WITH_NO_OBJECT_CLASS
@@ -89,10 +89,12 @@ class BaseDetectionAdapter(ImageAdapter):
                 if is_machine_failure(problem):
                     raise
                 size = " × ".join(map(str, pixels.shape[1:]))
-                raise InputError(f"{name} cannot take a picture of {size} pixels ({problem})") from None
+                raise InputError(f"{name} cannot process an image of {size} pixels ({problem})") from None
         logits, boxes = getattr(output, "logits", None), getattr(output, "pred_boxes", None)
         if logits is None or boxes is None or boxes.shape[-1] != 4:
-            raise UnsupportedError(f"{name} gives no classes and boxes for object queries: clearhead cannot explain it")
+            raise UnsupportedError(
+                f"{name} returns no classes and boxes for object queries: clearhead cannot explain it"
+            )
         if logits.shape[-1] != len(self.labels):
             raise UnsupportedError(
                 f"{name} scores {logits.shape[-1]} classes, but its configuration names {self.num_classes}"
@@ -136,7 +138,7 @@ class BaseDetectionAdapter(ImageAdapter):
             isinstance(target.spec, PositionTarget) and not isinstance(target.spec, DetectionQuery)
         ):
             raise InputError(
-                f"{target.spec!r} is no target of a detector: give clearhead.DetectionQuery(number), or a label"
+                f"{target.spec!r} is not a target of a detector: give clearhead.DetectionQuery(number), or a label"
             )
         found = get_detections(sample)
         if target.position is not None:
@@ -159,7 +161,7 @@ class BaseDetectionAdapter(ImageAdapter):
             wanted = self.label_index(label)
             if wanted == self.num_classes:
                 raise InputError(
-                    f"{NO_OBJECT_LABEL!r} is what most queries say: choose one, "
+                    f"{NO_OBJECT_LABEL!r} is the prediction of most queries: choose one of them, such as "
                     f"clearhead.DetectionQuery(5, {NO_OBJECT_LABEL!r})"
                 )
             best, sure = found.probabilities[:, wanted], sure & (kind == wanted)
@@ -185,7 +187,7 @@ class BaseDetectionAdapter(ImageAdapter):
             found.logits[query].softmax(-1)[label] if self.has_no_object_class else found.probabilities[query, label]
         )
         seen = label != self.num_classes and p > self.threshold
-        missed = f"query {query} finds no {self.label_name(label)}: it gives it a probability of {p:.1g}"
+        missed = f"query {query} does not detect {self.label_name(label)}: its probability is {p:.1g}"
         return description | {
             "label": self.label_name(label),
             "box": [float(edge) for edge in found.boxes[query]],
@@ -248,8 +250,8 @@ class ObjectDetectionAdapter(BaseDetectionAdapter):
     def find_attention_unsupported_reason(self) -> str | None:
         if self.sampling_attention_modules:
             return (
-                f"{type(self.model).__name__} attends to a few sampled points of the picture, between its cells, so no "
-                "map of its attention covers the picture"
+                f"{type(self.model).__name__} attends to a few sampled points of the image, between its cells, so no "
+                "attention map covers the image"
             )
         return None
 
@@ -269,7 +271,7 @@ class ObjectDetectionAdapter(BaseDetectionAdapter):
     ) -> tuple[dict[str, UnitAxis], Float[Tensor, "channel height width"]]:
         if not all(grid):
             raise UnsupportedError(
-                f"the backbone of {type(self.model).__name__} was not found: it gives no feature map"
+                f"the backbone of {type(self.model).__name__} was not found: it returns no feature map"
             )
         return {
             "image": UnitAxis.concat(build_patch_units(grid)),
@@ -314,7 +316,9 @@ class YolosAdapter(BaseDetectionAdapter):
         (high, wide), size = self.patch_size, pixels.shape[1:]
         rows, columns = size[0] // high, size[1] // wide
         if not rows or not columns:
-            raise InputError(f"a picture of {size[0]} × {size[1]} pixels does not fall into patches of {high} × {wide}")
+            raise InputError(
+                f"an image of {size[0]} × {size[1]} pixels cannot be divided into patches of {high} × {wide}"
+            )
         # Pixels beyond the last whole patch are not read by the model, so they are not part of the picture it saw.
         seen = pixels[:, : rows * high, : columns * wide]
         return {
@@ -386,10 +390,14 @@ def _remove_image_padding(
     if mask is None:
         return pixels
     if mask.shape != pixels.shape[1:]:
-        raise InputError(f"pixel_mask must have the picture's size, {tuple(pixels.shape[1:])}, not {tuple(mask.shape)}")
+        raise InputError(
+            f"pixel_mask must have the size of the image, {tuple(pixels.shape[1:])}, not {tuple(mask.shape)}"
+        )
     high, wide = int((mask != 0).any(1).sum()), int((mask != 0).any(0).sum())
     if not high or not (mask[:high, :wide] != 0).all():
-        raise InputError("pixel_mask must show a picture in the upper left corner, with padding right of and below it")
+        raise InputError(
+            "pixel_mask must contain one image in the upper left corner, with padding to the right of it and below it"
+        )
     return pixels[:, :high, :wide]
 
 

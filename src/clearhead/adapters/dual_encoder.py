@@ -31,9 +31,11 @@ from clearhead.units import POOLING_QUERY, UnitAxis, Units
 
 #: Dual encoders whose answer would be wrong, and why.
 _UNSUPPORTED_CLASSES = {
-    "GroupViTModel": "its picture tower sorts patches into groups by hard choices, so its grid shrinks from stage to "
-    "stage and no row of attention covers the picture",
-    "XCLIPModel": "it reads videos, and its text vectors depend on all texts and pictures of a batch together",
+    "GroupViTModel": (
+        "its image tower assigns patches to groups by discrete choices, so its grid shrinks from stage to stage and no "
+        "row of attention covers the image"
+    ),
+    "XCLIPModel": "it takes videos, and its text vectors depend on all texts and images of a batch",
 }
 
 
@@ -55,7 +57,7 @@ class DualEncoderAdapter(PairAdapter):
         if refused is not None:
             raise UnsupportedError(f"{name} cannot be explained: {refused}")
         if self.readout is not None:
-            raise InputError(f"each tower of {name} is read at a place of its own: leave readout= out")
+            raise InputError(f"each tower of {name} has its own read-out position: leave out readout=")
         self.build_towers()
         super().__post_init__()
         self.embedding_modules = [self.text_tower.embeddings]  # type: ignore[misc]
@@ -86,13 +88,13 @@ class DualEncoderAdapter(PairAdapter):
             )
             if len(texts) != len(others):
                 raise InputError(
-                    f"there are {len(texts)} texts and {len(others)} inputs of the other kind ({second}): they go pair "
-                    "by pair, so give every pair"
+                    f"there are {len(texts)} texts and {len(others)} inputs for {second}=: they are paired by "
+                    "position, so give the same number of each"
                 )
         else:
             if not isinstance(raw, NamedInputs):
                 raise InputError(
-                    f"{self.name} takes two inputs, each by name: explain({first}=…, {second}=…), not one alone"
+                    f"{self.name} takes two inputs, each by name: explain({first}=…, {second}=…), not a single one"
                 )
             given = raw
             missing = [f"{stream}=" for stream in self.input_names if getattr(given, stream) is None]
@@ -102,7 +104,7 @@ class DualEncoderAdapter(PairAdapter):
                     f"{', '.join(missing)}"
                 )
             if options.unit_names is not None:
-                raise InputError("tokens= names the units of model inputs; a text's units have names of their own")
+                raise InputError("tokens= names the units of model inputs; the units of a text are already named")
             texts, others = (
                 self.text_tower.make_samples(given.text, options),
                 self.make_second_samples(getattr(given, second), InputOptions()),
@@ -246,20 +248,20 @@ class AudioTextDualEncoderAdapter(DualEncoderAdapter):
     def make_second_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
         if isinstance(raw, Mapping):
             if "input_features" not in raw:
-                raise InputError(f"model inputs need input_features, but hold {', '.join(raw) or 'nothing'}")
+                raise InputError(f"model inputs must contain input_features, but contain {', '.join(raw) or 'nothing'}")
             count = len(raw["input_features"])
             return [Sample({name: torch.as_tensor(part)[i] for name, part in raw.items()}, {}) for i in range(count)]
         if self.feature_extractor is None:
             raise InputError(
-                "the model came without a feature extractor: give input_features, or load (model, processor)"
+                "the model was loaded without a feature extractor: give input_features, or load (model, processor)"
             )
         sound = np.asarray(raw, dtype=np.float32)
         longest = self.feature_extractor.nb_max_samples
         if sound.ndim != 1 or not sound.size or len(sound) > longest:
             raise InputError(
-                f"a sound is a row of up to {longest} samples at {self.feature_extractor.sampling_rate} Hz (of a "
-                "longer one a "
-                f"piece would be taken at random: cut it), not {sound.shape}"
+                f"audio must be a one-dimensional array of up to {longest} samples at "
+                f"{self.feature_extractor.sampling_rate} Hz (the model would crop longer audio at random: shorten it), "
+                f"not {sound.shape}"
             )
         made = self.feature_extractor(sound, sampling_rate=self.feature_extractor.sampling_rate, return_tensors="pt")
         return [Sample({name: torch.as_tensor(made[name])[0] for name in self.second_input_names if name in made}, {})]

@@ -51,9 +51,8 @@ class EncoderDecoderAdapter(GenerativeAdapter):
             )
         if getattr(self.model.config, "moe_eval_capacity_token_fraction", 1.0) < 1.0:
             raise UnsupportedError(
-                f"the experts of {type(unwrap_base_model(self.model)).__name__} have room for a share of a batch "
-                "only, so "
-                "inputs would take room from each other: set config.moe_eval_capacity_token_fraction = 1.0"
+                f"the experts of {type(unwrap_base_model(self.model)).__name__} have a limited capacity per batch, so "
+                "the inputs of a batch would affect each other: set config.moe_eval_capacity_token_fraction = 1.0"
             )
         self.tokenizer_wrapper = TargetTokenizerWrapper(self.tokenizer, self.model, self.decoder_stream)
         self.special_ids = set(getattr(self.tokenizer, "all_special_ids", ())) | self.tokenizer_wrapper.special_ids
@@ -77,7 +76,7 @@ class EncoderDecoderAdapter(GenerativeAdapter):
                 known = getattr(part, kind, None)
                 if isinstance(known, int):
                     return known
-        raise InputError("the model does not say which token starts an answer: set config.decoder_start_token_id")
+        raise InputError("the model does not define the start token of its output: set config.decoder_start_token_id")
 
     def find_call_streams(self, module: str, occurrence: int) -> tuple[str, str]:
         if "decoder" not in module.split("."):
@@ -96,7 +95,7 @@ class EncoderDecoderAdapter(GenerativeAdapter):
             lead += 1
         if len(prefix_ids) > self.tokenizer_wrapper.max_positions:
             raise InputError(
-                f"the answer has {len(prefix_ids)} tokens, more than the model takes "
+                f"the continuation has {len(prefix_ids)} tokens, more than the model's maximum "
                 f"({self.tokenizer_wrapper.max_positions}): shorten it"
             )
         inputs = {**sample.inputs, "decoder_input_ids": torch.tensor(prefix_ids)}
@@ -128,7 +127,8 @@ class EncoderDecoderAdapter(GenerativeAdapter):
         sample = self.set_decoder_prefix(sample, prefix)
         if not sample.continuation_ids:
             raise InputError(
-                f"answer={options.continuation!r:.60} holds no word: leave it out to explain what the model says"
+                f"answer={options.continuation!r:.60} contains no token: leave it out to explain the text that the "
+                "model generates"
             )
         return replace(sample, is_user_continuation=True)
 
@@ -155,7 +155,7 @@ class EncoderDecoderAdapter(GenerativeAdapter):
         one, other = self.make_causality_probe()
         if not self.logits_agree([{**batch, "decoder_input_ids": ids[None]} for ids in (one, other)]):
             raise UnsupportedError(
-                f"{type(unwrap_base_model(self.model)).__name__}: the words of its answer depend on those after them"
+                f"{type(unwrap_base_model(self.model)).__name__}: its output tokens depend on later tokens"
             )
 
     def pad_prefixes(self, samples: Sequence[Sample]) -> Tensor:
@@ -188,8 +188,8 @@ class TextToTextAdapter(EncoderDecoderAdapter):
         super().__post_init__()
         if self.processor is not None and not hasattr(self.processor, "convert_ids_to_tokens"):
             raise InputError(
-                f"{type(unwrap_base_model(self.model)).__name__} takes texts, but came with a "
-                f"{type(self.processor).__name__}, which is no tokenizer: give its tokenizer"
+                f"{type(unwrap_base_model(self.model)).__name__} takes texts, but was loaded with a "
+                f"{type(self.processor).__name__}, which is not a tokenizer: pass its tokenizer instead"
             )
         self.source_tokenizer_wrapper = TokenizerWrapper(self.processor, self.model, self.stream)
 
@@ -235,10 +235,14 @@ class TextToTextAdapter(EncoderDecoderAdapter):
             raise InputError(f"model inputs must be {', '.join(sorted(known))}, but are {', '.join(part) or 'nothing'}")
         ids, mask = part["input_ids"], part.get("attention_mask")
         if ids.dim() != 1 or ids.is_floating_point():
-            raise InputError(f"input_ids must be batch × token whole numbers, but one sample is {tuple(ids.shape)}")
+            raise InputError(
+                f"input_ids must be integers, batch × token, but one sample has the shape {tuple(ids.shape)}"
+            )
         seen = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask != 0
         if seen.shape != ids.shape or not seen.any():
-            raise InputError("the attention mask must have the tokens of input_ids, and hide not all of them")
+            raise InputError(
+                "the attention mask must have as many tokens as input_ids and must not exclude all of them"
+            )
         # Padding after the source is cut off; what else is hidden stays so.
         length = int(seen.nonzero().max()) + 1
         inputs = {name: part[name][:length] for name in self.source_inputs if name in part}
@@ -254,7 +258,7 @@ class TextToTextAdapter(EncoderDecoderAdapter):
             return replace(self.set_decoder_prefix(sample, prefix.tolist()), is_user_continuation=len(prefix) > 1)
         seen_prefix = kept.nonzero().flatten().tolist()
         if not seen_prefix or seen_prefix != list(range(seen_prefix[0], seen_prefix[-1] + 1)):
-            raise InputError("decoder_attention_mask may hide padding around decoder_input_ids, and nothing else")
+            raise InputError("decoder_attention_mask may mask padding around decoder_input_ids, but nothing else")
         start, prefix = seen_prefix[0], prefix[kept != 0]
         sample = replace(self.set_decoder_prefix(sample, prefix.tolist()), is_user_continuation=len(prefix) > 1)
         gap = self.padding_gap(part, sample, start) if start else 0.0
@@ -296,6 +300,6 @@ class TextToTextAdapter(EncoderDecoderAdapter):
 
 #: Models whose answer would be wrong, and why.
 _UNSUPPORTED_MODEL_TYPES = {
-    "led": "it attends in chunks and pads its input to whole ones, so no map of its attention covers the text",
-    "prophetnet": "it predicts several words at once, in streams that its attention does not tell apart",
+    "led": "it attends in chunks, to whose length it pads its input, so no attention map covers the text",
+    "prophetnet": "it predicts several tokens at once, in streams that its attention does not distinguish",
 }

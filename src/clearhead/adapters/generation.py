@@ -105,7 +105,7 @@ class GenerativeAdapter(ModelAdapter):
             or not isinstance(sample.max_new_tokens, int)
             or sample.max_new_tokens < 1
         ):
-            raise InputError(f"max_new_tokens={sample.max_new_tokens!r} is not possible: give a number of words")
+            raise InputError(f"max_new_tokens={sample.max_new_tokens!r} is not valid: give a positive number of tokens")
         place = target.position
         return place + 1 if isinstance(place, int) and place >= 0 else sample.max_new_tokens
 
@@ -117,7 +117,9 @@ class GenerativeAdapter(ModelAdapter):
         whole = isinstance(target.spec, Predicted) and (sample.is_user_continuation or self.explains_full_output)
         if whole or (isinstance(target.spec, GeneratedToken) and target.position is None):
             if not count:
-                raise InputError("the model ends its answer before the first word: say with answer= what to explain")
+                raise InputError(
+                    "the model ends its output before the first token: give the text to explain with answer="
+                )
             return [self._make_step_target(sample, target, step) for step in range(count)]
         match target.spec:
             case GeneratedToken(place):
@@ -125,19 +127,19 @@ class GenerativeAdapter(ModelAdapter):
             case Predicted() | Label() | Contrast():
                 if count:
                     raise InputError(
-                        f"the answer has {count} words: say which with target=clearhead.GeneratedToken(step, token)"
+                        f"the output has {count} tokens: choose one with target=clearhead.GeneratedToken(step, token)"
                     )
                 return [self._make_step_target(sample, target, 0)]
             case wanted:
                 raise InputError(
-                    f"target={wanted!r} is nothing that {type(self.model).__name__} says: give a word, "
+                    f"target={wanted!r} is not an output of {type(self.model).__name__}: give a token, "
                     "clearhead.Contrast(a, b) or clearhead.GeneratedToken(step, token)"
                 )
 
     def _resolve_step(self, place: Any, count: int) -> int:
         """The step that is meant; one past the last word is what would come next."""
         if not isinstance(place, int) or isinstance(place, bool) or not -count <= place <= count:
-            raise InputError(f"step {place!r} does not exist: the answer has {count} words, counted from 0")
+            raise InputError(f"step {place!r} does not exist: the output has {count} tokens, counted from 0")
         return place + count if place < 0 else place
 
     def _make_step_target(self, sample: PromptSample, target: Target, step: int) -> Target:
@@ -159,7 +161,7 @@ class GenerativeAdapter(ModelAdapter):
 
     def find_readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
         if self.readout != "next word":
-            raise InputError(f"readout={self.readout!r}: each word is predicted by a row of its own, leave it out")
+            raise InputError(f"readout={self.readout!r}: each token is predicted at its own position, so leave it out")
         return {self.decoder_stream: {self.find_readout_row(sample, target): 1.0}}
 
     def truncate_to_targets(self, sample: Sample, targets: Sequence[Target]) -> Sample:
@@ -227,7 +229,7 @@ class GenerativeAdapter(ModelAdapter):
         """A given answer as ids: a text, or ids already."""
         if isinstance(continuation, str):
             if not continuation:
-                raise InputError("the answer is empty: leave answer= out to explain what the model says")
+                raise InputError("answer= is empty: leave it out to explain the text that the model generates")
             ids = encode(continuation)
         else:
             try:
@@ -247,7 +249,7 @@ class GenerativeAdapter(ModelAdapter):
         `by` stands for a model's own way to generate, where that is not one plain pass.
         """
         if not hasattr(self.model, "generate"):
-            raise UnsupportedError(f"{type(self.model).__name__} cannot generate: give answer=")
+            raise UnsupportedError(f"{type(self.model).__name__} cannot generate text: give it with answer=")
         settings = copy.deepcopy(self.model.generation_config)
         given = {"max_new_tokens": max_new_tokens, "do_sample": False, "num_beams": 1, "return_dict_in_generate": False}
         given |= {"num_return_sequences": 1, "penalty_alpha": 0}  # what is None is filled in from the model's own
@@ -265,7 +267,7 @@ class GenerativeAdapter(ModelAdapter):
             try:
                 said = (generate_function or type(self.model).generate)(self.model, **batch, generation_config=settings)
             except ValueError as problem:
-                raise InputError(f"the model's generation_config does not let it generate here: {problem}") from None
+                raise InputError(f"the model's generation_config does not allow generation here: {problem}") from None
             return said[0].tolist()
 
     def find_eos_ids(self) -> set[int]:
@@ -285,9 +287,8 @@ class GenerativeAdapter(ModelAdapter):
             )
         if not one.isfinite().all():
             raise UnsupportedError(
-                f"{type(unwrap_base_model(self.model)).__name__} gives numbers that are not finite: its weights hold "
-                "NaN or "
-                f"infinity, or {str(self.dtype).removeprefix('torch.')} is too narrow for it"
+                f"{type(unwrap_base_model(self.model)).__name__} computes logits that are not finite: its weights "
+                f"contain NaN or infinity, or its values exceed the range of {str(self.dtype).removeprefix('torch.')}"
             )
         return bool((one - other).abs().max() <= 1e-3 * one.abs().max())
 
@@ -313,10 +314,13 @@ class GenerativeAdapter(ModelAdapter):
 
     def padding_error(self, start: int, gap: float) -> InputError:
         """The error for inputs whose padding in front changes what the model computes."""
-        name, padding = type(self.model).__name__, f"the {start} padding tokens in front of this input"
-        differs = f"{name} computes other logits with {padding} than without them (by {gap:.1e} of the largest)"
-        says = f"{name} computes no finite logits with {padding}" if gap != gap else differs
-        return InputError(f"{says}: cut them off, pad on the right, or give the text")
+        name, padding = type(self.model).__name__, f"the {start} padding tokens before this input"
+        differs = (
+            f"{name} computes different logits with {padding} and without them (difference: {gap:.1e} of the largest "
+            "logit)"
+        )
+        says = f"{name} computes logits that are not finite with {padding}" if gap != gap else differs
+        return InputError(f"{says}: remove the padding, pad on the right, or give the text")
 
     def _logits_at(self, batch: dict[str, Any], row: int) -> Float[Tensor, "label"]:
         """The logits at one position of a batch of one; the others are not computed where the model can leave them."""

@@ -77,7 +77,7 @@ def compute_patch_grid(pixels: Tensor, num_channels: int, patch_size: tuple[int,
     grid = (pixels.shape[1] // patch_size[0], pixels.shape[2] // patch_size[1])
     if not all(grid):
         picture, patch = (" × ".join(map(str, part)) for part in (pixels.shape[1:], patch_size))
-        raise InputError(f"a picture of {picture} pixels does not fall into patches of {patch}")
+        raise InputError(f"an image of {picture} pixels cannot be divided into patches of {patch}")
     return grid
 
 
@@ -93,18 +93,20 @@ class ImageAdapter(ModelAdapter):
         super().__post_init__()
         if hasattr(self.processor, "convert_ids_to_tokens"):
             given, name = type(self.processor).__name__, type(self.model).__name__
-            raise InputError(f"{name} takes pictures, but came with a tokenizer ({given}): give its image processor")
+            raise InputError(
+                f"{name} takes images, but was loaded with a tokenizer ({given}): pass its image processor instead"
+            )
         if self.vision_config is not self.model.config and self.model_type not in DUAL_ENCODER_HAS_CLASS_TOKEN:
             known = ", ".join(DUAL_ENCODER_HAS_CLASS_TOKEN)
             raise UnsupportedError(
-                f"{type(self.model).__name__} is half of a dual encoder, and how it reads its patches is not known: of "
-                f"these halves clearhead explains those of {known}"
+                f"{type(self.model).__name__} is one tower of a dual encoder, and its read-out is not known: clearhead "
+                f"explains the towers of {known}"
             )
         size = getattr(self.vision_config, "image_size", None)
         if self.model_type.startswith("dinov2") and size is not None and len(set(to_pair(size))) > 1:
             raise UnsupportedError(
-                f"{type(self.model).__name__} takes the root of its number of patches, so config.image_size={size} "
-                "cannot run: keep it square (pictures may be of any shape)"
+                f"{type(self.model).__name__} needs a square number of patches, so config.image_size={size} cannot "
+                "run: make it square (images can have any shape)"
             )
 
     @property
@@ -140,16 +142,18 @@ class ImageAdapter(ModelAdapter):
 
     def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
         if options.unit_names is not None:
-            raise InputError("tokens= names tokens of text; a picture's patches have their places as names")
+            raise InputError("tokens= names the tokens of a text; image patches are named by their positions")
         if isinstance(raw, Mapping):
             return self._samples_from_model_inputs(raw)
         if self.processor is None:
-            raise InputError("the model came without an image processor: give pixel_values, or load (model, processor)")
+            raise InputError(
+                "the model was loaded without an image processor: give pixel_values, or load (model, processor)"
+            )
         return [self._build_sample({"pixel_values": preprocess_image(raw, self.processor)})]
 
     def _samples_from_model_inputs(self, raw: Mapping[str, Any]) -> list[Sample]:
         if "pixel_values" not in raw:
-            raise InputError(f"model inputs need pixel_values, but hold {', '.join(raw) or 'nothing'}")
+            raise InputError(f"model inputs must contain pixel_values, but contain {', '.join(raw) or 'nothing'}")
         return [self._build_sample(part) for part in unbatch_inputs(self, raw)]
 
     def _build_sample(self, inputs: dict[str, Tensor]) -> Sample:
@@ -157,14 +161,16 @@ class ImageAdapter(ModelAdapter):
         grid = compute_patch_grid(pixels, self.num_channels, self.patch_size)
         (high, wide), size = self.patch_size, (pixels.shape[1], pixels.shape[2])
         if self.model_type.startswith("swin") and (size[0] % high or size[1] % wide):
-            raise InputError(f"a picture of {size[0]} × {size[1]} pixels does not fall into patches of {high} × {wide}")
+            raise InputError(
+                f"an image of {size[0]} × {size[1]} pixels cannot be divided into patches of {high} × {wide}"
+            )
         if (
             self._needs_interpolation(size)
             and not self.forward_accepts("interpolate_pos_encoding")
             and self.model_type not in _ANY_SIZE_MODEL_TYPES
         ):
             expected = " × ".join(map(str, to_pair(self.vision_config.image_size)))
-            raise InputError(f"the model takes pictures of {expected} pixels, not {size[0]} × {size[1]}")
+            raise InputError(f"the model takes images of {expected} pixels, not {size[0]} × {size[1]}")
         # Pixels beyond the last whole patch are not read by the model, so they are not part of the picture it saw.
         seen = pixels[:, : grid[0] * high, : grid[1] * wide]
         return Sample.from_units(
@@ -194,7 +200,7 @@ class ImageAdapter(ModelAdapter):
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         shapes = {tuple(sample.inputs["pixel_values"].shape) for sample in samples}
         if len(shapes) != 1:
-            raise InputError(f"pictures of one batch must have one size, but have {sorted(shapes)}")
+            raise InputError(f"the images of one batch must have the same size, but have {sorted(shapes)}")
         names = samples[0].inputs
         batch = {name: torch.stack([sample.inputs[name] for sample in samples]) for name in names}
         batch = {name: part.to(self.device) for name, part in batch.items()}
@@ -226,7 +232,7 @@ class MaskedAutoencoderAdapter(ImageAdapter):
     def __post_init__(self) -> None:
         if type(unwrap_base_model(self.model)).__name__.endswith("ForPreTraining"):
             raise UnsupportedError(
-                "ViTMAEForPreTraining rebuilds pictures with a decoder: explain its encoder, load(model.vit)"
+                "ViTMAEForPreTraining reconstructs images with a decoder: explain its encoder, load(model.vit)"
             )
         super().__post_init__()
 
@@ -239,9 +245,9 @@ class MaskedAutoencoderAdapter(ImageAdapter):
         in_order = noise is not None and bool((torch.as_tensor(noise).diff(dim=-1) > 0).all())
         if self.model.config.mask_ratio != 0 or not in_order:
             raise UnsupportedError(
-                f"{type(self.model).__name__} drops and shuffles patches at random on each pass: set "
-                "config.mask_ratio = 0 and give model inputs with an increasing noise= (so that every patch keeps its "
-                "place), and a target function"
+                f"{type(self.model).__name__} drops and shuffles patches at random on each pass: set config.mask_ratio "
+                "= 0 and give model inputs with an increasing noise= (so that every patch keeps its position), and a "
+                "target function"
             )
 
     def make_example_input(self) -> Any:
@@ -252,4 +258,4 @@ class MaskedAutoencoderAdapter(ImageAdapter):
     def compute_class_scores(
         self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]
     ) -> Float[Tensor, "batch label"]:
-        raise InputError(f"{type(self.model).__name__} has no classes: give target= a function of its output")
+        raise InputError(f"{type(self.model).__name__} has no classes: pass a function of its output as target=")

@@ -43,7 +43,7 @@ class JointSequenceAdapter(TextWithVisualAdapter):
         if len({sample.batch_key for sample in samples}) > 1:
             raise InputError(
                 f"texts of different lengths cannot share a batch of {type(self.model).__name__}, since padding would "
-                "stand inside the sequence: record them one by one"
+                "be inside the sequence: record them one by one"
             )
         return super().collate(samples)
 
@@ -51,7 +51,7 @@ class JointSequenceAdapter(TextWithVisualAdapter):
         self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]
     ) -> Float[Tensor, "batch label"]:
         if getattr(output, "logits", None) is None:
-            raise InputError(f"{type(self.model).__name__} has no classes: give target= a function of its output")
+            raise InputError(f"{type(self.model).__name__} has no classes: pass a function of its output as target=")
         return super().compute_class_scores(output, samples, targets)
 
 
@@ -72,16 +72,16 @@ class VisualBertAdapter(JointSequenceAdapter, TextWithRegionsAdapter):
     }
     unsupported_classes: ClassVar[dict[str, str]] = {
         "VisualBertForPreTraining": "it has two heads; explain its encoder, load(model.visual_bert)",
-        "VisualBertForMultipleChoice": "it reads several texts at once, each with regions of its own",
-        "VisualBertForRegionToPhraseAlignment": "its scores are attention themselves, from phrases to regions",
+        "VisualBertForMultipleChoice": "it takes several texts at once, each with its own regions",
+        "VisualBertForRegionToPhraseAlignment": "its scores are themselves attention weights, from phrases to regions",
     }
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.model.config.bypass_transformer:
             raise UnsupportedError(
-                f"{type(self.model).__name__} lets regions in at its last layer only (config.bypass_transformer): "
-                "its layers do not run over one sequence"
+                f"{type(self.model).__name__} adds regions at its last layer only (config.bypass_transformer): its "
+                "layers do not run over one joint sequence"
             )
 
     def choose_default_readout(self) -> Readout | None:
@@ -99,7 +99,9 @@ class VisualBertAdapter(JointSequenceAdapter, TextWithRegionsAdapter):
     ) -> Sample:
         sample = super().build_joint_sample(inputs, units, visual, num_truncated)
         if int(sample.inputs["attention_mask"].sum()) < 2:
-            raise InputError(f"{self.name} reads the token before the last: one token alone is too short a text")
+            raise InputError(
+                f"{self.name} reads the second to last token, so a text of one token is too short: give a longer text"
+            )
         return sample
 
     @property
@@ -135,8 +137,8 @@ class ViltAdapter(JointSequenceAdapter, TextWithImageAdapter):
         *("ViltForImagesAndTextClassification", "ViltForTokenClassification"),
     )
     unsupported_classes: ClassVar[dict[str, str]] = {
-        "ViltForImagesAndTextClassification": "it runs once for each of several pictures: its sequences are not one",
-        "ViltForTokenClassification": "labels of words beside a picture are not explained yet",
+        "ViltForImagesAndTextClassification": "it runs once for each of several images, not over one joint sequence",
+        "ViltForTokenClassification": "token labels of a text with an image are not supported yet",
     }
 
     def __post_init__(self) -> None:
@@ -152,14 +154,14 @@ class ViltAdapter(JointSequenceAdapter, TextWithImageAdapter):
         if "pixel_mask" in inputs:
             inputs = {**inputs, "pixel_values": self._crop_to_pixel_mask(inputs["pixel_values"], inputs["pixel_mask"])}
         if "image_embeds" in inputs:
-            raise InputError("image_embeds have no patches to show: give pixel_values")
+            raise InputError("image_embeds have no patches to display: give pixel_values")
         sight = super().read_visual_inputs(inputs, options)
         assert sight.units.grid is not None
         count, most = sight.units.grid[0] * sight.units.grid[1], self.model.config.max_image_length
         if isinstance(most, int) and 0 <= most < count:
             raise InputError(
-                f"{self.name} keeps {most} of the {count} patches of this picture, other ones at each pass: set "
-                "model.config.max_image_length = -1, or give a smaller picture"
+                f"{self.name} samples {most} of the {count} patches of this image at random in each pass: set "
+                "model.config.max_image_length = -1, or give a smaller image"
             )
         sight.inputs["pixel_mask"] = torch.ones(sight.inputs["pixel_values"].shape[1:], dtype=torch.long)
         return sight
@@ -173,7 +175,7 @@ class ViltAdapter(JointSequenceAdapter, TextWithImageAdapter):
         shown = F.interpolate(mask[None, None].float(), size=grid)[0, 0] != 0  # as the model reads it
         rows, columns = int(shown[:, 0].sum()), int(shown[0].sum())
         if not rows or not columns or int(shown.sum()) != rows * columns or not shown[:rows, :columns].all():
-            raise InputError("pixel_mask must leave one rectangle of the picture, in its upper left corner")
+            raise InputError("pixel_mask must keep one rectangle of the image, in its upper left corner")
         return pixels if (rows, columns) == grid else pixels[:, : rows * high, : columns * wide]
 
     @contextmanager

@@ -47,8 +47,12 @@ class MaskedTokenAdapter(TextAdapter):
         masks = (inputs["input_ids"] == self.mask_token_id).nonzero().flatten().tolist()
         if not masks:
             token = getattr(self.tokenizer_wrapper.tokenizer, "mask_token", f"id {self.mask_token_id}")
-            cut = f" ({num_truncated} tokens were cut off, the masked one may be among them)" if num_truncated else ""
-            raise InputError(f"no masked position: put {token} where the model should guess a word{cut}")
+            cut = (
+                f" ({num_truncated} tokens were truncated, possibly including the masked one)" if num_truncated else ""
+            )
+            raise InputError(
+                f"the text has no masked position: write {token} where the model should predict a token{cut}"
+            )
         return tuple(masks)
 
     @property

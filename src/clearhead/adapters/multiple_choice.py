@@ -102,7 +102,7 @@ class MultipleChoiceAdapter(TextHeadAdapter):
                 return [Target(Label(sample.choice_index), target.scale)]
             case _ if target.function is not None:
                 return [target]
-        raise InputError(f"{target.spec!r} is no target of {type(self.model).__name__}: give the number of a choice")
+        raise InputError(f"{target.spec!r} is not a target of {type(self.model).__name__}: give the index of a choice")
 
     def _resolve_choice(self, label: str | int, count: int) -> int:
         number = self.label_index(label)
@@ -137,7 +137,7 @@ class MultipleChoiceAdapter(TextHeadAdapter):
     def label_index(self, label: str | int) -> int:
         number = str(label).removeprefix("choice ")
         if not number.lstrip("-").isdigit():
-            raise InputError(f"choice {label!r} does not exist: give its number, counted from 0")
+            raise InputError(f"choice {label!r} does not exist: give its index, counted from 0")
         return int(number)
 
     def label_name(self, index: int) -> str:

@@ -43,7 +43,7 @@ class SimilarityTarget(Target):
     ) -> dict[str, Any]:
         said = {"kind": "similarity", "name": self.name}
         if self.against is not None:
-            note = f"{self.against!r} is held fixed: the words of {self.name!r} score as they do without it"
+            note = f"{self.against!r} is held constant: the scores of {self.name!r} are the same as without it"
             said = {"kind": "contrast", "name": f"{self.name} − {self.against}", "against": self.against, "note": note}
         return {**said, "scale": self.scale, "value": value}
 
@@ -88,13 +88,13 @@ class PairAdapter(ModelAdapter):
                 if b == own:
                     raise InputError(f"a contrast of {own!r} with itself explains nothing")
                 if not b.strip():
-                    raise InputError("the text to hold against is empty: give another one")
+                    raise InputError("the text to contrast with is empty: give another one")
                 return [SimilarityTarget(target.spec, target.scale, own, b)]
             case _ if target.function is not None:
                 return [target]
         raise InputError(
-            f"{self.name} measures how alike two inputs are: leave target= out, or give clearhead.Contrast(None, other "
-            f"text) or a function of the output, not {target.spec}"
+            f"{self.name} measures the similarity of two inputs: leave out target=, or give clearhead.Contrast(None, "
+            f"other text) or a function of the output, not {target.spec}"
         )
 
     def compute_class_scores(
@@ -186,23 +186,23 @@ class TextSimilarityAdapter(PairAdapter):
     def __post_init__(self) -> None:
         if self.readout not in POOLINGS:
             raise InputError(
-                "say how the encoder's tokens become the vector of a text: load(..., task='similarity', "
-                f"readout='mean'), 'first' or 'last', not {self.readout!r}"
+                "choose how the encoder's tokens are pooled into a text vector: load(..., task='similarity', "
+                f"readout='mean'), or 'first' or 'last', not {self.readout!r}"
             )
         encoder = self.model
         inside: Any = unwrap_base_model(encoder)
         if inside.base_model is not inside:
             raise UnsupportedError(
-                f"{type(inside).__name__} has a head: give its bare encoder, model.{inside.base_model_prefix}, to tell "
-                "how alike two texts are"
+                f"{type(inside).__name__} has a head: give its bare encoder, model.{inside.base_model_prefix}, to "
+                "explain the similarity of two texts"
             )
         self.text_encoder = TextEncoderAdapter(encoder, self.processor, self.readout, self.name)
         self.name = self.text_encoder.name
         layers, modules = count_calls_from_config(encoder.config), len(find_attention_modules(encoder))
         if not layers or not modules or layers % modules:
             raise UnsupportedError(
-                f"{type(inside).__name__} runs {layers} layers through {modules} modules of attention, so "
-                "clearhead cannot tell which of its calls read the first text and which the second"
+                f"{type(inside).__name__} runs {layers} layers with {modules} attention modules, so clearhead cannot "
+                "distinguish the calls for the first text from those for the second"
             )
         self.calls_per_module = layers // modules  # ALBERT's layers are one module
         self.model = TextPairEncoder(encoder, self.readout)
@@ -234,16 +234,20 @@ class TextSimilarityAdapter(PairAdapter):
             halves = split_pair_inputs(raw)
             if any("input_ids" not in half for half in halves):
                 raise InputError(
-                    f"model inputs need input_ids and {SECOND_TEXT_PREFIX}input_ids, but hold {', '.join(raw)}"
+                    f"model inputs must contain input_ids and {SECOND_TEXT_PREFIX}input_ids, but contain "
+                    f"{', '.join(raw)}"
                 )
             pairs = [self.text_encoder.make_samples(half, options) for half in halves]
             if len(pairs[0]) != len(pairs[1]):
-                raise InputError(f"there are {len(pairs[0])} texts and {len(pairs[1])} others: they go pair by pair")
+                raise InputError(
+                    f"there are {len(pairs[0])} first texts and {len(pairs[1])} second texts: they are paired by "
+                    "position, so give the same number of each"
+                )
         elif isinstance(raw, tuple) and len(raw) == 2:
             pairs = [self.text_encoder.make_samples(part, options) for part in raw]
         else:
             raise InputError(
-                f"expected two texts, (one, other), to tell why they are alike, but got {type(raw).__name__} "
+                f"expected two texts, (first, second), to explain their similarity, but got {type(raw).__name__} "
                 f"({raw!r:.40})"
             )
         return [self._build_pair_sample(text, other) for text, other in zip(*pairs, strict=True)]

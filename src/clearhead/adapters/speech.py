@@ -53,7 +53,7 @@ class SpeechToTextAdapter(EncoderDecoderAdapter, WhisperClassificationAdapter):
         prefixes = given.pop("decoder_input_ids", None)
         found = WhisperClassificationAdapter.make_samples(self, given, options)
         if prefixes is not None and len(prefixes) != len(found):
-            raise InputError(f"decoder_input_ids has {len(prefixes)} rows for {len(found)} sounds")
+            raise InputError(f"decoder_input_ids has {len(prefixes)} rows for {len(found)} audio inputs")
         said = [None] * len(found) if prefixes is None else [torch.as_tensor(prefix).tolist() for prefix in prefixes]
         return [self._add_decoder_prefix(sample, prefix, options) for sample, prefix in zip(found, said, strict=True)]
 

@@ -36,7 +36,9 @@ class TextAdapter(ModelAdapter):
         super().__post_init__()
         config, name = self.model.config, type(unwrap_base_model(self.model)).__name__
         if getattr(config, "is_encoder_decoder", False):
-            raise UnsupportedError(f"{name} is an encoder–decoder: of these, those are explained that answer in words")
+            raise UnsupportedError(
+                f"{name} is an encoder–decoder model: of these, clearhead explains only those that generate text"
+            )
         for kind, why in _UNSUPPORTED_MODEL_TYPES.items():
             if getattr(config, "model_type", "") == kind:
                 raise UnsupportedError(f"{name} cannot be explained: {why}")
@@ -45,14 +47,17 @@ class TextAdapter(ModelAdapter):
         except NotImplementedError:
             self.embeddings = None
         if getattr(getattr(self.embeddings, "weight", None), "ndim", 0) != 2:
-            raise UnsupportedError(f"{name} cannot be explained: it has no table of word embeddings to start from")
+            raise UnsupportedError(f"{name} cannot be explained: it has no table of token embeddings")
         if getattr(config, "attention_type", None) == "block_sparse":
             raise UnsupportedError(
-                f"{name} attends in sparse blocks: set config.attention_type = 'original_full' and load it anew"
+                f"{name} uses block-sparse attention: set config.attention_type = 'original_full' and load it again"
             )
         if self.processor is not None and not hasattr(self.processor, "convert_ids_to_tokens"):
             given = type(self.processor).__name__
-            raise InputError(f"{name} takes texts, but came with a {given}, which is no tokenizer: give its tokenizer")
+            raise InputError(
+                f"{name} takes texts, but was loaded with a {given}, which is not a tokenizer: pass its tokenizer "
+                "instead"
+            )
         self.tokenizer_wrapper = TokenizerWrapper(self.processor, self.model, self.stream, config.get_text_config())
 
     def count_expected_calls(self) -> int | None:
@@ -103,15 +108,15 @@ class TextAdapter(ModelAdapter):
         for one, name in zip(tokens.inputs["input_ids"].tolist(), tokens.units.names, strict=True):
             if one >= count:
                 raise InputError(
-                    f"the tokenizer gives {name!r} the number {one}, and the model knows {count} words: is it another "
-                    "model's tokenizer?"
+                    f"the tokenizer gives {name!r} the id {one}, but the model's vocabulary has {count} tokens: does "
+                    "the tokenizer belong to another model?"
                 )
 
     def _samples_from_model_inputs(self, raw: Mapping[str, Any], how: InputOptions) -> list[Sample]:
         keys = [key for key in ("input_ids", "inputs_embeds") if raw.get(key) is not None]
         if len(keys) != 1:
             held = ", ".join(raw) or "nothing"
-            raise InputError(f"model inputs need either input_ids or inputs_embeds, but hold {held}")
+            raise InputError(f"model inputs must contain either input_ids or inputs_embeds, but contain {held}")
         whole = unbatch_inputs(self, raw)
         checked = [self._validate_inputs(part, keys[0]) for part in whole]
         parts = whole if how.keep_padding else checked
@@ -135,14 +140,14 @@ class TextAdapter(ModelAdapter):
             if name in part and part[name].shape != given.shape[:1]:
                 raise InputError(f"{name} must have the {len(given)} tokens of {key}, not {tuple(part[name].shape)}")
         if key == "input_ids" and (given.is_floating_point() or given.min() < 0 or given.max() >= count):
-            raise InputError(f"input_ids must be whole numbers from 0 to {count - 1}")
+            raise InputError(f"input_ids must be integers from 0 to {count - 1}")
         if key == "inputs_embeds" and given.shape[1] != width:
-            raise InputError(f"inputs_embeds must be {width} wide, not {given.shape[1]}")
+            raise InputError(f"inputs_embeds must have {width} features per token, not {given.shape[1]}")
         part = self._remove_padding(part)
         if len(part[key]) > self.tokenizer_wrapper.max_positions:
             raise InputError(
-                f"{len(part[key])} tokens are more than the model takes ({self.tokenizer_wrapper.max_positions}): "
-                "model inputs are not truncated, shorten them"
+                f"{len(part[key])} tokens are more than the model's maximum ({self.tokenizer_wrapper.max_positions}): "
+                "model inputs are not truncated, so shorten them"
             )
         return part
 
@@ -163,7 +168,7 @@ class TextAdapter(ModelAdapter):
             used = used | ~torch.isin(part["input_ids"], pads)
         length = int(used.nonzero().max()) + 1 if used.any() else 0
         if not length:
-            raise InputError("the attention mask hides every token: there is nothing to explain")
+            raise InputError("the attention mask excludes every token: there is nothing to explain")
         whole = len(used)
         return {name: value[:length] if value.shape[:1] == (whole,) else value for name, value in part.items()}
 
@@ -178,15 +183,16 @@ class TextAdapter(ModelAdapter):
         longest = max(len(sample.units) for sample in samples)
         if self.positions_depend_on_batch_length and any(len(sample.units) != longest for sample in samples):
             raise InputError(
-                "inputs of different lengths cannot share a batch, since the model counts positions by the longest"
+                "inputs of different lengths cannot share a batch, since the model computes positions from the longest "
+                "one: set batch_size=1"
             )
         if self.readout == "last" and any(len(sample.units) != longest for sample in samples):
             # Models that read the last token find it by the padding's id.
             ids = all("input_ids" in sample.inputs for sample in samples)
             if not ids or getattr(self.tokenizer_wrapper.config, "pad_token_id", None) is None:
                 raise InputError(
-                    "inputs of different lengths cannot share a batch, since the model cannot tell their padding: "
-                    "set model.config.pad_token_id and give texts or input_ids, or batch_size=1"
+                    "inputs of different lengths cannot share a batch, since the model cannot recognise their padding: "
+                    "set model.config.pad_token_id and give texts or input_ids, or set batch_size=1"
                 )
         batch: dict[str, list[Tensor]] = {}
         for sample in samples:
@@ -214,14 +220,17 @@ _DECODER_CLASS_PREFIXES = (
 )
 #: Models whose answer would be wrong, and why.
 _UNSUPPORTED_MODEL_TYPES = {
-    "xlnet": "the attention it returns is a copy beside its computation, and it reads the last position, padding too",
-    "ctrl": "it changes its word embeddings in place, so no gradient can start from them",
-    "ibert": "it computes with whole numbers, which have no gradients",
-    "reformer": "its attention is hashed and chunked, so no map of it covers the text",
-    "longformer": "it attends in chunks and pads its input to whole ones, so no map of its attention covers the text",
-    "bros": "it reads where words stand on a page (bbox), which is not explained yet",
-    "yoso": "its attention is sampled, so no map of it covers the text",
-    "nystromformer": "its attention is approximated through landmarks, so no map of it covers the text",
+    "xlnet": (
+        "the attention it returns is a copy that its output does not depend on, and it reads the last position even if "
+        "that is padding"
+    ),
+    "ctrl": "it changes its token embeddings in place, so they have no gradient",
+    "ibert": "it computes with integers, which have no gradients",
+    "reformer": "its attention is hashed and chunked, so no attention map covers the text",
+    "longformer": "it attends in chunks, to whose length it pads its input, so no attention map covers the text",
+    "bros": "it uses the positions of words on a page (bbox), which are not supported yet",
+    "yoso": "its attention is sampled, so no attention map covers the text",
+    "nystromformer": "its attention is approximated through landmarks, so no attention map covers the text",
 }
 
 
@@ -247,14 +256,14 @@ class TextEncoderAdapter(TextAdapter):
         super().__post_init__()
         if self.forward_accepts("visual_embeds"):
             raise UnsupportedError(
-                f"{type(unwrap_base_model(self.model)).__name__} reads pictures and texts: it is not explained yet"
+                f"{type(unwrap_base_model(self.model)).__name__} takes images and texts: it is not supported yet"
             )
 
     def compute_class_scores(
         self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]
     ) -> Float[Tensor, "batch label"]:
         raise InputError(
-            f"{type(self.model).__name__} has no classes: give target= a function of its output that returns one "
+            f"{type(self.model).__name__} has no classes: pass as target= a function of its output that returns one "
             "number per sample"
         )
 

@@ -64,7 +64,7 @@ class TextWithVisualAdapter(TextAdapter):
         tokenizer = getattr(self.processor, "tokenizer", self.processor)
         if tokenizer is not None and not hasattr(tokenizer, "convert_ids_to_tokens"):
             given = type(self.processor).__name__
-            raise InputError(f"{names[0]} takes texts, too, but came with a {given} that has no tokenizer")
+            raise InputError(f"{names[0]} also takes texts, but was loaded with a {given}, which has no tokenizer")
         self.embeddings = unwrap_base_model(self.model).get_input_embeddings()  # type: ignore[operator]
         self.tokenizer_wrapper = TokenizerWrapper(
             tokenizer, self.model, "text", getattr(self.model.config, "text_config", None)
@@ -116,7 +116,9 @@ class TextWithVisualAdapter(TextAdapter):
         key = "inputs_embeds" if raw.get("input_ids") is None else "input_ids"
         if raw.get(key) is None or raw.get(self.visual_grad_input_name) is None:
             held = ", ".join(raw) or "nothing"
-            raise InputError(f"model inputs need input_ids and {self.visual_grad_input_name}, but hold {held}")
+            raise InputError(
+                f"model inputs must contain input_ids and {self.visual_grad_input_name}, but contain {held}"
+            )
         parts = unbatch_inputs(self, raw)
         nameless: list[Any] = [None] * len(parts)
         named = (
@@ -148,7 +150,9 @@ class TextWithVisualAdapter(TextAdapter):
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         held = {tuple(sorted(sample.inputs)) for sample in samples}
         if len(held) != 1:
-            raise InputError(f"inputs of one batch must hold the same, but hold {' / '.join(map(', '.join, held))}")
+            raise InputError(
+                f"the inputs of one batch must contain the same tensors, but contain {' / '.join(map(', '.join, held))}"
+            )
         fills = {**dict.fromkeys(TEXT_INPUT_NAMES, 0), "input_ids": self.tokenizer_wrapper.pad_id, **self.pad_values}
         batch: dict[str, Any] = {}
         for name in samples[0].inputs:
@@ -185,18 +189,18 @@ class TextWithRegionsAdapter(TextWithVisualAdapter):
         picture = None if raw.image is None else open_image(raw.image)
         given = raw.regions
         if given is None and picture is None:
-            raise InputError(f"{self.name} takes text= and regions=(features, boxes), but was given a text alone")
+            raise InputError(f"{self.name} takes text= and regions=(features, boxes), but was given only a text")
         if given is None:
             if self.region_detector is None:
                 raise InputError(
-                    f"{self.name} reads regions, and there is nothing to find them in the picture with: give "
-                    "regions=(features, boxes), or load(…, detector=f) with f(picture) → (features, boxes)"
+                    f"{self.name} takes regions, and has no detector to find them in the image: give "
+                    "regions=(features, boxes), or load(…, detector=f) with f(image) → (features, boxes)"
                 )
             given = self.region_detector(picture)
         regions = read_regions(given, picture)
         count, width = regions.features.shape
         if width != self.region_feature_size:
-            raise InputError(f"{self.name} takes {self.region_feature_size} features for a region, not {width}")
+            raise InputError(f"{self.name} takes {self.region_feature_size} features per region, not {width}")
         return VisualInput(self.build_region_inputs(regions), make_region_units(count, regions.boxes), regions.image)
 
     def validate_region_inputs(
@@ -215,7 +219,7 @@ class TextWithRegionsAdapter(TextWithVisualAdapter):
         inputs = {mask_name: torch.ones(len(regions), dtype=torch.long), **inputs}
         used = inputs[mask_name].nonzero().flatten()
         if not len(used):
-            raise InputError(f"{mask_name} hides every region: there is nothing to explain")
+            raise InputError(f"{mask_name} excludes every region: there is nothing to explain")
         length = len(regions) if options.keep_padding else int(used.max()) + 1
         return {name: value[:length] if name in self.pad_values else value for name, value in inputs.items()}
 
@@ -247,9 +251,11 @@ class TextWithImageAdapter(TextWithVisualAdapter):
 
     def read_visual(self, raw: NamedInputs) -> VisualInput:
         if raw.image is None:
-            raise InputError(f"{self.name} takes text= and image=, but was given a text alone")
+            raise InputError(f"{self.name} takes text= and image=, but was given only a text")
         if not hasattr(self.processor, "image_processor"):
-            raise InputError("the model came without an image processor: give model inputs, or load (model, processor)")
+            raise InputError(
+                "the model was loaded without an image processor: give model inputs, or load (model, processor)"
+            )
         return self.read_visual_inputs({"pixel_values": preprocess_image(raw.image, self.processor)}, InputOptions())
 
     def read_visual_inputs(self, inputs: dict[str, Tensor], options: InputOptions) -> VisualInput:
@@ -263,7 +269,9 @@ class TextWithImageAdapter(TextWithVisualAdapter):
         (high, wide), size = self.patch_size, pixels.shape[1:]
         grid = (size[0] // high, size[1] // wide)
         if not all(grid):
-            raise InputError(f"a picture of {size[0]} × {size[1]} pixels does not fall into patches of {high} × {wide}")
+            raise InputError(
+                f"an image of {size[0]} × {size[1]} pixels cannot be divided into patches of {high} × {wide}"
+            )
         seen = pixels[:, : grid[0] * high, : grid[1] * wide]
         shown = denormalize_image(seen, getattr(self.processor, "image_processor", None))
         return VisualInput(inputs, build_patch_units(grid, ["[CLS]"]), shown)

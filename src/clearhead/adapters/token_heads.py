@@ -28,7 +28,7 @@ class TextHeadAdapter(TextAdapter):
         seen = [name for name in _VISUAL_INPUT_NAMES if self.forward_accepts(name)]
         if seen:
             name = type(unwrap_base_model(self.model)).__name__
-            raise UnsupportedError(f"{name} reads more than a text ({', '.join(seen)}): it is not explained yet")
+            raise UnsupportedError(f"{name} takes more than a text ({', '.join(seen)}): it is not supported yet")
         super().__post_init__()
 
     def run_without_grad(self, sample: Sample) -> Any:
@@ -64,7 +64,7 @@ class TokenHeadAdapter(TextHeadAdapter):
             isinstance(wanted, PositionTarget) and not isinstance(wanted, self.target_class)
         ):
             raise InputError(
-                f"{wanted!r} is no target of {type(self.model).__name__}: give "
+                f"{wanted!r} is not a target of {type(self.model).__name__}: give "
                 f"clearhead.{self.target_class.__name__}(…)"
             )
 
@@ -97,7 +97,7 @@ class TokenClassificationAdapter(TokenHeadAdapter):
         logits = self.run_without_grad(sample).logits[0]
         inside = torch.tensor([not special for special in sample.units.special], device=logits.device)
         if not inside.any():
-            raise InputError("every token is special: say which one is meant with target=clearhead.TokenLabel(0)")
+            raise InputError("all tokens are special tokens: choose one with target=clearhead.TokenLabel(0)")
         labels = logits.argmax(-1)
         chosen = inside & ((labels != self.outside_label_index) if wanted is None else (labels == wanted))
         if chosen.any():
@@ -165,7 +165,9 @@ class QuestionAnsweringAdapter(TokenHeadAdapter):
 
     def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
         if isinstance(raw, str):
-            raise InputError("expected a question and the text that answers it, (question, text), but got one text")
+            raise InputError(
+                "expected a question and the text that contains its answer, (question, text), but got one text"
+            )
         return super().make_samples(raw, options)
 
     def make_example_input(self) -> Any:
@@ -176,7 +178,7 @@ class QuestionAnsweringAdapter(TokenHeadAdapter):
         output = self.run_without_grad(sample)
         if getattr(output, "start_logits", None) is None:
             raise UnsupportedError(
-                f"{type(self.model).__name__} does not score every start and end: it cannot be explained"
+                f"{type(self.model).__name__} does not score every start and end position: it cannot be explained"
             )
         start, end = output.start_logits[0], output.end_logits[0]
         inside = torch.tensor(_mark_context_tokens(sample.units), device=start.device)
@@ -193,7 +195,9 @@ class QuestionAnsweringAdapter(TokenHeadAdapter):
         wanted = target.at_position("both", AnswerSpan).spec
         assert isinstance(wanted, AnswerSpan) and isinstance(sample, QASample)
         if wanted.against is not None and target.position is None:
-            raise InputError("a contrast needs its place: give clearhead.AnswerSpan('start', token, against), or 'end'")
+            raise InputError(
+                "a contrast needs a position: give clearhead.AnswerSpan('start', token, against), or 'end'"
+            )
         places = ("start", "end") if target.position is None else (target.position,)
         if places[0] not in ("start", "end"):
             raise InputError(f"an answer has a 'start' and an 'end', but no {target.position!r}")
@@ -254,7 +258,7 @@ def _find_token_index(units: Units, place: int | str) -> int:
     """A token by number, or by the word that it starts."""
     if isinstance(place, int):
         if not -len(units) <= place < len(units):
-            raise InputError(f"token {place} does not exist: the text has {len(units)}, counted from 0")
+            raise InputError(f"token {place} does not exist: the text has {len(units)} tokens, counted from 0")
         return place % len(units)
     words, parents = units.merge("word")
     fits = [i for i, name in enumerate(words.names) if name == place and not words.special[i]]
@@ -263,11 +267,11 @@ def _find_token_index(units: Units, place: int | str) -> int:
     if len(firsts) != 1:
         where = ", ".join(map(str, firsts))
         found = (
-            f"stands at several places, say which: TokenLabel({firsts[0]}) … (tokens {where})"
+            f"occurs several times: choose one occurrence, as in TokenLabel({firsts[0]}) … (tokens {where})"
             if firsts
-            else "is not in it"
+            else "does not occur in the text"
         )
-        raise InputError(f"{place!r} is to name one word of the text, but {found}")
+        raise InputError(f"{place!r} must name one word of the text, but it {found}")
     return firsts[0]
 
 
@@ -283,15 +287,15 @@ def _find_answer_span(units: Units, label: str | int) -> tuple[int, int]:
     """The first and the last token of an answer, given by the number of a token or in words."""
     if isinstance(label, int):
         if not 0 <= label < len(units):
-            raise InputError(f"token {label} does not exist: the text has {len(units)}, counted from 0")
+            raise InputError(f"token {label} does not exist: the text has {len(units)} tokens, counted from 0")
         return label, label
     if units.offsets is None or len(units.texts) < 2:
-        raise InputError("an answer in words needs the text: give (question, text), or the number of a token")
+        raise InputError("an answer given in words needs the text: give (question, text), or the index of a token")
     start = units.texts[1].find(label)
     inside = [i for i, here in enumerate(_mark_context_tokens(units)) if here]
     within = [i for i in inside if units.offsets[i][0] < start + len(label) and units.offsets[i][1] > start]
     if start < 0 or not within:
-        raise InputError(f"{label!r} does not stand in the text: give words of it, or the number of a token")
+        raise InputError(f"{label!r} does not occur in the text: give words of the text, or the index of a token")
     return within[0], within[-1]
 
 

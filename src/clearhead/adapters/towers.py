@@ -79,8 +79,8 @@ class TextTower(Tower, TextAdapter):
     def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
         if not isinstance(raw, str | Mapping):
             raise InputError(
-                f"expected one text, but got {type(raw).__name__} ({raw!r:.40}); for one text against another give "
-                "target=clearhead.Contrast(None, other)"
+                f"expected one text, but got {type(raw).__name__} ({raw!r:.40}); to contrast it with another text, "
+                "give target=clearhead.Contrast(None, other)"
             )
         samples = super().make_samples(raw, options)
         if isinstance(raw, Mapping):
@@ -88,7 +88,7 @@ class TextTower(Tower, TextAdapter):
         if self.readout == END_OF_TEXT and any(
             self._find_eos_position(one.inputs["input_ids"]) + 1 != len(one.units) for one in samples
         ):
-            raise InputError("there is an end-of-text token inside the text, at which CLIP stops reading: leave it out")
+            raise InputError("the text contains an end-of-text token, at which CLIP stops reading: remove it")
         return [self._pad_to_max_length(sample) for sample in samples]
 
     def _remove_padding(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -112,8 +112,8 @@ class TextTower(Tower, TextAdapter):
         found = (ids == end).nonzero().flatten()
         if not len(found):
             raise InputError(
-                f"the text has no end-of-text token (number {end}), at which {type(self.model).__name__} is read: let "
-                "its tokenizer add the special tokens"
+                f"the text has no end-of-text token (id {end}), which is the read-out position of "
+                f"{type(self.model).__name__}: let its tokenizer add the special tokens"
             )
         return int(found[0])
 
@@ -124,7 +124,7 @@ class TextTower(Tower, TextAdapter):
         if self.readout != LAST_POSITION or not count:
             return sample
         if pad is None:
-            raise InputError("the tokenizer has no padding token, which SigLIP fills up texts with: set one")
+            raise InputError("the tokenizer has no padding token, with which SigLIP pads texts: set one")
         fills = {name: pad if name == "input_ids" else 0 for name in inputs}
         longer = {name: torch.cat([part, part.new_full((count,), fills[name])]) for name, part in inputs.items()}
         name = str(self.tokenizer_wrapper.call_tokenizer("convert_ids_to_tokens", pad))
@@ -141,8 +141,9 @@ class TextTower(Tower, TextAdapter):
         lengths = {len(sample.units) for sample in samples}
         if self.readout == LAST_POSITION and len(lengths) > 1:
             raise InputError(
-                f"{type(self.model).__name__} is read at its last position, so input_ids of one batch must be equally "
-                f"long, not {sorted(lengths)}: pad them to {self.tokenizer_wrapper.max_length} tokens, or give texts"
+                f"{type(self.model).__name__} reads the last position, so the input_ids of one batch must have the "
+                f"same length, not {sorted(lengths)}: pad them to {self.tokenizer_wrapper.max_length} tokens, or give "
+                "texts"
             )
         return super().collate(samples)
 
@@ -154,8 +155,8 @@ class ImageTower(Tower, ImageAdapter):
         super().__post_init__()
         if self.readout is None:
             raise UnsupportedError(
-                f"{type(self.model).__name__} is no picture tower whose attention covers the picture: it attends in "
-                "windows, or on grids that shrink"
+                f"{type(self.model).__name__} is not an image tower whose attention covers the image: it attends "
+                "within windows or on shrinking grids"
             )
 
     @property
@@ -190,7 +191,9 @@ class NaflexImageTower(ImageTower):
         if isinstance(raw, Mapping):
             return [self._build_sample(part) for part in unbatch_inputs(self, raw)]
         if self.processor is None:
-            raise InputError("the model came without an image processor: give pixel_values, or load (model, processor)")
+            raise InputError(
+                "the model was loaded without an image processor: give pixel_values, or load (model, processor)"
+            )
         made = self.processor(images=open_image(raw), return_tensors="np")
         return [
             self._build_sample({name: torch.as_tensor(np.asarray(made[name][0])) for name in self.MODEL_INPUT_NAMES})
@@ -199,7 +202,9 @@ class NaflexImageTower(ImageTower):
     def _build_sample(self, inputs: dict[str, Tensor]) -> Sample:
         missing = [name for name in ("pixel_values", "spatial_shapes") if name not in inputs]
         if missing:
-            raise InputError(f"model inputs need {', '.join(missing)} as its image processor makes them")
+            raise InputError(
+                f"model inputs must contain {', '.join(missing)}, as returned by the model's image processor"
+            )
         (high, wide), (rows, columns) = self.patch_size, inputs["spatial_shapes"].tolist()
         count, width = rows * columns, self.num_channels * high * wide
         pixels = inputs["pixel_values"]

@@ -49,20 +49,20 @@ _IMAGE_TOKEN_LAYOUTS: dict[str, type[ImageTokenLayout]] = {
 }
 #: Image–text decoders whose answer would be wrong, and why.
 _TILED_IMAGE_REASON = (
-    "it cuts a picture into tiles and puts newlines between their patches, whose places are not known yet"
+    "it splits an image into tiles and inserts newlines between their patches, which is not supported yet"
 )
-_CROSS_ATTENTION_REASON = "pictures do not stand in its sequence: its layers look at them through cross-attention"
+_CROSS_ATTENTION_REASON = "images are not part of its sequence: its layers attend to them through cross-attention"
 _QFORMER_REASON = (
-    "a Q-Former's learned queries stand for the picture, and look at it and at the text on a way of their own"
+    "the learned queries of a Q-Former represent the image, and attend to the image and the text on a separate path"
 )
 _UNSUPPORTED_FAMILIES = {
     **dict.fromkeys(("LlavaNext", "LlavaNextVideo", "LlavaOnevision", "Ovis2", "PerceptionLM"), _TILED_IMAGE_REASON),
     **dict.fromkeys(("Mllama",), _CROSS_ATTENTION_REASON),
     **dict.fromkeys(("Blip2", "InstructBlip", "InstructBlipVideo"), _QFORMER_REASON),
-    "VideoLlava": "films are not explained yet",
-    "Kosmos2": "its tokens are learned queries that each look at the whole picture, so none has a place in it",
-    "Chameleon": "it turns pictures into words of a code book by hard choices, which have no gradients",
-    "Emu3": "it turns pictures into words of a code book by hard choices, which have no gradients",
+    "VideoLlava": "videos are not supported yet",
+    "Kosmos2": "its tokens are learned queries that each attend to the whole image, so none has a position in it",
+    "Chameleon": "it turns images into codebook tokens by discrete choices, which have no gradients",
+    "Emu3": "it turns images into codebook tokens by discrete choices, which have no gradients",
 }
 _CLASS_SUFFIX = "ForConditionalGeneration"
 
@@ -94,7 +94,7 @@ class VisionLanguageAdapter(CausalLMAdapter):
         ]
         kind = next((kind for kind in kinds if kind in _IMAGE_TOKEN_LAYOUTS or kind in _UNSUPPORTED_FAMILIES), "")
         if kind not in _IMAGE_TOKEN_LAYOUTS:
-            why = _UNSUPPORTED_FAMILIES.get(kind, "how it lays out a picture is not known")
+            why = _UNSUPPORTED_FAMILIES.get(kind, "its image layout is not known")
             raise UnsupportedError(f"{kind or kinds[0]}{_CLASS_SUFFIX} cannot be explained: {why}")
         self.copied_processor = copy.deepcopy(
             self.processor
@@ -143,15 +143,15 @@ class VisionLanguageAdapter(CausalLMAdapter):
         elif isinstance(raw, NamedInputs) and raw.text is not None and raw.image is not None:
             samples = [self._sample_from_raw(raw, options)]
         else:
-            raise InputError(f"{self.name} takes a text and a picture, each by name: explain(text=…, image=…)")
+            raise InputError(f"{self.name} takes a text and an image, each by name: explain(text=…, image=…)")
         return [self._apply_continuation_options(sample, options) for sample in samples]
 
     def _sample_from_raw(self, raw: NamedInputs, how: InputOptions) -> PromptSample:
         """A text and a picture, as the processor reads them."""
         if not (hasattr(self.copied_processor, "tokenizer") and hasattr(self.copied_processor, "image_processor")):
-            raise InputError("the model came without a processor: give model inputs, or load (model, processor)")
+            raise InputError("the model was loaded without a processor: give model inputs, or load (model, processor)")
         if how.unit_names is not None:
-            raise InputError("tokens= names the units of model inputs; a text's units have names of their own")
+            raise InputError("tokens= names the units of model inputs; the units of a text are already named")
         prompt, picture = self._render_prompt(raw.text), open_image(raw.image)
         # A rendered conversation brings its own start token, which must not be doubled.
         begun = {"add_special_tokens": False} if self._starts_with_bos(prompt) else {}
@@ -159,15 +159,14 @@ class VisionLanguageAdapter(CausalLMAdapter):
             with self.tokenizer_wrapper.lock:
                 made = self.copied_processor(text=[prompt], images=[picture], return_tensors="pt", **begun)
         except (ValueError, TypeError, IndexError) as problem:
-            raise InputError(f"the processor does not take this text with one picture: {problem}") from None
+            raise InputError(f"the processor does not accept this text with one image: {problem}") from None
         inputs = {name: made[name] for name in self.supported_inputs if name in made and self.forward_accepts(name)}
         (sample,) = self._samples_from_joint_inputs(self._strip_end_token_from_inputs(inputs, prompt), how)
         most = min(self.tokenizer_wrapper.max_positions, how.max_length or self.tokenizer_wrapper.max_positions)
         if sample.first_predicting_row + 1 > most:
             raise InputError(
-                f"text and picture have {sample.first_predicting_row + 1} tokens, more than {most}: a text with a "
-                "picture is not "
-                "truncated, shorten it"
+                f"the text and the image have {sample.first_predicting_row + 1} tokens, more than the model's maximum "
+                f"({most}): texts with images are not truncated, so shorten the text"
             )
         return sample
 
@@ -194,7 +193,7 @@ class VisionLanguageAdapter(CausalLMAdapter):
             with self.tokenizer_wrapper.lock:
                 return self.copied_processor.apply_chat_template(insert_image_content(text), tokenize=False, **how)
         except Exception as problem:  # templates raise what they like
-            raise InputError(f"the processor's chat template refuses this conversation: {problem}") from None
+            raise InputError(f"the processor's chat template rejects this conversation: {problem}") from None
 
     def _samples_from_joint_inputs(self, raw: Mapping[str, Any], how: InputOptions) -> list[PromptSample]:
         """Model inputs, sample by sample."""
@@ -202,14 +201,16 @@ class VisionLanguageAdapter(CausalLMAdapter):
         strange = [name for name in raw if name not in taken]
         if strange:
             name = type(self.model).__name__
-            raise InputError(f"{name} is explained by {', '.join(taken)}: leave out {', '.join(strange)}")
+            raise InputError(f"{name} is explained from {', '.join(taken)}: leave out {', '.join(strange)}")
         given = {name: torch.as_tensor(part) for name, part in raw.items() if part is not None}
         if "input_ids" not in given or "pixel_values" not in given:
-            raise InputError(f"model inputs need input_ids and pixel_values, but hold {', '.join(given) or 'nothing'}")
+            raise InputError(
+                f"model inputs must contain input_ids and pixel_values, but contain {', '.join(given) or 'nothing'}"
+            )
         if self.has_bidirectional_prefix and "token_type_ids" not in given:
             raise InputError(
-                "model inputs need token_type_ids (0 for the prompt): without them it depends on the implementation of "
-                "attention which way the words of the prompt look"
+                "model inputs must contain token_type_ids (0 for the prompt): without them, the attention "
+                "implementation decides whether prompt tokens attend to later tokens"
             )
         ids = given["input_ids"]
         texts = {name: part for name, part in given.items() if name not in self.image_token_layout.input_names}
@@ -259,11 +260,11 @@ class VisionLanguageAdapter(CausalLMAdapter):
             mark = getattr(self.copied_processor, "image_token", None)
             shown = f", {mark!r}" if mark else ""
             raise InputError(
-                f"the text does not say where the picture stands: write the model's token for it{shown} (number "
+                f"the text does not mark the position of the image: insert the model's image token{shown} (id "
                 f"{self.image_token_id}), or give a conversation"
             )
         if count == len(holds):
-            raise InputError("there is no text beside the picture: nothing is asked about it")
+            raise InputError("there is an image but no text: give a prompt about the image")
         return count
 
     def _build_text_units(self, ids: Tensor, at: list[int], names: Any) -> Units:
@@ -280,7 +281,9 @@ class VisionLanguageAdapter(CausalLMAdapter):
     def _encode_after_prompt(self, sample: PromptSample, answer: str) -> list[int]:
         """The ids of an answer: those that it has together with the words after the picture, where theirs stay."""
         if self.tokenizer_wrapper.tokenizer is None:
-            raise InputError("a text needs the tokenizer: load it together with the model, or give the answer's ids")
+            raise InputError(
+                "a text for answer= needs the tokenizer: load it together with the model, or give token ids"
+            )
         alone = list(self.tokenizer_wrapper.call_tokenizer("encode", answer, add_special_tokens=False))
         ids, special = sample.inputs["input_ids"].tolist(), sample.axes[self.stream].special
         start = max((i + 1 for i, one in enumerate(ids) if special[i] or one == self.image_token_id), default=0)
@@ -297,14 +300,14 @@ class VisionLanguageAdapter(CausalLMAdapter):
         if not continuation_ids:
             return sample
         if self.image_token_id in continuation_ids:
-            raise InputError("the answer holds the token that stands for a picture: there is no picture to put there")
+            raise InputError("answer= contains the image token, but there is no image for it")
         ids = torch.tensor(continuation_ids)
         (text, units), (words, at) = sample.axes[self.stream].unit_groups, sample.axes[self.stream].indices
         length = len(text) + len(units)
         if length + len(ids) > self.tokenizer_wrapper.max_positions:
             raise InputError(
-                f"prompt and answer have {length} + {len(ids)} tokens, more than the model takes "
-                f"({self.tokenizer_wrapper.max_positions}): shorten one"
+                f"the prompt and answer= have {length} + {len(ids)} tokens, more than the model's maximum "
+                f"({self.tokenizer_wrapper.max_positions}): shorten one of them"
             )
         text = concat_units(text, self._build_units_from_ids(continuation_ids))
         words = (*words, *range(length, length + len(ids)))
@@ -330,7 +333,7 @@ class VisionLanguageAdapter(CausalLMAdapter):
         prompt = sample.inputs["input_ids"]
         room = self.tokenizer_wrapper.max_positions - len(prompt)
         if room < 1:
-            raise InputError(f"the prompt fills all {len(prompt)} tokens that the model takes: shorten it")
+            raise InputError(f"the prompt already has {len(prompt)} tokens, the maximum of this model: shorten it")
         inputs = {**sample.inputs, "attention_mask": torch.ones_like(prompt)}
         if self.forward_accepts("mm_token_type_ids"):
             inputs["mm_token_type_ids"] = (prompt == self.image_token_id).long()
@@ -357,7 +360,8 @@ class VisionLanguageAdapter(CausalLMAdapter):
         batches = [self.collate_inputs([self.append_continuation(sample, [one, last])]) for last in (one, other)]
         if not self.logits_agree(batches):
             raise UnsupportedError(
-                f"{type(unwrap_base_model(self.model)).__name__} is no decoder: its words depend on those after them"
+                f"{type(unwrap_base_model(self.model)).__name__} is not a decoder: its predictions depend on later "
+                "tokens"
             )
 
     # Model inputs
@@ -372,7 +376,9 @@ class VisionLanguageAdapter(CausalLMAdapter):
         """The samples' inputs alone."""
         held = {(*sorted(sample.inputs), tuple(sample.inputs["pixel_values"].shape)) for sample in samples}
         if len(held) != 1:
-            raise InputError("inputs of one batch must hold the same, and pictures must have one size")
+            raise InputError(
+                "the inputs of one batch must contain the same tensors, and their images must have the same size"
+            )
         longest = max(len(sample.inputs["input_ids"]) for sample in samples)
         masks = [torch.ones_like(sample.inputs["input_ids"]) for sample in samples]
         fills = {"input_ids": self.tokenizer_wrapper.pad_id, "token_type_ids": int(self.has_bidirectional_prefix)}

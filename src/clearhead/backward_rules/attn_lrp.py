@@ -28,26 +28,33 @@ class AttnLRPRules(RuleSet):
     unmodified_ops = frozenset(("topk", "max", "index_add", "index_add_", "grouped_mm", "_grouped_mm"))
 
     def linear(self, apply: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
+        """Ordinary gradient g W: Σ x ⊙ g is conserved, except for the share of the bias."""
         return apply(x)
 
     def convolution(
         self, apply: Callable[[Tensor], Tensor], convolve: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor
     ) -> Tensor:
+        """Ordinary gradient, as of `linear`."""
         return apply(x)
 
     def add(self, a: Tensor, b: Tensor, batch_size: int, in_place: bool = False) -> Tensor:
+        """Ordinary gradient: a ⊙ g and b ⊙ g add up to the relevance (a + b) ⊙ g."""
         return a.add_(b) if in_place else a + b
 
     def product(self, apply: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
+        """Half the ordinary gradient for each factor, so that Σ a ⊙ g_a + Σ b ⊙ g_b is conserved."""
         return apply(_halve_gradient(a), _halve_gradient(b))
 
     def linear_map(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Ordinary gradient, with which Σ x ⊙ g is conserved."""
         return apply(x)
 
     def scale(self, apply: Callable[[Tensor], Tensor], x: Tensor, factor: Tensor) -> Tensor:
+        """Ordinary gradient, factor ⊙ g."""
         return apply(x)
 
     def activation(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """g_x = g ⊙ f(x) / x, so that x ⊙ g_x = f(x) ⊙ g; no rule if f(0) ≠ 0: unbounded."""
         with torch.no_grad():
             at_zero = apply(x.new_zeros(1))
         if at_zero.item() != 0:  # f(z)/z is unbounded
@@ -71,6 +78,7 @@ class AttnLRPRules(RuleSet):
         eps: float,
         is_centred: bool,
     ) -> Tensor:
+        """g_x = g ⊙ weight / σ with σ as a constant, minus its mean if the norm is centred."""
         axes = tuple(range(-num_axes, 0))
 
         def rule(g: Tensor, x: Tensor) -> tuple[Tensor]:
@@ -87,10 +95,12 @@ class AttnLRPRules(RuleSet):
         return apply_with_rule(apply, rule, x)
 
     def softmax(self, apply: Callable[[Tensor], Tensor], x: Tensor, batch_size: int) -> Tensor:
+        """Ordinary gradient; Σ x ⊙ g leaves out the constant term of the first-order expansion."""
         return apply(x)
 
 
 def _halve_gradient(x: Tensor) -> Tensor:
+    """Copy x; the backward pass halves the gradient."""
     return apply_with_rule(lambda x: x.clone(), lambda g, x: (g / 2,), x)
 
 

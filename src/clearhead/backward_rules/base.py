@@ -46,6 +46,7 @@ class RuleFunction(torch.autograd.Function):
     def forward(
         ctx: Any, compute: Callable[..., Tensor], rule: BackwardRule, in_place: bool, *inputs: Tensor
     ) -> Tensor:
+        """Run `compute`, and save its inputs for `rule`; of an in-place operation a copy of the first."""
         ctx.rule = rule
         ctx.save_for_backward(*(inputs[0].clone(), *inputs[1:]) if in_place else inputs)
         output = compute(*inputs)
@@ -55,6 +56,7 @@ class RuleFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *relevance: Tensor) -> tuple[Tensor | None, ...]:
+        """Apply the rule to the incoming relevance and the saved inputs."""
         return (None, None, None, *ctx.rule(*relevance, *ctx.saved_tensors))
 
 

@@ -28,6 +28,8 @@ POOL_PADDING_VALUES = (-torch.inf, -torch.inf, 0.0)
 def _register_rule(
     *names: str,
 ) -> Callable[[Callable[..., InputsAndFormula | None]], Callable[..., InputsAndFormula | None]]:
+    """Enter the decorated function into `DEEPLIFT_RULES` for each of these operation names."""
+
     def decorate(handler: Callable[..., InputsAndFormula | None]) -> Callable[..., InputsAndFormula | None]:
         DEEPLIFT_RULES.update(dict.fromkeys(names, handler))
         return handler
@@ -36,6 +38,8 @@ def _register_rule(
 
 
 def _register_decomposition(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter the decorated function into `DECOMPOSITIONS` for each of these operation names."""
+
     def decorate(handler: Callable[..., Any]) -> Callable[..., Any]:
         DECOMPOSITIONS.update(dict.fromkeys(names, handler))
         return handler
@@ -47,23 +51,26 @@ def _register_decomposition(*names: str) -> Callable[[Callable[..., Any]], Calla
 
 
 @_register_rule("matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "mv", "dot")
-def _product(func: Any, input: Any, other: Any) -> InputsAndFormula | None:
+def _make_product_rule(func: Any, input: Any, other: Any) -> InputsAndFormula | None:
+    """Δ(ab) = ā Δb + b̄ Δa; None if only one factor depends on the input: then the product is linear."""
     if not (depends_on_input(input) and depends_on_input(other)):
         return None
     return (input, other), lambda a, b: deeplift.product_rule(func, *a, *b)
 
 
 @_register_rule("mul", "__mul__", "__rmul__", "multiply")
-def _mul(func: Any, input: Any, other: Any) -> InputsAndFormula | None:
+def _make_mul_rule(func: Any, input: Any, other: Any) -> InputsAndFormula | None:
+    """Δ(ab) as `_make_product_rule`, or by `scale_rule` if one factor is one scale for each row of the other."""
     if depends_on_input(input) and depends_on_input(other) and deeplift.is_scale(other, input):
         return (input, other), lambda c, r: deeplift.scale_rule(*c, *r)
     if depends_on_input(input) and depends_on_input(other) and deeplift.is_scale(input, other):
         return (other, input), lambda c, r: deeplift.scale_rule(*c, *r)
-    return _product(func, input, other)
+    return _make_product_rule(func, input, other)
 
 
 @_register_rule("einsum")
-def _einsum(func: Any, equation: str, *operands: Any) -> InputsAndFormula | None:
+def _make_einsum_rule(func: Any, equation: str, *operands: Any) -> InputsAndFormula | None:
+    """Δ(ab) = ā Δb + b̄ Δa of the two active operands, whatever the others; three active ones have no rule."""
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = tuple(operands[0])
     active = [i for i, operand in enumerate(operands) if depends_on_input(operand)]
@@ -85,7 +92,8 @@ def _einsum(func: Any, equation: str, *operands: Any) -> InputsAndFormula | None
 
 
 @_register_rule("div", "__truediv__", "__div__", "true_divide", "divide")
-def _div(func: Any, input: Any, other: Any, *, rounding_mode: str | None = None) -> InputsAndFormula | None:
+def _make_div_rule(func: Any, input: Any, other: Any, *, rounding_mode: str | None = None) -> InputsAndFormula | None:
+    """Δ(a/b) by `quotient_rule`; −a Δb / (b b₀) if a is constant; None if b is, because it is then linear."""
     if rounding_mode is not None:
         raise MissingRuleError("the operator div with a rounding mode has no rule in DeepLIFT")
     if not depends_on_input(other):
@@ -96,14 +104,16 @@ def _div(func: Any, input: Any, other: Any, *, rounding_mode: str | None = None)
 
 
 @_register_rule("__rdiv__", "__rtruediv__")
-def _rdiv(func: Any, input: Tensor, other: Any) -> InputsAndFormula | None:
-    return _div(func, other, input)
+def _make_rdiv_rule(func: Any, input: Tensor, other: Any) -> InputsAndFormula | None:
+    """Δ(other / input): the quotient with its operands in reverse order."""
+    return _make_div_rule(func, other, input)
 
 
 @_register_rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
-def _convolution(
+def _make_convolution_rule(
     func: Any, input: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any
 ) -> InputsAndFormula | None:
+    """Δ(ab) = ā Δb + b̄ Δa if the weights depend on the input, too; None if not: then it is linear."""
     if not (depends_on_input(input) and depends_on_input(weight)):
         return None
     if depends_on_input(bias):
@@ -114,7 +124,8 @@ def _convolution(
 
 
 @_register_decomposition("linear")
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Callable[[], Tensor] | None:
+def _decompose_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Callable[[], Tensor] | None:
+    """Steps of x Wᵀ + b if x and W both depend on the input; None if not, because it is then linear."""
     if not (depends_on_input(input) and depends_on_input(weight)):
         return None
     if bias is None:
@@ -123,23 +134,26 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Callab
 
 
 @_register_decomposition("addmm")
-def _addmm(
+def _decompose_addmm(
     input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Callable[[], Tensor] | None:
+    """Steps of addmm if both matrices depend on the input; None if not, because it is then linear."""
     if not (depends_on_input(mat1) and depends_on_input(mat2)):
         return None
     return lambda: beta * input + alpha * (mat1 @ mat2)
 
 
 @_register_decomposition("baddbmm")
-def _baddbmm(
+def _decompose_baddbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Callable[[], Tensor] | None:
-    return _addmm(input, batch1, batch2, beta=beta, alpha=alpha)
+    """Steps of a batch of `addmm`."""
+    return _decompose_addmm(input, batch1, batch2, beta=beta, alpha=alpha)
 
 
 @_register_rule("amax", "max")
-def _max(func: Any, input: Tensor, dim: Any = None, keepdim: bool = False) -> InputsAndFormula | None:
+def _make_max_rule(func: Any, input: Tensor, dim: Any = None, keepdim: bool = False) -> InputsAndFormula | None:
+    """Δ max over one axis, by `max_rule`; other calls have no rule."""
     if not isinstance(dim, int):
         raise MissingRuleError(f"the operator {func.__name__} over anything but one axis has no rule in DeepLIFT")
 
@@ -150,14 +164,17 @@ def _max(func: Any, input: Tensor, dim: Any = None, keepdim: bool = False) -> In
 
 
 @_register_decomposition("addcmul")
-def _addcmul(input: Tensor, first: Tensor, second: Tensor, *, value: float = 1) -> Callable[[], Tensor] | None:
+def _decompose_addcmul(
+    input: Tensor, first: Tensor, second: Tensor, *, value: float = 1
+) -> Callable[[], Tensor] | None:
+    """Steps of input + value · first · second; None if only one of the factors depends on the input."""
     if not (depends_on_input(first) and depends_on_input(second)):
         return None
     return lambda: input + value * (first * second)
 
 
 @_register_decomposition("scaled_dot_product_attention")
-def _scaled_dot_product_attention(
+def _decompose_scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -167,6 +184,7 @@ def _scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Callable[[], Tensor]:
+    """Steps of softmax(Q Kᵀ s + mask) V, with keys and values repeated for grouped heads."""
     if dropout_p > 0:
         raise MissingRuleError("the operator scaled_dot_product_attention with dropout has no rule in DeepLIFT")
     mask = attn_mask
@@ -190,7 +208,7 @@ def _scaled_dot_product_attention(
 
 
 @_register_rule("max_pool2d")
-def _max_pool(
+def _make_max_pool_rule(
     func: Any,
     input: Tensor,
     kernel_size: Any,
@@ -200,6 +218,7 @@ def _max_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> InputsAndFormula | None:
+    """Δ of the maximum of each window: windows are unfolded to an axis, and padding is never the maximum."""
     if ceil_mode or return_indices or input.dim() != 4:
         raise MissingRuleError("the operator max_pool2d with ceil_mode or return_indices has no rule in DeepLIFT")
     unfold = partial(F.unfold, kernel_size=kernel_size, dilation=dilation, stride=stride or kernel_size)
@@ -224,7 +243,8 @@ def _max_pool(
 
 
 @_register_rule(*SECANTS)
-def _elementwise(func: Any, input: Any, *args: Any, **kwargs: Any) -> InputsAndFormula | None:
+def _make_elementwise_rule(func: Any, input: Any, *args: Any, **kwargs: Any) -> InputsAndFormula | None:
+    """Δf = (Δf/Δz) Δz with the secant slope of `SECANTS`; other arguments must be constant."""
     if any(map(depends_on_input, (*args, *kwargs.values()))):
         raise MissingRuleError(
             f"the operator {func.__name__} of several tensors that depend on the input has no rule in DeepLIFT"
@@ -235,7 +255,8 @@ def _elementwise(func: Any, input: Any, *args: Any, **kwargs: Any) -> InputsAndF
 
 
 @_register_rule("pow", "__pow__")
-def _pow(func: Any, input: Any, exponent: Any) -> InputsAndFormula | None:
+def _make_pow_rule(func: Any, input: Any, exponent: Any) -> InputsAndFormula | None:
+    """Δ(z^n) = (Δf/Δz) Δz with the secant slope of the constant exponent n."""
     if isinstance(exponent, Tensor) and (depends_on_input(exponent) or exponent.numel() != 1):
         raise MissingRuleError(
             "the operator pow with an exponent that is not a single constant number has no rule in DeepLIFT"
@@ -245,16 +266,19 @@ def _pow(func: Any, input: Any, exponent: Any) -> InputsAndFormula | None:
 
 
 @_register_rule("dropout", "dropout1d", "dropout2d", "feature_dropout", "alpha_dropout")
-def _dropout(
+def _make_dropout_rule(
     func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> InputsAndFormula | None:
+    """None: dropout is the identity in evaluation mode; active dropout has no rule."""
     if training and p > 0:
         raise MissingRuleError("the operator dropout is active and has no rule: put the model in evaluation mode")
     return None
 
 
 @_register_decomposition("glu")
-def _glu(input: Tensor, dim: int = -1) -> Callable[[], Tensor]:
+def _decompose_glu(input: Tensor, dim: int = -1) -> Callable[[], Tensor]:
+    """Steps of a gated linear unit: a σ(b) for the two halves of the input."""
+
     def steps() -> Tensor:
         a, b = input.chunk(2, dim)
         return a * b.sigmoid()
@@ -266,14 +290,17 @@ def _glu(input: Tensor, dim: int = -1) -> Callable[[], Tensor]:
 
 
 @_register_rule("softmax")
-def _softmax(
+def _make_softmax_rule(
     func: Any, input: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> InputsAndFormula | None:
+    """Δp over one axis, by `softmax_rule`."""
     return (input,), lambda z: deeplift.softmax_rule(*z, axis=dim)
 
 
 @_register_rule("logsumexp")
-def _logsumexp(func: Any, input: Tensor, dim: Any, keepdim: bool = False) -> InputsAndFormula | None:
+def _make_logsumexp_rule(func: Any, input: Tensor, dim: Any, keepdim: bool = False) -> InputsAndFormula | None:
+    """Δ log Σ e^z, by `logsumexp_rule`."""
+
     def formula(z: Any) -> Tensor:
         return _drop_axes(deeplift.logsumexp_rule(*z, axis=dim), dim, keepdim)
 
@@ -281,16 +308,18 @@ def _logsumexp(func: Any, input: Tensor, dim: Any, keepdim: bool = False) -> Inp
 
 
 @_register_rule("log_softmax")
-def _log_softmax(
+def _make_log_softmax_rule(
     func: Any, input: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> InputsAndFormula | None:
+    """Δ log p = Δz − Δ log Σ e^z."""
     return (input,), lambda z: z[2] - deeplift.logsumexp_rule(*z, axis=dim)
 
 
 @_register_rule("layer_norm")
-def _layer_norm(
+def _make_layer_norm_rule(
     func: Any, input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> InputsAndFormula | None:
+    """Δ of the centred norm, by `normalisation_rule`, times the weight."""
     axes = tuple(range(-len(tuple(normalized_shape)), 0))
     return (input,), lambda x: _apply_weight(
         deeplift.normalisation_rule(*x, axes=axes, eps=eps, is_centred=True), weight
@@ -298,9 +327,10 @@ def _layer_norm(
 
 
 @_register_rule("rms_norm")
-def _rms_norm(
+def _make_rms_norm_rule(
     func: Any, input: Tensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> InputsAndFormula | None:
+    """Δ of the root-mean-square norm, by `normalisation_rule`, times the weight."""
     axes = tuple(range(-len(tuple(normalized_shape)), 0))
     epsilon = torch.finfo(input.dtype).eps if eps is None else eps
     return (input,), lambda x: _apply_weight(
@@ -309,9 +339,11 @@ def _rms_norm(
 
 
 @_register_rule("group_norm")
-def _group_norm(
+def _make_group_norm_rule(
     func: Any, input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> InputsAndFormula | None:
+    """Δ of the centred norm of each group of channels, times the weight of each channel."""
+
     def formula(x: Any) -> Tensor:
         groups = (tensor.reshape(len(tensor), num_groups, -1) for tensor in x)
         normalised = deeplift.normalisation_rule(*groups, axes=(-1,), eps=eps, is_centred=True).reshape(input.shape)
@@ -323,7 +355,7 @@ def _group_norm(
 
 
 @_register_rule("batch_norm")
-def _batch_norm(
+def _make_batch_norm_rule(
     func: Any,
     input: Tensor,
     mean: Any,
@@ -334,13 +366,14 @@ def _batch_norm(
     *_: Any,
     **__: Any,
 ) -> InputsAndFormula | None:
+    """None: with its running statistics it is linear; with those of the batch it has no rule."""
     if training:
         raise MissingRuleError("the operator batch_norm with the statistics of its batch has no rule in DeepLIFT")
     return None
 
 
 @_register_rule("norm", "vector_norm", "linalg_vector_norm")
-def _vector_norm(
+def _make_vector_norm_rule(
     func: Any,
     input: Tensor,
     ord: Any = 2,
@@ -350,6 +383,7 @@ def _vector_norm(
     dtype: Any = None,
     out: Any = None,
 ) -> InputsAndFormula | None:
+    """Δ‖x‖₂ = Σ (x + x₀) Δx / (‖x‖ + ‖x₀‖); norms of other orders have no rule."""
     order = ord if p is None else p
     if order not in (2, 2.0, "fro", None):
         raise MissingRuleError(f"the operator norm of order {order!r} has no rule in DeepLIFT")
@@ -363,14 +397,17 @@ def _vector_norm(
 
 
 @_register_decomposition("normalize")
-def _normalize(
+def _decompose_normalize(
     input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None
 ) -> Callable[[], Tensor]:
+    """Steps of x / max(‖x‖_p, eps)."""
     return lambda: input / input.norm(p, dim, keepdim=True).clamp_min(eps)
 
 
 @_register_decomposition("cosine_similarity")
-def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Callable[[], Tensor]:
+def _decompose_cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Callable[[], Tensor]:
+    """Steps of Σ x₁ x₂ / (‖x₁‖ ‖x₂‖), each norm at least eps."""
+
     def normalise(x: Tensor) -> Tensor:
         return x / x.norm(2, dim, keepdim=True).clamp_min(eps)
 
@@ -378,6 +415,7 @@ def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) 
 
 
 def _apply_weight(normalised: Tensor, weight: Tensor | None) -> Tensor:
+    """Multiply with the weight of a norm, if it has one."""
     return normalised if weight is None else normalised * weight
 
 

@@ -6,6 +6,7 @@ for some arguments (a product with a constant) are in `deeplift_operators.py`.
 
 
 def _split_names(text: str) -> frozenset[str]:
+    """Split a list of names at whitespace."""
     return frozenset(text.split())
 
 

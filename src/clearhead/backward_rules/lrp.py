@@ -60,10 +60,12 @@ class TensorUses:
 
     @property
     def has_several_branches(self) -> bool:
+        """Whether relevance arrives from several operations; all linear maps count as one."""
         return self.num_other > 1 or (self.num_other == 1 and self.num_linear > 0)
 
     @property
     def has_nested_branches(self) -> bool:
+        """Whether several linear maps share the tensor with another operation."""
         return self.num_linear > 1 and self.num_other > 0
 
 
@@ -98,9 +100,11 @@ class LRPRules(RuleSet):
 
     @property
     def conserves_sum(self) -> bool:
+        """True for "ours": its sums are rescaled to ΣR (`_rescale_branches`), those of "orig" are not."""
         return self.variant == "ours"
 
     def make_probe_variant(self) -> RuleSet:
+        """Return the same rules as a `DuplicateBatchProbe`, which checks every sum."""
         return DuplicateBatchProbe(
             self.variant,
             self.positions_take_relevance,
@@ -110,6 +114,7 @@ class LRPRules(RuleSet):
         )
 
     def on_use(self, x: Tensor, tensor_uses: WeakTensorKeyDictionary, operation: str) -> None:
+        """Count a use of x; on the first use, hook x so that the relevance of all its uses is combined."""
         if x not in tensor_uses:
             tensor_uses[x] = TensorUses()
             if not isinstance(x, nn.Parameter):  # relevance of a weight is not used, and a hook would stay on it
@@ -121,6 +126,7 @@ class LRPRules(RuleSet):
             uses.num_other += 1
 
     def on_branch(self, x: Tensor, tensor_uses: WeakTensorKeyDictionary) -> Tensor:
+        """Return x; the relevance of each of several linear branches becomes x ⊙ R / x (`TensorUses`)."""
         uses = tensor_uses[x]
 
         def rule(r: Tensor, x: Tensor) -> tuple[Tensor]:
@@ -129,9 +135,12 @@ class LRPRules(RuleSet):
         return apply_with_rule(lambda x: x.view_as(x), rule, x)
 
     def on_index(self, x: Tensor) -> Tensor:
+        """Return x; its relevance becomes x ⊙ R / x, which is zero where x is zero."""
         return apply_with_rule(lambda x: x.view_as(x), lambda r, x: (_combine_branches(r, x),), x)
 
     def linear(self, apply: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
+        """α = 1 rule (`_propagate_alpha1_beta0`); `conserves_linear` rescales R_x per sample to ΣR."""
+
         def rule(r: Tensor, x: Tensor) -> tuple[Tensor]:
             to_x = self._propagate_alpha1_beta0(r, x, lambda x, w: x @ w.mT, lambda s, w: s @ w, weight.to(x))
             if self.conserves_linear:
@@ -143,6 +152,8 @@ class LRPRules(RuleSet):
     def convolution(
         self, apply: Callable[[Tensor], Tensor], convolve: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor
     ) -> Tensor:
+        """z^B rule for images (three channels), with each image's minimum and maximum; else α = 1 rule."""
+
         def rule(r: Tensor, x: Tensor) -> tuple[Tensor]:
             def back(s: Tensor, w: Tensor) -> Tensor:
                 return _compute_vjp(lambda x: convolve(x, w), x)[1](s)[0]
@@ -181,6 +192,7 @@ class LRPRules(RuleSet):
         return to_x_plus + x_minus * back(divide_stabilised(r, z_minus), w_minus)
 
     def add(self, a: Tensor, b: Tensor, batch_size: int, in_place: bool = False) -> Tensor:
+        """S = R / (a + b), R_a = a ⊙ S, rescaled in "ours"; a constant without relevance leaves R to the other."""
         has_constant = not all(tensor.requires_grad and not _is_parameter_view(tensor) for tensor in (a, b))
 
         def rule(r: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,6 +220,8 @@ class LRPRules(RuleSet):
         return _scale_per_sample(to_a, factor_a), _scale_per_sample(to_b, factor_b)
 
     def product(self, apply: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
+        """S = R / z, R_a = a ⊙ (∂z/∂a)ᵀS / 2 and R_b = b ⊙ (∂z/∂b)ᵀS / 2."""
+
         def rule(r: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
             z, back = _compute_vjp(apply, a, b)
             to_a, to_b = back(divide_stabilised(r, z))
@@ -216,6 +230,8 @@ class LRPRules(RuleSet):
         return apply_with_rule(apply, rule, a, b)
 
     def linear_map(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """R_x = x ⊙ Jᵀ(R / z) for z = Jx; half of it with `conserves_linear`."""
+
         def rule(r: Tensor, x: Tensor) -> tuple[Tensor]:
             z, back = _compute_vjp(apply, x)
             to_x = x * back(divide_stabilised(r, z))[0]
@@ -225,6 +241,7 @@ class LRPRules(RuleSet):
         return apply_with_rule(apply, rule, x)
 
     def mean(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """R_x = x ⊙ R / Σx; with `repeats_mean_relevance`, each averaged value receives all of R."""
         if not self.repeats_mean_relevance:
             return self.linear_map(apply, x)
 
@@ -234,15 +251,19 @@ class LRPRules(RuleSet):
         return apply_with_rule(apply, rule, x)
 
     def scale(self, apply: Callable[[Tensor], Tensor], x: Tensor, factor: Tensor) -> Tensor:
+        """R_x = R, and zero where the factor is zero."""
+
         def rule(r: Tensor, x: Tensor) -> tuple[Tensor]:
             return (unbroadcast(torch.where(factor == 0, 0.0, r), x),)
 
         return apply_with_rule(apply, rule, x)
 
     def _apply_identity_rule(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Compute the operation with R_x = R."""
         return apply_with_rule(apply, lambda r, x: (r,), x)
 
     def activation(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """R_x = R."""
         return self._apply_identity_rule(apply, x)
 
     def norm(
@@ -254,9 +275,11 @@ class LRPRules(RuleSet):
         eps: float,
         is_centred: bool,
     ) -> Tensor:
+        """R_x = R: neither the scale nor the weight changes relevance."""
         return self._apply_identity_rule(apply, x)
 
     def softmax(self, apply: Callable[[Tensor], Tensor], x: Tensor, batch_size: int) -> Tensor:
+        """R_x = R; with `mask_takes_relevance`, a mask of zeros is added first if the model added none."""
         previous_rule = getattr(x.grad_fn, "rule", None)
         if self.mask_takes_relevance and not getattr(previous_rule, "adds", False):
             x = self.add(x, torch.zeros_like(x), batch_size)
@@ -270,6 +293,7 @@ class DuplicateBatchProbe(LRPRules):
     mixed_shapes: list[tuple[int, ...]] = field(default_factory=list, compare=False)
 
     def add(self, a: Tensor, b: Tensor, batch_size: int, in_place: bool = False) -> Tensor:
+        """Compute a + b; the shape is noted if the two halves of the result differ."""
         output = super().add(a, b, batch_size, in_place)
         if not _has_equal_halves(output.detach()):
             self.mixed_shapes.append(tuple(output.shape))
@@ -277,10 +301,12 @@ class DuplicateBatchProbe(LRPRules):
 
     @property
     def is_batch_safe(self) -> bool:
+        """Whether every sum had equal halves; always true for "orig", which sums over no sample."""
         return self.variant == "orig" or not self.mixed_shapes  # "ours" sums over samples
 
 
 def _has_equal_halves(batch: Tensor) -> bool:
+    """Whether the two halves along the first axis are close; False if its length is odd."""
     if not batch.dim() or len(batch) % 2:
         return False
     first_half, second_half = batch.unflatten(0, (2, -1))

@@ -56,6 +56,7 @@ class RuleMode(TorchFunctionMode):
         return output
 
     def _apply_rule(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call the operation's handler; arguments that it does not accept raise `MissingRuleError`."""
         try:
             return OPERATION_HANDLERS[func.__name__](self, func, *args, **kwargs)
         except TypeError as problem:  # the handler does not accept these arguments
@@ -64,6 +65,7 @@ class RuleMode(TorchFunctionMode):
             ) from problem
 
     def _record_uses(self, tensors: list[Tensor], name: str) -> None:
+        """Report the use of each tensor to the rule set; identities (dropout) are not uses."""
         if name in IDENTITY_OPS:
             return
         for tensor in tensors:

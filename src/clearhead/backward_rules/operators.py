@@ -24,6 +24,7 @@ class RuleModeProtocol(Protocol):
 
 
 def _split_names(text: str) -> frozenset[str]:
+    """Split a list of names at whitespace."""
     return frozenset(text.split())
 
 
@@ -70,6 +71,8 @@ OPERATION_HANDLERS: dict[str, OperationHandler] = {}
 
 
 def _register_handler(names: Iterable[str]) -> Callable[[OperationHandler], OperationHandler]:
+    """Enter the decorated handler into `OPERATION_HANDLERS` for each of these operation names."""
+
     def decorate(handler: OperationHandler) -> OperationHandler:
         OPERATION_HANDLERS.update(dict.fromkeys(names, handler))
         return handler
@@ -82,6 +85,7 @@ def _register_handler(names: Iterable[str]) -> Callable[[OperationHandler], Oper
 
 @_register_handler(["linear"])
 def _linear(mode: RuleModeProtocol, func: Any, /, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b by the rule of linear maps, or as a product and a sum if the weight depends on the input, too."""
     if depends_on_input(weight):
         product = _product(mode, _set_name("matmul", lambda x, w: x @ w.mT), input, weight)
         if bias is None:
@@ -122,6 +126,7 @@ def _baddbmm(
     beta: float = 1,
     alpha: float = 1,
 ) -> Tensor:
+    """β input + α batch1 @ batch2, as a product, multiplications with constants and a sum."""
     product = _product(mode, torch.matmul, batch1, batch2)
     if alpha != 1:
         product = _product(mode, torch.mul, product, alpha)
@@ -143,6 +148,7 @@ def _convolution(
     *args: Any,
     **kwargs: Any,
 ) -> Tensor:
+    """Convolution; the rule set also gets it as a function of the weights, whose signs it may separate."""
     return mode.rule_set.convolution(
         lambda x: func(x, weight.to(x), _cast_bias(bias, x), *args, **kwargs),
         lambda x, w: func(x, w, None, *args, **kwargs),
@@ -153,11 +159,13 @@ def _convolution(
 
 @_register_handler(LINEAR_MAP_OPS)
 def _linear_map(mode: RuleModeProtocol, func: Any, /, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Sum, cumulative sum, average pooling or interpolation, by the rule of linear maps."""
     return mode.rule_set.linear_map(lambda x: func(x, *args, **kwargs), input)
 
 
 @_register_handler(["mean"])
 def _mean(mode: RuleModeProtocol, func: Any, /, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Mean, for which a rule set may have a rule other than that of linear maps."""
     return mode.rule_set.mean(lambda x: func(x, *args, **kwargs), input)
 
 
@@ -166,6 +174,7 @@ def _mean(mode: RuleModeProtocol, func: Any, /, input: Tensor, *args: Any, **kwa
 
 @_register_handler(ADDITION_OPS)
 def _add(mode: RuleModeProtocol, func: Any, /, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
+    """a + α b; either may be a number or constant, and `add_` and `+=` write into a."""
     reference = input if isinstance(input, Tensor) else other
     a = _as_tensor_like(input, reference)
     b = _as_tensor_like(other, reference)
@@ -176,16 +185,19 @@ def _add(mode: RuleModeProtocol, func: Any, /, input: Any, other: Any, *, alpha:
 
 @_register_handler(SUBTRACTION_OPS)
 def _sub(mode: RuleModeProtocol, func: Any, /, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
+    """a − α b, as the sum of a and −α b."""
     return _add(mode, torch.add, input, other, alpha=-alpha)
 
 
 @_register_handler(["__rsub__", "rsub"])
 def _rsub(mode: RuleModeProtocol, func: Any, /, input: Any, other: Any) -> Tensor:
+    """other − input, as the sum of other and −1 · input."""
     return _add(mode, torch.add, other, _product(mode, torch.mul, input, -1))
 
 
 @_register_handler(NEGATION_OPS)
 def _neg(mode: RuleModeProtocol, func: Any, /, input: Tensor) -> Tensor:
+    """−x, as the product with the constant −1."""
     return _product(mode, torch.mul, input, -1)
 
 
@@ -204,6 +216,7 @@ def _product(mode: RuleModeProtocol, func: Any, /, input: Any, other: Any) -> Te
 def _product_with_constant(
     mode: RuleModeProtocol, func: Any, apply: Callable[[Tensor], Tensor], x: Tensor, constant: Any
 ) -> Tensor:
+    """Scale x if the product is element by element; any other is a linear map of x."""
     if func.__name__ in ELEMENTWISE_PRODUCT_OPS:
         return mode.rule_set.scale(apply, x, _as_tensor_like(constant, x))
     return mode.rule_set.linear_map(apply, x)
@@ -227,6 +240,7 @@ def _run_out_of_place(mode: RuleModeProtocol, func: Any, /, input: Tensor, other
 
 @_register_handler(["einsum"])
 def _einsum(mode: RuleModeProtocol, func: Any, /, equation: str, *operands: Any) -> Tensor:
+    """Einsum of two tensors, by the rule of products; any other number has no rule."""
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = tuple(operands[0])
     if len(operands) != 2:
@@ -243,6 +257,7 @@ def _denominator(mode: RuleModeProtocol, func: Any, /, *args: Any, **kwargs: Any
 
 @_register_handler(["normalize"])
 def _normalize(mode: RuleModeProtocol, func: Any, /, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """x / ‖x‖ with ‖x‖ as a constant, which is recovered as x / normalize(x), or 1 where that is 0/0."""
     with torch.no_grad():
         length = input / func(input, *args, **kwargs)
     return _div(mode, torch.div, input, torch.where(length.isfinite(), length, 1.0))
@@ -253,6 +268,7 @@ def _normalize(mode: RuleModeProtocol, func: Any, /, input: Tensor, *args: Any, 
 
 @_register_handler(ACTIVATION_OPS)
 def _activation(mode: RuleModeProtocol, func: Any, /, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """f(x) by the rule of element-wise functions; other arguments must not depend on the input."""
     kwargs.pop("inplace", None)
     if any(map(depends_on_input, (*args, *kwargs.values()))):
         raise MissingRuleError(
@@ -266,6 +282,7 @@ def _activation(mode: RuleModeProtocol, func: Any, /, input: Tensor, *args: Any,
 def _dropout(
     mode: RuleModeProtocol, func: Any, /, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Tensor:
+    """Return the input, as dropout does in evaluation mode; active dropout has no rule."""
     if training and p > 0:
         raise MissingRuleError("the operator dropout is active and has no rule: put the model in evaluation mode")
     return input
@@ -303,6 +320,7 @@ def _layer_norm(
     bias: Any = None,
     eps: float = 1e-5,
 ) -> Tensor:
+    """Layer norm over the axes of `normalized_shape`, by the rule of centred norms."""
     shape = tuple(normalized_shape)
 
     def apply(x: Tensor) -> Tensor:
@@ -321,6 +339,7 @@ def _rms_norm(
     weight: Any = None,
     eps: float | None = None,
 ) -> Tensor:
+    """Root-mean-square norm; without `eps`, that of the input's dtype is used, as in torch."""
     shape = tuple(normalized_shape)
 
     def apply(x: Tensor) -> Tensor:
@@ -370,5 +389,6 @@ def _as_tensor_like(value: Any, reference: Tensor) -> Tensor:
 
 
 def _set_name(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Give a function the name of its operation, which rules and error messages read."""
     function.__name__ = name
     return function

@@ -96,6 +96,7 @@ class InputTraceMode(PairedMode):
     def on_rule(
         self, func: Any, args: Any, kwargs: Any, inputs: tuple[Any, ...], formula: Callable[..., Tensor]
     ) -> Any:
+        """Run the operation, and record its detached inputs, their versions and its constants."""
         detached = [tensor.detach() for tensor in inputs]
         versions = [tensor._version for tensor in detached]
         constants = _collect_constants((args, kwargs))
@@ -103,6 +104,7 @@ class InputTraceMode(PairedMode):
         return func(*args, **kwargs)
 
     def on_linear(self, name: str, args: Any, kwargs: Any) -> None:
+        """Record the constants, which have to be the same in the pass at the reference."""
         self.operations.append(TracedOperation(name, [], [], _collect_constants((args, kwargs))))
 
 
@@ -123,6 +125,7 @@ class DeepLiftMode(PairedMode):
     def on_rule(
         self, func: Any, args: Any, kwargs: Any, inputs: tuple[Any, ...], formula: Callable[..., Tensor]
     ) -> Any:
+        """Return the operation's value; its gradient is that of `formula` between reference and input."""
         with torch.no_grad():
             value = func(*args, **kwargs)
         traced = self._match_operation(func.__name__, args, kwargs)
@@ -141,6 +144,7 @@ class DeepLiftMode(PairedMode):
         return DeepLiftFunction.apply(linear.to(value.dtype), value)
 
     def on_linear(self, name: str, args: Any, kwargs: Any) -> None:
+        """Compare name and constants with the pass at the input; the ordinary gradient is exact."""
         self._match_operation(name, args, kwargs)
 
     def _match_operation(self, name: str, args: Any, kwargs: Any) -> TracedOperation:
@@ -167,10 +171,12 @@ class DeepLiftFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, linear: Tensor, value: Tensor) -> Tensor:
+        """Return `value`; `linear`, the output of the rule, only connects it to the graph."""
         return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None]:
+        """Pass the gradient to `linear`, which is linear in Δin, and none to `value`."""
         return gradient[0], None
 
 
@@ -249,6 +255,7 @@ def _is_equal(a: Any, b: Any) -> bool:
 
 
 def _format_path_mismatch(name: str) -> str:
+    """Message for an operation that only one of the two passes runs at this position."""
     return (
         f"the model runs other operations for the reference than for the input: the operator {name} is in only one of "
         "the two passes"

@@ -87,6 +87,7 @@ def _without_hooks(layer: nn.Module) -> dict[int, Any]:
 
 
 def _not_mergeable(name: str, layer: nn.Module, reason: str) -> UnmergeableAdapterError:
+    """Return the error for an adapted layer that cannot be merged, with the reason and a way out."""
     return UnmergeableAdapterError(
         f"the adapters of {name} ({type(layer).__module__.removeprefix('peft.tuners.')}.{type(layer).__name__}) cannot "
         f"be merged into one linear map with the layer ({reason}), which this method requires: disable the adapters, "
@@ -118,4 +119,5 @@ def _replace_output(layer: nn.Module, merged: nn.Module) -> list[torch.utils.hoo
 
 
 def _detached(arg: Any) -> Any:
+    """Detach a tensor that depends on the input; return anything else as it is."""
     return arg.detach() if depends_on_input(arg) else arg

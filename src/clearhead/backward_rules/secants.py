@@ -46,6 +46,7 @@ def kinked_secant(f: ElementwiseFunction, z: Tensor, z0: Tensor) -> Tensor:
 
 
 def exp_secant(f: ElementwiseFunction, z: Tensor, z0: Tensor) -> Tensor:
+    """(e^z − e^z₀) / d = max(e^z, e^z₀) (1 − e^−|d|) / |d|,  d = z − z₀."""
     return torch.maximum(f(z), f(z0)) * expm1_ratio(z - z0)
 
 
@@ -56,41 +57,50 @@ def expm1_ratio(difference: Tensor) -> Tensor:
 
 
 def tanh_secant(f: ElementwiseFunction, z: Tensor, z0: Tensor) -> Tensor:
+    """(tanh z − tanh z₀) / d = tanh(d)/d · (1 − tanh z tanh z₀),  d = z − z₀."""
     return _tanh_ratio(z - z0) * (1 - f(z) * f(z0))
 
 
 def sigmoid_secant(f: ElementwiseFunction, z: Tensor, z0: Tensor) -> Tensor:
+    """(σ(z) − σ(z₀)) / d = tanh(d/2)/(d/2) · (1 − tanh(z/2) tanh(z₀/2)) / 4,  d = z − z₀."""
     return _tanh_ratio((z - z0) / 2) * (1 - torch.tanh(z / 2) * torch.tanh(z0 / 2)) / 4
 
 
 def _tanh_ratio(d: Tensor) -> Tensor:
+    """tanh(d) / d, which is 1 at zero."""
     return torch.where(d == 0, 1.0, torch.tanh(d) / torch.where(d == 0, 1.0, d))
 
 
 def log_secant(f: ElementwiseFunction, z: Tensor, z0: Tensor) -> Tensor:
+    """(log z − log z₀) / (z − z₀) = log(1 + d) / (d z₀),  d = (z − z₀) / z₀."""
     d = (z - z0) / z0
     return torch.where(d == 0, 1.0, torch.log1p(d) / torch.where(d == 0, 1.0, d)) / z0
 
 
 def sqrt_secant(f: ElementwiseFunction, z: Tensor, z0: Tensor) -> Tensor:
+    """(√z − √z₀) / (z − z₀) = 1 / (√z + √z₀)."""
     return 1 / (f(z) + f(z0))
 
 
 def rsqrt_secant(f: ElementwiseFunction, z: Tensor, z0: Tensor) -> Tensor:
+    """−(r r₀)² / (r + r₀),  r = 1/√z,  r₀ = 1/√z₀."""
     r = f(z)
     r0 = f(z0)
     return -((r * r0) ** 2) / (r + r0)
 
 
 def reciprocal_secant(f: ElementwiseFunction, z: Tensor, z0: Tensor) -> Tensor:
+    """(1/z − 1/z₀) / (z − z₀) = −1 / (z z₀)."""
     return -f(z) * f(z0)
 
 
 def square_secant(f: ElementwiseFunction, z: Tensor, z0: Tensor) -> Tensor:
+    """(z² − z₀²) / (z − z₀) = z + z₀."""
     return z + z0
 
 
 def cube_secant(f: ElementwiseFunction, z: Tensor, z0: Tensor) -> Tensor:
+    """(z³ − z₀³) / (z − z₀) = z² + z z₀ + z₀²."""
     return z * z + z * z0 + z0 * z0
 
 
@@ -128,11 +138,13 @@ SECANTS: dict[str, SecantFunction] = {
 
 
 def _difference_quotient(f: ElementwiseFunction, z: Tensor, z0: Tensor) -> Tensor:
+    """(f(z) − f(z₀)) / (z − z₀) as it stands; zero where the points coincide."""
     d = z - z0
     return (f(z) - f(z0)) / torch.where(d == 0, 1.0, d)
 
 
 def _compute_derivative(f: ElementwiseFunction, z: Tensor) -> Tensor:
+    """f′(z) of an element-wise function, by autograd."""
     with torch.enable_grad():
         leaf = z.detach().requires_grad_()
         return torch.autograd.grad(f(leaf).sum(), leaf)[0]

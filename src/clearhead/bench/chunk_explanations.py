@@ -46,7 +46,7 @@ def add_controls(methods: Sequence[str | Method]) -> list[Method]:
     made += [Method(name) for name in CONTROL_METHODS if name not in [str(one) for one in made]]
     names = [str(one) for one in made]
     if len(set(names)) < len(names):
-        raise InputError(f"two of the methods are the same: {', '.join(names)}")
+        raise InputError(f"the same method was given twice: {', '.join(names)}")
     return made
 
 
@@ -157,7 +157,7 @@ def _check_no_nan(e: AnyExplanation) -> None:
     """NaN would be ranked somewhere and averaged without a word: it is a failure of the method, told like any other."""
     strange = [stream for stream, part in e.by_stream.items() if np.isnan(part.scores).any()]
     if strange:
-        raise UnsupportedError(f"its scores are no numbers (NaN; {', '.join(strange)})")
+        raise UnsupportedError(f"its scores are not numbers (NaN; {', '.join(strange)})")
 
 
 def build_explain_kwargs(examples: Sequence[Example]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def get_engine(name: str, address: str | None = None) -> Engine:
     if name not in ENGINE_REGISTRY:
         raise unknown_value_error("engine", name, sorted(ENGINE_REGISTRY))
     if address is not None and name in LOCAL_ENGINES:
-        raise InputError(f"engine={name!r} computes on this machine: an address is for engine='ray'")
+        raise InputError(f"engine={name!r} runs on this machine: an address is only for engine='ray'")
     return ENGINE_REGISTRY[name]
 
 
@@ -39,7 +39,7 @@ def check_opened_by_name(engine_name: str, worker: ChunkWorker) -> None:
     for what, given in (("model", worker.preloaded_explainer), ("data", worker.preloaded_dataset)):
         if given is not None:
             raise InputError(
-                f"engine={engine_name!r} opens the {what} anew in each process: give its name, not the object"
+                f"engine={engine_name!r} opens the {what} again in each process: give its name instead of the object"
             )
 
 
@@ -71,8 +71,8 @@ def run_in_processes(
             yield done.result()
     except BrokenExecutor:
         raise ClearheadError(
-            "a worker process ended before its chunk was done (killed, or out of memory?): the same command goes on "
-            "with what is stored; fewer --workers or a smaller --batch-size need less memory"
+            "a worker process ended before its chunk was finished (killed, or out of memory?): run the same command "
+            "again to resume; fewer --workers or a smaller --batch-size need less memory"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)  # whoever stops a run does not wait for chunks that nobody will store

@@ -110,8 +110,8 @@ def _iter_lines(folder: Path) -> Iterator[dict[str, Any]]:
                 yield from map(json.loads, file)
         except (OSError, EOFError, ValueError, zlib.error) as problem:
             raise InputError(
-                f"{str(path)!r} cannot be read ({problem}): remove it, and clearhead bench --keep-explanations "
-                "explains that chunk again"
+                f"{str(path)!r} cannot be read ({problem}): remove it and run clearhead bench --keep-explanations "
+                "again to recompute that chunk"
             ) from None
 
 

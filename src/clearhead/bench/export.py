@@ -44,6 +44,7 @@ def render_csv_table(results: RunResults) -> str:
 
 
 def _iter_csv_rows(section: ProtocolResults) -> Iterator[list[object]]:
+    """Yield a row for each metric, column and method, then the metrics over all examples at once."""
     for metric in section.metrics:
         for table in section.iter_tables(metric):
             for column in table.columns:
@@ -85,6 +86,7 @@ def render_latex_tables(results: RunResults) -> str:
 
 
 def _render_tabular(section: ProtocolResults, table: MetricTable) -> str:
+    """Render one metric as a LaTeX tabular with booktabs rules, the best method first."""
     head = " & ".join(["method", *(escape_latex_cell(column.name) for column in table.columns)])
     intervals_by_column = [column.compute_intervals() for column in table.columns]
     ranks_by_column = [
@@ -109,6 +111,7 @@ def _render_tabular(section: ProtocolResults, table: MetricTable) -> str:
 
 
 def _render_cell(interval: ConfidenceInterval | None, rank: str | None) -> str:
+    """Format mean, interval and rank for LaTeX; -- if the method was not measured."""
     if interval is None or rank is None:
         return "--"
     return f"{str(interval).replace('-', '$-$')} $|$ {escape_latex_cell(rank)}"

@@ -64,15 +64,17 @@ class BenchmarkJob:
     def build_protocols(self) -> dict[str, BenchmarkProtocol]:
         strange = [name for name in self.settings if name not in self.protocols]
         if strange:
-            raise InputError(f"settings of {', '.join(strange)}, which is none of the protocols of this run")
+            raise InputError(f"settings for {', '.join(strange)}, but this run has no such protocol")
         if not self.protocols:
-            raise InputError(f"no protocol was given: there are {', '.join(list_protocol_names())}")
+            raise InputError(f"no protocol was given. Accepted: {', '.join(list_protocol_names())}")
         made = {name: get_protocol(name, **self.settings.get(name, {})) for name in dict.fromkeys(self.protocols)}
         names: dict[str, str] = {}
         for name, own in made.items():
             own.check_settings()
             if own.hash in names:
-                raise InputError(f"{names[own.hash]} and {name} measure the same, by the same settings: ask for one")
+                raise InputError(
+                    f"{names[own.hash]} and {name} are the same measurement with the same settings: choose one"
+                )
             names[own.hash] = name
         return made
 
@@ -134,7 +136,7 @@ def iter_chunks(dataset: BenchmarkDataset, chunk_size: int) -> Iterator[tuple[tu
         for name, _ in (own for _, own in about.values()):
             if name in seen:
                 raise InputError(
-                    f"two examples of {dataset.name} are called {name!r}: by their names they are told apart"
+                    f"two examples of {dataset.name} are named {name!r}: the names of examples must be unique"
                 )
             seen.add(name)
         order = sorted(window, key=lambda place: (about[place][0], place))
@@ -215,7 +217,7 @@ def parse_setting(text: str) -> tuple[str, str, Any]:
     where, equals, value = text.partition("=")
     name, _, what = where.rpartition(".")
     if not equals or not name or not what:
-        raise InputError(f"{text!r} is no setting: write PROTOCOL.NAME=VALUE, as perturb-text.fills=mask,delete")
+        raise InputError(f"{text!r} is not a setting: write PROTOCOL.NAME=VALUE, as in perturb-text.fills=mask,delete")
     accepted = {one.name: one.type for one in fields(get_protocol(name))}
     if what not in accepted:
         raise unknown_value_error(f"setting of {name}", what, list(accepted))
@@ -246,7 +248,7 @@ def _describe_type(kind: Any) -> str:
     ('a number, or several parted by commas', 'a whole number or none')
     """
     if get_origin(kind) is tuple:
-        return f"{_describe_type(get_args(kind)[0])}, or several parted by commas"
+        return f"{_describe_type(get_args(kind)[0])}, or several separated by commas"
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(map(_describe_type, get_args(kind)))
     words = {float: "a number", int: "a whole number", bool: "true or false", str: "a word", NoneType: "none"}

@@ -46,11 +46,14 @@ def prepare_example(explainer: "Explainer", example: Example, protocol: Benchmar
     made = explainer.adapter.make_samples(raw, InputOptions(continuation=example.continuation))
     wanted = make_target(protocol.select_target(example), explainer.adapter.target_scales[0])
     if len(made) != 1:
-        raise InputError(f"{example.id!r} holds {len(made)} inputs: a benchmark takes them one by one")
+        raise InputError(f"{example.id!r} contains {len(made)} inputs, but a benchmark takes one input per example")
     sample = explainer.adapter.resolve_sample(made[0], wanted)
     steps = explainer.adapter.expand_target(sample, wanted)
     if len(steps) != 1:
-        raise InputError(f"{example.id!r} has {len(steps)} targets, and curves follow one: choose it, as Generated(0)")
+        raise InputError(
+            f"{example.id!r} has {len(steps)} targets, but a curve follows one target: choose one, such as "
+            "GeneratedToken(0)"
+        )
     if example.zero_shot_classes is not None:
         return PreparedExample(
             example, sample, example.zero_shot_classes.make_target(raw.text), example.zero_shot_classes
@@ -107,7 +110,7 @@ class OutputCache:
                 plan.compute_target(output)
                 scores = plan.class_scores
         if scores is None:
-            raise InputError(f"{self.adapter.model_class_name} gives no scores of classes to follow")
+            raise InputError(f"{self.adapter.model_class_name} returns no class scores, which a curve needs")
         self.num_forwarded += len(keys)
         return dict(zip(keys, scores.double().cpu().numpy(), strict=True))
 

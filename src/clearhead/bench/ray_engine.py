@@ -61,9 +61,8 @@ class ChunkActor:
             died = self.start_attempt(task.chunk_key) - 1
             if died > MAX_CHUNK_RETRIES:
                 raise ClearheadError(
-                    f"the worker died {died} times over chunk {task.chunk_key} ({len(task.example_indices)} "
-                    "examples, the first at "
-                    f"{task.example_indices[0]})"
+                    f"the worker died {died} times on chunk {task.chunk_key} ({len(task.example_indices)} examples, "
+                    f"the first at {task.example_indices[0]})"
                 )
             made = self.worker(task)
             return {"made": pickle.dumps(made)}
@@ -115,7 +114,7 @@ def ray_cluster(ray: Any, num_workers: int, address: str | None) -> Iterator[Non
         else:
             ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as problem:
-        raise InputError(f"no Ray cluster at {address or 'this machine'}: {problem}") from None
+        raise InputError(f"there is no Ray cluster at {address or 'this machine'}: {problem}") from None
     try:
         yield
     finally:

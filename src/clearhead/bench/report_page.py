@@ -45,10 +45,13 @@ def render_run_report(results: RunResults) -> str:
     notes = [escape_invisible(origin), sections[0].get("note")]
     sections[0]["note"] = ". ".join(note for note in notes if note)
     eyebrow = " · ".join(["clearhead", escape_invisible(str(job["model"])), escape_invisible(str(job["data"]))])
-    return render_standalone_page(build_page_view_model(sections, "Which explanation is true?", eyebrow, FOOTER_TEXT))
+    return render_standalone_page(
+        build_page_view_model(sections, "Which explanations are correct?", eyebrow, FOOTER_TEXT)
+    )
 
 
 def _build_section(results: RunResults, section: ProtocolResults) -> ViewModel:
+    """Build the section of a protocol: rankings, agreement, curves, disagreements; the rest under "more"."""
     tables = [table for metric in section.headline_metrics for table in section.iter_tables(metric)]
     tables_on_correct = [
         table
@@ -111,6 +114,7 @@ def _build_column_agreement(tables: Sequence[MetricTable]) -> Iterator[ViewModel
 
 
 def _build_cell(interval: ConfidenceInterval | None, rank: Any) -> ViewModel | None:
+    """Return mean, bounds and rank of a cell, as numbers and as text; None without examples."""
     if interval is None or not interval.count:
         return None
     values = [interval.mean]
@@ -121,10 +125,12 @@ def _build_cell(interval: ConfidenceInterval | None, rank: Any) -> ViewModel | N
 
 
 def _format_example_count(column: MetricColumn) -> str:
+    """Format the number of examples of a column, with the right plural."""
     return "1 example" if len(column.examples) == 1 else f"{len(column.examples)} examples"
 
 
 def _compute_axis_limits(intervals: Iterable[ConfidenceInterval]) -> tuple[float, float]:
+    """Return the smallest and the largest of all means and bounds; (0, 1) if there are none."""
     values = [value for interval in intervals for value in (interval.mean, interval.low, interval.high)]
     finite_values = [value for value in values if not math.isnan(value)]
     return (min(finite_values), max(finite_values)) if finite_values else (0.0, 1.0)
@@ -136,6 +142,7 @@ def _format_metric(value: float) -> str:
 
 
 def _build_dataset_metrics(section: ProtocolResults) -> Iterator[ViewModel]:
+    """Yield a table for each part with metrics over all examples at once, which have no mean or interval."""
     for part_name, metrics_by_method in section.compute_dataset_metrics().items():
         metrics = list(next(iter(metrics_by_method.values())))
         rows = [
@@ -146,6 +153,7 @@ def _build_dataset_metrics(section: ProtocolResults) -> Iterator[ViewModel]:
 
 
 def _build_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> ViewModel:
+    """Build a table view with the invisible characters of all its text escaped."""
     return make_view_model(
         "table",
         title=escape_invisible(title),
@@ -171,6 +179,7 @@ def _build_curves(section: ProtocolResults) -> Iterator[ViewModel]:
 
 
 def _build_disagreements(section: ProtocolResults) -> Iterator[ViewModel]:
+    """Yield a table of the examples where methods differ most, by the first headline metric only."""
     for metric in section.headline_metrics[:1]:
         disagreements = section.find_disagreements(metric)
         if disagreements:
@@ -202,6 +211,7 @@ def _build_stored_explanations(results: RunResults, section: ProtocolResults) ->
 
 
 def _build_details(section: ProtocolResults, tables: Sequence[MetricTable]) -> Iterator[ViewModel]:
+    """Yield pairwise tests of the methods for each metric and column, then the settings of the protocol."""
     for table in tables:
         for column in table.columns:
             if len(column.values_by_method) > 1:
@@ -252,6 +262,7 @@ def _build_method_costs(results: RunResults) -> Iterator[ViewModel]:
 
 
 def _format_declared_cost(method: str) -> str:
+    """Return the cost that a method declares; a dash if the method is not registered here."""
     try:
         return METHOD_REGISTRY[parse_method(method).name].declaration.cost
     except (KeyError, ClearheadError):
@@ -259,6 +270,7 @@ def _format_declared_cost(method: str) -> str:
 
 
 def _build_failures(results: RunResults) -> Iterator[ViewModel]:
+    """Yield a section with the reason of everything that was not measured; nothing if all was."""
     if results.failure_reasons:
         rows = [[name, reason] for name, reason in sorted(results.failure_reasons.items())]
         yield make_view_model(

@@ -46,17 +46,17 @@ class RunCost:
     def __str__(self) -> str:
         if not self.num_missing_chunks:
             return (
-                f"{self.num_examples} examples × {self.num_methods} methods, 0 of {self.num_chunks} chunks to do: "
-                "all is there"
+                f"{self.num_examples} examples × {self.num_methods} methods, 0 of {self.num_chunks} chunks to compute: "
+                "all results are stored"
             )
-        left = f"{self.num_missing_chunks} of {self.num_chunks} chunks to do"
+        left = f"{self.num_missing_chunks} of {self.num_chunks} chunks to compute"
         more = (
             f" (those of {' and '.join(self.size_dependent_protocols)} not counted: larger examples have more)"
             * bool(self.size_dependent_protocols)
         )
         return (
-            f"{self.num_examples} examples × {self.num_methods} methods, {left}: one explanation of each, and at most "
-            f"{self.max_perturbed_inputs:,} altered inputs through the model{more}"
+            f"{self.num_examples} examples × {self.num_methods} methods, {left}: one explanation each, and at most "
+            f"{self.max_perturbed_inputs:,} perturbed inputs through the model{more}"
         )
 
 
@@ -169,7 +169,7 @@ class BenchmarkRun:
     ) -> BenchmarkRunReport:
         """Compute what is missing, then write the table; `advance` hears how many examples are through."""
         run_engine = get_engine(engine_name, address)
-        self.store.initialise_folder(self._build_manifest())
+        self.store.prepare_folder(self._build_manifest())
         tasks = self.find_missing_tasks()
         report = BenchmarkRunReport(
             str(self.store.folder), len(self.chunk_plan), there_before=len(self.chunk_plan) - len(tasks)
@@ -193,7 +193,7 @@ class BenchmarkRun:
         """Take over what another run has measured, whatever its methods and protocols; how many shards were new."""
         theirs = ResultStore(other)
         theirs.read_manifest()  # refuses what is no run
-        self.store.initialise_folder(self._build_manifest())
+        self.store.prepare_folder(self._build_manifest())
         return self.store.merge(theirs)
 
     def load_measurements(self, settings_hash: str) -> list[Measurement]:

@@ -118,7 +118,7 @@ def _read_file(path: Path, reader: Callable[[Path], Any], remedy: str) -> Any:
 
 
 #: What to do about a shard that is damaged. It is not removed unasked: it may be the disk that is at fault.
-DAMAGED_SHARD_REMEDY = "remove it, and the same command computes that chunk again"
+DAMAGED_SHARD_REMEDY = "remove it and run the same command again to recompute that chunk"
 
 
 class ResultStore:
@@ -133,11 +133,11 @@ class ResultStore:
         path = self.folder / "run.json"
         if self.folder.exists() and (not self.folder.is_dir() or (self._has_foreign_files() and not path.exists())):
             raise InputError(
-                f"{str(self.folder)!r} is there already and is no benchmark run: give an empty or new --out"
+                f"{str(self.folder)!r} already exists and is not a benchmark run: give an empty or new --out"
             )
 
-    def initialise_folder(self, manifest: Mapping[str, Any]) -> None:
-        """Make the folder a run's, or make sure that it is one."""
+    def prepare_folder(self, manifest: Mapping[str, Any]) -> None:
+        """Refuse a folder of something else; else remove unfinished files and write run.json, settings merged."""
         self.check_folder()
         path = self.folder / "run.json"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ class ResultStore:
         try:
             made: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            raise InputError(f"{str(self.folder)!r} holds no benchmark run") from None
+            raise InputError(f"{str(self.folder)!r} contains no benchmark run") from None
         return made
 
     def write_shard(self, shard: Shard) -> Path:
@@ -239,7 +239,7 @@ class ResultStore:
         if not path.exists():
             raise InputError(f"{str(self.folder)!r} has no finished table: run clearhead bench with the same --out")
         return _read_file(
-            path, _import_pyarrow().parquet.ParquetFile, "the same clearhead bench command writes it anew"
+            path, _import_pyarrow().parquet.ParquetFile, "run the same clearhead bench command again to rewrite it"
         )
 
     def iter_table_rows(self) -> Iterator[MeasurementRow]:

@@ -1,7 +1,8 @@
-"""How long a run will take, said before it begins: one example is measured and timed, and nothing of it is kept.
+"""Estimate how long a run takes: time one example of those that are left, before the run begins.
 
-Each method explains it alone (RUN/costs.json keeps those seconds for the report), then everything is done to it
-together, as a chunk would. Times lie beside the results, never in them.
+Each method explains the example alone (RUN/costs.json keeps these seconds for the report). Then the example is
+processed once with all methods and protocols, as in the run. Its results are not stored, and times are never part of
+the results.
 """
 
 import json

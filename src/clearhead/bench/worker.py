@@ -105,7 +105,9 @@ class ChunkWorker:
         measured, groups = [], _group_by_coverage(own, methods, protocol.depends_on_other_methods)
         for method in methods:
             if own.get_by_index(method) and not any(method in part for part in groups):
-                reasons[method].append("it is measured together with others, and no example has them all")
+                reasons[method].append(
+                    "it is measured together with others, and no example has results for all of them"
+                )
         for part in groups:
             found, failed, why = self._try_group(protocol, examples, part, chunk.output_cache)
             measured += found

@@ -126,4 +126,5 @@ def format_captions(template: str, class_names: Sequence[str]) -> list[str]:
 
 
 def _choose_article(name: str) -> str:
+    """Return "an" if the first letter is a vowel, else "a"."""
     return "an" if name[0].lower() in "aeiou" else "a"

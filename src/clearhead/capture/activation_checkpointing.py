@@ -50,6 +50,7 @@ def checkpointed_layers(
 
 
 def _drop_cache(argument: Any) -> Any:
+    """Replace a key–value cache among the arguments by None."""
     return None if isinstance(argument, Cache) else argument
 
 

@@ -173,6 +173,7 @@ class CallDispatcher:
     def _handle_tile(
         self, call_index: int, sweep: int, query_slice: slice, attention: Tensor, gradient: Tensor | None
     ) -> None:
+        """Pass one tile to `on_tile` as a call whose maps are those of the tile's queries."""
         call = self._make_call(call_index)
         call.attention = repeat_for_targets(detach_and_upcast(attention), self.num_targets)
         if "attention_gradient" in self.requires:
@@ -180,6 +181,7 @@ class CallDispatcher:
         self.tiling.on_tile(call, query_slice, sweep)
 
     def _make_deferred_call(self, tiled_call: TiledAttention, output_gradient: Tensor | None) -> DeferredCall:
+        """Return the call without its graph; ∂y/∂output is zero if no gradient arrived."""
         detached_call = tiled_call.copy_detached()
         if output_gradient is None and "attention_gradient" in self.requires:
             batch, heads, queries, _ = detached_call.meta_attention.shape
@@ -267,14 +269,16 @@ class _BatchedGradientTap(torch.autograd.Function):
 
     @staticmethod
     def forward(gradient: Tensor, callback: Callable[[Tensor], None]) -> Tensor:
+        """Return the gradient; torch calls `vmap` for the batched gradient."""
         return gradient
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+        """Save nothing: gradients are not differentiated again."""
 
     @staticmethod
     def vmap(info: Any, dims: Any, gradient: Tensor, callback: Callable[[Tensor], None]) -> tuple[Tensor, int]:
+        """Call the callback with target × sample as first axis, and return the gradient of each target."""
         if dims[0] is None:
             per_target = gradient.expand(info.batch_size, *gradient.shape)
         else:

@@ -36,15 +36,18 @@ class LayerRecorder:
         return self.latest_io.get(id(layer))
 
     def _pre_forward_hook(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin the record of a run with the layer's input."""
         if threading.get_ident() == self.thread_id:
             self.latest_io[id(layer)] = LayerIO(_get_layer_input(args, kwargs))
 
     def _forward_hook(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Add the layer's output to the record; of a tuple, its first item."""
         if threading.get_ident() == self.thread_id:
             self.latest_io[id(layer)].output = output[0] if isinstance(output, tuple) else output
 
 
 def _get_layer_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the first positional argument, else `hidden_states`, else the first keyword argument."""
     if args:
         return args[0]
     if "hidden_states" in kwargs:

@@ -532,6 +532,7 @@ def _compute_batched_gradients(
 
 
 def _check_requires_grad(target_values: Tensor) -> None:
+    """Check that the target has a gradient, so that a backward pass is possible."""
     if not target_values.requires_grad:
         raise InputError(
             "the target does not depend on the input through differentiable operations, so it has no gradient: "
@@ -565,7 +566,7 @@ def _register_embedding_leaf_hooks(
         count = output.shape[:-1].numel()
         if count != token_counts.get(leaf, count):
             raise UnsupportedError(
-                f"{leaf} has {token_counts[leaf]} tokens, but the model looked up {count} embeddings in their place"
+                f"{leaf} has {token_counts[leaf]} tokens, but the model looked up {count} embeddings instead"
             )
         graph_leaves[leaf] = _make_leaf(vectors.get(leaf, output).to(output), dtype)
         return graph_leaves[leaf].clone()  # some models add positions to it in place (BLIP)
@@ -574,4 +575,5 @@ def _register_embedding_leaf_hooks(
 
 
 def _make_leaf(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Copy a tensor to a new leaf of the graph, in `dtype` if there is one."""
     return tensor.detach().to(dtype, copy=True).requires_grad_(torch.is_grad_enabled())

@@ -138,6 +138,7 @@ def _make_restore_hook(module: nn.Module) -> Callable[..., None]:
 
 
 def _is_length_dependent_rope(rope_type: Any) -> bool:
+    """Whether a RoPE type changes its frequencies with the length of the input."""
     # a mapping has one RoPE type per layer type
     rope_types = rope_type.values() if isinstance(rope_type, Mapping) else [rope_type]
     return any(type_ in ("dynamic", "longrope") for type_ in rope_types)

@@ -39,8 +39,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Explain the predictions of Hugging Face Transformers: which parts of the input do they depend on, and how "
-    "reliable is the explanation?",
+    help="Explain the predictions of Hugging Face Transformers models: which parts of the input they depend on, and "
+    "how reliable the explanation is.",
     epilog='Start with: `clearhead explain "You look extremely confused"`',
 )
 
@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _print_version(is_requested: bool) -> None:
+    """Print the version and exit; callback of the eager option --version."""
     if is_requested:
         print(f"clearhead {clearhead.__version__}")
         raise typer.Exit()
@@ -68,6 +69,7 @@ def _set_global_options(
         bool, typer.Option("--traceback", metavar="", help="Print the Python traceback of an error.")
     ] = False,
 ) -> None:
+    """Store the options that come before the command; --version has already exited in its callback."""
     runtime.CLI_STATE.show_traceback = show_traceback
 
 
@@ -111,8 +113,8 @@ def explain(
 ) -> None:
     """Explain a prediction: score every word, patch or frame of the input by its contribution to the target.
 
-    The target is the predicted label, unless --target names another. High scores support the target; negative scores
-    of signed methods count against it.
+    The target is the predicted label, unless --target selects another. High scores support the target; negative scores
+    of signed methods count against it. The default method is generic.
     """
     sources = parse_sources(*(inputs or ()))
     chosen_methods = opt.parse_method_options(methods, ["generic"])
@@ -154,6 +156,7 @@ def explain(
 
 
 def _reject_single_input_options(options: Mapping[str, Any]) -> None:
+    """Raise `InputError` for the first of these options that is set; they do not apply to data."""
     for name, value in options.items():
         if value not in (None, False):
             raise InputError(
@@ -190,7 +193,8 @@ def compare(
     sources = parse_sources(typed_input)
     if any(source.source_type == "data" for source in sources):
         raise InputError(
-            f"compare takes one input, but {typed_input!r} holds many: use clearhead explain {typed_input} --out DIR"
+            f"compare takes one input, but {typed_input!r} contains several: use clearhead explain {typed_input} --out "
+            "DIR"
         )
     put.check_output_paths(html)
     chosen_methods = None if methods is None else opt.parse_method_options(methods, [])
@@ -227,14 +231,14 @@ def show(
     sentences: opt.SentencesOption = False,
     html: opt.HtmlOption = None,
     by: Annotated[
-        str, typer.Option(metavar="word|label|position", help="For a folder: what scores are grouped by.")
+        str, typer.Option(metavar="word|label|position", help="For a folder: how to group the scores.")
     ] = "word",
     reduction: Annotated[
-        str, typer.Option(metavar="sum|mean", help="For a folder: how the scores of a group are reduced.")
+        str, typer.Option(metavar="sum|mean", help="For a folder: how to reduce the scores of a group.")
     ] = "sum",
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Show a saved explanation again, or aggregate a folder of them. No model is needed."""
+    """Show a saved explanation, or aggregate a folder of explanations. Needs no model."""
     put.check_output_paths(html)
     if file.is_dir():
         if html is not None or words or sentences:
@@ -253,17 +257,17 @@ def show(
 )
 @opt.flatten_option_groups
 def methods(model_options: opt.CliModelOptions, as_json: opt.JsonOption = False) -> None:
-    """List all attribution methods: their cost, requirements and declared properties.
+    """List all attribution methods with their cost, requirements and declared properties.
 
-    With --model, also whether each method applies to this model. Requirements are the tensors a method records in the
-    pass. Signed methods can score units against the target.
+    With --model, the list also shows whether each method applies to this model. Requirements are the tensors that a
+    method records during a pass. Signed methods give negative scores to units that count against the target.
     """
     from clearhead.methods import METHOD_REGISTRY
     from clearhead.render.methods_table import render_methods_table
 
     model = model_options.model
     if model is None and model_options != opt.CliModelOptions():
-        raise InputError("--device, --dtype and --revision are options of a model, and none was given: add --model")
+        raise InputError("--device, --dtype and --revision need a model: add --model")
     applicability: dict[str, Any] = {}
     if model is not None:
         applicability = {line.name: line for line in load_explainer(model_options).methods()}
@@ -304,7 +308,7 @@ def methods(model_options: opt.CliModelOptions, as_json: opt.JsonOption = False)
     ),
 )
 def models(as_json: opt.JsonOption = False) -> None:
-    """List the small pretrained models of clearhead-zoo: task, size and measured accuracy."""
+    """List the small pretrained models of clearhead-zoo with their task, size and measured accuracy."""
     cards = clearhead.zoo_models()
     if as_json:
         put.print_json({"schema": "clearhead/models", "version": 1, "models": cards})
@@ -313,7 +317,7 @@ def models(as_json: opt.JsonOption = False) -> None:
 
         reason = "install them with pip install clearhead-zoo"
         if is_zoo_installed():
-            reason = "clearhead-zoo is installed, but holds no models"
+            reason = "clearhead-zoo is installed, but contains no models"
         print(f"No zoo models: {reason}. Folders and hub names work without it.")
     else:
         put.print_table(

@@ -36,42 +36,49 @@ def attention(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="For models with several streams: one attention map only, within a stream (text) or from one to "
-            "another (prefix -> source). Default: all maps.",
+            help="For models with several streams: show only one attention map, within a stream (text) or from one "
+            "stream to another (prefix -> source). Default: all maps.",
         ),
     ] = None,
     head: Annotated[
         list[str] | None,
         typer.Option(
-            "--head", metavar="LAYER.HEAD", help="Head to draw, such as 1.3, both counted from 0; may be repeated."
+            "--head",
+            metavar="LAYER.HEAD",
+            help="Head to draw, such as 1.3 for layer 1, head 3, counting from 0; may be repeated.",
         ),
     ] = None,
     average_over: Annotated[
         str | None,
         typer.Option(
-            metavar="DATA", help="Table or folder: also show the attention pattern of each head, averaged over it."
+            metavar="DATA",
+            help="Table or folder of inputs: also show the attention pattern of each head, averaged over them.",
         ),
     ] = None,
     candidates: Annotated[
         str | None,
-        typer.Option(metavar="A,B,…", help="Print the probabilities of these labels or masked tokens: his,her."),
+        typer.Option(
+            metavar="A,B,…",
+            help="Print the probabilities of these labels or, at a mask, of these tokens, such as his,her.",
+        ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Only the first N rows of --average-over.")
+        int | None, typer.Option(metavar="N", min=1, help="Use only the first N rows of --average-over.")
     ] = None,
     column: opt.ColumnOption = None,
     out: Annotated[
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Folder for the result files: overview.png (every head), depth.png (the read-out token, by raw "
-            "attention, rollout and flow), graph.png, maps.png (the heads of --head), attention.html (everything, "
-            "interactive) and attention.json; with several streams, the images of each in a folder of its name.",
+            help="Folder for the result files: overview.png (every head), depth.png (the read-out token across "
+            "layers, by raw attention, rollout and flow), graph.png, maps.png (the heads of --head), "
+            "attention.html (everything, interactive) and attention.json; with several streams, the images of "
+            "each map are in a folder with its name.",
         ),
     ] = None,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Show the attention of one input: per head, and for the read-out token across layers.
+    """Show the attention weights of one input: for each head, and for the read-out token across layers.
 
     Models with several streams (text and image, source and prefix) have attention maps within each stream and between
     streams.
@@ -79,7 +86,7 @@ def attention(
     if typed_input is None and not input_options.values_by_stream and input_options.example is None:
         raise InputError("no input: give a text or an image. See clearhead attention --help")
     if average_over is None and (limit is not None or column is not None):
-        raise InputError("--limit and --column are for --average-over, and none was given")
+        raise InputError("--limit and --column need --average-over")
     if head and out is None:
         raise InputError("--head draws attention maps: name the folder for them with --out DIR")
     chosen_heads = [_parse_layer_and_head(text) for text in head or ()]
@@ -112,7 +119,8 @@ def _load_single_input(
     sources = parse_sources(typed_input)
     if sources and sources[0].source_type == "data":
         raise InputError(
-            f"attention is shown for one input, but {typed_input!r} holds many: average over them with --average-over"
+            f"attention is shown for one input, but {typed_input!r} contains several: average over them with "
+            "--average-over"
         )
     explainer, raw_inputs = load_model_and_inputs(model_options, sources, input_options)
     if "inputs" in raw_inputs:
@@ -129,6 +137,7 @@ def _compute_requested_view(
     reference_inputs: list[Any] | None,
     candidates: list[str],
 ) -> "AttentionView | MultiStreamAttentionView":
+    """Compute the map named by --stream, the view with averages or candidates, or the default view."""
     from clearhead.probes import compute_attention_view, compute_multi_stream_view, view_attention
 
     if stream is not None:
@@ -159,6 +168,7 @@ def _get_views_by_name(view: "AttentionView | MultiStreamAttentionView") -> "dic
 def _write_attention_files(
     folder: Path, view: "AttentionView | MultiStreamAttentionView", chosen_heads: list[tuple[int, int]]
 ) -> None:
+    """Write the figures of each map as PNG into its own folder, and the view as HTML and JSON."""
     from clearhead.render.html import render_result_page
 
     for name, map_view in _get_views_by_name(view).items():
@@ -172,6 +182,7 @@ def _write_attention_files(
 
 
 def _plot_figures(view: "AttentionView", chosen_heads: list[tuple[int, int]]) -> dict[str, Any]:
+    """Plot overview and depth, a graph if queries and keys are the same units, and the chosen heads."""
     from clearhead.render.mpl import attention as attention_plots
 
     figures = {
@@ -186,8 +197,9 @@ def _plot_figures(view: "AttentionView", chosen_heads: list[tuple[int, int]]) ->
 
 
 def _parse_layer_and_head(text: str) -> tuple[int, int]:
+    """Parse LAYER.HEAD, such as 1.3."""
     try:
         layer, head = (int(number) for number in text.split("."))
     except ValueError:
-        raise InputError(f"--head {text!r} must be a layer and a head with a dot between them, such as 1.3") from None
+        raise InputError(f"--head {text!r} must be a layer and a head separated by a dot, such as 1.3") from None
     return layer, head

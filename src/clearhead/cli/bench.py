@@ -33,26 +33,33 @@ REPORT_EXAMPLES = ("clearhead report runs/pets", "clearhead report runs/pets --o
 def bench(
     device_options: opt.CliDeviceOptions,
     model: Annotated[
-        str, typer.Option("--model", "-m", metavar="NAME", help="Model: zoo:NAME, a folder, or a hub name.")
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME",
+            help="Model: zoo:NAME (clearhead models lists them), a folder, or a hub name.",
+        ),
     ],
     data: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="Data set by name (pets, eraser-movies, hub:OWNER/NAME …), known:TASK for a zoo task with known true "
-            "evidence, mosaic:NAME for mosaics of two classes of images, or the path of a table or of a folder of "
-            "images.",
+            help="Data set: a name (pets, eraser-movies, hub:OWNER/NAME …), known:TASK for a zoo task with known true "
+            "evidence, mosaic:NAME for mosaics of two classes of images, or the path of a table or a folder of images.",
         ),
     ],
     protocols: Annotated[
         str,
-        typer.Option(metavar="NAME,…", help="Evaluation protocols or published presets of them, separated by commas."),
+        typer.Option(
+            metavar="NAME,…", help="Evaluation protocols, or published presets of protocols, separated by commas."
+        ),
     ],
     out: Annotated[
         Path,
         typer.Option(
             metavar="DIR",
-            help="Folder of the run, for the result files. Running the same command again resumes an interrupted run.",
+            help="Folder for the result files of the run. Running the same command again resumes an interrupted run.",
         ),
     ],
     methods: Annotated[
@@ -75,7 +82,7 @@ def bench(
         typer.Option(
             "--option",
             metavar="NAME=VALUE",
-            help="Option of the data set's reader, such as label_column=stars for a table; may be repeated.",
+            help="Option of the data set, such as label_column=stars for a table; may be repeated.",
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Use only the first N examples.")] = None,
@@ -85,12 +92,16 @@ def bench(
     ] = None,
     merge: Annotated[
         list[Path] | None,
-        typer.Option(metavar="RUN", help="First copy the results of another run; may be repeated."),
+        typer.Option(metavar="RUN", help="Start with a copy of the results of another run; may be repeated."),
     ] = None,
     engine: Annotated[
-        str, typer.Option(metavar="NAME", help="local (processes on this machine) or ray (here or on a cluster).")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Execution engine: local (processes on this machine) or ray (on this machine or a cluster).",
+        ),
     ] = "local",
-    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Number of worker processes, or of Ray actors.")] = 2,
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Number of worker processes or Ray actors.")] = 2,
     address: Annotated[
         str | None,
         typer.Option(
@@ -104,24 +115,26 @@ def bench(
         str,
         typer.Option(
             metavar="TEXT",
-            help="Zero-shot prompt for dual encoders such as CLIP: {name} is the class name, {one} the name with its "
-            "article (a pug).",
+            help="Zero-shot prompt for dual encoders such as CLIP: {name} is the class name, {one} the class name "
+            "with its article (a pug).",
         ),
     ] = "a photo of {one}",
     keep: Annotated[
         bool,
         typer.Option(
-            "--keep-explanations", help="Also store the explanations, compressed; the report shows some of them."
+            "--keep-explanations",
+            metavar="",
+            help="Also store the explanations (compressed); the report shows some of them.",
         ),
     ] = False,
     batch_size: opt.BatchSizeOption = 8,
     seed: opt.SeedOption = 0,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Benchmark attribution methods: agreement with known evidence, faithfulness, and further protocols.
+    """Benchmark attribution methods: agreement with known evidence, faithfulness, and other protocols.
 
     Results are Parquet files with one row per example, method, protocol and setting. A run that is resumed or extended
-    computes only the missing chunks of examples. Methods are ranked only as far as the examples separate them.
+    computes only the missing chunks of examples. Methods are ranked only where the examples distinguish them.
     """
     from clearhead.bench import time_estimate
     from clearhead.bench.engines import get_engine
@@ -166,8 +179,8 @@ def bench(
         print(*[figure for figure in (cost, expected_time) if figure is not None], sep="; ")
     if cost.num_stale_rows:
         runtime.print_error(
-            f"{cost.num_stale_rows:,} rows in {out} were measured with other versions and are computed again "
-            f"(now: {format_versions()})",
+            f"{cost.num_stale_rows:,} rows in {out} were measured with other versions and will be recomputed (current "
+            f"versions: {format_versions()})",
             0,
         )
     try:
@@ -192,7 +205,8 @@ def bench(
         print(f"chunks: {report.computed} computed, {report.there_before} stored before; {out / 'table.parquet'}")
     if next(run.store.iter_table_rows(), None) is None:
         runtime.print_error(
-            "no measurements produced; the reasons are above, and with --json under refused", runtime.EXIT_ROWS_FAILED
+            "no measurements were produced; the reasons are listed above (with --json, under refused)",
+            runtime.EXIT_ROWS_FAILED,
         )
         raise typer.Exit(runtime.EXIT_ROWS_FAILED)
 
@@ -205,9 +219,9 @@ def report(
     ] = None,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Write the report of a benchmark run: an HTML page (report.html), LaTeX tables (tables.tex) and CSV (tables.csv).
+    """Write the report of a benchmark run as HTML (report.html), LaTeX tables (tables.tex) and CSV (tables.csv).
 
-    Needs no model, data or GPU: the folder of the run holds everything.
+    Needs no model, data or GPU: the folder of the run contains everything.
     """
     from clearhead.bench.export import render_csv_table, render_latex_tables
     from clearhead.bench.report_page import render_run_report
@@ -247,6 +261,7 @@ def _parse_data_option(text: str) -> tuple[str, str | list[str]]:
 
 
 def _read_indices(path: Path) -> tuple[int, ...]:
+    """Read example indices separated by white space; an unreadable or empty file raises `InputError`."""
     try:
         indices = tuple(int(line) for line in path.read_text(encoding="utf-8").split())
     except (OSError, ValueError) as problem:

@@ -55,8 +55,8 @@ def code(
         str | None,
         typer.Option(
             metavar="NAME[,NAME]",
-            help="python, java, csharp, go, javascript, php or ruby; two names for pairs across languages. Default: "
-            "inferred from the file suffixes.",
+            help="python, java, csharp, go, javascript, php or ruby; two names for pairs from different languages. "
+            "Default: inferred from the file suffixes.",
         ),
     ] = None,
     answers: Annotated[
@@ -68,37 +68,44 @@ def code(
             "--methods",
             metavar="NAME,…",
             help="Attribution methods to analyse by syntax class in addition to attention, separated by commas; may be "
-            "repeated. clearhead methods lists them.",
+            "repeated. To list all methods, run clearhead methods.",
         ),
     ] = None,
     compare_model: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Second model with the same number of heads (pretrained, fine-tuned) to compare with.",
+            help="Second model for comparison, with the same number of heads, such as the pretrained version of a "
+            "fine-tuned model.",
         ),
     ] = None,
     count: Annotated[int, typer.Option(metavar="N", min=4, help="Number of questions, sampled evenly.")] = 200,
     special: Annotated[
-        bool, typer.Option("--special/--no-special", help="Include special tokens as queries and keys of attention.")
+        bool,
+        typer.Option(
+            "--special/--no-special", metavar="", help="Include special tokens as queries and keys of attention."
+        ),
     ] = True,
     permutations: Annotated[
         int, typer.Option(metavar="N", min=99, help="Number of permutations per significance test.")
     ] = 2000,
     seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
-    html: Annotated[str, typer.Option(metavar="FILE", help="HTML report path.")] = "code.html",
+    html: Annotated[str, typer.Option(metavar="FILE", help="Path of the HTML report.")] = "code.html",
     as_json: opt.JsonOption = False,
 ) -> None:
     """Analyse attention and attribution of a code model by the syntax of its input.
 
     tree-sitter assigns every token a class (identifier, keyword, operator …) and a syntactic context (declaration,
-    condition, loop, call …). The weight of each class is given relative to chance. Wrong predictions are tested
-    against right ones, head by head, and a detector of wrong predictions is compared with plain confidence.
+    condition, loop, call …). The weight of each class is reported relative to chance. Wrong predictions are compared
+    with correct ones head by head, and a detector of wrong predictions is compared with the confidence of the model.
     """
     if task not in DEFAULT_MODELS_BY_TASK:
         raise unknown_value_error("task", task, DEFAULT_MODELS_BY_TASK)
     if (answers is not None) != (task == "translate"):
-        raise InputError("--answers FILE and --task translate need each other: the file has one translation per line")
+        raise InputError(
+            "--answers FILE and --task translate must be used together: the file contains one reference translation "
+            "per line"
+        )
     put.check_output_paths(html)
     from clearhead.render.reports.code import write_code_report
     from clearhead.studies.code.study import run_code_study
@@ -131,6 +138,7 @@ def code(
 
 
 def _print_study(study: "CodeStudy") -> None:
+    """Print attention by class and one line each for accuracy, heads that differ, AUROC and what was skipped."""
     rows = [
         {name: _format_cell(value) for name, value in row.items()} for row in study.build_class_table(study.by_class)
     ]
@@ -150,10 +158,12 @@ def _print_study(study: "CodeStudy") -> None:
 
 
 def _format_cell(value: Any) -> str:
+    """Format a float with three decimals, and anything else with `str`."""
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def _parse_languages(text: str | None) -> list[str]:
+    """Split a list at commas and resolve each language name or alias."""
     from clearhead.studies.code.syntax import resolve_language
 
     return [resolve_language(name.strip()) for name in text.split(",")] if text else []
@@ -168,6 +178,7 @@ def _load_questions(
     count: int,
     seed: int,
 ) -> "list[CodeQuestion]":
+    """Make at most `count` questions of a task (pairs, translations, masked tokens) that fits the model."""
     from clearhead.adapters.generation import GenerativeAdapter
     from clearhead.adapters.masked_lm import MaskedLMAdapter
     from clearhead.studies.code import tasks
@@ -190,7 +201,7 @@ def _load_questions(
             )
         assert answers is not None
         if not languages:
-            raise InputError("--task translate needs --language: that of the functions to translate")
+            raise InputError("--task translate needs --language, the language of the functions to translate")
         functions = [line for path in sources for line in read_text(path).splitlines()]
         translations = read_text(answers).splitlines()
         if len(functions) != len(translations):
@@ -261,6 +272,7 @@ def _read_functions(path: Path, languages: list[str]) -> dict[str, list[str]]:
 
 
 def _read_pair_rows(path: Path) -> list[tuple[str, str, str]]:
+    """Read a table of code pairs as (first, second, label)."""
     column_names = read_column_names(path)
     if not set(PAIR_COLUMNS) <= set(column_names):
         raise InputError(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from clearhead.studies.gender.study import SentenceSetResult
     from clearhead.studies.gender.templates import BiasTemplate
 
-BIAS_HELP = "Studies of what models encode: a semantic axis such as gender, and the syntax of code."
+BIAS_HELP = "Study what models encode: a semantic axis such as gender, or the syntax of code."
 GENDER_EXAMPLES = (
     "clearhead bias gender brown.txt --html gender.html",
     "clearhead bias gender brown.txt abc.txt --sentence-set occupations=professions.json "
@@ -53,14 +53,16 @@ def gender(
         list[str] | None,
         typer.Option(
             metavar="NAME[=FILE]",
-            help="Set of sentences to analyse; may be repeated: adjectives, free and people are built in; occupations, "
-            "crows-pairs, winobias (a pro_stereotyped file) and winogender are read from their files. Default: all "
+            help="Set of sentences to analyse; may be repeated. adjectives, free and people are built in; occupations, "
+            "crows-pairs, winobias (a pro_stereotyped file) and winogender are read from the given FILE. Default: all "
             "built-in sets.",
         ),
     ] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="Additional sentence, with or without the model's mask token; repeatable."),
+        typer.Option(
+            metavar="TEXT", help="Additional sentence, with or without the model's mask token; may be repeated."
+        ),
     ] = None,
     count: Annotated[
         int, typer.Option(metavar="N", min=10, help="Number of sentences from which the axis is computed.")
@@ -74,7 +76,7 @@ def gender(
     save: Annotated[
         str | None, typer.Option(metavar="FILE", help="Save the directions (.safetensors), for clearhead concept.")
     ] = None,
-    html: Annotated[str, typer.Option(metavar="FILE", help="HTML report path.")] = "gender.html",
+    html: Annotated[str, typer.Option(metavar="FILE", help="Path of the HTML report.")] = "gender.html",
     as_json: opt.JsonOption = False,
 ) -> None:
     """Trace an axis such as gender through the layers of a masked language model (default: zoo:masked).
@@ -82,7 +84,7 @@ def gender(
     Sentences with listed words and their counterfactuals yield a direction in every layer (DensRay), tested on
     held-out words. For each set of sentences, the report shows DR, CAT, AttCAT and AttDR by layer and token; the
     similarity of AttCAT and DR compared with chance; whether AttDR ranks listed words first; pronoun probabilities at
-    the mask with and without the axis; and the cost of removing it. The word pairs can define any axis.
+    the mask with and without the axis; and the cost of removing the axis. The word pairs can define any axis.
     """
     put.check_output_paths(html, save)
     from clearhead.concepts.directions import Directions
@@ -165,6 +167,7 @@ BIAS_SUBCOMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
 
 
 def _load_templates(name: str, file: str, mask_token: str) -> "dict[str, list[BiasTemplate]]":
+    """Load a sentence set as templates by name; `people` has none, and published data sets need a file."""
     from clearhead.studies.gender.bias_datasets import read_bias_dataset
     from clearhead.studies.gender.templates import ADJECTIVE_AND_SUBJECT_SETS, make_free_templates, read_occupations
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
 CONCEPT_HELP = (
-    "Concept directions in hidden states: whether a concept influences a class, where it is encoded, which inputs "
-    "activate it, and what its removal costs."
+    "Analyse concept directions in hidden states: whether a concept influences a class, where it is encoded, which "
+    "inputs activate it, and what its removal costs."
 )
 TCAV_EXAMPLES = (
     "clearhead concept tcav bengals/ --target Bengal --concept dotted --concept striped --random photos/",
@@ -51,20 +51,26 @@ ConceptLayersOption = Annotated[
     str,
     typer.Option(
         metavar="N,…",
-        help="Layers whose output is used, from 0, negative from the end; embeddings is the output of the embedding "
-        "layer.",
+        help="Layers whose output is used, counting from 0, or from the end if negative; embeddings selects the "
+        "output of the embedding layer.",
     ),
 ]
 PoolOption = Annotated[
     str,
-    typer.Option(metavar="class|mean|token|flat", help="How the token vectors of an input become one activation."),
+    typer.Option(
+        metavar="class|mean|token|flat", help="How the token vectors of an input are pooled into one activation."
+    ),
 ]
 ConceptSeedOption = Annotated[int, typer.Option(metavar="N", help="Random seed.")]
-ConceptBatchSizeOption = Annotated[int, typer.Option(metavar="N", min=1, help="Inputs per pass.")]
+ConceptBatchSizeOption = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Inputs per pass; a smaller batch needs less memory.")
+]
 PlainOption = Annotated[
     bool,
     typer.Option(
-        "--plain", metavar="", help="DensRay on unnormalised differences: faster, equals the difference of means."
+        "--plain",
+        metavar="",
+        help="Use DensRay on unnormalised differences: faster, and equal to the difference of means.",
     ),
 ]
 FewOption = Annotated[
@@ -72,7 +78,7 @@ FewOption = Annotated[
     typer.Option(
         "--few",
         metavar="",
-        help="Allow fewer vectors than dimensions; judge the direction by its accuracy on held-out vectors.",
+        help="Allow fewer vectors than dimensions; evaluate the direction by its accuracy on held-out vectors.",
     ),
 ]
 
@@ -80,16 +86,24 @@ FewOption = Annotated[
 @opt.flatten_option_groups
 def tcav(
     model_options: opt.CliModelOptions,
-    inputs: Annotated[str, typer.Argument(metavar="SET", help="Inputs of the class: a folder, a .txt file, a table.")],
+    inputs: Annotated[
+        str, typer.Argument(metavar="SET", help="Inputs of the class: a folder, a .txt file or a table.")
+    ],
     concept: Annotated[
         list[str],
         typer.Option(
             metavar="CONCEPT",
-            help="Concept; may be repeated: striped, dotted, bubbly or checkered (generated textures), NAME=FOLDER or "
-            "NAME=FILE (inputs that show it), NAME:word,word (the texts of --random that contain one of these words).",
+            help="Concept: striped, dotted, bubbly or checkered (generated textures), NAME=FOLDER or NAME=FILE "
+            "(inputs that show the concept), or NAME:word,word (the texts of --random that contain one of these "
+            "words); may be repeated.",
         ),
     ],
-    random: Annotated[str, typer.Option(metavar="SET", help="Arbitrary inputs for the random counter-sets.")],
+    random: Annotated[
+        str,
+        typer.Option(
+            metavar="SET", help="Arbitrary inputs for the random counter-sets: a folder, a .txt file or a table."
+        ),
+    ],
     target: Annotated[
         str | None, typer.Option(metavar="LABEL", help="Class to explain. Default: the predicted class.")
     ] = None,
@@ -106,7 +120,8 @@ def tcav(
     classifier: Annotated[
         str,
         typer.Option(
-            metavar="logistic|sgd|mean-difference|ridge", help="Linear classifier that yields the concept vectors."
+            metavar="logistic|sgd|mean-difference|ridge",
+            help="Linear classifier from which the concept vectors are computed.",
         ),
     ] = "logistic",
     runs: Annotated[int, typer.Option(metavar="N", min=3, help="Number of random counter-sets.")] = 20,
@@ -114,22 +129,28 @@ def tcav(
     threshold: Annotated[
         float,
         typer.Option(
-            metavar="ACCURACY", help="Reject concepts that are distinguished from random inputs less accurately."
+            metavar="ACCURACY",
+            help="Minimum accuracy with which a concept must be distinguished from random inputs; other concepts are "
+            "rejected.",
         ),
     ] = 0.6,
     seed: ConceptSeedOption = 0,
     batch_size: ConceptBatchSizeOption = 16,
     save: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Save the concept vectors, one CONCEPT.safetensors each.")
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder in which the concept vectors are saved, as one file CONCEPT.safetensors per concept.",
+        ),
     ] = None,
-    html: Annotated[str, typer.Option(metavar="FILE", help="HTML report path.")] = "tcav.html",
+    html: Annotated[str, typer.Option(metavar="FILE", help="Path of the HTML report.")] = "tcav.html",
     as_json: opt.JsonOption = False,
 ) -> None:
     """Test whether a concept influences a class more than random concepts do (TCAV).
 
-    The score is the share of inputs of the class for which the target grows when the activation moves towards the
-    concept. Every concept is compared with many random counter-sets. A score is significant if it differs from the
-    scores of random concepts and from one half, two-sided, with Holm's correction over concepts and layers.
+    The score is the fraction of inputs of the class for which the target increases when the activation moves towards
+    the concept. Every concept is compared with many random counter-sets. A score is significant if it differs from
+    the scores of random concepts and from 0.5 in two-sided tests with Holm's correction over concepts and layers.
     """
     put.check_output_paths(html)
     put.check_output_folder(save, option="--save")
@@ -191,22 +212,28 @@ def tcav(
 def densray(
     model_options: opt.CliModelOptions,
     first: Annotated[
-        str, typer.Argument(metavar="FIRST", help="Set of inputs; with --text-file: file with a word list.")
+        str,
+        typer.Argument(
+            metavar="FIRST",
+            help="Inputs of the first side: a folder, a .txt file or a table; with --text-file, a file with a word "
+            "list.",
+        ),
     ],
-    second: Annotated[str, typer.Argument(metavar="SECOND", help="The same for the other side.")],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="Inputs of the second side, in the same format.")],
     text_file: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="File of running text; may be repeated. FIRST and SECOND are then word lists, paired line by line.",
+            help="File of running text; may be repeated. FIRST and SECOND are then word lists that are paired line by "
+            "line.",
         ),
     ] = None,
     layers: Annotated[
         str | None,
         typer.Option(
             metavar="N,…",
-            help="Layers whose output is used, from 0, negative from the end; embeddings is the output of the "
-            "embedding layer. Default: all layers.",
+            help="Layers whose output is used, counting from 0, or from the end if negative; embeddings selects the "
+            "output of the embedding layer. Default: all layers.",
         ),
     ] = None,
     pool: PoolOption = "class",
@@ -214,17 +241,24 @@ def densray(
         str | None, typer.Option(metavar="A,B", help="Names of the two sides. Default: the file names.")
     ] = None,
     dimensions: Annotated[int, typer.Option(metavar="N", min=1, help="Number of dimensions of the subspace.")] = 1,
-    count: Annotated[int, typer.Option(metavar="N", min=4, help="With --text-file: number of sentences.")] = 1000,
+    count: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=4, help="With --text-file: number of sentences from which the direction is computed."
+        ),
+    ] = 1000,
     plain: PlainOption = False,
     few: FewOption = False,
     seed: ConceptSeedOption = 0,
-    save: Annotated[str | None, typer.Option(metavar="FILE", help="Save the directions (.safetensors).")] = None,
-    html: Annotated[str, typer.Option(metavar="FILE", help="HTML report path.")] = "densray.html",
+    save: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Save the directions (.safetensors), for clearhead concept.")
+    ] = None,
+    html: Annotated[str, typer.Option(metavar="FILE", help="Path of the HTML report.")] = "densray.html",
     as_json: opt.JsonOption = False,
 ) -> None:
     """Find the direction that separates two sets in every layer (DensRay), and test it on held-out vectors.
 
-    The direction points to the first set; its zero is midway between the means of the two sets.
+    The direction points towards the first set; its origin is midway between the means of the two sets.
     """
     put.check_output_paths(html, save)
     sides = (Path(first).stem, Path(second).stem)
@@ -321,19 +355,19 @@ def explain(
     model_options: opt.CliModelOptions,
     typed_input: opt.InputArgument,
     directions: Annotated[str, typer.Option(metavar="FILE", help="Saved directions or concept vectors.")],
-    layer: Annotated[int, typer.Option(metavar="N", help="Layer whose output is explained, from 0.")],
+    layer: Annotated[int, typer.Option(metavar="N", help="Layer whose output is explained, counting from 0.")],
     at: Annotated[
         str,
         typer.Option(
             metavar="WORD|N|class",
-            help="Position to explain: a word (its first occurrence), a token index, or class, the read-out position.",
+            help="Position to explain: a word (its first occurrence), a token index, or class (the read-out position).",
         ),
     ] = "class",
     methods: opt.MethodsOption = None,
-    html: Annotated[str, typer.Option(metavar="FILE", help="HTML report path.")] = "fires.html",
+    html: Annotated[str, typer.Option(metavar="FILE", help="Path of the HTML report.")] = "fires.html",
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Explain which parts of the input activate a direction at one layer and position, with any method."""
+    """Explain, with any method, which parts of the input activate a direction at one layer and position."""
     put.check_output_paths(html)
     if typed_input is None:
         raise InputError("nothing to explain: give a text or an image. See clearhead concept explain --help")
@@ -347,7 +381,8 @@ def explain(
     )
     if layer not in saved:
         raise InputError(
-            f"{directions!r} has no direction of layer {layer}: it has those of {', '.join(map(str, saved))}"
+            f"{directions!r} has no direction for layer {layer}: it has directions for the layers "
+            f"{', '.join(map(str, saved))}"
         )
     _note_if_other_model(saved, directions, explainer.adapter.name)
     position: int | str = int(at) if at.lstrip("-").isdigit() else at
@@ -367,10 +402,10 @@ def remove(
         str | None, typer.Option(metavar="NAME", help="Column of labels in a table, for classifiers.")
     ] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=2, help="Use only the first N inputs.")] = 500,
-    html: Annotated[str, typer.Option(metavar="FILE", help="HTML report path.")] = "remove.html",
+    html: Annotated[str, typer.Option(metavar="FILE", help="Path of the HTML report.")] = "remove.html",
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Ablate directions in all their layers, and measure the cost on the model's own task.
+    """Ablate directions in all of their layers, and measure the cost on the model's own task.
 
     A masked language model is evaluated by its loss at masked tokens, a classifier by accuracy and loss on labelled
     rows.
@@ -401,6 +436,7 @@ def remove(
 
 
 def _get_stream(input_set: Sequence[Any]) -> str:
+    """Return the stream of a set by its first input: a string is text, anything else an image."""
     return "text" if isinstance(input_set[0], str) else "image"
 
 

@@ -20,7 +20,7 @@ CONVERT_EXAMPLES = (
 
 def convert(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Checkpoint: .pth, .pt, .bin or .safetensors.")],
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder to write; it must not exist yet.")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder to create; it must not exist yet.")],
     family: Annotated[
         str,
         typer.Option(
@@ -34,19 +34,19 @@ def convert(
         typer.Option(
             "--i-trust-this-file",
             metavar="",
-            help="Confirm that you trust the file: opening a pickled checkpoint can run any code its author put in.",
+            help="Confirm that you trust the file: opening a pickled checkpoint can execute arbitrary code.",
         ),
     ] = False,
     class_names: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="File with the names of the classes: one per line, or a JSON list."),
+        typer.Option(metavar="FILE", help="File with the class names: one per line, or a JSON list."),
     ] = None,
     num_heads: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Number of attention heads per layer, which the file does not contain. Default: that of the authors' "
-            "models.",
+            help="Number of attention heads per layer, which the file does not contain. Default: the number in the "
+            "authors' models.",
         ),
     ] = None,
     head_file: Annotated[
@@ -58,7 +58,7 @@ def convert(
     ] = None,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Convert an original checkpoint to safetensors in the layout of transformers.
+    """Convert a checkpoint in its authors' original format to safetensors in the layout of transformers.
 
     Supports the model families of the published experiments. Model sizes are inferred from tensor shapes. Nothing is
     written unless every weight is recognised.
@@ -90,6 +90,7 @@ def convert(
 
 
 def _read_class_names(path: str) -> list[str]:
+    """Read class names from a JSON list, or from a file with one name per line."""
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as problem:

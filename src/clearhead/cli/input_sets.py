@@ -33,7 +33,7 @@ def read_input_set(source: str) -> list[Any]:
         return read_text_lines([path])
     if parse_input_source(source).source_type != "data":
         raise InputError(
-            f"{source!r} is not a set of inputs: give a folder, a .txt file with one input a line, or a table"
+            f"{source!r} is not a set of inputs: give a folder, a .txt file with one input per line, or a table"
         )
     return collect_raw_inputs(source, open_dataset(source).iter_rows("text"))
 
@@ -80,7 +80,7 @@ def read_labelled_texts(inputs: str, column: str | None, label_column: str, limi
     """Read the texts of a table and their labels; rows without a text or a label are left out with a note."""
     if parse_input_source(inputs).source_type != "data" or Path(inputs).is_dir():
         raise InputError(
-            f"--label-column names a column of a table, and {inputs!r} is not a table: give a CSV, TSV or JSONL file"
+            f"--label-column names a column of a table, but {inputs!r} is not a table: give a CSV, TSV or JSONL file"
         )
     rows = list(islice(open_dataset(inputs, column, label_column).iter_rows("text"), limit))
     labelled = [row.raw_input for row in rows if row.error is None]
@@ -88,7 +88,7 @@ def read_labelled_texts(inputs: str, column: str | None, label_column: str, limi
     if not labelled:
         raise InputError(f"{inputs!r} has no row with a text and a label ({problems[0]})")
     if problems:
-        put.print_note(f"{len(problems)} of {len(rows)} rows of {inputs!r} are left out ({problems[0]})")
+        put.print_note(f"{len(problems)} of {len(rows)} rows of {inputs!r} were skipped ({problems[0]})")
     return [text for text, _ in labelled], [label for _, label in labelled]
 
 
@@ -103,7 +103,7 @@ def parse_name_pair(text: str, option: str) -> tuple[str, str]:
     """Parse two words with a comma between them."""
     words = [word.strip() for word in text.split(",")]
     if len(words) != 2 or not all(words):
-        raise InputError(f"{option} {text!r} must be two words with a comma between them, such as he,she")
+        raise InputError(f"{option} {text!r} must be two words separated by a comma, such as he,she")
     return words[0], words[1]
 
 
@@ -120,6 +120,6 @@ def parse_layer_list(text: str, option: str = "--layers") -> "list[LayerIndex]":
         return [EMBEDDINGS if layer == EMBEDDINGS else int(layer) for layer in layers]
     except ValueError:
         raise InputError(
-            f"{option} {text!r} must be layer indices with commas between them, such as 2,4,-1; "
-            f"{EMBEDDINGS} is the output of the embedding layer"
+            f"{option} {text!r} must be layer indices separated by commas, such as 2,4,-1; {EMBEDDINGS} is the output "
+            "of the embedding layer"
         ) from None

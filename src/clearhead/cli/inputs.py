@@ -57,6 +57,7 @@ def disable_bars_for_local_model(model_name: str) -> None:
 
 
 def _choose_default_model(streams: frozenset[str]) -> str:
+    """Return the zoo model that takes exactly these streams, or raise `InputError`."""
     if streams not in DEFAULT_MODELS_BY_STREAMS:
         raise InputError(f"no model of the zoo takes {_join_names(sorted(streams))}: name one with --model")
     return DEFAULT_MODELS_BY_STREAMS[streams]
@@ -73,7 +74,9 @@ def load_model_and_inputs(
     """Load the model and the inputs; these are a list under "inputs", or one list for each stream by name."""
     if input_options.example is not None:
         if sources or input_options.values_by_stream or input_options.pair is not None:
-            raise InputError("--example is an input itself: leave out INPUT, --text, --image, --audio and --pair")
+            raise InputError(
+                "--example already selects the input: leave out INPUT, --text, --image, --audio and --pair"
+            )
         example = _load_zoo_example(model_options.model, input_options.example)
         return load_explainer(model_options), {stream: [value] for stream, value in example.items()}
     parsers = {
@@ -129,7 +132,7 @@ def _repeat_to_equal_length(raw_inputs: dict[str, list[Any]]) -> dict[str, list[
     longest = max(len(values) for values in raw_inputs.values())
     if any(len(values) not in (1, longest) for values in raw_inputs.values()):
         counts = _join_names([f"{len(values)} times --{stream}" for stream, values in raw_inputs.items()])
-        raise InputError(f"inputs are combined pair by pair, but there are {counts}")
+        raise InputError(f"inputs are paired by position, but there are {counts}")
     return {stream: values * (longest // len(values)) for stream, values in raw_inputs.items()}
 
 
@@ -153,6 +156,7 @@ def _load_raw_input(source: InputSource, stream: str, model_name: str) -> Any:
 
 
 def _load_zoo_example(model: str | None, number: int) -> dict[str, Any]:
+    """Generate example `number` of a zoo model's task, as inputs by stream."""
     from clearhead.zoo import is_zoo_installed
 
     if model is None or not model.startswith("zoo:") or not is_zoo_installed():
@@ -180,14 +184,14 @@ def find_dataset(
         for name, value in options.items():
             if value is not None:
                 raise InputError(
-                    f"{name} is for data (a table or a folder), and none was given; --save stores a single result"
+                    f"{name} needs data (a table or a folder), but none was given; to store a single result, use --save"
                 )
         return None
     path = datasets[0].value
     if len(sources) > 1:
         raise InputError(f"{path!r} is data and must be the only input: {len(sources)} inputs were given")
     if out is None:
-        raise InputError(f"{path!r} holds many inputs: name the folder for the results with --out DIR")
+        raise InputError(f"{path!r} contains several inputs: name a folder for the results with --out DIR")
     return open_dataset(path, column, pair_column, image_column)
 
 
@@ -215,4 +219,5 @@ def check_dataset_streams(dataset: InputDataset, explainer: "Explainer") -> None
 
 
 def _join_names(names: Sequence[str]) -> str:
+    """Join all names with "and", for messages."""
     return " and ".join(names)

@@ -25,18 +25,20 @@ def lecture(
     sentences: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="SENTENCE", help="Sentences to explain. Default: the five of the lecture.", show_default=False
+            metavar="SENTENCE",
+            help="Sentences to explain. Default: the five sentences of the lecture.",
+            show_default=False,
         ),
     ] = None,
     figure: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Draw the comparison as one figure: .png, .svg or .pdf.")
+        str | None, typer.Option(metavar="FILE", help="Draw the comparison as one figure (.png, .svg or .pdf).")
     ] = None,
     as_json: opt.JsonOption = False,
 ) -> None:
     """Compare Grad-SAM with SHAP: token rankings, rank correlation without special tokens, and the score of [CLS].
 
-    The predicted class of each sentence is explained. "SHAP, as in the lecture" explains class 1 (counted from 0),
-    whatever the prediction.
+    The predicted class of each sentence is explained. "SHAP, as in the lecture" explains class 1 (counting from 0),
+    regardless of the prediction.
     """
     put.check_output_paths(figure, option="--figure")
     if figure is not None and Path(figure).suffix.lower() not in FIGURE_SUFFIXES:

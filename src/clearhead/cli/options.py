@@ -16,10 +16,10 @@ from clearhead.errors import InputError
 if TYPE_CHECKING:
     from clearhead.explainer import MethodLike
 
-_EXPLAIN_PANEL = "What is explained"
-_MODEL_PANEL = "Model and run"
+_EXPLAIN_PANEL = "Input, target and method"
+_MODEL_PANEL = "Model and computation"
 _OUTPUT_PANEL = "Output"
-_DATA_PANEL = "Data: a table or a folder"
+_DATA_PANEL = "Data (a table or a folder)"
 
 InputsArgument = Annotated[
     list[str] | None,
@@ -62,7 +62,7 @@ ExampleOption = Annotated[
         metavar="N",
         min=0,
         rich_help_panel=_EXPLAIN_PANEL,
-        help="Instead of an input: example number N of a zoo model whose true evidence is known.",
+        help="Use example number N of a zoo model with known evidence as the input.",
     ),
 ]
 
@@ -73,8 +73,8 @@ ModelOption = Annotated[
         "-m",
         metavar="NAME",
         rich_help_panel=_MODEL_PANEL,
-        help="zoo:NAME (clearhead models lists them), a folder, or a hub name. Default: a zoo model that takes the "
-        "input: zoo:sentiment for text, zoo:pets for images.",
+        help="Model: zoo:NAME (clearhead models lists them), a folder, or a hub name. Default: a zoo model that suits "
+        "the command and the input, such as zoo:sentiment for text and zoo:pets for images.",
     ),
 ]
 MethodsOption = Annotated[
@@ -83,8 +83,9 @@ MethodsOption = Annotated[
         "--methods",
         metavar="NAME,…",
         rich_help_panel=_EXPLAIN_PANEL,
-        help="Attribution methods, separated by commas; may be repeated. Options in brackets: "
-        "grad-sam(received=True). Methods share forward and backward passes. clearhead methods lists them.",
+        help="Attribution methods, separated by commas; may be repeated. Options are written in parentheses: "
+        "grad-sam(received=True). Methods share forward and backward passes. To list all methods, run clearhead "
+        "methods.",
     ),
 ]
 TargetOption = Annotated[
@@ -93,8 +94,9 @@ TargetOption = Annotated[
         metavar="LABEL",
         rich_help_panel=_EXPLAIN_PANEL,
         help="Label to explain, by name or index (for a masked language model: the token). Default: the predicted "
-        'one. A position of a sequence output: "step 3" or "step 3 = token" of generated text, "query 5" of a '
-        'detector, "token 2 = PER", "answer start"; "every step" explains all of them.',
+        'label. For a position of a sequence output: "step 3" or "step 3 = token" (generated text), "query 5" '
+        '(detection), "token 2 = PER" (token labels), "answer start" (answer spans); "every step", "every query" '
+        'and "every token" explain all positions.',
     ),
 ]
 AgainstOption = Annotated[
@@ -110,19 +112,21 @@ MaskOption = Annotated[
     typer.Option(
         metavar="N",
         rich_help_panel=_EXPLAIN_PANEL,
-        help="Index of the masked position, if the text has several; from 0.",
+        help="Masked position to explain, if the text has several, counting from 0.",
     ),
 ]
 StepOption = Annotated[
     int | None,
-    typer.Option(metavar="N", rich_help_panel=_EXPLAIN_PANEL, help="Generated token to explain, by step, from 0."),
+    typer.Option(
+        metavar="N", rich_help_panel=_EXPLAIN_PANEL, help="Step of the generated token to explain, counting from 0."
+    ),
 ]
 AnswerOption = Annotated[
     str | None,
     typer.Option(
         metavar="TEXT",
         rich_help_panel=_EXPLAIN_PANEL,
-        help="Output text to explain, for generative models. Default: the model's own generation.",
+        help="Output text to explain, for generative models. Default: the text that the model generates.",
     ),
 ]
 MaxNewTokensOption = Annotated[
@@ -131,7 +135,7 @@ MaxNewTokensOption = Annotated[
         metavar="N",
         min=1,
         rich_help_panel=_EXPLAIN_PANEL,
-        help="Maximum number of generated tokens (32). All of them are explained, unless --target selects one.",
+        help="Maximum number of generated tokens. Default: 32. All of them are explained unless --target selects one.",
     ),
 ]
 ProfileOption = Annotated[
@@ -157,24 +161,27 @@ LayersOption = Annotated[
     typer.Option(
         metavar="FROM:TO",
         rich_help_panel=_EXPLAIN_PANEL,
-        help="Restrict to a half-open range of layers, from 0, negative from the end: -4: selects the last four, :3 "
-        "the first three.",
+        help='Restrict to a half-open range of layers, counting from 0, or from the end if negative: "-4:" selects '
+        'the last four layers, ":3" the first three.',
     ),
 ]
 HeadsOption = Annotated[
-    str | None, typer.Option(metavar="N,…", rich_help_panel=_EXPLAIN_PANEL, help="Restrict to these heads, from 0.")
+    str | None,
+    typer.Option(metavar="N,…", rich_help_panel=_EXPLAIN_PANEL, help="Restrict to these heads, counting from 0."),
 ]
 RowsOption = Annotated[
     str | None,
     typer.Option(
         metavar="all",
         rich_help_panel=_EXPLAIN_PANEL,
-        help="all: scores of every token position, not only of the read-out position.",
+        help="all: compute scores for every token position, not only for the read-out position.",
     ),
 ]
 PerOption = Annotated[
     str | None,
-    typer.Option(metavar="head", rich_help_panel=_EXPLAIN_PANEL, help="head: keep the contribution of every head."),
+    typer.Option(
+        metavar="head", rich_help_panel=_EXPLAIN_PANEL, help="head: report the contribution of every head separately."
+    ),
 ]
 PairOption = Annotated[
     str | None,
@@ -194,7 +201,7 @@ TruncationSideOption = Annotated[
     typer.Option(
         metavar="left|right",
         rich_help_panel=_EXPLAIN_PANEL,
-        help="Side on which a text that is too long is truncated.",
+        help="Side on which texts that are too long are truncated.",
     ),
 ]
 NoTruncationOption = Annotated[
@@ -215,8 +222,8 @@ ReadoutOption = Annotated[
     typer.Option(
         metavar="POSITION",
         rich_help_panel=_MODEL_PANEL,
-        help="Token position the classifier reads: first, last, mean, or an index. Needed for architectures that "
-        "clearhead does not know.",
+        help="Token position that the classifier reads: first, last, mean, or an index. Required for architectures "
+        "that clearhead does not recognise.",
     ),
 ]
 TaskOption = Annotated[
@@ -232,7 +239,7 @@ DeviceOption = Annotated[
     typer.Option(
         metavar="DEVICE",
         rich_help_panel=_MODEL_PANEL,
-        help="auto (a CUDA GPU where there is one, otherwise the CPU), cpu, cuda, cuda:1 or mps.",
+        help="auto (a CUDA GPU if available, otherwise the CPU), cpu, cuda, cuda:1 or mps.",
     ),
 ]
 DtypeOption = Annotated[
@@ -240,13 +247,11 @@ DtypeOption = Annotated[
     typer.Option(
         metavar="DTYPE",
         rich_help_panel=_MODEL_PANEL,
-        help="float32, float64, float16, bfloat16, or auto (as stored). Default: float32 for models below one billion "
-        "parameters stored in half precision, otherwise as stored.",
+        help="float32, float64, float16, bfloat16, or auto (as stored). Default: float32 for models with fewer than "
+        "one billion parameters that are stored in half precision, otherwise as stored.",
     ),
 ]
-SeedOption = Annotated[
-    int, typer.Option(metavar="N", rich_help_panel=_MODEL_PANEL, help="Random seed of methods that sample.")
-]
+SeedOption = Annotated[int, typer.Option(metavar="N", rich_help_panel=_MODEL_PANEL, help="Random seed.")]
 BatchSizeOption = Annotated[
     int,
     typer.Option(
@@ -258,7 +263,7 @@ MemoryOption = Annotated[
     typer.Option(
         metavar="SIZE",
         rich_help_panel=_MODEL_PANEL,
-        help="Activation-memory budget, e.g. 2GiB. Does not change results.",
+        help="Memory budget for activations, such as 2GiB. Does not change the results.",
     ),
 ]
 KernelOption = Annotated[
@@ -266,7 +271,8 @@ KernelOption = Annotated[
     typer.Option(
         metavar="NAME",
         rich_help_panel=_MODEL_PANEL,
-        help="How attention is computed for recording: materialised, streaming (for long inputs), tiles or triton.",
+        help="Kernel that computes attention while it is recorded: materialised, streaming (for long inputs), tiles or "
+        "triton.",
     ),
 ]
 WordsOption = Annotated[
@@ -280,7 +286,7 @@ HtmlOption = Annotated[
     typer.Option(
         metavar="FILE",
         rich_help_panel=_OUTPUT_PANEL,
-        help="Write the result as one self-contained HTML page that opens offline.",
+        help="Write the result as a self-contained HTML page, which needs no network connection.",
     ),
 ]
 SaveOption = Annotated[
@@ -288,7 +294,8 @@ SaveOption = Annotated[
     typer.Option(
         metavar="FILE|DIR",
         rich_help_panel=_OUTPUT_PANEL,
-        help="Save the explanation: a .safetensors file or, for several, a folder. clearhead show opens it again.",
+        help="Save the explanation as a .safetensors file, or several explanations in a folder. To display them, run "
+        "clearhead show.",
     ),
 ]
 ColumnOption = Annotated[
@@ -296,14 +303,18 @@ ColumnOption = Annotated[
     typer.Option(
         metavar="NAME",
         rich_help_panel=_DATA_PANEL,
-        help="Column of input texts (for an image model: of image paths). Default: text, or the only column.",
+        help="Column of input texts (for image models: of image paths). Default: the column named text, or the only "
+        "column.",
     ),
 ]
 LabelColumnOption = Annotated[
     str | None, typer.Option(metavar="NAME", rich_help_panel=_DATA_PANEL, help="Column of labels.")
 ]
 PairColumnOption = Annotated[
-    str | None, typer.Option(metavar="NAME", rich_help_panel=_DATA_PANEL, help="Column of second texts.")
+    str | None,
+    typer.Option(
+        metavar="NAME", rich_help_panel=_DATA_PANEL, help="Column of second texts, for models that take text pairs."
+    ),
 ]
 ImageColumnOption = Annotated[
     str | None,
@@ -324,9 +335,7 @@ OutOption = Annotated[
 ]
 JsonOption = Annotated[
     bool,
-    typer.Option(
-        "--json", metavar="", rich_help_panel=_OUTPUT_PANEL, help="Print JSON, and nothing else, on standard output."
-    ),
+    typer.Option("--json", metavar="", rich_help_panel=_OUTPUT_PANEL, help="Print only JSON on standard output."),
 ]
 
 
@@ -382,6 +391,7 @@ class CliExplainModelOptions(CliModelOptions):
     task: TaskOption = None
 
     def build_load_kwargs(self) -> dict[str, Any]:
+        """Return arguments of `clearhead.load`; a --readout of digits becomes an integer."""
         kwargs = super().build_load_kwargs()
         if self.readout and self.readout.removeprefix("-").isdigit():
             kwargs["readout"] = int(self.readout)
@@ -418,6 +428,7 @@ class CliExplainOptions:
         return kwargs
 
     def _build_target(self) -> Any:
+        """Combine --target, --against, --step, --mask and --max-new-tokens to a target; refuse conflicts."""
         import clearhead
 
         position_target = _parse_position_target(self.target, self.against)
@@ -478,6 +489,7 @@ def _parse_position_target(typed: str | None, against: str | None) -> Any:
 
 
 def _parse_int_or_text(typed: str | None) -> Any:
+    """Convert digits (with or without a minus sign) to an integer; any other text stays text."""
     if typed is not None and typed.lstrip("-").isdigit():
         return int(typed)
     return typed
@@ -511,6 +523,7 @@ def flatten_option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _make_option_parameter(option: Any, group: Any) -> inspect.Parameter:
+    """Turn a dataclass field into a keyword parameter whose annotation Typer can read."""
     annotation = get_type_hints(group, include_extras=True)[option.name]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation)
 
@@ -527,6 +540,7 @@ def parse_method_options(texts: Sequence[str] | None, default: Sequence[str]) ->
 
 
 def _parse_method(typed: str) -> "MethodLike":
+    """Parse NAME or NAME(option=value, …) to a `clearhead.Method`; the values are Python literals."""
     import clearhead
 
     name, bracket, arguments = typed.partition("(")

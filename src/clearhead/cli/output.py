@@ -134,7 +134,7 @@ def print_folder_summary(folder: Path, group_by: str, reduction: str, as_json: b
 
     files = sorted(folder.rglob(f"*{EXPLANATION_SUFFIX}"))
     if not files:
-        raise InputError(f"the folder {str(folder)!r} holds no explanations ({EXPLANATION_SUFFIX})")
+        raise InputError(f"the folder {str(folder)!r} contains no explanations ({EXPLANATION_SUFFIX})")
     by_method: dict[str, list[AnyExplanation]] = {}
     errors: list[InputError] = []
     for file in files:
@@ -147,7 +147,7 @@ def print_folder_summary(folder: Path, group_by: str, reduction: str, as_json: b
     if not by_method:
         raise errors[0]
     for error in errors:
-        runtime.print_error(f"left out: {error}", runtime.EXIT_ROWS_FAILED)
+        runtime.print_error(f"skipped: {error}", runtime.EXIT_ROWS_FAILED)
     aggregates = {
         name: clearhead.aggregate(explanations, group_by, reduction)  # type: ignore[arg-type]
         for name, explanations in by_method.items()
@@ -172,6 +172,7 @@ def print_note(message: str) -> None:
 
 
 def write_explanations_page(explanations: Sequence["AnyExplanation"], path: str) -> None:
+    """Write explanations to a self-contained HTML page, and print its path."""
     clearhead.write_report(explanations, path)
     report_written(path)
 
@@ -198,6 +199,7 @@ def save_explanations(explanations: Sequence["AnyExplanation"], path: str | None
 
 
 def _is_explanation_file(path: str) -> bool:
+    """Whether a path ends in the suffix of saved explanations and is not a folder."""
     return path.endswith(EXPLANATION_SUFFIX) and not os.path.isdir(path)
 
 
@@ -230,7 +232,7 @@ def check_output_paths(
     if save_path is None:
         return
     if os.path.exists(os.path.join(save_path, "settings.json")):
-        raise InputError(f"--save {save_path!r} holds the results of a run with --out: name another folder")
+        raise InputError(f"--save {save_path!r} contains the results of a run with --out: name another folder")
     if _is_explanation_file(save_path) and num_explanations > 1:
         raise InputError(f"--save {save_path!r} is one file for {num_explanations} explanations: name a folder")
     if os.path.exists(save_path) and not os.path.isdir(save_path) and not _is_explanation_file(save_path):
@@ -247,10 +249,12 @@ def check_output_paths(
 
 
 def _get_parent_folder(path: str) -> str:
+    """Return the absolute path of the folder that contains a path, also for a bare file name."""
     return str(Path(path).absolute().parent)
 
 
 def _check_writable(path: str, target: str) -> None:
+    """Raise `InputError` about `path` if `target` does not exist or cannot be written to."""
     if not os.path.exists(target):
         raise InputError(f"cannot write {path!r}: there is no folder {target!r}")
     if not os.access(target, os.W_OK):

@@ -59,12 +59,12 @@ def probe(
         str | None,
         typer.Option(
             metavar="S1|S2|S3|S4",
-            help="Attention weights that are changed: S1 of the read-out token in the last layer (default), S2 of the "
-            "read-out token in every layer, S3 of all tokens in --layer, S4 all weights.",
+            help="Attention weights to change: S1, of the read-out token in the last layer (default); S2, of the "
+            "read-out token in every layer; S3, of all tokens in --layer; S4, all weights.",
         ),
     ] = None,
-    layer: Annotated[int | None, typer.Option(metavar="N", help="For scope S3: the layer, from 0.")] = None,
-    heads: Annotated[str | None, typer.Option(metavar="N,…", help="Restrict to these heads, from 0.")] = None,
+    layer: Annotated[int | None, typer.Option(metavar="N", help="For scope S3: the layer, counting from 0.")] = None,
+    heads: Annotated[str | None, typer.Option(metavar="N,…", help="Restrict to these heads, counting from 0.")] = None,
     draws: Annotated[
         int | None, typer.Option(metavar="N", help="permutation: number of random permutations. Default: 100.")
     ] = None,
@@ -89,23 +89,31 @@ def probe(
     ] = False,
     steps: Annotated[
         int | None,
-        typer.Option(metavar="N", help="adversary: optimisation steps. Default: 500. Training: training steps."),
+        typer.Option(
+            metavar="N",
+            help="adversary: number of optimisation steps. Default: 500. Training: number of training steps.",
+        ),
     ] = None,
     label_column: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Column of labels in a table. Default for training: the model's own predictions are the labels.",
+            help="Column of labels in a table. Default for training: the model's own predictions.",
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of further random seeds. Default: 5; frontier: 2.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="seeds and frontier: number of additional random seeds. Default: 5 for seeds, 2 for frontier.",
+        ),
     ] = None,
     fresh: Annotated[
         str | None,
         typer.Option(
             metavar="N|all",
-            help="seeds: number of last layers that are initialised again. Default: 0, only the classification head.",
+            help="seeds and frontier: number of final layers to reinitialise. Default: 0 (only the classification "
+            "head).",
         ),
     ] = None,
     strengths: Annotated[
@@ -122,21 +130,25 @@ def probe(
     batch_size: Annotated[int | None, typer.Option(metavar="N", help="Training: inputs per step. Default: 32.")] = None,
     rate: Annotated[float | None, typer.Option(metavar="X", help="Training: peak learning rate.")] = None,
     held_out: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Training: share of held-out inputs. Default: 0.25.")
+        float | None,
+        typer.Option(metavar="FRACTION", help="Training: fraction of inputs that are held out. Default: 0.25."),
     ] = None,
     checkpoint_dir: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Training: folder for checkpoints; an interrupted training is resumed."),
+        typer.Option(metavar="DIR", help="Training: folder for checkpoints; an interrupted training run is resumed."),
     ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(metavar="TVD", help="adversary: allowed change of the prediction. Default: 0.05."),
+        typer.Option(
+            metavar="TVD",
+            help="adversary: maximum change of the prediction, as a total variation distance. Default: 0.05.",
+        ),
     ] = None,
     unit: Annotated[
         str | None, typer.Option(metavar="token|word", help="correlation: units that are ranked. Default: word.")
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed. Default: 0.")] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="For data: only the first N rows.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="For data: use only the first N rows.")] = None,
     column: opt.ColumnOption = None,
     out: Annotated[
         str | None,
@@ -148,11 +160,15 @@ def probe(
 ) -> None:
     """Test whether attention explains predictions.
 
-    correlation with gradients and leave-one-out; permutation of attention weights; adversary, other attention weights
-    with the same prediction; uniform attention weights; heads by importance and pattern; skips, the share of the
-    residual stream. With training: seeds, attention of models that differ in the random seed; frontier, models with
-    the same predictions and different attention; diagnostic, a classifier without context that is guided by attention
-    weights.
+    - correlation: compare attention with gradients and leave-one-out.
+    - permutation: permute the attention weights.
+    - adversary: search for different attention weights with the same prediction.
+    - uniform: replace the attention weights by uniform weights.
+    - heads: measure the importance of heads and describe their patterns.
+    - skips: measure the contribution of the residual stream.
+    - seeds (training): compare the attention of models that differ in the random seed.
+    - frontier (training): train models with the same predictions and different attention.
+    - diagnostic (training): train a classifier without context that is guided by attention weights.
     """
     if kind not in OPTIONS_BY_PROBE:
         raise unknown_value_error("probe", kind, OPTIONS_BY_PROBE)
@@ -183,7 +199,7 @@ def probe(
     for name in arguments:
         if name not in OPTIONS_BY_PROBE[kind]:
             raise InputError(
-                f"--{name.replace('_', '-')} is not an option of {kind}, which takes "
+                f"--{name.replace('_', '-')} is not an option of the probe {kind}, which takes "
                 f"{_format_option_names(OPTIONS_BY_PROBE[kind])}"
             )
     put.check_output_folder(out)
@@ -222,16 +238,17 @@ def load_probe_inputs(
         rows = islice(dataset.iter_rows(*explainer.adapter.input_names), limit)
         return explainer, collect_raw_inputs(dataset.path, rows)
     if limit is not None or column is not None:
-        raise InputError("--limit and --column are for data (a table or a folder), and none was given")
+        raise InputError("--limit and --column need data (a table or a folder), but none was given")
     explainer, raw_inputs = load_model_and_inputs(model_options, sources, opt.CliInputOptions())
     if "inputs" not in raw_inputs:
-        raise InputError(f"{explainer.adapter.name} takes several streams; probes are for models with one")
+        raise InputError(f"{explainer.adapter.name} takes several streams, but probes need a model with one")
     return explainer, raw_inputs["inputs"]
 
 
 def _read_labels(inputs: list[str], column: str, count: int) -> list[Any]:
+    """Read the first `count` labels of a column; inputs that are not one table raise `InputError`."""
     if len(inputs) != 1 or parse_input_source(inputs[0]).source_type != "data":
-        raise InputError("--label-column is for data (a table), and none was given")
+        raise InputError("--label-column needs data (a table), but none was given")
     return read_column(inputs[0], column, count)
 
 
@@ -255,19 +272,22 @@ def _training_progress_bars() -> "Iterator[TrainingProgress | None]":
 
 
 def _parse_numbers(text: str | None, number_type: type[Any], option: str, example: str) -> list[Any] | None:
+    """Parse numbers separated by commas; None, an option that was not given, stays None."""
     if text is None:
         return None
     try:
         return [number_type(number) for number in text.split(",")]
     except ValueError:
-        raise InputError(f"{option} {text!r} must be numbers with commas between them, such as {example}") from None
+        raise InputError(f"{option} {text!r} must be numbers separated by commas, such as {example}") from None
 
 
 def _format_option_names(names: tuple[str, ...]) -> str:
+    """List options as they are typed, or say that the probe has none."""
     return ", ".join(f"--{name.replace('_', '-')}" for name in names) or "no options of its own"
 
 
 def _write_probe_files(result: "ProbeResult", folder: Path) -> None:
+    """Write result.json, page.html, figure.png and report.md into a folder."""
     from clearhead.render.html import render_result_page
     from clearhead.render.mpl.probes import plot_probe
 

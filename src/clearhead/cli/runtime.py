@@ -73,6 +73,7 @@ def _recorded_interrupts() -> Iterator[None]:
 
 
 def _run_command(app: typer.Typer, arguments: list[str]) -> int:
+    """Run the app and return its exit code: 130 if interrupted, 0 if the reader closed the pipe."""
     CLI_STATE.show_traceback = False
     CLI_STATE.prints_json = False
     try:

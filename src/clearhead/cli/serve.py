@@ -34,40 +34,45 @@ def serve(
             "--model",
             "-m",
             metavar="NAME",
-            help="Model to serve: zoo:NAME, a folder, or a hub name; may be repeated. Default: every model of the zoo.",
+            help="Model: zoo:NAME (clearhead models lists them), a folder, or a hub name; may be repeated. Default: "
+            "all models of the zoo.",
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen on. Any address but loopback needs a token.")
+        str,
+        typer.Option(metavar="ADDRESS", help="Address to listen on. Addresses other than loopback require a token."),
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65535, help="Port to listen on; 0 for any free port.")
+        int, typer.Option(metavar="N", min=0, max=65535, help="Port to listen on; 0 selects any free port.")
     ] = DEFAULT_PORT,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Additional host name of the server, besides its address and localhost; repeatable."
+            metavar="NAME",
+            help="Host name to accept in addition to the server's address and localhost; may be repeated.",
         ),
     ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File with the token that requests must carry; alternatively, set the variable CLEARHEAD_TOKEN.",
+            help="File with the token that requests must contain; alternatively, set the environment variable "
+            "CLEARHEAD_TOKEN.",
         ),
     ] = None,
     waiting: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Maximum number of queued requests; further ones are rejected.")
+        int, typer.Option(metavar="N", min=1, help="Maximum number of queued requests; further requests are rejected.")
     ] = 64,
     seconds: Annotated[
-        float, typer.Option(metavar="S", min=1, help="Maximum time from a request to the end of its response.")
+        float,
+        typer.Option(metavar="S", min=1, help="Maximum time in seconds from a request to the end of its response."),
     ] = 120.0,
     open_browser: Annotated[bool, typer.Option("--open", metavar="", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Serve a web page on this machine: type a text or drop an image, and see the explanation.
+    """Serve a web page on this machine: enter a text or drop an image to see its explanation.
 
-    Only this machine can reach the page, unless --host says otherwise. The page loads nothing from the network, and
-    the server stores nothing.
+    Only this machine can reach the page, unless --host is set to another address. The page loads nothing from the
+    network, and the server stores nothing.
     """
     try:
         import fastapi  # noqa: F401
@@ -90,7 +95,11 @@ def serve(
             shown_host = "localhost"
         address = f"http://{shown_host}:{bound_port}/"
         # The token itself is not printed, since output may be logged.
-        print(f"clearhead is at {address}{'#token=…' if token else ''}  (Ctrl-C ends it)", file=sys.stderr, flush=True)
+        print(
+            f"clearhead is running at {address}{'#token=…' if token else ''}  (press Ctrl-C to stop)",
+            file=sys.stderr,
+            flush=True,
+        )
         if open_browser:
             import webbrowser
 
@@ -121,6 +130,7 @@ def _load_explainers(names: Sequence[str], device_options: opt.CliDeviceOptions)
 
 
 def _track_loading(names: Sequence[str]) -> Iterable[str]:
+    """Show a progress bar on stderr while iterating over model names, in an interactive terminal only."""
     from rich.progress import track
 
     return track(
@@ -146,6 +156,7 @@ def _read_token(file: Path | None) -> str | None:
 
 
 def _open_listener(host: str, port: int) -> socket.socket:
+    """Open the listening socket (IPv4 or IPv6); a port that is in use raises `InputError`."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=256)

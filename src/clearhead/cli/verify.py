@@ -26,14 +26,14 @@ def verify(
         list[str],
         typer.Argument(
             metavar="METHOD",
-            help="Methods by name, separated by commas or spaces, or all applicable methods.",
+            help="Methods, separated by commas or spaces; all selects every applicable method.",
             show_default=False,
         ),
     ],
     seed: opt.SeedOption = 0,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Test the declared properties of methods, and the invariants of every method, on a model.
+    """Test the declared properties of methods, and the invariants of all methods, on a model.
 
     Each line shows the measured value, the bound, and whether the property holds; a property that cannot be tested on
     this model is listed with the reason. Without an input, a small example is used. The exit code is 3 if a property

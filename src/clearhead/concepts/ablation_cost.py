@@ -100,7 +100,7 @@ def compute_classification_cost(
         (sample,) = explainer.adapter.make_samples(raw, InputOptions())
         logits = explainer.adapter.model(**explainer.adapter.collate([sample])).logits[0].double()
         if logits.dim() != 1 or len(logits) < 2:
-            raise InputError(f"{explainer.adapter.name} has no classes to measure the accuracy of")
+            raise InputError(f"{explainer.adapter.name} has no classes, so its accuracy cannot be measured")
         is_correct = float(int(logits.argmax()) == label)
         return [is_correct, float(-logits.log_softmax(-1)[label])]
 
@@ -129,10 +129,12 @@ def _measure_before_and_after(
 
 
 def _measure_inputs(inputs: Sequence[Any], measure: Callable[[Any], list[float]], progress: Any) -> np.ndarray:
+    """Measure every input, with a progress bar, and return the values as input × measure."""
     return np.array([measure(raw) for raw in with_progress(list(inputs), progress)])
 
 
 def _summarise_change(values: Mapping[str, tuple[InputValues, InputValues]]) -> dict[str, ConfidenceInterval]:
+    """Bootstrap each measure before and after, and its difference paired by input (after − before)."""
     intervals = {}
     for name, (before_values, after_values) in values.items():
         intervals[f"{name} before"] = bootstrap_interval(before_values)

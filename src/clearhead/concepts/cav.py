@@ -106,6 +106,7 @@ def compute_activations(
 def _pool_states(
     explainer: Explainer, layer_states: Sequence[LayerStates], layer: LayerIndex, pool: str, stream: str
 ) -> ConceptActivations:
+    """Pool a layer's states: "flat" joins all units, "token" keeps the weighted units, else their weighted mean."""
     input_indices: list[int] = []
     pooled: list[Tensor] = []
     for input_index, input_states in enumerate(layer_states):
@@ -136,7 +137,7 @@ def _compute_pooling_weights(
         rows = readouts.get(stream)
         if not rows:
             raise InputError(
-                f"{explainer.adapter.name} has no read-out row here: choose pool='mean', 'token' or 'flat'"
+                f"{explainer.adapter.name} has no read-out position here: choose pool='mean', 'token' or 'flat'"
             )
         weights[list(rows)] = torch.tensor(list(rows.values()), dtype=torch.float64)
         return weights
@@ -262,11 +263,15 @@ def fit_concept_vector(
     for activation_set, name in zip((concept, counterexamples), names, strict=True):
         if activation_set.num_inputs < 3:
             raise InputError(
-                f"{name} has {activation_set.num_inputs} inputs: a concept vector needs at least 3, one to be held out"
+                f"{name} has {activation_set.num_inputs} inputs: a concept vector needs at least 3, of which one is "
+                "held out"
             )
     if concept.activations.shape[1] != counterexamples.activations.shape[1]:
         widths = concept.activations.shape[1], counterexamples.activations.shape[1]
-        raise InputError(f"{names[0]} and {names[1]} have activations of different widths: {widths[0]} and {widths[1]}")
+        raise InputError(
+            f"{names[0]} and {names[1]} have activations with different numbers of features: {widths[0]} and "
+            f"{widths[1]}"
+        )
     ordered_sets, _ = _order_sets(concept, counterexamples)
     splits = [_split_train_test(activation_set, held_out_fraction, seed) for activation_set in ordered_sets]
     train_sets, test_sets = zip(*splits, strict=True)
@@ -311,6 +316,7 @@ def _order_sets(concept: ConceptActivations, counter: ConceptActivations) -> tup
 
 
 def _truncate_to_size(activation_set: ConceptActivations, size: int) -> ConceptActivations:
+    """Keep the activations of the first `size` inputs."""
     if activation_set.num_inputs == size:
         return activation_set
     return activation_set.select_inputs(list(dict.fromkeys(activation_set.input_indices))[:size])
@@ -354,6 +360,7 @@ def _fit_classifier(
 def _compute_held_out_metrics(
     classifier: tuple[Tensor, float], first: ActivationMatrix, second: ActivationMatrix
 ) -> HeldOutMetrics:
+    """Return balanced accuracy and effect size (difference of mean scores by their pooled deviation)."""
     v, threshold = classifier
     first_scores = first @ v - threshold
     second_scores = second @ v - threshold
@@ -424,5 +431,6 @@ def compute_tcav_score(sensitivities: Float[Tensor, "input"]) -> float:
 
 
 def _check_pool(pool: str) -> None:
+    """Raise `InputError` if `pool` is not one of `POOLING_MODES`."""
     if pool not in POOLING_MODES:
         raise unknown_value_error("pool", pool, POOLING_MODES)

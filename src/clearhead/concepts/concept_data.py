@@ -142,6 +142,7 @@ def overlay_texture(images: Sequence[Any], texture_name: str, opacity: float = 0
 
 
 def _open_image(image: Any) -> Any:
+    """Open a path or file, or take a PIL image, and convert it to RGB."""
     from PIL import Image
 
     from clearhead.adapters.readers.image import convert_to_rgb
@@ -165,16 +166,19 @@ def _make_rotated_coordinates(rng: np.random.Generator, size: int) -> tuple[Grey
 
 
 def _draw_stripes(rng: np.random.Generator, size: int) -> GreyImage:
+    """Stripes as a steep clipped cosine in a random direction; how wide the bright ones are is random."""
     u, _, _ = _make_rotated_coordinates(rng, size)
     return np.clip(0.5 + 4 * (np.cos(2 * np.pi * u) - rng.uniform(-0.4, 0.4)), 0, 1)
 
 
 def _draw_checkerboard(rng: np.random.Generator, size: int) -> GreyImage:
+    """Rotated squares of 0 and 1, one period wide."""
     u, v, _ = _make_rotated_coordinates(rng, size)
     return np.asarray((np.floor(u) + np.floor(v)) % 2, dtype=float)
 
 
 def _draw_dots(rng: np.random.Generator, size: int) -> GreyImage:
+    """Bright discs of one random size on a rotated grid; their edges fade over one pixel."""
     u, v, period = _make_rotated_coordinates(rng, size)
     distance = np.hypot(u % 1 - 0.5, v % 1 - 0.5)
     return np.clip((rng.uniform(0.2, 0.38) - distance) * period + 0.5, 0, 1)

@@ -66,7 +66,7 @@ def make_concept_explainer(
         hint = ", such as densray and TCAV return"
         if isinstance(direction, Directions):
             hint = ": give directions[k]"
-        raise InputError(f"the Direction of one layer is needed{hint}, not {type(direction).__name__}")
+        raise InputError(f"pass the Direction of one layer{hint}, not {type(direction).__name__}")
     if len(explainer.adapter.input_names) != 1 or get_self_test(explainer).has_cross_attention:
         raise UnsupportedError(
             f"{explainer.adapter.name} has several streams: concepts are explained in models with one stream"
@@ -89,6 +89,7 @@ def make_concept_explainer(
 
 
 def _rebuild_adapter(*factory_args: Any) -> ModelAdapter:
+    """Rebuild an adapter when it is unpickled, from the arguments of `make_concept_explainer`."""
     return make_concept_explainer(*factory_args).adapter
 
 
@@ -127,12 +128,15 @@ class _ConceptReadout:
                 self.kept_calls.add((call_site.module, occurrence))
 
     def store_states(self, states: Tensor) -> None:
+        """Hook of the layer that is read: keep the states of this thread's latest pass."""
         self.thread_states.states = states
 
     def locate(self, sample: Sample) -> ConceptSample:
+        """Copy a sample and add the positions at which the concept is read."""
         return ConceptSample(**vars(sample), read_positions=self._find_positions(sample))
 
     def _find_positions(self, sample: Sample) -> tuple[int, ...]:
+        """Resolve `position` to unit indices: the model's read-out rows, the units of a word, or one index."""
         units = sample.units
         position = self.position
         adapter = self.explainer.adapter
@@ -150,6 +154,7 @@ class _ConceptReadout:
 
 
 def _get_readout_weights(sample: Sample) -> dict[int, float]:
+    """Weight all read-out positions equally, with the sum 1."""
     assert isinstance(sample, ConceptSample)
     return dict.fromkeys(sample.read_positions, 1 / len(sample.read_positions))
 
@@ -252,5 +257,6 @@ def _make_concept_adapter(
 def _capturing_states(
     model_context: Any, model: Any, hook_point: HookPoint, store: Callable[[Tensor], None]
 ) -> Iterator[None]:
+    """Inside the `with`, `model_context` is active and `store` receives the states at the hook point."""
     with model_context, hooked_layers(model, {hook_point: store}):
         yield

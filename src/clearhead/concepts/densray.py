@@ -308,10 +308,14 @@ def build_direction(
 
 
 def _resolve_pair_weights(weights: PairWeights, n: int, m: int) -> tuple[float, float]:
+    """Return (α_≠, α_=); "dynamic" is 1 / 2nm and 1 / (n² + m²), so that both sums become means."""
     if weights == "dynamic":
         return 1 / (2 * n * m), 1 / (n * n + m * m)
     if isinstance(weights, str) or len(weights) != 2:
-        raise InputError(f"weights={weights!r}: give 'dynamic', or two numbers for unlike and for like pairs")
+        raise InputError(
+            f"weights={weights!r}: give 'dynamic', or two numbers, the weights of pairs across the two sets and within "
+            "one set"
+        )
     return weights
 
 
@@ -324,6 +328,7 @@ def compute_pooled_std(
 
 
 def _replace_zero_sign(sign: Tensor) -> Tensor:
+    """Replace 0 by 1, so that a direction along which the classes do not differ is not erased."""
     return torch.where(sign == 0, torch.ones_like(sign), sign)
 
 
@@ -333,12 +338,14 @@ def validate_two_sets(first: Any, second: Any, names: tuple[str, str]) -> tuple[
     second_vectors = _validate_vectors(second, f"the set {names[1]!r}")
     if first_vectors.shape[1] != second_vectors.shape[1]:
         raise InputError(
-            f"the two sets have vectors of different widths: {first_vectors.shape[1]} and {second_vectors.shape[1]}"
+            f"the two sets have vectors with different numbers of features: {first_vectors.shape[1]} and "
+            f"{second_vectors.shape[1]}"
         )
     return first_vectors, second_vectors
 
 
 def _validate_vectors(vectors: Any, set_name: str) -> Vectors:
+    """Return vectors as a floating-point tensor; raise `InputError` if not vector × model, empty or not finite."""
     vectors = torch.as_tensor(vectors)
     if vectors.dim() != 2:
         raise InputError(f"{set_name} must be vector × model, but has the shape {tuple(vectors.shape)}")
@@ -350,9 +357,10 @@ def _validate_vectors(vectors: Any, set_name: str) -> Vectors:
 
 
 def _check_enough_vectors(count: int, width: int, few: bool) -> None:
+    """Refuse fewer vectors than dimensions unless `few`, and fewer than two in any case."""
     if count < width and not few:
         raise InputError(
-            f"{count} vectors are fewer than their {width} dimensions, so the direction is left to chance: give more, "
+            f"{count} vectors are too few for {width} dimensions, so the direction would depend on chance: give more, "
             "or set few=True (--few) and check the held-out accuracy"
         )
     if count < 2:

@@ -75,7 +75,7 @@ class Direction:
             InputError: The states have another width than the direction.
         """
         if states.shape[-1] != self.q.shape[1]:
-            raise InputError(f"the direction is {self.q.shape[1]} wide, but these states are {states.shape[-1]}")
+            raise InputError(f"the direction has {self.q.shape[1]} features, but these states have {states.shape[-1]}")
         q = self.q[dimension].to(states)
         return states @ q
 
@@ -111,7 +111,7 @@ class Directions(Mapping[LayerIndex, Direction]):
 
     def __getitem__(self, layer: LayerIndex) -> Direction:
         if layer not in self.by_layer:
-            raise KeyError(f"no direction of layer {layer}: there are those of {list(self)}")
+            raise KeyError(f"no direction for layer {layer}: there are directions for {list(self)}")
         return self.by_layer[layer]
 
     def __iter__(self) -> Iterator[LayerIndex]:

@@ -77,7 +77,7 @@ def check_is_list(inputs: Any) -> None:
         InputError: `inputs` is a string.
     """
     if isinstance(inputs, str):
-        raise InputError(f"a list of inputs is needed, but {inputs[:40]!r} is one text: put it into a list")
+        raise InputError(f"expected a list of inputs, but {inputs[:40]!r} is one text: put it in a list")
 
 
 def compute_layer_states(
@@ -125,7 +125,7 @@ def compute_layer_states(
     if resolved_target is not None:
         samples = [explainer.adapter.resolve_sample(sample, resolved_target) for sample in samples]
     if not samples:
-        raise InputError("there are no inputs to compute the hidden states of")
+        raise InputError("the list of inputs is empty")
     states_by_index: dict[int, LayerStates] = {}
     batches = _iter_state_batches(explainer, samples, layers, resolved_target, stream, batch_size, progress)
     for indices, batch_states in batches:
@@ -180,6 +180,7 @@ def _iter_state_batches(
 
 
 def _build_target_batch(explainer: Explainer, samples: Sequence[Sample], target: Target) -> TargetBatch:
+    """Build the batch whose target is differentiated; a target with several steps raises `InputError`."""
     steps = [explainer.adapter.expand_target(sample, target) for sample in samples]
     if any(len(sample_steps) > 1 for sample_steps in steps):
         raise InputError(
@@ -189,6 +190,7 @@ def _build_target_batch(explainer: Explainer, samples: Sequence[Sample], target:
 
 
 def _compute_zero_target(count: int, output: Any) -> Float[Tensor, "batch"]:
+    """Return a target of zeros, for passes that record states without any gradient."""
     return torch.zeros(count)
 
 

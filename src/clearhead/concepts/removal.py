@@ -1,4 +1,4 @@
-"""Remove a direction from a model: projection in every layer, hard debiasing, conceptor negation.
+"""Remove directions from the states of layers: projection, principal components of pairs, conceptor negation.
 
 All three are a linear map of the states of a layer, h ← P h:
     a direction, or several: P = I − Σ q qᵀ (DensRay's, or the principal components of word pairs: "hard debiasing",
@@ -53,7 +53,7 @@ def fit_pca_direction(
     """
     first, second = validate_two_sets(first, second, names)
     if len(first) != len(second):
-        raise InputError(f"hard debiasing takes pairs, but the sets hold {len(first)} and {len(second)} vectors")
+        raise InputError(f"hard debiasing takes pairs, but the sets contain {len(first)} and {len(second)} vectors")
     half = (first.double() - second.double()) / 2  # the distance of both members from the middle of their pair
     values, q = compute_top_eigenvectors(half.T @ half / len(half), dimensions)
     return build_direction(q, values, first, second, names, {"method": "hard"})
@@ -116,13 +116,15 @@ def ablated_directions(
 
 
 def _make_removal_hook(projection: Direction | ProjectionMatrix, fraction: float) -> StateHook:
+    """Make a hook that replaces states h by h − fraction · (I − P) h."""
     p = compute_removal_projection(projection) if isinstance(projection, Direction) else projection
     removed = fraction * (torch.eye(len(p), dtype=p.dtype, device=p.device) - p)
 
     def remove(states: Any) -> Any:
         if states.shape[-1] != len(removed):
             raise InputError(
-                f"the direction to remove is {len(removed)} wide, but the layer's states are {states.shape[-1]}"
+                f"the direction to remove has {len(removed)} features, but the states of the layer have "
+                f"{states.shape[-1]}"
             )
         return states - states @ removed.mT.to(states)
 

@@ -80,17 +80,19 @@ def read_word_pairs(first_path: str | Path, second_path: str | Path | None = Non
     normalised = [[word.strip().casefold() for word in row] for row in rows]
     pairs = [(row[0], row[1]) for row in normalised if len(row) == 2 and all(row)]
     if not pairs:
-        raise InputError(f"{source} no pair of words: give two words a line, or two files with one word a line")
+        raise InputError(f"{source} no pair of words: give two words per line, or two files with one word per line")
     return pairs
 
 
 def _read_lines(path: str | Path) -> list[str]:
+    """Read a word list as UTF-8 (a byte-order mark is dropped) and split it into lines."""
     if not Path(path).is_file():
         raise InputError(f"there is no word list {str(path)!r}")
     return Path(path).read_text(encoding="utf-8-sig").split("\n")
 
 
 def _parse_rows(path: Path, lines: list[str]) -> list[list[str]]:
+    """Parse word pairs by the file's suffix: a JSON list, CSV, TSV, or columns separated by white space."""
     if path.suffix == ".json":
         try:
             return [list(map(str, row)) for row in json.loads("\n".join(lines))]
@@ -121,7 +123,7 @@ def select_single_token_pairs(explainer: Explainer, pairs: Iterable[WordPair]) -
     ]
     if not usable:
         raise InputError(
-            f"of {len(candidates)} word pairs none has both words in the vocabulary of {explainer.adapter.name}"
+            f"none of {len(candidates)} word pairs has both words in the vocabulary of {explainer.adapter.name}"
         )
     return list(dict.fromkeys(usable))
 
@@ -145,9 +147,10 @@ def _find_token_id(explainer: Explainer, word: str, at_start: bool = False) -> i
 
 
 def _get_tokenizer_wrapper(explainer: Explainer) -> TokenizerWrapper:
+    """Return the adapter's tokenizer wrapper; a model that takes no text raises `InputError`."""
     tokenizer_wrapper = getattr(explainer.adapter, "tokenizer_wrapper", None)
     if not isinstance(tokenizer_wrapper, TokenizerWrapper):
-        raise InputError(f"{explainer.adapter.name} does not read text, and an axis of words needs a model that does")
+        raise InputError(f"{explainer.adapter.name} does not take text, which an axis of words requires")
     return tokenizer_wrapper
 
 

@@ -113,6 +113,7 @@ class DatasetRun:
         return self.report
 
     def _explain_all_rows(self, advance: Callable[[int], None]) -> None:
+        """Process the rows batch by batch, record unreadable ones, and save the index at intervals."""
         rows = self.dataset.iter_rows(*self.explainer.adapter.input_names)
         written = time.monotonic()
         while batch := list(islice(rows, self.batch_size)):
@@ -175,10 +176,11 @@ class DatasetRun:
         options = {**self.options, "batch_size": self.batch_size}
         by_method = self.explainer.explain(raw_inputs, method=list(self.methods), **options)
         if len(by_method) != len(self.methods):
-            raise InputError(f"two of the methods are the same: {', '.join(map(str, self.methods))}")
+            raise InputError(f"the same method was given twice: {', '.join(map(str, self.methods))}")
         return [list(row_explanations) for row_explanations in zip(*by_method.values(), strict=True)]
 
     def _list_result_files(self, row: DatasetRow) -> list[str]:
+        """Return the result file of each method, relative to the folder of the run."""
         names = [re.sub(r"[^\w.=,-]+", "_", str(method)).strip("_") for method in self.methods]
         return [f"results/{row.id}.{name}.safetensors" for name in names]
 
@@ -211,7 +213,9 @@ class DatasetRun:
             _check_same_settings(path, settings)
             return
         if self.out_dir.exists() and (not self.out_dir.is_dir() or any(self.out_dir.iterdir())):
-            raise InputError(f"{str(self.out_dir)!r} already exists and holds other files: give an empty or new --out")
+            raise InputError(
+                f"{str(self.out_dir)!r} already exists and contains other files: give an empty or new --out"
+            )
         self.out_dir.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as partial:
             partial.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -232,6 +236,7 @@ class DatasetRun:
             yield
 
     def _write_index(self) -> None:
+        """Write index.csv, with the lines of earlier runs, and errors.csv if there are errors."""
         previous = [line for file, line in self.previous_index_lines.items() if file not in self.index_lines]
         _write_csv(self.out_dir / "index.csv", INDEX_COLUMNS, [*self.index_lines.values(), *previous])
         if self.errors:
@@ -265,12 +270,14 @@ def compute_weights_digest(model: Any) -> str:
 
 
 def _get_uint8_dtype() -> Any:
+    """Return torch.uint8, importing torch only when it is needed."""
     import torch
 
     return torch.uint8
 
 
 def _check_same_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Check that the settings of an earlier run are equal; an error names those that differ."""
     try:
         previous = json.loads(path.read_text(encoding="utf-8"))["settings"]
     except (ValueError, KeyError, TypeError):
@@ -283,12 +290,13 @@ def _check_same_settings(path: Path, settings: Mapping[str, Any]) -> None:
             descriptions.get(key, f"{key} was {previous.get(key)!r}, now {current.get(key)!r}") for key in changed
         ]
         raise InputError(
-            f"{str(path.parent)!r} holds results of other settings ({'; '.join(listed)}): "
-            "give another --out, or the previous settings"
+            f"{str(path.parent)!r} contains results with other settings ({'; '.join(listed)}): give another --out, or "
+            "the previous settings"
         )
 
 
 def _format_index_line(row: str, file: str, explanation: AnyExplanation) -> list[str]:
+    """Return the columns of index.csv for one result, with the five highest-scoring units (words in texts)."""
     probability = explanation.prediction.get("probability")
     if any(stream.units.kind in TEXT_LEVELS for stream in explanation.by_stream.values()):
         explanation = explanation.words()
@@ -304,6 +312,7 @@ def _format_index_line(row: str, file: str, explanation: AnyExplanation) -> list
 
 
 def _read_csv(path: Path, width: int) -> list[list[str]]:
+    """Read the rows below the header, without those of another width; no file means no rows."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
@@ -311,6 +320,7 @@ def _read_csv(path: Path, width: int) -> list[list[str]]:
 
 
 def _write_csv(path: Path, header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Write header and rows atomically."""
     with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)

@@ -79,7 +79,7 @@ class InputSource:
         if self.source_type == "image":
             return Path(self.value)
         if find_spec("skimage") is None:
-            raise InputError(f"the image {self.value!r} comes with scikit-image: pip install 'clearhead[vision]'")
+            raise InputError(f"the image {self.value!r} needs scikit-image: pip install 'clearhead[vision]'")
         import skimage.data
 
         return getattr(skimage.data, self.value)()
@@ -120,8 +120,8 @@ def parse_input_source(value: str) -> InputSource:
             return InputSource("text file", value)
         if suffix:
             raise InputError(
-                f"{value!r} is a file that explain cannot read: it reads {', '.join(readable_suffixes)} and folders. "
-                f"To explain these words as a text, use --text {value!r}"
+                f"{value!r} is a file that cannot be read as an input: accepted are {', '.join(readable_suffixes)} and "
+                f"folders. To explain these words as a text, use --text {value!r}"
             )
         return InputSource("text", value)
     looks_like_path = os.sep in value or len(value.split()) == 1
@@ -253,6 +253,7 @@ class InputDataset:
             yield self._row_from_cells(row, input_names)
 
     def _read_file_row(self, name: str, file: Path) -> DatasetRow:
+        """Return the row of one file: the text that it contains, or the path of an image."""
         if self.source_type == "images":
             return DatasetRow(name, file)
         try:
@@ -261,12 +262,13 @@ class InputDataset:
             return DatasetRow(name, error=str(error))
 
     def _row_from_cells(self, row: DatasetRow, input_names: tuple[str, ...]) -> DatasetRow:
+        """Convert the cells of a table row to a model input; a cell that is no text is an error."""
         if row.error is not None:
             return row
         values = [row.raw_input.get(column) for column in self.columns]
         for column, value in zip(self.columns, values, strict=True):
             if not isinstance(value, str):
-                return DatasetRow(row.id, error=f"column {column!r} holds {value!r} instead of a text")
+                return DatasetRow(row.id, error=f"column {column!r} contains {value!r} instead of a text")
         if input_names == ("image",):
             return DatasetRow(row.id, self.path.parent / values[0])
         if not self.has_image_column:
@@ -408,6 +410,7 @@ def read_text(path: Path) -> str:
 
 
 def _open_folder(path: Path) -> InputDataset:
+    """Open a folder of either texts or images; a mixture or neither is an error."""
     texts = _find_files(path, (TEXT_SUFFIX,))
     images = _find_files(path, IMAGE_SUFFIXES)
     if bool(texts) == bool(images):
@@ -415,14 +418,15 @@ def _open_folder(path: Path) -> InputDataset:
         if texts:
             content = f"{len(texts)} texts and {len(images)} images"
         raise InputError(
-            f"the folder {str(path)!r} holds {content}: give a folder with either texts or images. "
-            f"To explain its name as a text, use --text {str(path)!r}"
+            f"the folder {str(path)!r} contains {content}: give a folder with either texts or images. To explain its "
+            f"name as a text, use --text {str(path)!r}"
         )
     files = texts or images
     return InputDataset(path, "texts" if texts else "images", (), len(files), _compute_digest(files, path))
 
 
 def _find_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """Find files by suffix in a folder and its subfolders, sorted by path, without hidden ones."""
     files = [file for file in folder.rglob("*") if file.suffix.lower() in suffixes and file.is_file()]
     visible = [file for file in files if not any(name.startswith(".") for name in file.relative_to(folder).parts)]
     return sorted(visible, key=lambda file: file.relative_to(folder).as_posix())
@@ -441,12 +445,13 @@ def _select_columns(path: Path, column: str | None, *extra_columns: str | None) 
             raise InputError(f"{path.name}: {unknown_value_error('column', name, available)}{hint}")
         if available.count(name) > 1:
             raise InputError(
-                f"{path.name}: {available.count(name)} columns are called {name!r}: give each its own name"
+                f"{path.name}: {available.count(name)} columns are named {name!r}: give each column a unique name"
             )
     return selected
 
 
 def _select_cell(row: DatasetRow, column: str) -> DatasetRow:
+    """Reduce a row to one column; an empty cell is an error of the row."""
     if row.error is not None:
         return row
     if row.raw_input.get(column) in (None, ""):
@@ -467,7 +472,7 @@ def _iter_table_rows(path: Path) -> Iterator[DatasetRow]:
 
 
 def _parse_delimited_rows(file: Iterable[str], path: Path) -> Iterator[ParsedCells]:
-    """Parse delimited rows. A row with another number of cells is malformed, e.g. by a comma in an unquoted text."""
+    """Yield the cells of each row by column, or (None, message) if their number is not that of the header."""
     rows = (cells for cells in _iter_csv_cells(file, path) if cells)
     names = next(rows, [])
     for cells in rows:
@@ -481,6 +486,7 @@ def _parse_delimited_rows(file: Iterable[str], path: Path) -> Iterator[ParsedCel
 
 
 def _iter_csv_cells(file: Iterable[str], path: Path) -> Iterator[list[str]]:
+    """Yield the cells of each row; an error names the line in which an unfinished row begins."""
     reader = csv.reader(file, delimiter=TABLE_DELIMITERS[path.suffix.lower()], strict=True)
     first_line = 1
     while True:
@@ -498,6 +504,7 @@ def _iter_csv_cells(file: Iterable[str], path: Path) -> Iterator[list[str]]:
 
 
 def _parse_json_lines(file: Iterable[str]) -> Iterator[ParsedCells]:
+    """Yield each JSON object as cells, or (None, message) for a line that is none; skip empty lines."""
     for line in filter(str.strip, file):
         try:
             cells = json.loads(line)
@@ -511,6 +518,7 @@ def _parse_json_lines(file: Iterable[str]) -> Iterator[ParsedCells]:
 
 @contextmanager
 def _translated_read_errors(path: Path) -> Iterator[None]:
+    """Inside the `with`, raise missing files and wrong encodings as `InputError`."""
     try:
         yield
     except FileNotFoundError:
@@ -520,6 +528,7 @@ def _translated_read_errors(path: Path) -> Iterator[None]:
 
 
 def _make_text_row(name: str, texts: tuple[str, ...]) -> DatasetRow:
+    """Make a row of one text, or of a tuple of several; an empty text is an error of the row."""
     if not all(text.strip() for text in texts):
         return DatasetRow(name, error="the text is empty: there is nothing to explain")
     if len(texts) == 1:
@@ -528,6 +537,7 @@ def _make_text_row(name: str, texts: tuple[str, ...]) -> DatasetRow:
 
 
 def _compute_digest(files: list[Path], base: Path) -> str:
+    """Compute the SHA-256 hash of the names, sizes and contents of files."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.relative_to(base).as_posix()}\0{file.stat().st_size}\0".encode())

@@ -177,7 +177,7 @@ def _warn_if_not_finite(scores: np.ndarray, about: dict[str, Any]) -> None:
     wrong = int((~np.isfinite(scores)).sum())
     if wrong:
         dtype = about["certificate"]["dtype"]
-        wider = ": clearhead.load(…, dtype='float32') has room for them" if dtype == "float16" else ""
+        wider = ": clearhead.load(…, dtype='float32') has a larger range" if dtype == "float16" else ""
         said = f"{wrong} of {scores.size} scores of {about['method']} are NaN or infinite, with the model in {dtype}"
         warnings.warn(said + wider, ClearheadWarning, stacklevel=2)
 

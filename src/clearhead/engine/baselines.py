@@ -99,8 +99,8 @@ class Baselines:
             baseline = blur_image(x)
         if self._zero_is_padding(leaf) and not baseline.any():
             raise UnsupportedError(
-                f"{type(self.recorder.model).__name__} treats an image of zeros as padding, so baseline={name!r} is "
-                "not an image for it. Choose another, such as 'mean' or 'blur'"
+                f"{type(self.recorder.model).__name__} treats an image of zeros as padding, so baseline={name!r} "
+                "cannot be used. Choose another, such as 'mean' or 'blur'"
             )
         return baseline
 
@@ -111,7 +111,9 @@ class Baselines:
     def _build_from_example(self, name: str, leaf: str) -> Tensor:
         """Another input as the baseline; a text is truncated, or padded with the default baseline."""
         if len(self.inputs) > 1:
-            raise InputError("examples as baselines are for models with one input: pass names of baselines instead")
+            raise InputError(
+                "examples can be baselines only for models with one input: give names of baselines instead"
+            )
         samples = self.adapter.make_samples(name.removeprefix(EXAMPLE_PREFIX), InputOptions())
         example = self.adapter.collate(samples[:1])[leaf]
         x = self.inputs[leaf]
@@ -150,7 +152,7 @@ class Baselines:
             raise UnsupportedError(
                 f"{type(self.recorder.model).__name__} has {', '.join(sorted(norms))}, which discards the length of a "
                 f"vector and is applied to embeddings without positions: its output at baseline={name!r} (zero) is "
-                "undefined, and on the path to the input everything changes next to the baseline. Choose another "
+                "undefined, and nearly all of the change along the path happens next to the baseline. Choose another "
                 "baseline, such as 'mean'"
             )
 

@@ -62,32 +62,35 @@ class ModelCapabilities:
         if reason := self.adapter.find_unsupported_reason(method.name):
             return reason
         if asks & GRADIENT_SOURCES.keys() and self.has_torch_quantized_layers:
-            return f"{name} is quantised by torch, whose layers pass no gradients on; methods that take units away do"
+            return f"{name} is quantised by torch, whose layers have no gradients; perturbation-based methods apply"
         if asks & UNIT_ALIGNED_REQUIREMENTS:
             if reason := self.adapter.find_attention_unsupported_reason():
                 return reason
             if tested.mixes_outside_attention:
                 return (
-                    f"in {name} positions see each other past the attention, too (convolutions, recurrences), which "
-                    "its maps do not show; gradients of the input do"
+                    f"positions in {name} also interact outside attention (convolutions, recurrences), which attention "
+                    "maps do not show; gradients with respect to the input do"
                 )
             if not tested.has_unit_vectors and asks & {"block_input", "hidden_state"}:
-                return f"the layers of {name} do not hand on one vector for each unit, which it reads"
+                return f"the layers of {name} do not pass on one vector per unit, which the method needs"
             if tested.has_cross_attention and method.name not in CROSS_STREAM_REGISTRY:
                 with_it = ", ".join(sorted(CROSS_STREAM_REGISTRY))
-                return f"in {name} streams look at each other, which it has no rule for; methods that have: {with_it}"
+                return (
+                    f"streams of {name} attend to each other, for which the method has no rule; methods that have one: "
+                    f"{with_it}"
+                )
             for place in tested.call_sites:
                 queries, keys = (self.stream_lengths.get(s, 0) for s in (place.query_stream, place.key_stream))
                 if place.shape != (1, queries, keys):
                     return (
                         f"the attention of {name} does not run over its {keys} units: one call has {place.shape[0]} × "
-                        f"{place.shape[1]} queries and {place.shape[2]} keys (windows, or a shrinking grid), so rows "
-                        "of one layer are not the columns of the next"
+                        f"{place.shape[1]} queries and {place.shape[2]} keys (windows, or a shrinking grid), so the "
+                        "rows of one layer are not the columns of the next"
                     )
         if tested.has_cross_attention and method.get_option("rows") == "all":
-            return f"rows='all' is for streams that look at themselves alone, and in {name} one looks at another"
+            return f"rows='all' needs streams that attend only to themselves, but in {name} one attends to another"
         if "rows" in method.declaration.supports and self.adapter.readout is None:
-            return f"no row of the attention of {name} speaks for the target"
+            return f"the attention of {name} has no read-out position for the target"
         return passes.find_pass_unsupported_reason(self.recorder, self.adapter, self.test_sample, method)
 
     def is_batch_safe(self, method: Method) -> bool:
@@ -122,8 +125,8 @@ class ModelCapabilities:
         if not used <= read or missing:
             raise UnsupportedError(
                 f"the read-out of {type(self.adapter.model).__name__} is taken to be {self.adapter.readout!r} (rows "
-                f"{_format_rows(read)}), but the target depends on rows {_format_rows(used)} of the last layer: "
-                "say which is right with load(..., readout=…): a kind such as 'mean', or the number of a row"
+                f"{_format_rows(read)}), but the target depends on rows {_format_rows(used)} of the last layer: choose "
+                "the correct read-out with load(..., readout=…): a name such as 'mean', or the index of a row"
             )
         return bool(used)
 

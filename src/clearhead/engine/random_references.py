@@ -1,4 +1,7 @@
-"""Random references, keyed by the content of the input: neither the batch nor what is cut off later changes them."""
+"""Random references for DeepLIFT-SHAP: texts of random words and images of one colour, keyed by the input.
+
+Neither the other inputs of a batch nor a later truncation of the text changes them.
+"""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -14,7 +17,7 @@ from clearhead.engine.target_batch import TargetBatch
 
 
 class RandomReferences:
-    """Texts of random words, and pictures of one colour."""
+    """Texts of random words, and images of one colour."""
 
     def __init__(
         self,

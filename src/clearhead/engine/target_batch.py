@@ -174,7 +174,9 @@ class TargetBatch:
     def _compute_class_values(self, scale: str, places: Sequence[int]) -> Float[Tensor, " some"]:
         """All at once; which classes they are about is found on the CPU, where a look costs no waiting for a GPU."""
         if self.adapter.is_regression and scale in ("probability", "log-odds"):
-            raise InputError(f"the model measures and has no classes, so no {scale}: use scale='logit'")
+            raise InputError(
+                f"the model is a regression model without classes, so it has no {scale}: use scale='logit'"
+            )
         assert self.class_scores is not None
         if any(
             type(self.targets[i]).compute_value is not Target.compute_value for i in places
@@ -426,7 +428,7 @@ def _check_scores(part: MethodScores, fold: AttributionMethod | CrossStreamMetho
 def _resolve_heads(heads: Sequence[int], count: int) -> list[int]:
     wrong = [head for head in heads if not -count <= head < count]
     if wrong or not heads:
-        raise InputError(f"heads={list(heads)} is not possible: the model has {count} heads, counted from 0")
+        raise InputError(f"heads={list(heads)} is not valid: the model has {count} heads, counted from 0")
     return [head % count for head in heads]
 
 

@@ -54,6 +54,7 @@ class AggregatedScores:
         return {"schema": "clearhead/aggregate", "version": 1, "by": self.group_by, "how": self.reduction, "rows": rows}
 
     def _repr_html_(self) -> str:
+        """Return an HTML fragment, which notebooks display."""
         from clearhead.render.html import render_notebook_html
 
         return render_notebook_html(self)
@@ -112,22 +113,25 @@ def aggregate(
 
 
 def _reduce_scores(scores: list[float], reduction: ScoreReduction) -> float:
+    """Add up or average the scores of all occurrences."""
     if reduction == "sum":
         return float(sum(scores))
     return float(np.mean(scores))
 
 
 def _check_explanations(explanations: Sequence[AnyExplanation]) -> list[AnyExplanation]:
+    """Return a list of explanations; a single one becomes a list."""
     if isinstance(explanations, AnyExplanation):
         return [explanations]
     checked = list(explanations)
     for explanation in checked:
         if not isinstance(explanation, AnyExplanation):
-            raise InputError(f"expected a list of explanations, but it holds a {type(explanation).__name__}")
+            raise InputError(f"expected a list of explanations, but it contains a {type(explanation).__name__}")
     return checked
 
 
 def _collect_scores_by_word(explanation: AnyExplanation, absolute: bool) -> list[tuple[str, float]]:
+    """Return the score of each occurrence of a word, case-folded; only of texts if there are any."""
     streams = list(explanation.by_stream.values())
     texts = [stream for stream in streams if stream.units.kind in TEXT_LEVELS]
     word_explanations = [stream.words(absolute) for stream in texts or streams]  # raises an error if none is a text
@@ -139,6 +143,7 @@ def _collect_scores_by_word(explanation: AnyExplanation, absolute: bool) -> list
 
 
 def _collect_scores_by_label(explanation: AnyExplanation, absolute: bool) -> list[tuple[str, float]]:
+    """Return the label of the target with the sum of all scores without special tokens."""
     scores = [
         score for stream in explanation.by_stream.values() for _, score in _collect_content_scores(stream, absolute)
     ]
@@ -146,6 +151,7 @@ def _collect_scores_by_label(explanation: AnyExplanation, absolute: bool) -> lis
 
 
 def _collect_scores_by_position(explanation: AnyExplanation, absolute: bool) -> list[tuple[str, float]]:
+    """Return the score at each index, prefixed with the stream if there are several."""
     scores_by_position = []
     for name, stream in explanation.by_stream.items():
         prefix = f"{name} " if len(explanation.by_stream) > 1 else ""

@@ -65,6 +65,7 @@ class Comparison:
         return {stream: self._compute_agreement(stream) for stream in input_streams or reference.streams}
 
     def _compute_agreement(self, stream: str) -> Float[np.ndarray, "method method"]:
+        """Compute Kendall's τ between methods over a stream's units, without special ones; NaN for fewer than two."""
         from scipy.stats import kendalltau
 
         explanations = [explanation[stream] for explanation in self.explanations.values()]
@@ -101,6 +102,7 @@ class Comparison:
         return render_comparison(self)
 
     def _repr_html_(self) -> str:
+        """Return an HTML fragment, which notebooks display."""
         from clearhead.render.html import render_notebook_html
 
         return render_notebook_html(self)
@@ -145,11 +147,12 @@ def compare(
         raise InputError(f"compare needs different methods, but got {', '.join(names)}")
     explanations = ex.explain(inputs, method=list(methods), **options)
     if any(isinstance(explanation, list) for explanation in explanations.values()):
-        raise InputError("compare takes one input, but these inputs hold several: split them")
+        raise InputError("compare takes one input, but several were given: compare them one by one")
     return Comparison(explanations)
 
 
 def _select_default_methods(ex: "Explainer") -> list[str]:
+    """Return the first three default methods that apply to the model; fewer than two are an error."""
     applicability = {row.name: row for row in ex.methods()}
     selected = [name for name in DEFAULT_COMPARED_METHODS if applicability[name].applies][:3]
     if len(selected) < 2:

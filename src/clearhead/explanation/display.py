@@ -49,6 +49,7 @@ class DisplayMixin:
         return Path(path)
 
     def _repr_html_(self) -> str:
+        """Return an HTML fragment, which notebooks display."""
         from clearhead.render.html import render_notebook_html
 
         return render_notebook_html(cast("AnyExplanation", self))

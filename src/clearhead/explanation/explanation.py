@@ -125,7 +125,7 @@ class Explanation(DisplayMixin):
         if self.steps is None or self.matrix is None:
             raise InputError("this explanation has a single target and no steps")
         if not -len(self.steps) <= which < len(self.steps):
-            raise InputError(f"step {which} does not exist: there are {len(self.steps)}, counted from 0")
+            raise InputError(f"step {which} does not exist: there are {len(self.steps)} steps, counted from 0")
         target = {**self.target, "name": self.steps[which], "value": None}
         if step_targets := self.target.get("steps"):  # missing in the difference of two explanations
             target = step_targets[which]
@@ -192,6 +192,7 @@ class Explanation(DisplayMixin):
         return self._aggregate(*merge_into_regions(self.units, regions, image_size), absolute)
 
     def _merge_units(self, level: str, absolute: bool) -> "Explanation":
+        """Merge units into words or sentences; each unit contributes its whole score to its parent."""
         units, parents = self.units.merge(level)
         shares = np.zeros((len(self.units), len(units)))
         shares[np.arange(len(parents)), parents] = 1
@@ -251,7 +252,7 @@ class Explanation(DisplayMixin):
             InputError: If the units are not patches of a grid.
         """
         if self.units.grid is None:
-            raise InputError(f"{pluralize_unit(self.units.kind)} lie on no grid, so there is no heat map")
+            raise InputError(f"{pluralize_unit(self.units.kind)} are not on a grid, so there is no heat map")
         return self.scores[self.units.content_indices()].reshape(self.units.grid)
 
     def mask(self) -> Bool[np.ndarray, "height width"]:
@@ -381,6 +382,7 @@ class Explanation(DisplayMixin):
         return plain
 
     def _get_arrays(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Return the fields with these names that are not None."""
         return {name: array for name in names if (array := getattr(self, name)) is not None}
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -506,7 +508,7 @@ def load_explanation(path: str | Path) -> Any:
     except InputError as error:
         raise InputError(f"{str(path)!r} cannot be read: {error}") from None
     except (SafetensorError, ValueError, TypeError, OSError) as error:
-        raise InputError(f"{str(path)!r} is not an explanation that clearhead saved ({error})") from None
+        raise InputError(f"{str(path)!r} is not an explanation saved by clearhead ({error})") from None
 
 
 def from_dict(data: Mapping[str, Any]) -> Any:
@@ -531,7 +533,7 @@ def from_dict(data: Mapping[str, Any]) -> Any:
     try:
         arrays = {name: np.asarray(value, dtype=float) for name, value in values.items() if value is not None}
     except (TypeError, ValueError) as error:
-        raise InputError(f"this is not an explanation that clearhead wrote ({error})") from None
+        raise InputError(f"this is not an explanation saved by clearhead ({error})") from None
     return explanation_from_arrays(data, arrays)
 
 
@@ -555,10 +557,11 @@ def explanation_from_arrays(metadata: Mapping[str, Any], arrays: Mapping[str, np
         or metadata.get("schema") != EXPLANATION_SCHEMA
         or not isinstance(metadata.get("version"), int)
     ):
-        raise InputError("this is not an explanation that clearhead wrote")
+        raise InputError("this is not an explanation saved by clearhead")
     if metadata["version"] > EXPLANATION_VERSION:
         raise InputError(
-            f"written by a newer clearhead (version {metadata['version']}, this one reads up to {EXPLANATION_VERSION})"
+            f"this explanation was written by a newer version of clearhead (file format {metadata['version']}; this "
+            f"version reads formats up to {EXPLANATION_VERSION})"
         )
     try:
         units = Units(**{key: lists_to_tuples(value) for key, value in metadata["units"].items()})

@@ -67,6 +67,7 @@ class MultiStreamExplanation(DisplayMixin):
 
     @property
     def _first_stream(self) -> Explanation:
+        """The first stream, which stands for fields that are equal in all streams."""
         return next(iter(self))
 
     @property
@@ -157,6 +158,7 @@ class MultiStreamExplanation(DisplayMixin):
     def _map_streams(
         self, convert: Callable[[Explanation], Explanation], applies_to: Callable[[Explanation], bool]
     ) -> "MultiStreamExplanation":
+        """Return a copy in which the streams that `applies_to` accepts are converted."""
         converted = dict(self.by_stream)
         for stream, explanation in self.by_stream.items():
             if applies_to(explanation):
@@ -263,10 +265,12 @@ AnyExplanation = Explanation | MultiStreamExplanation
 
 
 def _is_text(explanation: Explanation) -> bool:
+    """Whether units are parts of a text without positions in an image."""
     return explanation.units.kind in TEXT_LEVELS and explanation.units.boxes is None
 
 
 def _has_patch_grid(explanation: Explanation) -> bool:
+    """Whether units are the patches of an image."""
     return explanation.units.grid is not None
 
 
@@ -304,10 +308,11 @@ def build_multi_stream_explanation(
     version = metadata.get("version")
     streams = metadata.get("parts")
     if not isinstance(version, int) or not isinstance(streams, Mapping) or not streams:
-        raise InputError("this is not an explanation that clearhead wrote")
+        raise InputError("this is not an explanation saved by clearhead")
     if version > MULTI_STREAM_VERSION:
         raise InputError(
-            f"written by a newer clearhead (version {version}, this one reads up to {MULTI_STREAM_VERSION})"
+            f"this explanation was written by a newer version of clearhead (file format {version}; this version reads "
+            f"formats up to {MULTI_STREAM_VERSION})"
         )
     result = MultiStreamExplanation({str(stream): load_stream(stream) for stream in streams})
     for stream, explanation in result.by_stream.items():

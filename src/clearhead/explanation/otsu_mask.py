@@ -59,6 +59,7 @@ def compute_otsu_cutoff(heat_map: Float[np.ndarray, "row column"], height: int, 
 
 
 def _quantise_levels(values: Float[np.ndarray, "*shape"], low: float, high: float) -> UInt8[np.ndarray, "*shape"]:
+    """Map low … high to the integers 0 … 255, rounded down."""
     return ((values - low) / (high - low) * 255).astype(np.uint8)
 
 

@@ -111,6 +111,7 @@ def _list_region_boxes(regions: Any) -> dict[str, Any]:
 def _masks_from_label_map(
     labels: Int[np.ndarray, "row column"], height: int, width: int, grid: tuple[int, int]
 ) -> dict[str, Bool[np.ndarray, "height width"]]:
+    """Return the pixels of each region of a map by pixel or by patch; negative numbers are no region."""
     if labels.shape not in ((height, width), grid):
         shape = " × ".join(map(str, labels.shape))
         raise InputError(

@@ -72,12 +72,14 @@ def iter_explanation_problems(explanation: "Explanation") -> Iterator[str]:
 
 
 def _has_shape(array: Any, shape: tuple[int | str | None, ...], num_units: int) -> bool:
+    """Whether an array has a shape, in which None is any size and "unit" the number of units."""
     sizes = np.shape(array)
     expected = [num_units if side == "unit" else side for side in shape]
     return len(sizes) == len(expected) and all(side in (None, size) for side, size in zip(expected, sizes, strict=True))
 
 
 def _iter_unit_problems(units: Units) -> Iterator[str]:
+    """Yield every field of the units whose type, length or range is wrong."""
     if not isinstance(units.names, tuple) or not all(isinstance(name, str) for name in units.names):
         yield "the names of its units are not a list of texts"
     for name in ("special", "segments", "offsets", "boxes"):
@@ -100,6 +102,7 @@ def _iter_unit_problems(units: Units) -> Iterator[str]:
 
 
 def _is_tuple_of(types: Any, value: Any, length: int) -> bool:
+    """Whether a value is a tuple of this length with items of these types."""
     return isinstance(value, tuple) and len(value) == length and all(isinstance(item, types) for item in value)
 
 

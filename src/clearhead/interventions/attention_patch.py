@@ -76,10 +76,11 @@ class AttentionPatch:
         return torch.where(self._build_selection_mask(attention), weights, attention)
 
     def _build_selection_mask(self, attention: AttentionWeights) -> Bool[Tensor, "#batch head #query 1"]:
+        """Return which heads and queries are patched; an index out of range is an error."""
         num_heads = attention.shape[1]
         heads = range(num_heads) if self.heads is None else self.heads
         if any(not 0 <= head < num_heads for head in heads):
-            raise InputError(f"heads={list(heads)} is not possible: the model has {num_heads} heads, counted from 0")
+            raise InputError(f"heads={list(heads)} is not valid: the model has {num_heads} heads, counted from 0")
         selected = torch.zeros(1, num_heads, 1, 1, dtype=torch.bool, device=attention.device)
         selected[:, list(heads)] = True
         if self.query_mask is None:
@@ -173,6 +174,7 @@ class _SoftmaxPatchMode(TorchFunctionMode):
         return self.patcher.patch_unmasked(output)
 
     def register_hooks(self, model: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
+        """Register hooks that note which attention module is running."""
         modules = find_attention_modules(model)
         return [
             *(module.register_forward_pre_hook(self._pre_forward_hook) for module in modules),
@@ -180,10 +182,12 @@ class _SoftmaxPatchMode(TorchFunctionMode):
         ]
 
     def _pre_forward_hook(self, module: nn.Module, args: Any) -> None:
+        """Note the module that begins, if it runs in the thread of this mode."""
         if threading.get_ident() == self.thread_id:
             self.current_module = module
 
     def _forward_hook(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Note that no attention module is running any more."""
         if threading.get_ident() == self.thread_id:
             self.current_module = None
 

@@ -140,6 +140,7 @@ class LastRowRunner:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        """Return the layer's input while it has skips left, then run it on `layer_input`."""
         if threading.get_ident() != self.thread_id:
             return forward(*args, **kwargs)  # a pass of another thread through the same model
         if not remaining_skips[id(layer)]:
@@ -153,6 +154,7 @@ class LastRowRunner:
         return (hidden_states, *[None] * (self.tuple_lengths[id(layer)] - 1))
 
     def _record_tuple_length(self, layer: nn.Module, args: Any, output: Any) -> None:
+        """Note the length of the tuple that a layer returns, for the layers that are skipped."""
         if isinstance(output, tuple):
             self.tuple_lengths[id(layer)] = len(output)
 
@@ -170,9 +172,11 @@ class _SkipProjectionsMode(TorchFunctionMode):
         self.thread_id = threading.get_ident()
 
     def start_skipping(self, module: nn.Module, args: Any) -> None:
+        """Forward pre-hook of the attention module: the projections begin."""
         self.is_skipping = threading.get_ident() == self.thread_id
 
     def get_replacement(self, query: Tensor) -> Tensor:
+        """Return the attention output; the projections before it are done."""
         self.is_skipping = False
         return self.replacement_output
 

@@ -88,6 +88,7 @@ def value_zeroing_distances(
 
 
 def _get_hidden_state(output: Any) -> Tensor:
+    """Return the output of a layer, or the first item of a tuple or list."""
     return output[0] if isinstance(output, tuple | list) else output
 
 

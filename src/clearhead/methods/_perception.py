@@ -55,6 +55,7 @@ class PerceptionMethod(PathMethod):
 
     @property
     def needs_full_maps(self) -> bool:
+        """Whether several positions are read out, so that all rows of P must be pushed."""
         return not self.reads_single_token  # otherwise all rows of P are needed, each with its own feedback
 
     def setup(self) -> None:
@@ -71,9 +72,11 @@ class PerceptionMethod(PathMethod):
         self.feedback_gradient: Tensor | float = 0.0
 
     def request_reduction(self, call: AttentionCall) -> MapReduction:
+        """The rows of all depths times E_h A."""
         return MapReduction("attention", self.insert_readout_rows(call).flatten(1, 2))
 
     def on_call_total(self, call: AttentionCall, total: Tensor) -> None:
+        """Update P ← P + P · E_h A · diag(column weights)."""
         self.add_mixed_rows(
             call, total.sum(1).unflatten(1, self.perception_rows.shape[1:3]) * self.compute_column_weights(call)
         )
@@ -112,6 +115,7 @@ class PerceptionMethod(PathMethod):
         return None
 
     def iter_points(self) -> Iterable[PathPoint]:
+        """Return the points α_k, noisy copies of the input, the input alone, or nothing (`feedback`)."""
         point = PathPoint(interpolate_at="inputs" if self.lookups else "layers", stream=self.unit_context.stream)
         if self.feedback == "integrated":
             alphas = np.linspace(0, 1, self.steps).tolist() if self.steps > 1 else [1.0]
@@ -126,6 +130,7 @@ class PerceptionMethod(PathMethod):
         return []
 
     def on_point_call(self, point: PathPoint, call: AttentionCall, queries: slice | None = None) -> None:
+        """Add ∂y/∂A_last of one point to the mean over points; of a single read-out token only its row."""
         assert call.attention_gradient is not None
         gradient = call.attention_gradient / (1 if self.feedback == "gradient" else self.steps)
         if self.reads_single_token:
@@ -143,6 +148,7 @@ class PerceptionMethod(PathMethod):
         return gradient.take_along_dim(row_index, 2) * in_tile[:, None, :, None]
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """r = Σ_i w_i P_i ⊙ F_i for every depth, with w · P and w · F as factors."""
         perception = self.perception_rows
         if not self.uses_perception:  # each row is then weighted by the read-out alone
             perception = self.initial_rows.sum(-1, keepdim=True)[:, None].expand_as(self.perception_rows)

@@ -64,18 +64,23 @@ class DeferredMap(StreamMap):
     query_mask: Float[Tensor, "batch 1 query"] | None
 
     def push(self, rows: Float[Tensor, "batch row query"]) -> Float[Tensor, "batch row key"]:
+        """Multiply rows over the queries with the map, in a pass of the kernel."""
         return self._reduce(row_weights=self._apply_query_mask(rows)).sum(1).to(rows)
 
     def pull(self, columns: Float[Tensor, "batch column key"]) -> Float[Tensor, "batch column query"]:
+        """Multiply columns over the keys with the transposed map, in a pass of the kernel."""
         return self._apply_query_mask(self._reduce(column_weights=columns).sum(1).to(columns))
 
     def compute_row_sums(self) -> Float[Tensor, "batch 1 query"]:
+        """Return the sum of each row, averaged over heads; zero for masked queries."""
         return self._apply_query_mask(self._reduce().mean(1, keepdim=True).to(self.head_mean))
 
     def _reduce(self, **weights: Tensor) -> Tensor:
+        """Compute one reduction of the call; `MapReduction` documents the axes of the result."""
         return self.deferred_call.reduce([MapReduction(self.quantity, heads=self.heads, **weights)])[0]
 
     def _apply_query_mask(self, rows: Float[Tensor, "batch some query"]) -> Float[Tensor, "batch some query"]:
+        """Set the entries of masked queries to zero."""
         if self.query_mask is None:
             return rows
         return rows * self.query_mask

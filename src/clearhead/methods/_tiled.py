@@ -27,6 +27,7 @@ class TiledMethod:
     needs_masked_gradients: ClassVar[bool] = False
 
     def _init_tile_state(self) -> None:
+        """Start with all heads selected and without sums over tiles."""
         self.heads: list[int] | None = None  # the selected heads; None for all
         self.tile_sums: list[Tensor] = []  # sums over the tiles of the current call, one per tile pass
 
@@ -112,6 +113,7 @@ class TiledMethod:
         return self.on_call_total(call, total)
 
     def _select_heads(self, call: AttentionCall) -> AttentionCall:
+        """Return the call with the selected heads only."""
         if self.heads is None:
             return call
         return call.select_heads(self.heads)

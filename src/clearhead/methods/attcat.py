@@ -46,10 +46,12 @@ class AttCAT(AttributionMethod):
 
     @property
     def linear_in_target(self) -> bool:
+        """False with `absolute`, which adds absolute values."""
         return not self.absolute
 
     @property
     def depends_on_readout(self) -> bool:
+        """True for `weights="row"`; attention averaged over all queries has no read-out."""
         return self.weights == "row"
 
     def setup(self) -> None:
@@ -59,12 +61,15 @@ class AttCAT(AttributionMethod):
             self.query_weights = valid / valid.sum(-1, keepdim=True)
 
     def request_reduction(self, call: AttentionCall) -> MapReduction:
+        """The attention that each token receives, weighted over the queries."""
         return MapReduction("attention", self.query_weights)
 
     def on_call_total(self, call: AttentionCall, total: Tensor) -> Float[Tensor, "batch head row unit"]:
+        """Multiply the received attention of each head with CAT^l_i of the token."""
         return total * compute_features_x_gradient(call)[:, None, None]
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """Sum the contributions; with `absolute` take absolute values, and drop layers and heads."""
         result = super().compute_scores(tape)
         if not self.absolute:
             return result

@@ -54,15 +54,19 @@ class RawAttention(AttributionMethod):
 
     @property
     def needs_full_maps(self) -> bool:
+        """True with `by_query`, which needs whole rows of the map."""
         return self.by_query
 
     def request_reduction(self, call: AttentionCall) -> MapReduction:
+        """w · A, the read-out row of each head."""
         return MapReduction("attention", self.unit_context.readout)
 
     def on_call_total(self, call: AttentionCall, total: Tensor) -> Float[Tensor, "batch head row unit"]:
+        """Divide by the number of layers, so that the sum over layers is their mean."""
         return total / len(self.unit_context.layers)
 
     def on_call(self, call: AttentionCall) -> Float[Tensor, "batch head row unit"] | None:
+        """With `by_query` average each unit's attention over content keys, heads and layers."""
         if not self.by_query:
             return super().on_call(call)
         assert call.attention is not None
@@ -80,20 +84,23 @@ class CrossStreamRawAttention(CrossStreamMethod):
 
     def setup(self) -> None:
         if self.by_query:
-            raise InputError("by_query=True is for models of one stream; here streams attend to each other")
+            raise InputError("by_query=True needs a model with one stream, but here streams attend to each other")
         self.scores_by_stream = {
             stream: torch.zeros_like(unit_context.readout) for stream, unit_context in self.unit_contexts.items()
         }
 
     def request_reduction(self, call: AttentionCall) -> MapReduction:
+        """w · A with the read-out of the query stream."""
         return MapReduction("attention", self.unit_contexts[call.query_stream].readout)
 
     def on_call_total(self, call: AttentionCall, total: Tensor) -> None:
+        """Add the row to the key stream, divided by the number of layers of this pair of streams."""
         key_stream = call.key_stream
         num_layers = len(self.layers[call.query_stream, key_stream])
         self.scores_by_stream[key_stream] = self.scores_by_stream[key_stream] + total.sum(1) / num_layers
 
     def compute_scores(self, tape: Tape) -> dict[str, MethodScores]:
+        """Return the accumulated row of each stream."""
         return {stream: MethodScores(rows) for stream, rows in self.scores_by_stream.items()}
 
 

@@ -64,6 +64,7 @@ class AttentionGradCAM(AttributionMethod):
 
     @property
     def needs_full_maps(self) -> bool:
+        """Whether an option of the authors' code is set; these need the map as a whole."""
         return self.by_query or self.scaled or self.region == "row"
 
     def on_tile(self, call: AttentionCall, queries: slice, previous_total: Tensor | None) -> Tensor:
@@ -75,9 +76,11 @@ class AttentionGradCAM(AttributionMethod):
         )
 
     def on_call_total(self, call: AttentionCall, total: Tensor) -> Float[Tensor, "batch 1 row unit"]:
+        """Return w · (E_h[w_h A_h])⁺ as a single head, divided by the number of layers."""
         return total[:, None] / len(self.unit_context.layers)
 
     def on_call(self, call: AttentionCall) -> Float[Tensor, "batch head row unit"] | None:
+        """Compute the rows from the full map for the options of the authors' code, else by tiles."""
         if not self.needs_full_maps:
             return super().on_call(call)
         if self.by_query:
@@ -101,13 +104,14 @@ class CrossStreamAttentionGradCAM(CrossStreamMethod):
 
     def setup(self) -> None:
         if self.by_query:
-            raise InputError("by_query=True is for models of one stream; here streams attend to each other")
+            raise InputError("by_query=True needs a model with one stream, but here streams attend to each other")
         self.scores_by_stream = {
             stream: torch.zeros_like(unit_context.readout) for stream, unit_context in self.unit_contexts.items()
         }
 
     @property
     def needs_full_maps(self) -> bool:
+        """Whether an option of the authors' code is set; these need the map as a whole."""
         return self.scaled or self.region == "row"
 
     def on_tile(self, call: AttentionCall, queries: slice, previous_total: Tensor | None) -> Tensor:
@@ -121,11 +125,13 @@ class CrossStreamAttentionGradCAM(CrossStreamMethod):
         )
 
     def on_call_total(self, call: AttentionCall, total: Tensor) -> None:
+        """Add the rows to the key stream, divided by the number of layers of this pair."""
         key_stream = call.key_stream
         num_layers = len(self.layers[call.query_stream, key_stream])
         self.scores_by_stream[key_stream] = self.scores_by_stream[key_stream] + total / num_layers
 
     def on_call(self, call: AttentionCall) -> None:
+        """Compute the rows from the full map for the options of the authors' code, else by tiles."""
         if not self.needs_full_maps:
             super().on_call(call)
             return
@@ -134,6 +140,7 @@ class CrossStreamAttentionGradCAM(CrossStreamMethod):
         self.on_call_total(call, compute_gradcam_rows(call, query_context, key_context, self.region, self.scaled))
 
     def compute_scores(self, tape: Tape) -> dict[str, MethodScores]:
+        """Return the accumulated rows of each stream."""
         return {stream: MethodScores(rows) for stream, rows in self.scores_by_stream.items()}
 
 

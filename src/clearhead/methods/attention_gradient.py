@@ -36,6 +36,7 @@ class AttentionGradient(AttributionMethod):
     def on_tile(
         self, call: AttentionCall, queries: slice, previous_total: Tensor | None
     ) -> Float[Tensor, "batch head row unit"]:
+        """w · ∂y/∂A of the tile's queries, by head, zero at padding, divided by the number of layers."""
         assert call.attention_gradient is not None
         # The gradient of attention to padding is not zero, although that attention is masked.
         valid = self.unit_context.valid_mask[:, None, None].to(call.attention_gradient.dtype)

@@ -32,4 +32,5 @@ class AttentionXGradient(AttributionMethod):
     tile_passes: ClassVar[int] = 1
 
     def request_reduction(self, call: AttentionCall) -> MapReduction:
+        """w · (A ⊙ ∂y/∂A) of each head."""
         return MapReduction("product", self.unit_context.readout)

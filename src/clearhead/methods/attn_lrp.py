@@ -19,7 +19,7 @@ from clearhead.methods.base import MethodScores, register_method
     pass_type="rules",
     family="relevance",
     requires=("inputs", "input_gradient"),
-    cost="one forward and one backward, under rules",
+    cost="one forward and one backward, with propagation rules",
     citation="Achtibat et al. (2024), AttnLRP: attention-aware layer-wise relevance propagation for transformers, ICML",
     signed=True,
     target="any",
@@ -31,9 +31,11 @@ class AttnLRP(ModifiedBackwardMethod):
 
     @property
     def rule_set(self) -> AttnLRPRules:
+        """The modified gradients of `backward_rules/attn_lrp.py`; they have no options."""
         return AttnLRPRules()
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """r_i = Σ_k x_ik · g_ik with the modified gradient g."""
         assert tape.inputs is not None and tape.input_gradient is not None
         stream = self.unit_context.stream
         return MethodScores((tape.inputs[stream] * tape.input_gradient[stream]).sum(-1)[:, None])

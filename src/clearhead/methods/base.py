@@ -175,12 +175,14 @@ class MethodScores:
 
 
 def _move_to_cpu(tensor: Tensor | None) -> Tensor | None:
+    """Move a tensor to the CPU; None stays None."""
     if tensor is None:
         return None
     return tensor.cpu()
 
 
 def _move_all_to_cpu(tensors: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
+    """Move the tensors of a dictionary to the CPU; None stays None."""
     if tensors is None:
         return None
     return {name: tensor.cpu() for name, tensor in tensors.items()}
@@ -425,7 +427,7 @@ class Method:
         for key in set_options:
             if key in SHARED_OPTION_PARSERS and key not in METHOD_REGISTRY[name].declaration.supports:
                 supporting = sorted(n for n, cls in METHOD_REGISTRY.items() if key in cls.declaration.supports)
-                raise InputError(f"{name} has no {key}=: methods that have it are {', '.join(supporting)}")
+                raise InputError(f"{name} does not accept {key}=; methods that accept it: {', '.join(supporting)}")
         hints = get_type_hints(METHOD_REGISTRY[name])
         validated = {}
         for key, value in set_options.items():
@@ -526,7 +528,7 @@ def resolve_layer_range(layers: LayerRange | tuple[float | None, float | None] |
     selected = range(num_layers)[slice(first, stop)]
     if not selected:
         raise InputError(
-            f"layers={layers} leaves none of the {num_layers} layers: choose others; the range is half-open, "
-            "e.g. layers=(-4, None)"
+            f"layers={layers} selects none of the {num_layers} layers: choose another range; ranges are half-open, as "
+            "in layers=(-4, None)"
         )
     return selected

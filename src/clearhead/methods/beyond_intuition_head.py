@@ -29,7 +29,7 @@ MAX_HEAD_PERCEPTION_LENGTH = 4096
     pass_type="path",
     family="relevance",
     requires=("attention", "attention_gradient"),
-    cost="21 forward and backward passes (one a step), several at once",
+    cost="21 forward and backward passes (one per step), batched",
     citation="Chen et al. (2023), Beyond intuition: rethinking token attributions inside transformers, TMLR",
     signed=False,
     target="any",
@@ -68,13 +68,16 @@ class BeyondIntuitionHead(PerceptionMethod):
 
     @property
     def uses_perception(self) -> bool:
+        """False for `perception="none"`."""
         return self.perception != "none"
 
     @property
     def needs_full_maps(self) -> bool:
+        """True for weighted heads, too: θ needs A and ∂y/∂A of all queries."""
         return super().needs_full_maps or self.perception == "head"
 
     def on_call(self, call: AttentionCall) -> None:
+        """With weighted heads, update P ← P + P · Ã from the full map; else from E_h A."""
         if self.perception == "head":
             self.add_mixed_rows(
                 call, self.insert_readout_rows(call) @ self.compute_mixing_map(call).to(self.perception_rows)[:, None]
@@ -83,6 +86,7 @@ class BeyondIntuitionHead(PerceptionMethod):
             super().on_call(call)
 
     def compute_mixing_map(self, call: AttentionCall) -> Float[Tensor, "batch query key"]:
+        """Ã = Σ_h θ_h A_h, θ_h ∝ Σ |A_hᵀ ∂y/∂A_h|; equal θ_h if all gradients are zero."""
         if self.perception != "head":
             return super().compute_mixing_map(call)
         assert call.attention is not None and call.attention_gradient is not None

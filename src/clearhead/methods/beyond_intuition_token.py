@@ -27,7 +27,7 @@ from clearhead.methods.base import compat_option, register_method
     pass_type="path",
     family="relevance",
     requires=("attention_gradient", "values", "output_projection", "block_input"),
-    cost="21 forward and backward passes (one a step), several at once",
+    cost="21 forward and backward passes (one per step), batched",
     citation="Chen et al. (2023), Beyond intuition: rethinking token attributions inside transformers, TMLR",
     signed=False,
     target="any",
@@ -61,13 +61,16 @@ class BeyondIntuitionToken(PerceptionMethod):
 
     @property
     def needs_norm_inputs(self) -> bool:
+        """Whether z or v come from the inputs of the layer's norms (`normed`, `late`)."""
         return self.normed or self.late
 
     @property
     def uses_perception(self) -> bool:
+        """False for `perception="none"`."""
         return self.perception != "none"
 
     def compute_column_weights(self, call: AttentionCall) -> Float[Tensor, "batch 1 1 key"] | float:
+        """ρ_j of each key; one unless `perception="token"`."""
         if self.perception != "token":
             return 1.0
         return self.compute_transport_ratios(call)[:, None, None]

@@ -35,4 +35,5 @@ class CAT(AttributionMethod):
     """Hidden states times their gradient."""
 
     def on_call(self, call: AttentionCall) -> Float[Tensor, "batch head row unit"]:
+        """CAT^l of each token, as a single head and row."""
         return compute_features_x_gradient(call)[:, None, None]

@@ -29,7 +29,7 @@ from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
     pass_type="reference",
     family="gradient",
     requires=("inputs", "input_gradient"),
-    cost="two forward and one backward, under rules",
+    cost="two forward and one backward, with propagation rules",
     citation="Shrikumar, Greenside & Kundaje (2017), Learning important features through propagating activation "
     "differences, ICML",
     signed=True,
@@ -55,12 +55,15 @@ class DeepLift(ReferenceMethod):
 
     @property
     def linear_in_target(self) -> bool:
+        """True for the signed sum; norms and absolute values are not linear."""
         return self.reduce == "sum"
 
     def iter_references(self) -> Iterable[ReferenceInput]:
+        """Return the one baseline x′."""
         return [ReferenceInput(self.baseline)]
 
     def on_reference(self, result: ReferenceResult) -> None:
+        """Keep (x − x′) ⊙ m without padding, its sum for the completeness gap, and y(x′)."""
         stream = self.unit_context.stream
         self.delta_x_multipliers = (
             result.input_delta[stream] * result.multipliers[stream] * self.unit_context.valid_mask[..., None]
@@ -69,4 +72,5 @@ class DeepLift(ReferenceMethod):
         self.base_value = result.target_value
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """Reduce (x − x′) ⊙ m to one score per unit; y(x′) is the base value."""
         return MethodScores(reduce_vectors(self.delta_x_multipliers, self.reduce)[:, None], base_value=self.base_value)

@@ -26,7 +26,7 @@ from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
     pass_type="reference",
     family="gradient",
     requires=("inputs", "input_gradient"),
-    cost="9 forward and 8 backward passes, under rules (one each a sample, and one forward)",
+    cost="9 forward and 8 backward passes, with propagation rules (one of each per sample, and one forward)",
     citation="Lundberg & Lee (2017), A unified approach to interpreting model predictions, NeurIPS; multipliers as in "
     "Shrikumar, Greenside & Kundaje (2017), ICML",
     signed=True,
@@ -56,6 +56,7 @@ class DeepLiftShap(ReferenceMethod):
 
     @property
     def linear_in_target(self) -> bool:
+        """True for the signed sum; norms and absolute values are not linear."""
         return self.reduce == "sum"
 
     def setup(self) -> None:
@@ -65,11 +66,13 @@ class DeepLiftShap(ReferenceMethod):
         self.reference_values: list[torch.Tensor] = []
 
     def iter_references(self) -> Iterable[ReferenceInput]:
+        """Return the named baselines and the examples, or else `samples` random references."""
         if self.baseline_names:
             return [ReferenceInput(name) for name in self.baseline_names]
         return [ReferenceInput(sample_index=draw) for draw in range(self.samples)]
 
     def on_reference(self, result: ReferenceResult) -> None:
+        """Keep (x − x′) ⊙ m without padding, and y(x′), of one reference."""
         stream = self.unit_context.stream
         self.delta_x_multipliers.append(
             result.input_delta[stream] * result.multipliers[stream] * self.unit_context.valid_mask[..., None]
@@ -77,6 +80,7 @@ class DeepLiftShap(ReferenceMethod):
         self.reference_values.append(result.target_value)
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """Average over the references, and then reduce vectors to scores."""
         product = torch.stack(self.delta_x_multipliers).mean(0)
         self.attributed_total = product.sum((1, 2))
         self.base_value = torch.stack(self.reference_values).mean(0)

@@ -83,12 +83,14 @@ class AttentionFlow(AttributionMethod):
             )
 
     def on_call(self, call: AttentionCall) -> None:
+        """Keep Ã_l = E_h A_l + I with rows divided by their sums, in float64 on the CPU."""
         # float64 before rows are normalised, since the bounds meet only if rows sum to one
         attention = call.mean_attention.double().cpu()
         mixed = attention + torch.eye(attention.shape[-1]).to(attention)
         self.mixing_maps.append(mixed / mixed.sum(-1, keepdim=True))
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """Read out w · F at each depth; the flows of one depth bound those of the next."""
         layers = torch.stack(self.mixing_maps[::-1], dim=1)  # the first layer first
         readout = self.unit_context.readout
         depths = self._get_readout_depths(layers.shape[1])
@@ -104,6 +106,7 @@ class AttentionFlow(AttributionMethod):
 
     @property
     def _reads_every_depth(self) -> bool:
+        """Whether scores are read out after every layer: with `depths`, for a single row."""
         return self.depths and self.unit_context.readout.shape[1] == 1
 
     def _get_readout_depths(self, num_layers: int) -> range:

@@ -70,6 +70,7 @@ class GenericAttention(AttributionMethod):
 
     @classmethod
     def get_pass_type(cls, options: Mapping[str, Any]) -> str:
+        """ "rules" with `lrp`, for which relevance of attention is recorded; else "tape"."""
         if options.get("lrp"):
             return "rules"
         return "tape"
@@ -83,6 +84,7 @@ class GenericAttention(AttributionMethod):
         self.relevance_rows = self.unit_context.readout
 
     def request_reduction(self, call: AttentionCall) -> MapReduction | None:
+        """r (A ⊙ ∂y/∂A)⁺ with the rows r so far; None if `fusion` or `lrp` needs the tiles."""
         if self.fusion != "clamp-mean" or self.lrp:
             return None
         return MapReduction("positive", self.relevance_rows)
@@ -90,9 +92,11 @@ class GenericAttention(AttributionMethod):
     def on_tile(
         self, call: AttentionCall, queries: slice, previous_total: Tensor | None
     ) -> Float[Tensor, "batch head row unit"]:
+        """r Ā of the tile's queries, with the options `fusion` and `lrp`."""
         return push_rows(self.relevance_rows[:, :, queries], compute_head_relevance(call, self.fusion, self.lrp))
 
     def on_call_total(self, call: AttentionCall, total: Tensor) -> Float[Tensor, "batch head row unit"]:
+        """r ← r + r Ā, with r Ā as the contribution; without `aggregate` r ← r Ā."""
         if self.aggregate:
             self.relevance_rows = self.relevance_rows + total.sum(1)
             return total
@@ -102,6 +106,7 @@ class GenericAttention(AttributionMethod):
         return torch.zeros_like(total)
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """Sum the contributions; there are none of heads if `fusion` averages heads before the clamp."""
         result = super().compute_scores(tape)
         if self.fusion == "clamp-mean":
             return result

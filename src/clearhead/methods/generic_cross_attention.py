@@ -101,9 +101,11 @@ class CrossStreamGenericAttention(CrossStreamMethod):
 
     @property
     def defers_reductions(self) -> bool:
+        """Whether products of rows with the maps suffice, with the default options."""
         return self.uses_row_form and self.fusion == "clamp-mean" and not self.lrp
 
     def on_call(self, call: AttentionCall) -> None:
+        """Keep Ā of the call, as a matrix or as a deferred map."""
         if call.deferred is not None:
             self.stream_maps.append(build_deferred_map(self, call, "positive"))
         else:
@@ -111,15 +113,18 @@ class CrossStreamGenericAttention(CrossStreamMethod):
             self.stream_maps.append(build_stream_map(self, call, head_mean))
 
     def compute_scores(self, tape: Tape) -> dict[str, MethodScores]:
+        """Apply the rules to the maps of all calls, by rows or by matrices."""
         rows = self._compute_by_rows() if self.uses_row_form else self._compute_by_matrices()
         self.stream_maps = []  # free the maps, which are as large as the inputs, before the next method runs
         return {stream: MethodScores(stream_rows) for stream, stream_rows in rows.items()}
 
     def _compute_by_rows(self) -> dict[str, RelevanceRows]:
+        """Push the read-out rows through the maps, without relevance matrices."""
         readout_streams = [*filter(self.has_readout, self.unit_contexts)]
         return compute_rows_by_stream(self.stream_maps[::-1], self.unit_contexts, readout_streams)
 
     def _compute_by_matrices(self) -> dict[str, RelevanceRows]:
+        """Update R̂_ss and R_sq call by call, the first call first, and read out both."""
         self.self_relevance = {stream: self._build_initial_relevance(stream) for stream in self.unit_contexts}
         self.tower_relevance = dict(self.self_relevance)
         self.cross_relevance: dict[StreamPair, StreamMatrix] = {}  # R_sq
@@ -142,6 +147,7 @@ class CrossStreamGenericAttention(CrossStreamMethod):
         return rows
 
     def _build_initial_relevance(self, stream: str) -> SelfRelevance:
+        """R̂_ss = 0; R_ss = I for the guards of the authors' code, which subtract it later."""
         if self.guard == "rows" or not self.aggregate:
             return SelfRelevance(self._build_zeros(stream, stream))
         identity = self._build_identity(stream)
@@ -217,10 +223,12 @@ class CrossStreamGenericAttention(CrossStreamMethod):
         return relevance + self._build_identity(stream)
 
     def _build_zeros(self, query_stream: str, key_stream: str) -> StreamMatrix:
+        """R_sq = 0 between the units of two streams."""
         query_readout = self.unit_contexts[query_stream].readout
         key_readout = self.unit_contexts[key_stream].readout
         return query_readout.new_zeros(len(query_readout), query_readout.shape[2], key_readout.shape[2])
 
     def _build_identity(self, stream: str) -> Float[Tensor, "row row"]:
+        """I over the units of a stream, without batch axis."""
         readout = self.unit_contexts[stream].readout
         return torch.eye(readout.shape[2], dtype=readout.dtype, device=readout.device)

@@ -39,11 +39,13 @@ class GradSAM(AttributionMethod):
     received: bool = False
 
     def request_reduction(self, call: AttentionCall) -> MapReduction:
+        """(A ⊙ ∂y/∂A)⁺ summed over keys; with `received` over queries, as a row of ones."""
         # A is never negative, so A ⊙ G⁺ = (A ⊙ G)⁺, a reduction that other methods use, too
         ones = torch.ones_like(self.unit_context.readout[:, :1])
         return MapReduction("positive", ones if self.received else None)
 
     def on_call_total(self, call: AttentionCall, total: Tensor) -> Float[Tensor, "batch head row unit"]:
+        """Divide the sums by layers × heads × length."""
         lengths = self.unit_context.lengths.to(total.dtype)[:, None, None, None]
         if self.received:  # a reduction with row weights is already divided by the number of heads
             return total / (len(self.unit_context.layers) * lengths)

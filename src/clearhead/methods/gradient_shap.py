@@ -25,13 +25,13 @@ from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
     pass_type="path",
     family="gradient",
     requires=("inputs", "input_gradient"),
-    cost="50 forward and backward passes (one a sample), several at once",
+    cost="50 forward and backward passes (one per sample), batched",
     citation="Lundberg & Lee (2017), A unified approach to interpreting model predictions, NeurIPS; expected gradients "
     "as in Erion et al. (2021), Nature Machine Intelligence",
     signed=True,
     target="any",
     linear_in_target=True,
-    axioms=("nothing for what does not count", "implementation invariant"),
+    axioms=("zero for units without effect", "implementation invariant"),
 )
 class GradientShap(PathMethod):
     """Expected gradients over random baselines, noise and path positions.
@@ -52,6 +52,7 @@ class GradientShap(PathMethod):
 
     @property
     def linear_in_target(self) -> bool:
+        """True for the signed sum; norms and absolute values are not linear."""
         return self.reduce == "sum"
 
     def setup(self) -> None:
@@ -64,12 +65,14 @@ class GradientShap(PathMethod):
         self.sample_totals: list[torch.Tensor] = []
 
     def iter_points(self) -> Iterable[PathPoint]:
+        """Return `samples` random points; with a single baseline also x′, for the completeness gap."""
         points = [PathPoint(None, self.baseline, self.noise, sample_index=index) for index in range(self.samples)]
         if len(self.baseline_names) < 2:
             points.append(PathPoint(0.0, self.baseline))
         return points
 
     def on_point(self, result: PathPointResult) -> None:
+        """Add (x + ε − x′) ⊙ ∂y/∂x of a random point to the mean; the point x′ gives the base value."""
         assert result.tape.input_gradient is not None
         if result.point.alpha == 0:
             self.base_value = result.tape.value
@@ -80,6 +83,7 @@ class GradientShap(PathMethod):
         self.sample_totals.append(product.sum((1, 2)))
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """Reduce the mean product to scores; the standard error is that of their signed sum."""
         assert isinstance(self.mean_product, torch.Tensor)
         diagnostics = {}
         if self.samples > 1:

@@ -50,9 +50,11 @@ class InputXGradient(AttributionMethod):
 
     @property
     def linear_in_target(self) -> bool:
+        """True for the signed sum only."""
         return self.reduce == "sum"  # absolute values and norms are not linear
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """Reduce x_i ⊙ ∂y/∂x_i to one score per unit; by default its sum."""
         assert tape.inputs is not None and tape.input_gradient is not None
         stream = self.unit_context.stream
         return MethodScores(reduce_vectors(tape.inputs[stream] * tape.input_gradient[stream], self.reduce)[:, None])

@@ -30,12 +30,12 @@ from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
     pass_type="path",
     family="gradient",
     requires=("inputs", "input_gradient"),
-    cost="76 forward and backward passes (one and a half a step), several at once",
+    cost="76 forward and backward passes (one and a half per step), batched",
     citation="Sundararajan, Taly & Yan (2017), Axiomatic attribution for deep networks, ICML",
     signed=True,
     target="any",
     linear_in_target=True,
-    axioms=("complete", "nothing for what does not count", "implementation invariant"),
+    axioms=("complete", "zero for units without effect", "implementation invariant"),
 )
 class IntegratedGradients(PathMethod):
     """Gradient integrated along the straight path from a baseline.
@@ -56,6 +56,7 @@ class IntegratedGradients(PathMethod):
 
     @property
     def linear_in_target(self) -> bool:
+        """True for the signed sum; norms and absolute values are not linear."""
         return self.reduce == "sum"
 
     def setup(self) -> None:
@@ -68,9 +69,11 @@ class IntegratedGradients(PathMethod):
         self.fine_and_coarse_sums: list[torch.Tensor | float] = [0.0, 0.0]
 
     def iter_points(self) -> Iterable[PathPoint]:
+        """Return x′, the points of the rule, and those of half as many steps."""
         return [PathPoint(alpha, self.baseline) for alpha in (0.0, *self.fine_weights, *self.coarse_weights)]
 
     def on_point(self, result: PathPointResult) -> None:
+        """Add weight · (x − x′) ⊙ ∂y/∂x to each of the two quadratures that have this point."""
         assert result.tape.input_gradient is not None and result.point.alpha is not None
         alpha = result.point.alpha
         stream = self.unit_context.stream
@@ -82,6 +85,7 @@ class IntegratedGradients(PathMethod):
                 self.fine_and_coarse_sums[i] = self.fine_and_coarse_sums[i] + weights[alpha] * product
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """Reduce the finer integral to scores; the coarser one gives `step_doubling_error`."""
         fine, coarse = self.fine_and_coarse_sums
         assert isinstance(fine, torch.Tensor)
         fine = fine * self.unit_context.valid_mask[..., None]

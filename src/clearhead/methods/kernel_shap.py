@@ -33,7 +33,7 @@ MAX_EXACT_PLAYERS = 11
     "kernel-shap",
     pass_type="values",
     family="perturbation",
-    cost="2048 forward passes or fewer (two to the number of units, or evaluations=), in batches",
+    cost="2048 forward passes or fewer (two to the number of units, or evaluations=), batched",
     citation="Lundberg & Lee (2017), A unified approach to interpreting model predictions; Covert & Lee (2021), "
     "Improving KernelSHAP: practical Shapley value estimation via linear regression",
     signed=True,
@@ -52,6 +52,7 @@ class KernelShap(PerturbationMethod):
     evaluations: int | None = None
 
     def iter_coalitions(self, game: CoalitionGame) -> CoalitionGenerator:
+        """Request ∅, all players and coalitions of π, and fit φ under Σ φ = v(all) − v(∅)."""
         count = game.num_players
         if self.evaluations is None:
             budget = 2**MAX_EXACT_PLAYERS if count <= MAX_EXACT_PLAYERS else 2 * count + 1024

@@ -39,7 +39,7 @@ StateAndGradient = tuple[Float[Tensor, "batch unit model"], Float[Tensor, "batch
     pass_type="path",
     family="gradient",
     requires=("hidden_state_gradient",),
-    cost="52 forward and backward passes (one a point of the way), several at once",
+    cost="52 forward and backward passes (one per interpolation point), batched",
     citation="Dhamdhere, Sundararajan & Yan (2019), How important is a neuron?, ICLR; as differences along the way, "
     "Shrikumar, Su & Kundaje (2018), Computationally efficient measures of internal neuron importance",
     signed=True,
@@ -71,6 +71,7 @@ class LayerConductance(PathMethod):
 
     @property
     def linear_in_target(self) -> bool:
+        """True for the signed sum; norms and absolute values are not linear."""
         return self.reduce == "sum"
 
     def setup(self) -> None:
@@ -84,13 +85,16 @@ class LayerConductance(PathMethod):
         self.layer_integrals: dict[int, Tensor | float] = dict.fromkeys(self.unit_context.layers, 0.0)
 
     def iter_points(self) -> Iterable[PathPoint]:
+        """Return the ends of all intervals, and α = 0 for y(x′)."""
         return [PathPoint(alpha, self.baseline) for alpha in sorted({0.0, *self.alphas})]
 
     def on_point(self, result: PathPointResult) -> None:
+        """Keep y(x′), the value at α = 0."""
         if result.point.alpha == 0:
             self.base_value = result.tape.value
 
     def on_point_call(self, point: PathPoint, call: AttentionCall, queries: slice | None = None) -> None:
+        """Keep h and g of a layer, and integrate the intervals of which both ends are now known."""
         assert point.alpha is not None and call.hidden_state is not None and call.hidden_state_gradient is not None
         if point.alpha not in self.alphas:
             return
@@ -128,6 +132,7 @@ class LayerConductance(PathMethod):
         return all(neighbour in states for neighbour in self.alphas[max(point_index - 1, 0) : point_index + 2])
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """Reduce the integrals of all layers; the scores are those of the last of `layers`."""
         by_layer = [self.layer_integrals[layer] for layer in self.unit_context.layers]
         integrals = torch.stack([integral for integral in by_layer if isinstance(integral, Tensor)], dim=1)
         integrals = integrals.to(self.unit_context.readout) * self.unit_context.valid_mask[:, None, :, None]

@@ -29,7 +29,7 @@ from clearhead.methods.base import register_method
     "lime",
     pass_type="values",
     family="perturbation",
-    cost="1000 forward passes (evaluations=), in batches",
+    cost="1000 forward passes (evaluations=), batched",
     citation='Ribeiro, Singh & Guestrin (2016), "Why should I trust you?" Explaining the predictions of any classifier',
     signed=True,
     target="any",
@@ -52,6 +52,7 @@ class Lime(PerturbationMethod):
     ridge: float = 1.0
 
     def iter_coalitions(self, game: CoalitionGame) -> CoalitionGenerator:
+        """Request the input and random coalitions, and fit the weighted ridge regression."""
         count = game.num_players
         num_samples = check_min_int("evaluations", self.evaluations, 2) - 1
         uniform = torch.rand(num_samples, count, generator=game.make_generator())
@@ -59,7 +60,7 @@ class Lime(PerturbationMethod):
         values = yield z
         width = 0.25 * count**0.5 if self.width is None else self.width
         if width <= 0 or self.ridge < 0:
-            raise InputError(f"width={width} must be above zero, and ridge={self.ridge} must not be negative")
+            raise InputError(f"width={width} must be above 0, and ridge={self.ridge} must not be negative")
         distance = 1 - (z.sum(1).double() / count).sqrt()
         weights = (-(distance**2) / width**2).exp()
         coefficients, intercept = fit_weighted_ridge(z.double(), values, weights, self.ridge)

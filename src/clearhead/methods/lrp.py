@@ -23,7 +23,7 @@ from clearhead.methods.base import MethodScores, compat_option, register_method
     pass_type="rules",
     family="relevance",
     requires=("input_gradient",),
-    cost="one forward and one backward, under rules, in float64",
+    cost="one forward and one backward, with propagation rules, in float64",
     citation="Bach et al. (2015), On pixel-wise explanations for non-linear classifier decisions by layer-wise "
     "relevance propagation, PLoS ONE; on transformers as in Chefer, Gur & Wolf (2021), CVPR",
     signed=True,
@@ -47,12 +47,15 @@ class LRP(ModifiedBackwardMethod):
 
     @property
     def rule_set(self) -> LRPRules:
+        """The rules of the options; `positions` and `mask` select the constants that take relevance."""
         return LRPRules(self.rules, self.positions, self.mask)
 
     @property
     def linear_in_target(self) -> bool:
+        """True for the rules of "orig"."""
         return self.rules == "orig"  # "ours" scales the branches of a sum by the relevance of each
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """r_i = Σ_k R_ik over the features of each unit's input vector."""
         assert tape.input_gradient is not None
         return MethodScores(tape.input_gradient[self.unit_context.stream].sum(-1)[:, None])

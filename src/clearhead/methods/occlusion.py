@@ -24,7 +24,7 @@ from clearhead.methods.base import register_method
     "occlusion",
     pass_type="values",
     family="perturbation",
-    cost="one forward for each unit, in batches",
+    cost="one forward for each unit, batched",
     citation="Zeiler & Fergus (2014), Visualizing and understanding convolutional networks; Li, Monroe & Jurafsky "
     "(2016), Understanding neural networks through representation erasure",
     signed=True,
@@ -43,6 +43,7 @@ class Occlusion(PerturbationMethod):
     window: int = 1
 
     def iter_coalitions(self, game: CoalitionGame) -> CoalitionGenerator:
+        """Request the input and each masked window; a unit gets its windows' mean decrease per unit."""
         windows = game.get_windows(check_min_int("window", self.window, 1))
         values = yield torch.cat([game.full_coalition[None], ~windows])
         decreases = values[0] - values[1:]

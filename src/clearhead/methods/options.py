@@ -13,6 +13,7 @@ LayerRange = tuple[int | None, int | None]
 
 
 def _parse_layers(value: Any) -> LayerRange:
+    """Convert (first, stop), or a range of step one, to a half-open range of layers."""
     bounds = value
     if isinstance(value, range):
         bounds = (value.start, value.stop) if value.step == 1 else ()
@@ -25,12 +26,14 @@ def _parse_layers(value: Any) -> LayerRange:
 
 
 def _parse_index(value: Any) -> int | None:
+    """Convert an integer of any type, such as NumPy's, to int; None stays None."""
     if value is None:
         return None
     return index(value)
 
 
 def _parse_heads(value: Any) -> tuple[int, ...]:
+    """Convert head indices to a tuple of integers."""
     try:
         return tuple(index(head) for head in value)
     except TypeError:
@@ -39,8 +42,9 @@ def _parse_heads(value: Any) -> tuple[int, ...]:
 
 
 def _parse_rows(value: Any) -> str:
+    """Check that the value is "all", the only one besides the default."""
     if value != "all":
-        raise InputError(f"rows={value!r} is not known: leave it out for the read-out, or use rows='all'")
+        raise InputError(f"rows={value!r} is not valid: leave it out for the read-out position only, or use rows='all'")
     return "all"
 
 
@@ -58,7 +62,7 @@ def validate_option(name: str, value: Any, type_hint: Any) -> Any:
         InputError: The value is not of this type.
     """
     if type_hint is bool and not isinstance(value, bool):
-        raise InputError(f"{name}={value!r} is neither True nor False")
+        raise InputError(f"{name}={value!r} is not valid: give True or False")
     if get_origin(type_hint) is Literal and value not in get_args(type_hint):
         raise unknown_value_error(name, value, get_args(type_hint))
     if isinstance(value, list):
@@ -68,7 +72,7 @@ def validate_option(name: str, value: Any, type_hint: Any) -> Any:
         accepted_types = get_args(type_hint)
     if not any(_matches_type(value, accepted_type) for accepted_type in accepted_types):
         descriptions = [text for known_type, text in TYPE_DESCRIPTIONS.items() if known_type in accepted_types]
-        raise InputError(f"{name}={value!r} is not possible: give {' or '.join(descriptions) or type_hint}")
+        raise InputError(f"{name}={value!r} is not valid: give {' or '.join(descriptions) or type_hint}")
     return value
 
 

@@ -39,7 +39,7 @@ from clearhead.methods.base import (
     pass_type="rules",
     family="relevance",
     requires=("attention_gradient",),
-    cost="one forward and one backward, under rules, in float64",
+    cost="one forward and one backward, with propagation rules, in float64",
     citation="Voita et al. (2019), Analyzing multi-head self-attention, ACL; as in Chefer, Gur & Wolf (2021), "
     "Transformer interpretability beyond attention visualization, CVPR",
     signed=False,
@@ -68,9 +68,11 @@ class PartialLRP(ModifiedBackwardMethod):
 
     @property
     def rule_set(self) -> LRPRules:
+        """The rules of the options; `repeated` sets `repeats_mean_relevance`."""
         return LRPRules(self.rules, mask_takes_relevance=self.mask, repeats_mean_relevance=self.repeated)
 
     def on_call(self, call: AttentionCall) -> Float[Tensor, "batch head row unit"]:
+        """w · P⁺ of each head, divided by the number of layers."""
         return push_rows(
             self.unit_context.readout, compute_relevance_map(call, self.unit_context, self.unit_context, self.scaled)
         ) / len(self.unit_context.layers)
@@ -87,6 +89,7 @@ class CrossStreamPartialLRP(CrossStreamModifiedBackwardMethod):
 
     @property
     def rule_set(self) -> LRPRules:
+        """The rules of the options; `repeated` sets `repeats_mean_relevance`."""
         return LRPRules(self.rules, mask_takes_relevance=self.mask, repeats_mean_relevance=self.repeated)
 
     def setup(self) -> None:
@@ -95,6 +98,7 @@ class CrossStreamPartialLRP(CrossStreamModifiedBackwardMethod):
         }
 
     def on_call(self, call: AttentionCall) -> None:
+        """Add w · P⁺ to the key stream, divided by the number of layers of this pair of streams."""
         query_context = self.unit_contexts[call.query_stream]
         key_context = self.unit_contexts[call.key_stream]
         if not self.has_readout(query_context.stream):
@@ -105,6 +109,7 @@ class CrossStreamPartialLRP(CrossStreamModifiedBackwardMethod):
         self.scores_by_stream[key_context.stream] = self.scores_by_stream[key_context.stream] + rows / num_layers
 
     def compute_scores(self, tape: Tape) -> dict[str, MethodScores]:
+        """Return the accumulated rows of each stream."""
         return {stream: MethodScores(rows) for stream, rows in self.scores_by_stream.items()}
 
 

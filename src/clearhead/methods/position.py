@@ -22,4 +22,5 @@ class PositionControl(AttributionMethod):
     """Scores by the position of each unit; no property of the model is used."""
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """r_i = 1 − ‖p_i‖."""
         return MethodScores((1 - self.unit_context.positions.norm(dim=-1))[:, None])

@@ -22,6 +22,7 @@ class RandomControl(AttributionMethod):
     """Uniform random scores."""
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """Draw the scores of each sample from a generator with the sample's seed."""
         scores = torch.zeros(self.unit_context.valid_mask.shape, dtype=self.unit_context.readout.dtype)
         lengths = self.unit_context.lengths.tolist()
         for sample_index, (seed, length) in enumerate(zip(self.unit_context.seeds, lengths, strict=True)):

@@ -87,6 +87,7 @@ class AttentionRollout(AttributionMethod):
     def on_tile(
         self, call: AttentionCall, queries: slice, previous_total: Tensor | None
     ) -> Float[Tensor, "batch row unit"]:
+        """r Â of the tile's queries: r / s + (r / s) E_h A; s: row sums of E_h A + I, or 1 without `half`."""
         rows = self.insert_readout_row(call)[:, :, queries]
         if self.half:
             rows = rows / _sum_rows_with_identity(call.mean_attention).mT
@@ -94,17 +95,21 @@ class AttentionRollout(AttributionMethod):
         return residual + rows @ call.mean_attention
 
     def request_reduction(self, call: AttentionCall) -> MapReduction:
+        """(r / 2) E_h A, as rows of A sum to one here; r E_h A without `half`."""
         rows = self.insert_readout_row(call)
         return MapReduction("attention", rows / 2 if self.half else rows)
 
     def receive_reduction(self, call: AttentionCall, total: Tensor) -> None:
+        """Add the identity's part of r Â to the reduction, which leaves it out."""
         residual = self.rollout_rows / 2 if self.half else self.rollout_rows
         self.tile_sums = [residual + total.sum(1)]
 
     def on_call_total(self, call: AttentionCall, total: Tensor) -> None:
+        """r ← r Â."""
         self.rollout_rows = total
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """Return the rows; of a single read-out row those of all depths, the last as scores."""
         if self.has_single_row:
             return MethodScores(self.rollout_rows[:, -1:], per_layer=self.rollout_rows)
         return MethodScores(self.rollout_rows)
@@ -121,9 +126,11 @@ class CrossStreamAttentionRollout(CrossStreamMethod):
 
     @property
     def defers_reductions(self) -> bool:
+        """Whether products of rows and columns with the maps suffice."""
         return is_unidirectional(self)
 
     def on_call(self, call: AttentionCall) -> None:
+        """Keep E_h A of the call, with the rows of padded queries set to zero."""
         if call.deferred is not None:
             self.stream_maps.append(build_deferred_map(self, call, "attention", self._build_query_mask(call)))
         else:
@@ -135,6 +142,7 @@ class CrossStreamAttentionRollout(CrossStreamMethod):
         return unit_context.valid_mask[:, None].to(unit_context.readout)
 
     def compute_scores(self, tape: Tape) -> dict[str, MethodScores]:
+        """Multiply the maps of all calls, by rows and columns or by matrices."""
         rows = self._compute_by_rows(self.stream_maps[::-1]) if is_unidirectional(self) else self._compute_by_matrices()
         self.stream_maps = []  # free the maps, which are as large as the inputs, before the next method runs
         return {stream: MethodScores(stream_rows) for stream, stream_rows in rows.items()}
@@ -153,20 +161,24 @@ class CrossStreamAttentionRollout(CrossStreamMethod):
         }
         for (query_stream, key_stream), call_index in last_call_index.items():
             readout = self.unit_contexts[query_stream].readout
-            cross_rows = maps[call_index].push(self._pull_columns(maps[:call_index], query_stream, readout))
+            cross_rows = maps[call_index].push(
+                self._pull_columns_within_stream(maps[:call_index], query_stream, readout)
+            )
             rows[key_stream] = rows[key_stream] + self._push_rows(maps[:call_index], key_stream, cross_rows)
         return rows
 
     def _push_rows(self, maps: Sequence[StreamMap], stream: str, rows: StreamMatrix) -> StreamMatrix:
-        """Multiply rows with the rollout of a stream."""
+        """Multiply rows with the rollout of one stream's self-attention, from the last layer to the first."""
         for stream_map in reversed(maps):
             if stream_map.query_stream == stream_map.key_stream == stream:
                 rows = self._divide_by_row_sums(rows, stream_map)
                 rows = rows + stream_map.push(rows)
         return rows
 
-    def _pull_columns(self, maps: Sequence[StreamMap], stream: str, columns: StreamMatrix) -> StreamMatrix:
-        """Multiply the rollout of a stream with columns."""
+    def _pull_columns_within_stream(
+        self, maps: Sequence[StreamMap], stream: str, columns: StreamMatrix
+    ) -> StreamMatrix:
+        """Multiply the rollout of one stream's self-attention with columns, from the first layer to the last."""
         for stream_map in maps:
             if stream_map.query_stream == stream_map.key_stream == stream:
                 columns = self._divide_by_row_sums(columns + stream_map.pull(columns), stream_map)
@@ -214,6 +226,7 @@ def _sum_rows_with_identity(attention: Float[Tensor, "batch query key"]) -> Floa
 
 
 def _build_identity(unit_context: UnitContext) -> Float[Tensor, "batch unit unit"]:
+    """I over the units of a stream, for each sample."""
     batch, _, width = unit_context.readout.shape
     identity = torch.eye(width, dtype=unit_context.readout.dtype, device=unit_context.readout.device)
     return identity.expand(batch, width, width)

@@ -29,5 +29,6 @@ class Saliency(AttributionMethod):
     reduce: VectorReduction = "l2"
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """Reduce ∂y/∂x_i to one score per unit; by default its norm."""
         assert tape.input_gradient is not None
         return MethodScores(reduce_vectors(tape.input_gradient[self.unit_context.stream], self.reduce)[:, None])

@@ -67,7 +67,7 @@ class _NodeInContext:
     "shap",
     pass_type="values",
     family="perturbation",
-    cost="500 forward passes or fewer (evaluations=), in batches",
+    cost="500 forward passes or fewer (evaluations=), batched",
     citation="Lundberg & Lee (2017), A unified approach to interpreting model predictions; Owen (1977), Values of "
     "games with a priori unions; the partition explainer of the shap package",
     signed=True,
@@ -87,6 +87,7 @@ class PartitionShap(PerturbationMethod):
     context: Literal["both", "present", "absent"] = "both"
 
     def iter_coalitions(self, game: CoalitionGame) -> CoalitionGenerator:
+        """Divide groups level by level, the largest effects first, until the budget is used up."""
         budget = check_min_int("evaluations", self.evaluations, 2)
         tree = game.get_hierarchy()
         members = tree.list_leaves_by_node()
@@ -206,6 +207,7 @@ def _add_each_half(
 
 
 def _encode_coalition(coalition: Bool[Tensor, "player"]) -> bytes:
+    """Convert a coalition to bytes, which are the key of its value."""
     return coalition.numpy().tobytes()
 
 

@@ -22,11 +22,11 @@ from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
     pass_type="path",
     family="gradient",
     requires=("input_gradient",),
-    cost="50 forward and backward passes (one a sample), several at once",
+    cost="50 forward and backward passes (one per sample), batched",
     citation="Smilkov et al. (2017), SmoothGrad: removing noise by adding noise, ICML workshop",
     signed=False,
     target="any",
-    axioms=("nothing for what does not count", "implementation invariant"),
+    axioms=("zero for units without effect", "implementation invariant"),
 )
 class SmoothGrad(PathMethod):
     """Mean gradient at noisy inputs.
@@ -46,15 +46,18 @@ class SmoothGrad(PathMethod):
         self.mean_gradient: torch.Tensor | float = 0.0
 
     def iter_points(self) -> Iterable[PathPoint]:
+        """Return `samples` noisy copies of the input; σ is relative to its range."""
         return [
             PathPoint(noise_std=self.noise, noise_relative_to="range", sample_index=index)
             for index in range(self.samples)
         ]
 
     def on_point(self, result: PathPointResult) -> None:
+        """Add the gradient at one noisy copy to the mean."""
         assert result.tape.input_gradient is not None
         self.mean_gradient = self.mean_gradient + result.tape.input_gradient[self.unit_context.stream] / self.samples
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """Reduce the mean gradient to scores; the norm is taken after the mean."""
         assert isinstance(self.mean_gradient, torch.Tensor)
         return MethodScores(reduce_vectors(self.mean_gradient, self.reduce)[:, None])

@@ -21,7 +21,7 @@ from clearhead.methods.base import register_method
     pass_type="path",
     family="relevance",
     requires=("attention", "attention_gradient"),
-    cost="21 forward and backward passes (one a step), several at once",
+    cost="21 forward and backward passes (one per step), batched",
     citation="Yuan et al. (2021), Explaining information flow inside vision transformers using Markov chain, NeurIPS "
     "workshop",
     signed=False,

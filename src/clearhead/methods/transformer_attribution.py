@@ -36,7 +36,7 @@ from clearhead.methods.base import MethodScores, compat_option, push_rows, regis
     pass_type="rules",
     family="relevance",
     requires=("attention_gradient",),
-    cost="two forward and two backward in float64, one of each under rules",
+    cost="two forward and two backward in float64, one of each with propagation rules",
     citation="Chefer, Gur & Wolf (2021), Transformer interpretability beyond attention visualization, CVPR",
     signed=False,
     target="any",
@@ -65,12 +65,14 @@ class TransformerAttribution(ModifiedBackwardMethod):
 
     @property
     def rule_set(self) -> LRPRules:
+        """The rules of the options; `repeated` sets `repeats_mean_relevance`."""
         return LRPRules(self.rules, mask_takes_relevance=self.mask, repeats_mean_relevance=self.repeated)
 
     def setup(self) -> None:
         self.relevance_rows = self.identity_rows = self.unit_context.readout
 
     def on_call(self, call: AttentionCall) -> Float[Tensor, "batch head row unit"]:
+        """r ← r + r Ā, with r Ā as contribution; `normalise` first divides r by the row sums of I + Ā."""
         relevance = compute_positive_relevance(call)
         if self.normalise:
             self._divide_by_row_sums(1 + relevance.mean(1).sum(-1))
@@ -85,6 +87,7 @@ class TransformerAttribution(ModifiedBackwardMethod):
         self.call_scores = [contribution / sums[:, None, None] for contribution in self.call_scores]
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """Sum the contributions; with `normalise` the first layer's includes the remainder of w."""
         if self.normalise:
             self.call_scores[-1] = self.call_scores[-1] + self.identity_rows[:, None] / self.call_scores[-1].shape[1]
         return super().compute_scores(tape)
@@ -103,6 +106,7 @@ class CrossStreamTransformerAttribution(CrossStreamModifiedBackwardMethod):
 
     @property
     def rule_set(self) -> LRPRules:
+        """The rules of the options; `repeated` sets `repeats_mean_relevance`."""
         return LRPRules(self.rules, mask_takes_relevance=self.mask, repeats_mean_relevance=self.repeated)
 
     def setup(self) -> None:
@@ -112,6 +116,7 @@ class CrossStreamTransformerAttribution(CrossStreamModifiedBackwardMethod):
         self.cross_rows: dict[tuple[str, str], Float[Tensor, "batch row unit"]] = {}
 
     def on_call(self, call: AttentionCall) -> None:
+        """Push the rows of a stream through its self-attention; keep w · Ā of the last cross-attention."""
         query_stream = call.query_stream
         key_stream = call.key_stream
         if query_stream == key_stream:
@@ -123,6 +128,7 @@ class CrossStreamTransformerAttribution(CrossStreamModifiedBackwardMethod):
             self.cross_rows[query_stream, key_stream] = push_rows(readout, compute_positive_relevance(call)).sum(1)
 
     def compute_scores(self, tape: Tape) -> dict[str, MethodScores]:
+        """Add the rows of each stream's self-attention and those of the attention to it."""
         rows = {stream: relevance.compute_rows(self.normalise) for stream, relevance in self.self_relevance.items()}
         for (_, key_stream), cross_rows in self.cross_rows.items():
             rows[key_stream] = rows[key_stream] + cross_rows

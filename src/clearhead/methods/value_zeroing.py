@@ -41,6 +41,7 @@ class ValueZeroing(AttributionMethod):
             self.mixing_rows = torch.zeros_like(self.unit_context.readout).repeat(1, depths, 1)
 
     def on_call(self, call: AttentionCall) -> None:
+        """r ← r Ĉ, after the row whose read-out depth is this layer has started."""
         assert call.moved is not None
         if self.has_single_row:
             self.mixing_rows[:, call.layer - self.unit_context.layers.start] = self.unit_context.readout[:, 0]
@@ -54,6 +55,7 @@ class ValueZeroing(AttributionMethod):
         return distances / torch.where(sums > 0, sums, 1)
 
     def compute_scores(self, tape: Tape) -> MethodScores:
+        """Return the rows; of a single read-out row those of all depths, the last as scores."""
         if self.has_single_row:
             return MethodScores(self.mixing_rows[:, -1:], per_layer=self.mixing_rows)
         return MethodScores(self.mixing_rows)

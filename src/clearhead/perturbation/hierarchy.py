@@ -146,6 +146,7 @@ def _score_merge(
 
 
 def _is_control_token(token: str) -> bool:
+    """Whether a token is written in brackets, as special tokens are."""
     return token.startswith("[") and token.endswith("]")
 
 

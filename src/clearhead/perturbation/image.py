@@ -74,6 +74,7 @@ class ImagePlayers(MaskablePlayers):
         return patch_of_pixel
 
     def _number_patches_from_zero(self) -> Int[Tensor, "height width"]:
+        """Number the patches as players, from 0; −1 for pixels outside them."""
         is_processed = self.patch_of_pixel >= 0
         return torch.where(~is_processed, -1, self.patch_of_pixel - self.patch_of_pixel[is_processed].min())
 
@@ -120,9 +121,11 @@ class ImagePlayers(MaskablePlayers):
         return make_black_image(self.adapter.processor, pixels)
 
     def compute_mask_keys(self, keep: Bool[Tensor, "coalition player"]) -> list[bytes]:
+        """Return the coalitions themselves as keys: each masks other pixels."""
         return pack_bits(keep)
 
     def count_units(self, keep: Bool[Tensor, "coalition player"]) -> list[int]:
+        """Return the same number for each coalition: masking removes no patch."""
         return [len(self.units)] * len(keep)
 
     def keep_only(self, keep: Bool[Tensor, "player"]) -> Sample:
@@ -140,6 +143,7 @@ class ImagePlayers(MaskablePlayers):
         return unit_scores.index_add_(0, self.patch_of_pixel[has_player], pixel_scores)
 
     def spread_fixed_leaves(self, leaf_scores: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:
+        """Return zeros: every leaf is a player."""
         return torch.zeros(len(self.units), dtype=leaf_scores.dtype)  # every leaf is a player
 
     def _compute_centroids(self) -> Float[np.ndarray, "player 2"]:
@@ -152,6 +156,7 @@ class ImagePlayers(MaskablePlayers):
         return (sums / sizes[:, None]).numpy()
 
     def build_hierarchy(self) -> Hierarchy:
+        """Halve the image along its longer side, by the centres of the players."""
         return build_spatial_hierarchy(self._compute_centroids())
 
     def make_windows(self, size: int) -> Bool[Tensor, "window player"]:

@@ -163,6 +163,7 @@ class MultiStreamPlayers(MaskablePlayers):
         return TextPlayers(reader, sample, units, text_unit, text_replacement)
 
     def _split_by_stream(self, keep: Bool[Tensor, "*coalition player"]) -> list[Bool[Tensor, "*coalition own"]]:
+        """Split coalitions into those of the players of each stream."""
         return [keep[..., player_slice] for player_slice in self.player_slices]
 
     def keep_only(self, keep: Bool[Tensor, "player"]) -> Sample:
@@ -184,9 +185,11 @@ class MultiStreamPlayers(MaskablePlayers):
         return [b"".join(keys) for keys in zip(*keys_by_stream, strict=True)]
 
     def count_units(self, keep: Bool[Tensor, "coalition player"]) -> list[int]:
+        """Return the same number for each coalition: masking removes no unit."""
         return [sum(len(axis) for axis in self.sample.axes.values())] * len(keep)
 
     def spread_to_units(self, scores: Float[Tensor, "player"]) -> Float[Tensor, "unit"]:
+        """Divide the scores within each stream, and concatenate the streams."""
         return torch.cat(
             [
                 players.spread_to_units(scores[player_slice])
@@ -195,6 +198,7 @@ class MultiStreamPlayers(MaskablePlayers):
         )
 
     def spread_fixed_leaves(self, leaf_scores: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:
+        """Divide the scores within each stream, and concatenate the streams."""
         return torch.cat(
             [
                 players.spread_fixed_leaves(stream_scores)
@@ -205,6 +209,7 @@ class MultiStreamPlayers(MaskablePlayers):
         )
 
     def _split_leaf_scores(self, leaf_scores: Float[Tensor, "leaf"]) -> "Sequence[Float[Tensor, 'stream_leaf']]":
+        """Split the scores of the leaves of the merged hierarchy by stream."""
         return leaf_scores.split([len(tree.player_of_leaf) for tree in self._build_stream_hierarchies()])
 
     def spread_by_axis(
@@ -223,9 +228,11 @@ class MultiStreamPlayers(MaskablePlayers):
         return unit_scores
 
     def _build_stream_hierarchies(self) -> list[Hierarchy]:
+        """Build the hierarchy of each stream by itself."""
         return [players.build_hierarchy() for players in self.stream_players]
 
     def build_hierarchy(self) -> Hierarchy:
+        """Merge the hierarchies of the streams into one."""
         num_players = [players.num_players for players in self.stream_players]
         return merge_hierarchies(self._build_stream_hierarchies(), num_players)
 

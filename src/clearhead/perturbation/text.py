@@ -124,6 +124,7 @@ class TextPlayers(MaskablePlayers):
         )
 
     def _validate_replacement(self, replacement: str) -> str:
+        """Check that a replacement suits the target, the input and the tokenizer, and return it."""
         name = self.adapter.model_class_name
         if replacement not in TEXT_REPLACEMENTS:
             raise unknown_value_error("replacement in a text", replacement, TEXT_REPLACEMENTS)
@@ -149,7 +150,8 @@ class TextPlayers(MaskablePlayers):
             and self._find_replacement_id(replacement) in self._find_readout_token_ids()
         ):
             raise InputError(
-                f"replacement={replacement!r} is the end-of-text token, at which {name} is read: choose another"
+                f"replacement={replacement!r} is the end-of-text token, which is the read-out position of {name}: "
+                "choose another"
             )
         return replacement
 
@@ -165,9 +167,11 @@ class TextPlayers(MaskablePlayers):
         return (self.player_of_unit < 0) | keep[..., self.player_of_unit.clamp(min=0)]
 
     def compute_mask_keys(self, keep: Bool[Tensor, "coalition player"]) -> list[bytes]:
+        """Return the masks of the units as keys."""
         return pack_bits(self.expand_to_units(keep))
 
     def count_units(self, keep: Bool[Tensor, "coalition player"]) -> list[int]:
+        """Return the number of kept units if masked ones are deleted, else that of all units."""
         if self.replacement == "delete":
             return self.expand_to_units(keep).sum(1).tolist()
         return [len(self.units)] * len(keep)
@@ -197,8 +201,8 @@ class TextPlayers(MaskablePlayers):
         indices = kept.nonzero().flatten().tolist()
         if not indices:
             raise InputError(
-                "replacement='delete' leaves nothing of the text, and a model cannot read an empty text: choose "
-                "another of " + ", ".join(SPECIAL_TOKEN_REPLACEMENTS)
+                "replacement='delete' removes the whole text, but a model cannot process an empty text: choose another "
+                "of " + ", ".join(SPECIAL_TOKEN_REPLACEMENTS)
             )
         inputs = {}
         for name, tensor in self.sample.inputs.items():
@@ -233,13 +237,16 @@ class TextPlayers(MaskablePlayers):
         )
 
     def spread_to_units(self, scores: Float[Tensor, "player"]) -> Float[Tensor, "unit"]:
+        """Divide each player's score equally among its tokens; fixed tokens get zero."""
         sizes = torch.bincount(self.player_of_unit[self.player_of_unit >= 0], minlength=self.num_players)
         return (scores / sizes)[self.player_of_unit.clamp(min=0)].masked_fill(self.player_of_unit < 0, 0)
 
     def spread_fixed_leaves(self, leaf_scores: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:
+        """Divide the score of each merged unit equally among its tokens."""
         return (leaf_scores / torch.bincount(self.merged_unit_of_unit))[self.merged_unit_of_unit]
 
     def build_hierarchy(self) -> Hierarchy:
+        """Build the tree of words or tokens; fixed ones are leaves without a player."""
         player_of_merged_unit = [
             int(self.player_of_unit[self.merged_unit_of_unit == i].max()) for i in range(len(self.merged_units))
         ]
@@ -259,6 +266,8 @@ class TextPlayers(MaskablePlayers):
 
 
 def _select_units(units: Units, indices: list[int]) -> Units:
+    """Return the units at these indices."""
+
     def select(values: tuple[Any, ...] | None) -> Any:
         if values is None:
             return None

@@ -130,6 +130,7 @@ def run_adversary_probe(
 
 
 def _build_attack_problem(batch: ProbeBatch, scope: ProbeScope, sets: int) -> _AttackProblem:
+    """Build the problem, with the shortcut for scope S1 (recompute only the last row) where the model allows it."""
     heads = list(scope.heads or range(batch.context.num_heads))
     if scope.name == "S1" and has_last_row_shortcut(batch.context):
         return _build_last_row_problem(batch, heads)
@@ -253,6 +254,7 @@ def _build_record(
     attainable_jsd: Float[Tensor, "layer head row"],
     tvd: float,
 ) -> dict[str, Any]:
+    """Build the record of one input: divergences and TVD of the best weights; for one row, the weights too."""
     model_weights = problem.model_weights[i]
     record: dict[str, Any] = {
         "input": batch.format_input_name(i),

@@ -212,6 +212,8 @@ def compute_mean_kl(
 def _train_with_uniform_attention(
     split: LabelledSplit, scope: ProbeScope, config: FineTuningConfig, seed: int
 ) -> ModelCopy:
+    """Fine-tune a copy of the model while its attention in the scope is uniform."""
+
     def make_patches(samples: Sequence[Any]) -> list[Any]:
         return [make_uniform_patch(split.context, scope, samples)]
 

@@ -97,6 +97,7 @@ class AttentionView:
         return to_json_value(document)
 
     def _build_head_record(self, layer: int, head: int) -> dict[str, Any]:
+        """Build the record of a head: its pattern, also on average over inputs if known, and its statistics."""
         record: dict[str, Any] = {"layer": layer, "head": head, "pattern": self.get_head_pattern(layer, head)}
         if self.mean_head_statistics is not None:
             record["pattern on average"] = self.get_head_pattern(layer, head, True)
@@ -166,7 +167,7 @@ def compute_attention_view(
     """
     context = ProbeContext(explainer, [raw_input], target)
     if len(context.samples) != 1:
-        raise InputError(f"attention is shown for one input, and there are {len(context.samples)}")
+        raise InputError(f"attention is shown for one input, but there are {len(context.samples)}")
     sample = context.samples[0]
     batch = ProbeBatch(context, context.samples)
     mean_head_statistics = None

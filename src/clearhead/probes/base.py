@@ -78,7 +78,7 @@ class ProbeScope:
         if self.layer is None:
             return [num_layers - 1]
         if not -num_layers <= self.layer < num_layers:
-            raise InputError(f"layer={self.layer} is not possible: the model has {num_layers} layers, counted from 0")
+            raise InputError(f"layer={self.layer} does not exist: the model has {num_layers} layers, counted from 0")
         return [self.layer % num_layers]
 
     @property
@@ -141,20 +141,21 @@ class ProbeContext:
         explainer.capabilities.check_readout(self.samples[0], self.get_target(self.samples[0]))
 
     def _check_supported(self, sample: Sample) -> None:
+        """Raise `UnsupportedError` for several streams or outputs, regression, or no read-out position."""
         name = type(self.adapter.model).__name__
         adapter = self.adapter
         call_sites = self.self_test.call_sites
         is_pooled = self.has_pooling_query and all(call_site.query_stream == QUERY_STREAM for call_site in call_sites)
         if (len(sample.axes) > 1 or self.self_test.has_cross_attention) and not is_pooled:
-            raise UnsupportedError(f"{name} has several streams, and probes are for models of one")
+            raise UnsupportedError(f"{name} has several streams, but probes need a model with one")
         if adapter.is_regression:
             raise UnsupportedError(
-                f"{name} is a regression model without classes, and probes compare class probabilities"
+                f"{name} is a regression model without classes, but probes compare class probabilities"
             )
         if adapter.readout is None:
-            raise UnsupportedError(f"{name} has no read-out row of attention, and probes are about such rows")
+            raise UnsupportedError(f"{name} has no read-out position in its attention, which probes need")
         if self._has_several_targets(sample):
-            raise UnsupportedError(f"{name} has several outputs at once, and probes are about one")
+            raise UnsupportedError(f"{name} has several outputs at once, but probes need one")
         if reason := adapter.find_attention_unsupported_reason():
             raise UnsupportedError(reason)
         num_keys = self.explainer.capabilities.stream_lengths[adapter.stream]
@@ -163,6 +164,7 @@ class ProbeContext:
             raise UnsupportedError(f"the attention of {name} does not run over its units in every layer")
 
     def _has_several_targets(self, sample: Sample) -> bool:
+        """Whether the target has several steps; of a generative model, whether it explains the full output."""
         if isinstance(self.adapter, GenerativeAdapter):
             return self.adapter.explains_full_output
         return len(self.adapter.expand_target(sample, self.target)) > 1
@@ -187,8 +189,8 @@ class ProbeContext:
             return
         if not scope.heads or not all(0 <= head < self.num_heads for head in scope.heads):
             raise InputError(
-                f"heads={list(scope.heads)} is not possible: {self.adapter.name} has {self.num_heads} heads, counted "
-                "from 0"
+                f"heads={list(scope.heads)} is not valid: {self.adapter.name} has {self.num_heads} heads, counted from "
+                "0"
             )
 
     @property
@@ -242,7 +244,7 @@ class ProbeContext:
         if len(rows) != 1:
             raise UnsupportedError(
                 f"{type(self.adapter.model).__name__} reads {len(rows)} rows of its last layer: scopes S1 and S2 need "
-                "a single read-out row; use S3 or S4"
+                "a single read-out position; use S3 or S4"
             )
         return next(iter(rows))
 
@@ -373,8 +375,8 @@ class LastRowEvaluator:
         difference = float((last_row_probabilities - self.unpatched_probabilities).abs().max())
         if not difference <= PROBABILITY_TOLERANCES.get(self.adapter.dtype, 2e-2):  # NaN is rejected, too
             raise UnsupportedError(
-                f"{type(self.adapter.model).__name__} gives another output by the last layer's row alone (difference "
-                f"{difference:.1e}): its output depends on more than that row"
+                f"{type(self.adapter.model).__name__} computes a different output from the read-out position of the "
+                f"last layer alone (difference {difference:.1e}): its output depends on other positions, too"
             )
 
     def compute_probabilities(self, weights: Float[Tensor, "batch draw head key"]) -> Float[Tensor, "batch draw label"]:
@@ -385,6 +387,7 @@ class LastRowEvaluator:
     def _compute_chunk_probabilities(
         self, weights: Float[Tensor, "batch draw head key"]
     ) -> Float[Tensor, "batch draw label"]:
+        """Run the last row with all draws of all inputs as one batch, up to probabilities."""
         output = self.last_row.forward_with_weights(weights)
         num_draws = weights.shape[1]
         row_samples = [_make_one_row_sample(sample) for sample in self.batch.samples]

@@ -157,14 +157,16 @@ def compute_attention_links(explainer: "Explainer", **inputs: Any) -> tuple[Atte
 
 
 def _record_attention(explainer: "Explainer", batch: TargetBatch) -> Tape:
+    """Record the attention of a pass over one input; several inputs raise `InputError`."""
     if batch.num_samples != 1:
-        raise InputError(f"attention is shown for one input, and there are {batch.num_samples}")
+        raise InputError(f"attention is shown for one input, but there are {batch.num_samples}")
     return explainer.recorder.record(batch.model_inputs, batch.compute_target, ("attention",), leaves=batch.leaves)
 
 
 def _build_multi_stream_view(
     explainer: "Explainer", batch: TargetBatch, inputs: Mapping[str, Any]
 ) -> MultiStreamAttentionView:
+    """Build a view per pair of streams; the method `random` is run for the prediction and the units."""
     tape = _record_attention(explainer, batch)
     explanations = explainer.explain(**inputs, method="random")
     explanation: AnyExplanation = explanations[0] if isinstance(explanations, list) else explanations
@@ -208,6 +210,7 @@ def _iter_mean_attention(
 
 
 def _format_prediction(explanation: AnyExplanation) -> str:
+    """Return the predicted label, or the name of the target if there is none."""
     return str(explanation.prediction.get("label") or explanation.target.get("name"))
 
 
@@ -232,6 +235,7 @@ def _format_stream_name(sample: Sample, stream: str) -> str:
 
 
 def _build_attention_view(calls: Sequence[AttentionCall], sample: Sample, model: str, prediction: str) -> AttentionView:
+    """Stack the maps of calls between the same two streams, without padding, with statistics of each head."""
     weights = [call.attention[-1] for call in calls if call.attention is not None]  # of several targets, the last
     query_units = _get_unit_names(sample, calls[0].query_stream)
     key_units = _get_unit_names(sample, calls[0].key_stream)

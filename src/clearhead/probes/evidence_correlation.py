@@ -109,6 +109,7 @@ def run_correlation_probe(
 
 
 def _build_record(batch: ProbeBatch, unit: str, seed: int) -> dict[str, Any]:
+    """Build the record of one input: τ of each attention score with each evidence, and τ of random orders."""
     (sample,) = batch.samples
     players = _make_players(batch.context, sample, unit)
     detached_gradient = _sum_by_player(_compute_gradient_x_input(batch, detached=True), players)
@@ -165,12 +166,14 @@ class _CustomTokenPlayers:
 
 
 def _make_players(context: ProbeContext, sample: Sample, unit: str) -> "MaskablePlayers | _CustomTokenPlayers":
+    """Make the groups of units that are left out together; custom models delete single tokens."""
     if isinstance(context.adapter, CustomTokenAdapter):
         return _CustomTokenPlayers(context.adapter, sample)
     return make_players(context.adapter, sample, unit, None)
 
 
 def _add_correlation(record: dict[str, Any], name: str, tau: float, p: float) -> None:
+    """Add τ and its p value to a record, under `name` and "p of" `name`."""
     record[name] = tau
     record[f"p of {name}"] = p
 
@@ -210,6 +213,7 @@ def _sum_by_player(
 
 
 def _detach_attention(attention: AttentionWeights, visible: VisibleKeys, layer: int) -> AttentionWeights:
+    """Replacement that stops gradients at the attention weights, as in Jain & Wallace."""
     return attention.detach()
 
 

@@ -116,6 +116,7 @@ class FineTuningConfig:
         average.load_weights(average.tensors)
 
     def _make_checkpoint_path(self, name: str, seed: int, cache_key: Mapping[str, Any]) -> Path | None:
+        """Name a checkpoint by the run and a hash of all that affects it; None without a folder."""
         if self.checkpoint_dir is None:
             return None
         run_key = {**cache_key, "steps": self.steps, "batch": self.batch_size, "rate": self.learning_rate, "seed": seed}
@@ -171,8 +172,8 @@ class LabelledSplit:
             order = np.random.default_rng(seed).permutation(count)
         if not 0 < num_test < count:
             raise InputError(
-                f"held_out={held_out} of {count} inputs leaves none to learn from or none to measure on: give more "
-                "inputs, a fraction between 0 and 1, or how many of the last"
+                f"held_out={held_out} of {count} inputs leaves no inputs for training or none for evaluation: give "
+                "more inputs, a fraction between 0 and 1, or the number of inputs to hold out from the end"
             )
         if labels is not None and len(labels) != count:
             raise InputError(f"{len(labels)} labels for {count} inputs: give one for each")
@@ -199,9 +200,11 @@ class LabelledSplit:
         }
 
     def _predict_labels(self) -> Int[Tensor, "input"]:
+        """Predict the class of every input with the unchanged model, as its label."""
         return self.base_copy.predict_probabilities(range(len(self.context.samples)))[0].argmax(-1).cpu()
 
     def _resolve_labels(self, labels: Sequence[str | int]) -> Int[Tensor, "input"]:
+        """Convert label names or indices to a tensor of class indices."""
         return torch.tensor([self.context.adapter.label_index(label) for label in labels])
 
     def select_batch_indices(self, step: int, batch_size: int, seed: int) -> list[int]:
@@ -295,6 +298,7 @@ class ModelCopy:
         return selected[torch.arange(len(rows)), :, :, rows][:, :, :, None]
 
     def _count_rows_and_keys(self, sample: Sample, scope: ProbeScope) -> tuple[int, int]:
+        """Return the number of rows in scope (1 for the read-out row alone) and of keys."""
         length = len(self.context.get_units(sample))
         if self.context.has_pooling_query or scope.is_readout_row_only:
             return 1, length
@@ -340,9 +344,9 @@ def _find_first_reinitialised(
     layers_known = len(layers) == len(attention_modules)
     if not layers_known or isinstance(fresh, bool) or not isinstance(fresh, int) or not 0 <= fresh <= len(layers):
         raise InputError(
-            f"fresh={fresh!r} is not possible: give how many of the {len(attention_modules)} last layers to "
-            "reinitialise (0: only what comes after them), or 'all', the only choice where attention is outside of "
-            "layers"
+            f"fresh={fresh!r} is not valid: give the number of final layers to reinitialise, at most "
+            f"{len(attention_modules)} (0: only the modules after them), or 'all', the only choice if attention is "
+            "outside of layers"
         )
     selected_layers = layers[len(layers) - fresh :] or layers[-1:]
     indices = [order[id(parameter)] for layer in selected_layers for parameter in layer.parameters()]
@@ -350,6 +354,7 @@ def _find_first_reinitialised(
 
 
 def _reset_parameters(model: nn.Module, module: nn.Module) -> None:
+    """Reinitialise one module with transformers' `_init_weights`, or PyTorch's `reset_parameters`."""
     from transformers import PreTrainedModel
 
     if isinstance(model, PreTrainedModel):
@@ -361,7 +366,7 @@ def _reset_parameters(model: nn.Module, module: nn.Module) -> None:
         module.reset_parameters()  # type: ignore[operator]
     else:
         raise UnsupportedError(
-            f"{type(module).__name__} has no way to reinitialise its weights: give it reset_parameters()"
+            f"{type(module).__name__} has no method to reinitialise its weights: define reset_parameters()"
         )
 
 

@@ -61,6 +61,7 @@ class GuidedBagOfWords(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "batch unit"], weights: Float[Tensor, "batch unit"]
     ) -> Float[Tensor, "batch label"]:
+        """Return logits of the sum of weights · tanh(W e); learned attention replaces the weights, except 0."""
         with torch.no_grad():
             vectors = self.embedding_modules[0](tokens).float()
         z = torch.tanh(self.word(vectors))
@@ -119,12 +120,10 @@ def run_diagnostic_probe(
         if guide not in GUIDE_DESCRIPTIONS and guide not in METHOD_REGISTRY:
             raise unknown_value_error("guide", guide, [*GUIDE_DESCRIPTIONS, *sorted(METHOD_REGISTRY)])
     if not guides:
-        raise InputError(
-            f"no guide was given: choose from {', '.join(GUIDE_DESCRIPTIONS)} and the methods of the library"
-        )
+        raise InputError(f"no guide was given: choose from {', '.join(GUIDE_DESCRIPTIONS)} and the attribution methods")
     split = LabelledSplit(explainer, inputs, labels, held_out, target, seed)
     if split.context.samples[0].inputs.get(_get_input_argument(split)) is None:
-        raise UnsupportedError(f"{split.context.adapter.name} does not read text, and the diagnostic is for words")
+        raise UnsupportedError(f"{split.context.adapter.name} does not take text, which the diagnostic probe needs")
     config = FineTuningConfig(steps, batch, rate, folder, progress)
     adversary_config = FineTuningConfig(adversary_steps, batch, adversary_rate, folder, progress)
     make_adversary = partial(train_adversary, split, ProbeScope("S1"), strength, adversary_config, seed)
@@ -208,6 +207,7 @@ def _normalise_weights(scores: Float[Tensor, "unit"], special: Tensor) -> Float[
 
 
 def _pad_batch(split: LabelledSplit, weights: Sequence[Tensor], indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Pad token ids and weights of some inputs with 0, on the model's device."""
     argument = _get_input_argument(split)
     device = split.context.adapter.device
     token_ids = [split.context.samples[i].inputs[argument] for i in indices]
@@ -225,6 +225,7 @@ def _train_classifier(
     config: FineTuningConfig,
     seed: int,
 ) -> GuidedBagOfWords:
+    """Train a bag-of-words classifier with fixed word weights; the guide "own" learns them instead."""
     embedding = split.context.recorder.get_embedding_modules()[0]
     device = split.context.adapter.device
     (embedding_size,) = embedding(torch.zeros(1, dtype=torch.long, device=device)).shape[1:]
@@ -249,6 +250,7 @@ def _train_classifier(
 def _predict_classes(
     split: LabelledSplit, classifier: GuidedBagOfWords, weights: Sequence[Tensor], indices: Sequence[int]
 ) -> Int[Tensor, "input"]:
+    """Return the most probable class of each input, computed in chunks of 256."""
     chunks = [list(indices)[start : start + 256] for start in range(0, len(indices), 256)]
     with torch.no_grad():
         return torch.cat([classifier(*_pad_batch(split, weights, chunk)).argmax(-1).cpu() for chunk in chunks])

@@ -99,6 +99,7 @@ def run_heads_probe(
 
 
 def _build_record(layer: int, head: int, importance: dict[str, Any], mean_statistics: dict[str, Any]) -> dict[str, Any]:
+    """Build the record of a head: importance by each measure, pattern and statistics, mean over inputs."""
     statistics = {name: float(values[layer, head]) for name, values in mean_statistics.items()}
     mean_importance = {name: float(values[:, layer, head].mean()) for name, values in importance.items()}
     return {
@@ -125,6 +126,7 @@ def compute_sample_head_statistics(
 
 
 def _compute_gradient_importance(batch: ProbeBatch) -> "Float[np.ndarray, 'input layer head']":
+    """Return |Σ_qk A_qk ∂y/∂A_qk| of each head for each input, from one backward pass."""
     target_batch = batch.target_batch
     tape = batch.context.recorder.record(
         target_batch.model_inputs, target_batch.compute_target, ("attention_gradient",), leaves=target_batch.leaves
@@ -163,6 +165,7 @@ def _compute_pruning_curve(
 
 
 def _find_kept_predictions(batch: ProbeBatch, pruned_heads: Sequence[tuple[int, int]]) -> Tensor:
+    """Return for each input whether its class stays the same when these heads' weights are zero."""
     heads_by_layer: dict[int, list[int]] = {}
     for layer, head in pruned_heads:
         heads_by_layer.setdefault(layer, []).append(head)

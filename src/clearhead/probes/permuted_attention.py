@@ -231,6 +231,7 @@ def _measure_by_head(context: ProbeContext, sampler: PermutationSampler, frozen:
 def _run_permuted_draws(
     batch: ProbeBatch, draw_range: range, sampler: PermutationSampler, scope: ProbeScope, frozen: bool
 ) -> Float[Tensor, "draw label"]:
+    """Run one input, repeated once per draw, with another permutation of the weights in each repetition."""
     seed = batch.samples[0].derive_seed(sampler.seed)
     length = batch.lengths[0]
 
@@ -252,6 +253,7 @@ def _build_record(
     probabilities: Float[Tensor, "draw label"],
     max_weight: float,
 ) -> dict[str, Any]:
+    """Build the record of one input: median TVD of its draws, and how often they change the class."""
     tvd = compute_total_variation(probabilities, model_probabilities, batch.context.multi_label)
     predicted = int(model_probabilities.argmax())
     return {
@@ -264,6 +266,7 @@ def _build_record(
 
 
 def _format_conclusion(scope: ProbeScope) -> str:
+    """Return the conclusion; for one row it adds that the residual stream bypasses attention."""
     residual_note = ""
     if scope.is_readout_row_only:
         residual_note = (

@@ -101,6 +101,7 @@ class ProbeResult:
         return "\n".join(lines)
 
     def _format_settings(self) -> str:
+        """Format the settings as names and values, separated by commas."""
         return ", ".join(f"{name} {value}" for name, value in self.settings.items())
 
     def _repr_html_(self) -> str:

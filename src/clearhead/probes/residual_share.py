@@ -108,6 +108,7 @@ def _compute_gradient_share(
     residual: Float[Tensor, "unit model"],
     attention_output: Float[Tensor, "unit model"],
 ) -> float:
+    """Return the mean of |g·h| / (|g·h| + |g·a|) over the units with an effect on the target."""
     residual_effect = (gradient * residual).sum(-1).abs()
     attention_effect = (gradient * attention_output).sum(-1).abs()
     has_effect = residual_effect + attention_effect > 0  # in the last layer, only the read-out row has one
@@ -146,6 +147,7 @@ def _record_projections(batch: ProbeBatch) -> tuple[list[CapturedCall], list[Ten
 
 
 def _get_weight_pointer(module: nn.Module) -> int | None:
+    """Return the data pointer of a module's weight, by which output projections are recognised."""
     weight = getattr(module, "weight", None)
     return weight.data_ptr() if isinstance(weight, Tensor) else None
 

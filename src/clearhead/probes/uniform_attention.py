@@ -54,6 +54,7 @@ class MeanAttention:
             self._add_batch(batch)
 
     def _add_batch(self, batch: ProbeBatch) -> None:
+        """Add a batch to the sums of attention, and count the inputs that reach each query and key."""
         valid_cells = _build_valid_cell_mask(batch).to(batch.attention[0])
         batch_sums = [
             self._pad_to_max_length((attention * valid_cells[:, None]).double().sum(0)) for attention in batch.attention
@@ -64,6 +65,7 @@ class MeanAttention:
         self.cell_counts = self.cell_counts.to(valid_cells) + self._pad_to_max_length(valid_cells.sum(0))
 
     def _pad_to_max_length(self, cells: Float[Tensor, "*head query key"]) -> Float[Tensor, "*head query key"]:
+        """Pad keys to the length of the longest input; queries too, unless there is a single pooling query."""
         key_padding = self.max_length - cells.shape[-1]
         query_padding = 0 if self.has_pooling_query else key_padding
         return pad(cells, (0, key_padding, 0, query_padding))
@@ -139,7 +141,7 @@ def run_uniform_probe(
     scopes = {f"layer {layer}": ProbeScope("S3", layer) for layer in range(context.num_layers)}
     scopes["all layers"] = ProbeScope("S4")
     if all(len(context.find_readout_rows(sample)) == 1 for sample in context.samples):
-        scopes = {"row that is read": ProbeScope("S1"), **scopes}
+        scopes = {"read-out row": ProbeScope("S1"), **scopes}
     records: list[dict[str, Any]] = [{}] * len(context.samples)
     mean_attention = MeanAttention(context, (batch for _, batch in context.iter_batches(BATCH_SIZE)))
     for indices, batch in context.iter_batches(BATCH_SIZE, progress):
@@ -153,6 +155,7 @@ def run_uniform_probe(
 
 
 def _describe_metrics(scopes: Mapping[str, ProbeScope], has_labels: bool) -> dict[str, str]:
+    """Return a description of each metric, for both replacements in every scope."""
     descriptions = {}
     if has_labels:
         descriptions["accuracy"] = "fraction of correct predictions of the unchanged model"
@@ -175,6 +178,7 @@ def _build_records(
     frozen: bool,
     label_names: Sequence[str] | None,
 ) -> list[dict[str, Any]]:
+    """Build the records of a batch: TVD, flips and accuracy with each replacement in each scope."""
     context = batch.context
     predicted = batch.probabilities.argmax(-1)
     records: list[dict[str, Any]] = [

@@ -29,10 +29,12 @@ _SCALED_LAYERS = (
 
 
 def _head_wise(postprocess: PostprocessFunction, depth_scaled: str) -> MethodSettings:
+    """Return the settings of the authors' head-wise script: 20 steps, from layer 3."""
     return MethodSettings({"steps": 20, "layers": (3, None)}, postprocess=postprocess, depth_scaled=depth_scaled)
 
 
 def _token_wise(postprocess: PostprocessFunction, depth_scaled: str) -> MethodSettings:
+    """Return the settings of the authors' token-wise script: 20 steps, from layer 6."""
     return MethodSettings({"steps": 20, "layers": (6, None)}, postprocess=postprocess, depth_scaled=depth_scaled)
 
 

@@ -21,10 +21,12 @@ class ModelFilter:
 
 
 def _is_text_classifier(adapter: ModelAdapter) -> bool:
+    """Whether a model takes a text only, and neither generates tokens nor fills masks."""
     return adapter.input_names == ("text",) and not isinstance(adapter, GenerativeAdapter | MaskedLMAdapter)
 
 
 def _is_image_classifier(adapter: ModelAdapter) -> bool:
+    """Whether a model takes an image only, and is no detector."""
     return adapter.input_names == ("image",) and not isinstance(adapter, BaseDetectionAdapter)
 
 

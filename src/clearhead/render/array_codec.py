@@ -61,4 +61,5 @@ def quantise_sqrt(weights: Float[np.ndarray, "..."]) -> UInt8[np.ndarray, "..."]
 
 
 def _to_base64(values: np.ndarray) -> str:
+    """Encode the bytes of an array, in row-major order, as base64 text."""
     return b64encode(np.ascontiguousarray(values).tobytes()).decode()

@@ -91,6 +91,7 @@ def _wrap_module(name: str) -> str:
 
 @cache
 def _read_asset_text(name: str) -> str:
+    """Read an asset of the package; palette.js is generated from the colour map instead."""
     if name == "palette.js":
         return _build_palette_module()
     return (files("clearhead.render") / "assets" / name).read_text(encoding="utf-8")

@@ -80,12 +80,14 @@ def convert_oklch_to_srgb(lightness: float, chroma: float, hue: float) -> Rgb:
 
 
 def _apply_srgb_gamma(linear: float) -> float:
+    """Convert a linear colour channel (0 to 1) to sRGB."""
     if linear <= 0.0031308:
         return 12.92 * linear
     return 1.055 * linear ** (1 / 2.4) - 0.055
 
 
 def _remove_srgb_gamma(channel: float) -> float:
+    """Convert an sRGB channel (0 to 1) to linear light."""
     if channel <= 0.04045:
         return channel / 12.92
     return ((channel + 0.055) / 1.055) ** 2.4

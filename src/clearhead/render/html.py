@@ -98,6 +98,7 @@ def render_standalone_page(view: ViewModel) -> str:
 
 
 def _render_body(view: ViewModel) -> Markup:
+    """Embed the view model as JSON, and static tables that the script removes when it runs."""
     return join_markup(
         make_json_element(view, view_model.find_required_modules(view)),
         make_element("div", render_static_html(view), class_="ch-plain"),
@@ -125,12 +126,14 @@ def render_notebook_view_model(view: ViewModel) -> str:
 
 
 def _describe_colour_scaling(explanations: Sequence[AnyExplanation]) -> str:
+    """Say by which score colours are scaled: in each stream separately, if there are several."""
     if any(len(explanation.by_stream) > 1 for explanation in explanations):
         return "for each method by its largest score in each stream"
     return "for each method by its largest score"
 
 
 def _iter_head_elements(title: str, source: str) -> Iterable[Markup]:
+    """Yield metadata, title, styles, and a security policy that allows only this script, by its hash."""
     # If escaping ever failed, the browser would still run no other script and load nothing.
     digest = b64encode(sha256(source.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"

@@ -79,6 +79,7 @@ def overlay_heat_map(
 def _compute_grid_levels(
     explanation: Explanation, height: int, width: int, vmax: float
 ) -> Int[np.ndarray, "{height} {width}"]:
+    """Return the colour level of each pixel of the heat map, upsampled to height × width."""
     return compute_colour_levels(upsample_heat_map(explanation.heat_map(), height, width), vmax)
 
 
@@ -147,6 +148,7 @@ def encode_image_data_url(image: RgbArray, height: int, width: int) -> str:
 
 
 def _encode_data_url(image: Image.Image, file_format: str, **options: object) -> str:
+    """Encode an image as a base64 data URL; `options` are passed to PIL's `save`."""
     buffer = BytesIO()
     image.save(buffer, file_format, **options)
     return f"data:image/{file_format.lower()};base64,{b64encode(buffer.getvalue()).decode()}"

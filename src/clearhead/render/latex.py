@@ -103,6 +103,7 @@ def _format_gap(text: str) -> str:
 
 
 def _format_gap_run(run: str) -> str:
+    """Format a run of text between units: white space as a LaTeX line break or space, the rest escaped."""
     if "\n" in run:
         return _LATEX_LINE_BREAK
     if run.isspace():

@@ -35,14 +35,17 @@ def make_element(element: str, *children: MarkupChild, **attributes: str | int |
 
 
 def _is_attribute_set(value: object) -> bool:
+    """Whether an attribute is written: None and False omit it, 0 and an empty string do not."""
     return value is not None and value is not False  # 0 equals False, and is a value
 
 
 def join_markup(*children: MarkupChild) -> Markup:
+    """Concatenate children: `Markup` as it is, other strings escaped; empty ones and None are skipped."""
     return Markup("".join(part if isinstance(part, Markup) else escape(part) for part in children if part))
 
 
 def _format_attribute(key: str, value: object) -> str:
+    """Format an attribute: trailing _ is dropped, other _ become -, and True writes the name alone."""
     name = key.rstrip("_").replace("_", "-")
     return f" {name}" if value is True else f' {name}="{escape(str(value))}"'
 

@@ -32,9 +32,10 @@ def _render_input(given: ViewModel) -> Markup:
     )
 
 
-def _iter_method_card(given: ViewModel, card: ViewModel) -> Iterable[MarkupChild]:
+def _iter_method_card(input_view: ViewModel, card: ViewModel) -> Iterable[MarkupChild]:
+    """Yield a method's heading, one table of scores for each stream, and the code that reproduces them."""
     yield make_element("h3", card["title"])
-    for stream in given["streams"]:
+    for stream in input_view["streams"]:
         form = card["explanation"]
         scores = form.get("parts", {}).get(stream["stream"], form)["scores"]
         rows = [
@@ -53,7 +54,7 @@ def _render_attention(given: ViewModel) -> Markup:
     ]
     about = make_element("p", f"{given['model']} says {given['prediction']}. {given['says']}")
     return make_element(
-        "section", make_element("h2", given["heading"]), about, _render_table("What each head looks at", rows)
+        "section", make_element("h2", given["heading"]), about, _render_table("Attention pattern of each head", rows)
     )
 
 
@@ -68,7 +69,7 @@ def _enumerate_heads(patterns: Sequence[Sequence[str]]) -> Iterable[tuple[int, I
 
 def _render_aggregate(given: ViewModel) -> Markup:
     rows = [[what, f"{text_labels.format_number(score, 4)} ({count})"] for what, score, count in given["rows"]]
-    return make_element("section", _render_table(f"{given['heading']}, and how often", rows))
+    return make_element("section", _render_table(f"{given['heading']}, with counts", rows))
 
 
 def _render_probe(given: ViewModel) -> Markup:

@@ -57,6 +57,7 @@ def _format_explain_call(explanation: AnyExplanation) -> str:
 
 
 def _convert_list_to_tuple(value: Any) -> Any:
+    """Convert a list to a tuple, and return anything else unchanged."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -137,6 +138,7 @@ def _collect_load_settings(explanation: AnyExplanation) -> dict[str, Any]:
 
 
 def _format_load_call(explanation: AnyExplanation) -> str:
+    """Write the `clearhead.load` call; a model that was given as an object stays the variable `model`."""
     if _was_loaded_from_objects(explanation):
         return f"clearhead.load((model, processor))  # your {explanation.provenance.get('model_class', 'model')}"
     arguments = "".join(f", {key}={value!r}" for key, value in _collect_load_settings(explanation).items())
@@ -189,6 +191,7 @@ def _format_input_arguments(explanation: AnyExplanation) -> list[str]:
 
 
 def _format_input_literal(texts: tuple[str, ...]) -> str:
+    """Return one text, or a tuple of several, as a Python literal; no text gives the variable name `inputs`."""
     if not texts:
         return "inputs"
     if len(texts) == 1:
@@ -213,6 +216,7 @@ def _find_target_kinds(explanation: AnyExplanation) -> set[str]:
 
 
 def _find_step_kind(explanation: AnyExplanation, step: Mapping[str, Any]) -> str:
+    """Return the target kind of a step; that of a contrast at a position is inferred from other fields."""
     kind = str(step.get("kind"))
     if kind != "contrast" or "place" not in step:
         return kind
@@ -257,6 +261,7 @@ def _is_next_token(explanation: AnyExplanation) -> bool:
 
 
 def _is_predicted_token(explanation: AnyExplanation) -> bool:
+    """Whether the target is the predicted token, without a contrast."""
     return "against" not in explanation.target and (
         explanation.target.get("index") == explanation.prediction.get("index")
     )

@@ -169,6 +169,7 @@ def format_step_titles(explanation: AnyExplanation) -> list[str]:
 
 
 def _format_step_title(step: Mapping[str, Any]) -> str:
+    """Format a target step as name, scale and value, and its probability if there is one."""
     name = escape_invisible(str(step.get("name")))
     scale = escape_invisible(str(step.get("scale") or "value"))
     title = f"{name}: {scale} {format_number(step.get('value'))}"
@@ -318,10 +319,12 @@ def format_certificate_rows(explanation: AnyExplanation) -> list[tuple[str, str]
 
 
 def _format_certificate_key(key: str) -> str:
+    """Turn a key into words: underscores become spaces, "readout" becomes "read-out"."""
     return escape_invisible(key.replace("_", " ").replace("readout", "read-out"))
 
 
 def _format_certificate_value(value: Any) -> str:
+    """Format a value in words: yes or no, – for None, floats to 3 digits, mappings key by key."""
     if isinstance(value, Mapping):
         return ", ".join(
             f"{_format_certificate_key(str(key))} {_format_certificate_value(item)}" for key, item in value.items()

@@ -129,7 +129,7 @@ def build_input_view_models(
         raise InputError("nothing to show: the list is empty")
     if len(groups) > 1 and (evidence or links):
         given = "evidence=" if evidence else "links="
-        raise InputError(f"{given} is of one input, but {len(groups)} were given: make a page of each")
+        raise InputError(f"{given} belongs to one input, but {len(groups)} inputs were given: write one page for each")
     return [build_input_view_model(group, evidence, links) for group in groups]
 
 

@@ -40,6 +40,7 @@ class AdditiveAttention(nn.Module):
     def forward(
         self, states: Float[Tensor, "batch word wide"], mask: Bool[Tensor, "batch word"]
     ) -> Float[Tensor, "batch wide"]:
+        """Return the attention-weighted sum of the states, without the weights."""
         return _compute_additive_attention(self, states, mask)[0]
 
 

@@ -108,6 +108,7 @@ def _draw_special_fractions(axes: Axes, lecture: "LectureResult") -> None:
 
 
 def _style_spines(axes: Axes, *visible_sides: str) -> None:
+    """Show only these sides of the frame, in the common colour of frames."""
     for side, spine in axes.spines.items():
         spine.set_visible(side in visible_sides)
         spine.set_color(SPINE_COLOUR)
@@ -162,6 +163,7 @@ def _build_ranking_rows(sentence: "SentenceComparison") -> list[list[str]]:
 
 
 def _build_special_token_table(lecture: "LectureResult") -> Table:
+    """Build a table with a row for each sentence: the first special token's share, by method."""
     table = Table(box=None, pad_edge=False, title_justify="left", title_style="bold")
     table.title = _format_special_title(lecture)
     table.add_column("")
@@ -174,12 +176,15 @@ def _build_special_token_table(lecture: "LectureResult") -> Table:
 
 
 def _format_sentence(sentence: "SentenceComparison") -> str:
+    """Format a sentence in quotation marks, with the predicted label after an arrow."""
     return f"“{sentence.text}” → {escape_invisible(sentence.label)}"
 
 
 def _format_special_title(lecture: "LectureResult") -> str:
+    """Title that says of what the first special token's share is."""
     return f"Share of {escape_invisible(lecture.first_special_token)} in the sum of absolute scores"
 
 
 def _format_correlation(value: float) -> str:
+    """Format a correlation to two decimals with a true minus sign; – for NaN."""
     return "–" if np.isnan(value) else f"{value:.2f}".replace("-", "−")

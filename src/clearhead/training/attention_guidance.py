@@ -111,6 +111,7 @@ def _compute_masked_kl(
     attention: Float[Tensor, "batch query key"],
     has_target: Bool[Tensor, "batch query"],
 ) -> Float[Tensor, ""]:
+    """Return the mean of KL(target ‖ attention) over the query rows that have a target."""
     # xlogy is zero where the target is zero; attention may underflow there and must not give NaN
     log_attention = attention.float().clamp(min=1e-12).log()
     row_losses = (torch.special.xlogy(target, target) - target * log_attention).sum(-1)

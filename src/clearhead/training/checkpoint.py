@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from clearhead.data.atomic_file import atomic_write
 
 
 def save_checkpoint(
@@ -33,10 +34,9 @@ def save_checkpoint(
         name: tensor.detach().to(dtype if tensor.is_floating_point() else None).cpu().contiguous()
         for name, tensor in tensors.items()
     }
-    unfinished = path.with_name(path.name + ".part")
-    save_file(stored, unfinished, metadata={"format": "pt", "facts": json.dumps(dict(metadata or {}))})
-    unfinished.chmod(0o644)  # safetensors creates files that only their owner may read
-    os.replace(unfinished, path)
+    with atomic_write(path) as partial:
+        save_file(stored, partial, metadata={"format": "pt", "facts": json.dumps(dict(metadata or {}))})
+        partial.chmod(0o644)  # safetensors creates files that only their owner may read
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -34,6 +34,7 @@ class ExponentialMovingAverage:
         self.tensors = {name: tensor.detach().clone() for name, tensor in self._get_model_tensors()}
 
     def _get_model_tensors(self) -> list[tuple[str, Tensor]]:
+        """List the floating-point parameters and buffers; integer buffers are not averaged."""
         return [(name, tensor) for name, tensor in self.model.state_dict().items() if tensor.is_floating_point()]
 
     @torch.no_grad()

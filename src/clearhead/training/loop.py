@@ -182,13 +182,15 @@ def train(
 def _save_progress(
     checkpoint: Path, weight_average: ExponentialMovingAverage, budget: TrainingBudget, dtype: torch.dtype | None
 ) -> None:
+    """Save the averaged weights, with the steps and seconds that are spent, to resume from."""
     metadata = {"step": budget.step, "spent": budget.elapsed_seconds}
     save_checkpoint(checkpoint, weight_average.tensors, metadata, dtype)
 
 
 def _print_line(line: str) -> None:
+    """Print a line and flush it, so that logs of long runs are up to date."""
     print(line, flush=True)
 
 
 def _ignore_line(line: str) -> None:
-    pass
+    """Print nothing; the caller's `progress` reports instead."""

@@ -65,6 +65,7 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_add_(weights, list(orthogonalise(directions)), alpha=-group["lr"] * scale)
 
     def _compute_momentum_update(self, weight: Tensor, momentum: float) -> Tensor:
+        """Update the running average of the gradient, and return Nesterov's momentum."""
         state = self.state[weight]
         if "average" not in state:
             state["average"] = torch.zeros_like(weight)

@@ -33,7 +33,7 @@ PATH_COMPLETENESS_TOLERANCE = 0.05
 UNMEASURABLE_AXIOMS = (
     "exact on linear models",
     "exact on additive games",
-    "nothing for what does not count",
+    "zero for units without effect",
     "implementation invariant",
 )
 
@@ -201,6 +201,7 @@ def measure_step_convergence(case: VerificationCase) -> CheckMeasurement:
 
 
 def _with_more_steps(case: VerificationCase, factor: int) -> VerificationCase:
+    """Return the case with `factor` times the steps of its method."""
     steps = case.method.get_option("steps", getattr(METHOD_REGISTRY[case.method.name], "steps", None))
     if steps is None:
         raise NotApplicableError("it has no option steps= to increase")
@@ -226,6 +227,7 @@ def measure_relevance_conservation(case: VerificationCase) -> CheckMeasurement:
 
 
 def _measure_deviation_from_one(case: VerificationCase) -> CheckMeasurement:
+    """Measure the largest difference between a sum of scores and one."""
     deviations = [abs(total - 1) for e in case.individual_explanations for total in _compute_row_sums(e)]
     return CheckMeasurement(max(deviations), case.rounding_tolerance)
 

@@ -51,6 +51,7 @@ def _accepts_text(adapter: ModelAdapter, text: str) -> bool:
 
 
 def _load_zoo_example(name: str) -> dict[str, Any]:
+    """Return the arguments of a zoo model's own example; empty for other models."""
     if not name.startswith("zoo:") or not is_zoo_installed():
         return {}
     from clearhead_zoo import examples
@@ -100,6 +101,7 @@ def make_longer_input(adapter: ModelAdapter, raw_input: Any) -> Any:
 
 
 def _lengthen_text(adapter: ModelAdapter, text: str) -> str:
+    """Append a text to itself twice, without further mask tokens."""
     unmasked = text.replace(_get_mask_token(adapter), "it")  # keeps the number of masked positions
     return f"{text} {unmasked} {unmasked}"
 
@@ -138,4 +140,5 @@ def make_reversed_input(raw_input: Any, is_text: bool) -> Any:
 
 
 def _is_floating(value: Any) -> bool:
+    """Whether a value is a tensor of floating-point numbers."""
     return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -39,12 +39,14 @@ def snapshot_model_state(model: nn.Module) -> dict[str, Any]:
 
 
 def _get_gradient_version(tensor: Tensor) -> tuple[int, int] | None:
+    """Return identity and version of a gradient, one of which changes with it; None without one."""
     if tensor.grad is None:
         return None
     return id(tensor.grad), tensor.grad._version
 
 
 def _get_tensor_bytes(tensor: Tensor) -> bytes:
+    """Return the memory of a tensor; nothing for offloaded weights."""
     if tensor.is_meta:  # offloaded by accelerate between passes
         return b""
     flat = tensor.detach().cpu().reshape(-1).contiguous()

@@ -109,6 +109,7 @@ class Verification:
         return render_verification(self)
 
     def _repr_html_(self) -> str:
+        """Return an HTML fragment, which notebooks display."""
         from clearhead.render.html import render_notebook_html
 
         return render_notebook_html(self)
@@ -179,6 +180,7 @@ def verify(
 
 
 def _resolve_methods(method: "MethodLike | Sequence[MethodLike]", explainer: "Explainer") -> list[Method]:
+    """Parse methods, each once; "all" stands for those that apply to the model."""
     if not isinstance(method, str) or method != ALL_METHODS:
         return list(dict.fromkeys(parse_methods(method)))
     applicability = explainer.methods()
@@ -189,6 +191,7 @@ def _resolve_methods(method: "MethodLike | Sequence[MethodLike]", explainer: "Ex
 
 
 def _run_check(case: VerificationCase, check: VerificationCheck) -> CheckResult:
+    """Measure one property; that it cannot be asked of this case is a result, too."""
     try:
         measurement = check.measure(case)
     except NotApplicableError as reason:

@@ -23,7 +23,7 @@ from clearhead.web.middleware import SecurityMiddleware
 from clearhead.web.model_registry import LoadedModel, ModelRegistry, ProgressWrapper, list_zoo_model_names
 from clearhead.web.openapi import EVENT_STREAM_RESPONSE, ROUTE_SCHEMAS, build_openapi_schema, build_responses
 from clearhead.web.responses import (
-    JobResponse,
+    PendingJobResponse,
     handle_clearhead_error,
     handle_http_exception,
     handle_queue_full,
@@ -174,7 +174,7 @@ class ApiEndpoints:
         loaded_model = self.registry[name]
         if not tried or loaded_model.method_rows is not None:  # no model pass is needed
             return make_json_response(await run_in_threadpool(loaded_model.describe, False))
-        return await self._make_job_response(request, name).run_function(
+        return await self._make_pending_response(request, name).run_function(
             loaded_model, loaded_model.describe, APPLICABILITY_COST_PASSES, is_preemptible=True
         )
 
@@ -183,13 +183,13 @@ class ApiEndpoints:
 
         To cancel a request, close it, or send `DELETE /api/jobs/{id}` with the id of its first line.
         """
-        job_response = await self._submit_explain_job(request, explain_request, include_view=True)
-        return StreamingResponse(job_response.iter_ndjson(), media_type="application/x-ndjson")
+        pending_response = await self._submit_explain_job(request, explain_request, include_view=True)
+        return StreamingResponse(pending_response.iter_ndjson(), media_type="application/x-ndjson")
 
     async def explanations(self, request: Request, explain_request: ExplainRequest) -> Response:
         """Explain one input and return all results at once."""
-        job_response = await self._submit_explain_job(request, explain_request, include_view=False)
-        return make_json_response(await job_response.collect_results())
+        pending_response = await self._submit_explain_job(request, explain_request, include_view=False)
+        return make_json_response(await pending_response.collect_results())
 
     async def attention(self, request: Request, input_request: InputRequest) -> Response:
         """Return the attention of all heads on one input, as the page draws it."""
@@ -201,7 +201,7 @@ class ApiEndpoints:
             inputs = build_explain_inputs(input_request, explainer.adapter, image)
             return self.attention_cache.cache_and_build_view(view_attention(explainer, inputs, self.limits.units))
 
-        return await self._make_job_response(request, input_request.model).run_function(
+        return await self._make_pending_response(request, input_request.model).run_function(
             loaded_model, build_view, ATTENTION_COST_PASSES
         )
 
@@ -256,14 +256,15 @@ class ApiEndpoints:
 
     async def _submit_explain_job(
         self, request: Request, explain_request: ExplainRequest, include_view: bool
-    ) -> JobResponse:
+    ) -> PendingJobResponse:
+        """Check the request, queue its work items, and return the response that waits for their results."""
         loaded_model, image_upload = await self._admit_request(explain_request)
-        job_response = self._make_job_response(request, explain_request.model)
+        pending_response = self._make_pending_response(request, explain_request.model)
         explain_job = ExplainJob(
-            explain_request, loaded_model, image_upload, job_response.job, self.limits, include_view
+            explain_request, loaded_model, image_upload, pending_response.job, self.limits, include_view
         )
-        job_response.submit(explain_job.make_work_items())
-        return job_response
+        pending_response.submit(explain_job.make_work_items())
+        return pending_response
 
     async def _admit_request(self, input_request: InputRequest) -> tuple[LoadedModel, UploadedImage | None]:
         """Check a request and return its model and image; images of waiting requests are not decoded yet."""
@@ -272,5 +273,6 @@ class ApiEndpoints:
         loaded_model = self.registry[input_request.model]
         return loaded_model, await run_in_threadpool(take_image_upload, input_request, self.limits)
 
-    def _make_job_response(self, request: Request, model_name: str) -> JobResponse:
-        return JobResponse(self.scheduler, model_name, self.limits.seconds, request)
+    def _make_pending_response(self, request: Request, model_name: str) -> PendingJobResponse:
+        """Create a job with the server's time limit and its response; nothing is queued yet."""
+        return PendingJobResponse(self.scheduler, model_name, self.limits.seconds, request)

@@ -61,4 +61,5 @@ class AttentionCache:
 
 
 def _compute_num_bytes(maps: AttentionMapsByName) -> int:
+    """Return the size of all maps of one cached input."""
     return sum(attention.nbytes for attention in maps.values())

@@ -25,9 +25,9 @@ def parse_passes(cost: str) -> float:
     """
     >>> [parse_passes(cost) for cost in ("one forward", "one forward and one backward", "500 forward passes or fewer")]
     [1.0, 3.0, 500.0]
-    >>> parse_passes("21 forward and backward passes (one a step)")
+    >>> parse_passes("21 forward and backward passes (one per step)")
     63.0
-    >>> parse_passes("one forward for each unit, in batches")
+    >>> parse_passes("one forward for each unit, batched")
     32.0
     """
     words = re.findall(r"\d+|[a-z]+", cost.split("(")[0])
@@ -57,13 +57,13 @@ def format_brief_cost(method_name: str) -> str:
     """What it costs in two words, for a list of many.
 
     >>> format_brief_cost("generic"), format_brief_cost("integrated-gradients"), format_brief_cost("occlusion")
-    ('one pass', '76 passes', 'one a unit')
+    ('one pass', '76 passes', 'one per unit')
     """
     cost = METHOD_REGISTRY[method_name].declaration.cost
     if "max-flow" in cost:
         return "max-flow"
     if "each unit" in cost or "every unit" in cost:
-        return "one a unit"
+        return "one per unit"
     count = estimate_num_inputs(method_name)
     return "one pass" if count == 1 else f"{count:,} passes"
 

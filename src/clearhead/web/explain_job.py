@@ -124,6 +124,7 @@ def warm_up_model(loaded_model: LoadedModel) -> None:
 
 
 def _emit_problem(explain_job: ExplainJob, methods: Sequence[str], error: Exception) -> None:
+    """Send the client an event with the message of an error and the methods that it affects."""
     explain_job.job.emit({"event": "problem", "methods": methods, "message": format_error_message(error)})
 
 
@@ -213,4 +214,5 @@ def _make_progress_callback(jobs: Sequence[RequestJob], methods: Iterable[str]) 
 
 
 def _estimate_group_passes(group: Sequence[str]) -> float:
+    """Estimate the passes of methods that share them: as many as the most expensive one needs."""
     return max(map(estimate_passes, group))

@@ -1,4 +1,4 @@
-"""Limits on the size of requests and on the queue."""
+"""`Limits`: the numbers that bound requests, queue and time; enforced where requests are read and queued."""
 
 from dataclasses import asdict, dataclass
 

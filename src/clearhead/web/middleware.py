@@ -93,6 +93,7 @@ class SecurityMiddleware:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _handle_http(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Reject the request, or pass it on with a limited body; every response gets the security headers."""
         headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
         send_with_headers = _add_security_headers(send)
         if rejection := self._find_rejection(scope["path"], headers):
@@ -122,6 +123,7 @@ class SecurityMiddleware:
         return None
 
     def _format_too_large(self) -> str:
+        """Return the message for a body above the limit, which it names in MiB."""
         return f"the request is too large: at most {self.limits.body_bytes // 2**20} MiB are accepted"
 
     def _limit_body(self, receive: Receive) -> Receive:
@@ -163,6 +165,7 @@ def parse_host_header(header: str) -> str:
 
 
 def _is_ip_address(host: str) -> bool:
+    """Whether a host is a plain IP address, which no DNS entry can point elsewhere."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -187,6 +190,7 @@ def _add_security_headers(send: Send) -> Send:
 
 
 async def _send_error(send: Send, status: int, message: str) -> None:
+    """Send a complete JSON response with the message under "error"."""
     body = json.dumps({"error": message}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})

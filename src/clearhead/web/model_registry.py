@@ -74,6 +74,7 @@ class LoadedModel:
         }
 
     def _list_checked_methods(self) -> list[dict[str, Any]]:
+        """List all methods and whether they apply; the first call runs the model, later ones reuse its result."""
         if self.method_rows is None:
             support = {row.name: row for row in self.explainer.methods()}
             self.method_rows = [
@@ -83,6 +84,7 @@ class LoadedModel:
         return self.method_rows
 
     def _find_sample_text(self) -> str | None:
+        """Return a sample text for this model or its task; None for a model that takes no text."""
         if "text" not in self.explainer.adapter.input_names:
             return None
         task = str(self.model_card.get("task", ""))
@@ -104,10 +106,12 @@ def _list_method_names_by_cost() -> list[str]:
 
 
 def _list_unchecked_methods() -> list[dict[str, Any]]:
+    """List all methods without running the model: whether they apply is unknown (None)."""
     return [_describe_method(name, None, "") for name in _list_method_names_by_cost()]
 
 
 def _describe_method(name: str, applies: bool | None, why_not: str) -> dict[str, Any]:
+    """Return the declaration of a method and its estimated cost, as the page shows them."""
     declaration = METHOD_REGISTRY[name].declaration
     return {
         "name": name,
@@ -165,6 +169,7 @@ class ModelRegistry:
 
 
 def _load_explainer(name: str) -> "Explainer":
+    """Load a model; the progress bars of transformers are switched off for the whole process."""
     import transformers
 
     from clearhead.loader import load

@@ -13,26 +13,28 @@ from clearhead.methods.base import METHOD_REGISTRY
 _ANY_EXPLANATION_SCHEMA = {
     "anyOf": [{"$ref": "#/components/schemas/Explanation"}, {"$ref": "#/components/schemas/MultiStreamExplanation"}]
 }
-_IMAGE_SCHEMA = {"type": ["string", "null"], "description": "The picture as the model saw it, as a data: address."}
+_IMAGE_SCHEMA = {"type": ["string", "null"], "description": "The image as the model received it, as a data: URL."}
 _ERROR_DESCRIPTIONS = {
-    400: "Not addressed to this server, or no JSON.",
+    400: "The request is not addressed to this server, or its body is not JSON.",
     401: "The token is missing or wrong.",
     403: "From another page.",
-    404: "There is no such thing.",
-    405: "Not with this method.",
-    408: "The request did not come in time.",
-    413: "Too much was sent.",
-    422: "What was asked cannot be done; the error says why, and what can.",
-    429: "Too many wait. Retry-After says in how many seconds to come again.",
+    404: "Not found.",
+    405: "Method not allowed.",
+    408: "The request was not received in time.",
+    413: "The request is too large.",
+    422: "The request cannot be fulfilled; the error states the reason and the alternatives.",
+    429: "Too many requests are queued. Retry-After gives the number of seconds to wait before the next attempt.",
 }
 EVENT_STREAM_RESPONSE = {
-    "description": "One JSON object a line: queued, started, progress, explanation, comparison, view, problem; at last "
-    "done, cancelled or expired.",
+    "description": (
+        "One JSON object per line: queued, started, progress, explanation, comparison, view, problem; finally done, "
+        "cancelled or expired."
+    ),
     "content": {"application/x-ndjson": {"schema": {"$ref": "#/components/schemas/Event"}}},
 }
 ROUTE_SCHEMAS: dict[str, Any] = {
     "explanations": {
-        "description": "Every result by its method, and what could not be done and why.",
+        "description": "The results by method, and the methods that failed, with the reason.",
         "content": {
             "application/json": {
                 "schema": {
@@ -49,7 +51,7 @@ ROUTE_SCHEMAS: dict[str, Any] = {
         },
     },
     "shown": {
-        "description": "What the file holds, and how the page draws it.",
+        "description": "The contents of the file, and how the page displays them.",
         "content": {
             "application/json": {
                 "schema": {
@@ -89,12 +91,15 @@ _EVENT_SCHEMA = {
                 *("done", "cancelled", "expired"),
             ]
         },
-        "id": {"type": "string", "description": "queued: what to cancel it by."},
-        "seconds": {"type": "number", "description": "queued: when it ends at the latest; else how long it took."},
+        "id": {"type": "string", "description": "queued: id with which the request can be cancelled."},
+        "seconds": {"type": "number", "description": "queued: time limit of the request; otherwise its duration."},
         "methods": {"type": "array", "items": {"type": "string"}},
         "method": {"type": "string"},
-        "inputs": {"type": "integer", "description": "progress: how many inputs the model was shown."},
-        "of": {"type": "integer", "description": "progress: how many it will be, by the method's declared cost."},
+        "inputs": {"type": "integer", "description": "progress: number of inputs that the model has processed."},
+        "of": {
+            "type": "integer",
+            "description": "progress: expected total number of inputs, from the declared cost of the method.",
+        },
         "explanation": _ANY_EXPLANATION_SCHEMA,
         "picture": _IMAGE_SCHEMA,
         "message": {"type": "string"},

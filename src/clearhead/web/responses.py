@@ -31,8 +31,8 @@ FINAL_EVENTS = ("done", "cancelled", "expired")
 EXPIRY_GRACE_SECONDS = 0.5
 
 
-class JobResponse:
-    """A job and the response that waits for it. The job is cancelled when the client disconnects.
+class PendingJobResponse:
+    """A job and the response that waits for its results; a client that disconnects cancels the job.
 
     Args:
         scheduler: Scheduler of the job.

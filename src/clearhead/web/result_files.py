@@ -49,6 +49,7 @@ def parse_explanations_file(content: bytes, limits: Limits) -> "list[AnyExplanat
 
 
 def _parse_explanations_json(content: bytes, limits: Limits) -> "list[AnyExplanation]":
+    """Parse JSON: a file saved by the page, a comparison, a list of explanations, or one."""
     try:
         data = json.loads(content)
     except (ValueError, RecursionError):
@@ -97,6 +98,7 @@ def decode_explanations(request: RenderRequest, limits: Limits) -> "list[AnyExpl
 
 
 def _check_explanation_count(explanations: Sequence[Any], limits: Limits) -> None:
+    """Raise `InputError` if there are no explanations, or more than the limit."""
     if not 0 < len(explanations) <= limits.explanations:
         raise InputError(
             f"{len(explanations)} explanations were given: between 1 and {limits.explanations} can be shown"
@@ -104,16 +106,18 @@ def _check_explanation_count(explanations: Sequence[Any], limits: Limits) -> Non
 
 
 def _decode_explanation(data: Any) -> "AnyExplanation":
+    """Decode one explanation; whatever fails on untrusted data becomes an `InputError`."""
     try:
         explanation: AnyExplanation = from_dict(data)
     except InputError:
         raise
     except (RecursionError, OverflowError, ValueError, KeyError, TypeError, AttributeError):
-        raise InputError("this is not an explanation that clearhead wrote") from None
+        raise InputError("this is not an explanation saved by clearhead") from None
     return explanation
 
 
 def _attach_image(explanation: "AnyExplanation", image: Any) -> "AnyExplanation":
+    """Attach the image to every stream whose units have positions in it."""
     if isinstance(explanation, MultiStreamExplanation):
         by_stream = {
             stream: _attach_image_to_stream(stream_explanation, image)

@@ -102,7 +102,7 @@ def build_explain_inputs(request: InputRequest, adapter: "ModelAdapter", image: 
         if "text" not in input_names:
             raise InputError(f"{accepted}, not text")
         if not (request.text or "").strip():
-            raise InputError("the text is empty: write something")
+            raise InputError("the text is empty: enter a text")
         inputs["text"] = request.text if request.pair is None else (request.text, request.pair)
     if image is not None:
         if "image" not in input_names:

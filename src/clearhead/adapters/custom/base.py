@@ -58,15 +58,15 @@ class CustomModelAdapter(ModelAdapter):
         self.multi_label = self.processor.multi_label
         if self.processor.pooling_module is not None and self.readout is not None:
             raise InputError(
-                f"pooling_module={self.processor.pooling_module!r} says what is read, so leave "
-                f"readout={self.readout!r} out"
+                f"pooling_module={self.processor.pooling_module!r} already defines the read-out: leave out "
+                f"readout={self.readout!r}"
             )
         modules = dict(self.model.named_modules())
         for option in ("pooling_module", "embedding_module"):
             named = getattr(self.processor, option, None)
             if named is not None and named not in modules:
                 raise InputError(
-                    f"{option}={named!r} is no module of {self.model_class_name}: {_format_module_names(modules)}"
+                    f"{option}={named!r} is not a module of {self.model_class_name}: {_format_module_names(modules)}"
                 )
         self.readout = self.choose_default_readout() if self.readout is None else self.readout
         self.name = self.name or self.model_class_name
@@ -111,9 +111,8 @@ class CustomModelAdapter(ModelAdapter):
         if not isinstance(found, Tensor) or found.dim() not in (1, 2):
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise InputError(
-                f"the scores of the classes must be batch × label, but {self.model_class_name} gives {shape}: say "
-                "where "
-                "they are with logits=, or give target= a function of the model's output"
+                f"the class scores must be batch × label, but {self.model_class_name} returns {shape}: select them "
+                "with logits=, or pass a function of the model's output as target="
             )
         return found if found.dim() == 2 else found[:, None]
 
@@ -123,7 +122,7 @@ class CustomModelAdapter(ModelAdapter):
         logits = self.get_logits(output)
         if len(logits) != len(samples):
             raise InputError(
-                f"{self.model_class_name} gives scores for {len(logits)} inputs, but was given {len(samples)}"
+                f"{self.model_class_name} returned scores for {len(logits)} inputs, but received {len(samples)}"
             )
         self.labels = self.labels or {i: str(i) for i in range(logits.shape[1])}
         if len(self.labels) != logits.shape[1]:
@@ -155,7 +154,7 @@ class CustomModelAdapter(ModelAdapter):
     def find_unsupported_reason(self, method: str) -> str | None:
         told = METHOD_REGISTRY[method].declaration
         if told.pass_type == "rules" and self.is_recurrent:
-            return f"{self.model_class_name} holds a recurrent network, which relevance propagation has no rule for"
+            return f"{self.model_class_name} contains a recurrent network, for which relevance propagation has no rule"
         layered = told.requires & {"block_input", "hidden_state"} or (
             told.pass_type == "path" and told.requires & UNIT_ALIGNED_REQUIREMENTS
         )
@@ -168,12 +167,14 @@ class CustomModelAdapter(ModelAdapter):
         layers = [blocks.get(id(module)) for module in attending]
         if None in layers or any(layer is module for layer, module in zip(layers, attending, strict=True)):
             return (
-                f"it needs what goes into each layer, but not all attention of {self.model_class_name} sits in a "
-                "layer: in "
-                "an item of an nn.ModuleList or nn.Sequential"
+                f"it needs the input of each layer, but not all attention of {self.model_class_name} is inside a layer "
+                "(an item of an nn.ModuleList or nn.Sequential)"
             )
         if len(set(map(id, layers))) < len(layers):
-            return f"it needs what goes into each layer, but one layer of {self.model_class_name} attends several times"
+            return (
+                f"it needs the input of each layer, but one layer of {self.model_class_name} computes attention "
+                "several times"
+            )
         return None
 
 

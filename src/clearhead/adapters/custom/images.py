@@ -69,11 +69,11 @@ class CustomImageAdapter(CustomModelAdapter):
 
     def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
         if options.unit_names is not None:
-            raise InputError("tokens= names tokens of text; a picture's patches have their places as names")
+            raise InputError("tokens= names the tokens of a text; image patches are named by their positions")
         reader, pixels = self.processor, raw
         if not isinstance(raw, Tensor):
             if reader.read is None:
-                raise InputError("the reader has no read=, so give pictures as tensors, channel × height × width")
+                raise InputError("the reader has no read=, so give images as tensors, channel × height × width")
             pixels = reader.read(open_image(raw))
         if not isinstance(pixels, Tensor):
             raise InputError(f"the reader's read= must return a tensor, not {type(pixels).__name__}")
@@ -89,7 +89,7 @@ class CustomImageAdapter(CustomModelAdapter):
     def find_grad_input_names(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
         pictures = [name for name, part in batch.items() if isinstance(part, Tensor) and part.dim() == 4]
         if len(pictures) != 1:
-            raise InputError("inputs= must hand the pictures over as they are, and as one of the model's arguments")
+            raise InputError("inputs= must pass on the images unchanged, as one of the model's arguments")
         return tuple(pictures)
 
     def to_unit_vectors(

@@ -112,9 +112,8 @@ class CustomTokenAdapter(CustomModelAdapter):
         if len(found) != 1:
             names = ", ".join(name for name, _ in found) or ", ".join(chosen) or "it has no nn.Embedding"
             raise InputError(
-                f"it is not plain which module of {self.model_class_name} looks the tokens up, once in a pass "
-                f"({names}): "
-                "say so with embedding_module=, or give vector_size="
+                f"cannot determine which module of {self.model_class_name} embeds the tokens, called once per pass "
+                f"({names}): name it with embedding_module=, or give vector_size="
             )
         ((name, output),) = found
         return modules[name], output.shape[:2] == (len(tokens), 1)
@@ -127,7 +126,7 @@ class CustomTokenAdapter(CustomModelAdapter):
             for length_first in (False, True):
                 if isinstance(part, Tensor) and torch.equal(part, whole.transpose(0, 1) if length_first else whole):
                     return name, length_first
-        raise InputError("inputs= must hand the tokens over as they are, batch first or length first")
+        raise InputError("inputs= must pass on the tokens unchanged, batch first or length first")
 
     def find_grad_input_names(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
         return (self.input_argument,)
@@ -139,7 +138,9 @@ class CustomTokenAdapter(CustomModelAdapter):
 
     def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
         if options.max_length is not None:
-            raise InputError("max_length= is for tokenizers of transformers: let the reader's read= cut the text")
+            raise InputError(
+                "max_length= is only for tokenizers of transformers: truncate the text in the reader's read="
+            )
         tokens = self._read_tokens(raw)
         alike = () if self.processor.pad_id is not None else (len(tokens),)
         return [
@@ -161,11 +162,11 @@ class CustomTokenAdapter(CustomModelAdapter):
             raise InputError(f"one input must be length × {width}, without a batch axis, but is {shape}")
         if width is None and (tokens.dim() != 1 or not shape[0] or tokens.is_floating_point()):
             raise InputError(
-                f"one input must be a row of whole numbers, without a batch axis, but is {shape} of {tokens.dtype}"
+                f"one input must be a vector of integers, without a batch axis, but is {shape} of {tokens.dtype}"
             )
         count = getattr(self.embedding_table, "num_embeddings", None)
         if width is None and (int(tokens.min()) < 0 or (count is not None and int(tokens.max()) >= count)):
-            raise InputError(f"tokens must be whole numbers from 0 to {'…' if count is None else count - 1}")
+            raise InputError(f"tokens must be integers from 0 to {'…' if count is None else count - 1}")
         return tokens if width is not None else tokens.long()
 
     def _build_units(self, tokens: Tensor, raw: Any, how: InputOptions) -> Units:
@@ -208,9 +209,8 @@ class CustomTokenAdapter(CustomModelAdapter):
         gap = float((together - alone).abs().max() / alone.abs().max().clamp(min=1e-12))
         if not gap <= RELATIVE_TOLERANCE_BY_DTYPE.get(alone.dtype, 1e-4):
             raise UnsupportedError(
-                f"the scores of {self.model_class_name} change by {gap:.1e} (relative) when its input is padded: "
-                "hide the "
-                "padding with inputs=, or leave pad= out, so that only inputs of one length share a batch"
+                f"the scores of {self.model_class_name} change by {gap:.1e} (relative) when its input is padded: mask "
+                "the padding in inputs=, or leave out pad=, so that only inputs of the same length share a batch"
             )
         return batch
 
@@ -223,16 +223,16 @@ class CustomTokenAdapter(CustomModelAdapter):
     def find_unsupported_reason(self, method: str) -> str | None:
         if self.is_length_first and METHOD_REGISTRY[method].declaration.pass_type == "path":
             return (
-                f"it goes from one input to another row by row, and {self.model_class_name} has the length before "
-                "the batch"
+                f"it interpolates between inputs along the batch axis, but {self.model_class_name} has the length axis "
+                "before the batch axis"
             )
         return super().find_unsupported_reason(method)
 
     def find_layers_unsupported_reason(self) -> str | None:
         if self.is_length_first:
             return (
-                f"it needs what goes into each layer, which {self.model_class_name} has with the length before "
-                "the batch"
+                f"it needs the input of each layer, in which {self.model_class_name} has the length axis before the "
+                "batch axis"
             )
         return super().find_layers_unsupported_reason()
 

@@ -48,24 +48,24 @@ def open_image(raw: Any) -> Any:
         except InputError as problem:
             raise InputError(f"{str(raw)!r}: {problem}") from None
         except FileNotFoundError:
-            raise InputError(f"there is no picture {str(raw)!r}") from None
+            raise InputError(f"there is no image {str(raw)!r}") from None
         except UnidentifiedImageError:
-            raise InputError(
-                f"{str(raw)!r} is not a picture that can be opened: its content is no known format"
-            ) from None
+            raise InputError(f"{str(raw)!r} is not an image that can be opened: its format is not known") from None
         except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as problem:
-            raise InputError(f"{str(raw)!r} is not a picture that can be opened ({problem})") from None
+            raise InputError(f"{str(raw)!r} is not an image that can be opened ({problem})") from None
     if isinstance(raw, np.ndarray):
         fits = raw.ndim == 2 or (raw.ndim == 3 and raw.shape[2] in (3, 4))
         if not fits or raw.dtype != np.uint8 or not raw.size:
-            raise InputError(f"a picture as an array must be uint8, height × width × 3, not {raw.dtype} {raw.shape}")
+            raise InputError(
+                f"an image given as an array must be uint8, height × width × 3, not {raw.dtype} {raw.shape}"
+            )
         return Image.fromarray(raw).convert("RGB")
     if isinstance(raw, Image.Image):
         file = getattr(raw, "filename", None)
         if file and not raw.tell():
             _warn_multiple_frames(file, "the picture")
         return _apply_exif_orientation(raw)
-    raise InputError(f"expected a picture (path, PIL image, uint8 array) or model inputs, but got {type(raw).__name__}")
+    raise InputError(f"expected an image (path, PIL image, uint8 array) or model inputs, but got {type(raw).__name__}")
 
 
 def _apply_exif_orientation(picture: Any) -> Any:
@@ -87,7 +87,8 @@ def _warn_multiple_frames(file: str | Path, name: str) -> None:
         return
     if count > 1:
         warnings.warn(
-            f"{name} has {count} frames, and the first alone is explained: for another, open it with PIL and seek it",
+            f"{name} has {count} frames, and only the first is explained: to explain another, open the file with PIL "
+            "and seek to it",
             ClearheadWarning,
             stacklevel=3,
         )
@@ -100,10 +101,10 @@ _FORMATS_WITH_AUXILIARY_FRAMES = ("MPO", "PSD")
 def convert_to_rgb(image: Any) -> Any:
     """With eight bits for each of three colours. PIL would cut off what is larger than 255, and make it all white."""
     if image.mode == "F" or image.mode.startswith("I"):
-        kind = "numbers of any size" if image.mode == "F" else "numbers larger than 255"
+        kind = "values of any size" if image.mode == "F" else "values larger than 255"
         raise InputError(
-            f"the picture's pixels are {kind} (mode {image.mode}), and which of them is white is not known: save it "
-            "with 8 bits a channel"
+            f"the pixels of the image are {kind} (mode {image.mode}), and the value of white is not known: save the "
+            "image with 8 bits per channel"
         )
     return image.convert("RGB")
 

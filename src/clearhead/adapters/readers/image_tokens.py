@@ -52,9 +52,9 @@ class ImageTokenLayout(ABC):
         sizes = {name: len(part) for name, part in inputs.items()}
         if set(sizes.values()) != {num_samples}:
             raise InputError(
-                f"there must be one picture for each of {num_samples} texts, but the model inputs have {sizes} "
-                "(tiles of a "
-                "picture are several: turn crop_to_patches or do_image_splitting of the image processor off)"
+                f"there must be one image for each of {num_samples} texts, but the model inputs have {sizes} (an image "
+                "split into tiles counts as several: turn off crop_to_patches or do_image_splitting of the image "
+                "processor)"
             )
         return [{name: part[i] for name, part in inputs.items()} for i in range(num_samples)]
 
@@ -107,10 +107,10 @@ class SingleImageLayout(ImageTokenLayout):
         if not self.accepts_any_size:
             expected, found = to_pair(self.vision_config.image_size), tuple(pixels.shape[1:])
             if expected != found:
-                raise InputError(f"the model takes pictures of {expected} pixels, not {found}")
+                raise InputError(f"the model takes images of {expected} pixels, not {found}")
             return pixels
         if "image_sizes" not in inputs:
-            raise InputError("model inputs need image_sizes: pictures may be of any size, and be padded")
+            raise InputError("model inputs must contain image_sizes, since images can have any size and be padded")
         high, wide = (int(size) for size in inputs["image_sizes"])
         return pixels[:, :high, :wide]
 
@@ -121,9 +121,8 @@ class SingleImageLayout(ImageTokenLayout):
         before = ["[CLS]"] if num_tokens == prod(grid) + 1 and self.keeps_class_token else []
         if num_tokens != prod(grid) + len(before):
             raise InputError(
-                f"the picture has {grid[0]} × {grid[1]} patches, but the text has {num_tokens} placeholders for "
-                "them: one "
-                "whole picture must stand in it (not in tiles, and without newlines)"
+                f"the image has {grid[0]} × {grid[1]} patches, but the text has {num_tokens} placeholders for them: it "
+                "must contain one whole image (without tiles and newlines)"
             )
         return build_patch_units(grid, before)
 
@@ -168,11 +167,11 @@ class SingleTileLayout(SingleImageLayout):
         if tiles.dim() != 4 or len(tiles) != 1:
             raise InputError(
                 f"pixel_values must be batch × 1 × {self.num_channels} × height × width, not batch × "
-                f"{tuple(tiles.shape)}: "
-                "one picture that is not cut into tiles (processor.image_processor.do_image_splitting = False)"
+                f"{tuple(tiles.shape)}: one image that is not split into tiles "
+                "(processor.image_processor.do_image_splitting = False)"
             )
         if not tiles.any():
-            raise InputError("the picture is zero everywhere, which the model takes for padding")
+            raise InputError("the image is zero everywhere, which the model treats as padding")
         return super().validate_image({"pixel_values": tiles[0]})
 
     def group_pixels_by_unit(
@@ -200,11 +199,13 @@ class QwenGridLayout(ImageTokenLayout):
 
     def split_samples(self, inputs: Mapping[str, Tensor], num_samples: int) -> list[dict[str, Tensor]]:
         if "image_grid_thw" not in inputs:
-            raise InputError("model inputs need image_grid_thw: how many patches the picture has each way")
+            raise InputError(
+                "model inputs must contain image_grid_thw, the number of patches of the image along each axis"
+            )
         grids, pixels = inputs["image_grid_thw"], inputs["pixel_values"]
         if grids.shape != (num_samples, 3):
             raise InputError(
-                f"image_grid_thw must have one picture for each of {num_samples} texts, not {tuple(grids.shape)}"
+                f"image_grid_thw must have one image for each of {num_samples} texts, not {tuple(grids.shape)}"
             )
         rows = grids.prod(1).tolist()
         if pixels.shape != (sum(rows), self.values_per_patch) or not pixels.is_floating_point():
@@ -220,12 +221,12 @@ class QwenGridLayout(ImageTokenLayout):
     def make_units(self, inputs: Mapping[str, Tensor], num_tokens: int) -> Units:
         times, high, wide = inputs["image_grid_thw"].tolist()
         if times != 1:
-            raise InputError(f"the picture has {times} points in time: films are not explained yet")
+            raise InputError(f"the image has {times} time steps: videos are not supported yet")
         grid = (high // self.merge_size, wide // self.merge_size)
         if num_tokens != prod(grid):
             raise InputError(
-                f"the picture has {grid[0]} × {grid[1]} merged patches, but the text has {num_tokens} placeholders "
-                "for them"
+                f"the image has {grid[0]} × {grid[1]} merged patches, but the text has {num_tokens} placeholders for "
+                "them"
             )
         return build_patch_units(grid)
 
@@ -261,13 +262,13 @@ class NoGeometryLayout(ImageTokenLayout):
     input_names: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_attention_mask")
     zero_is_padding = True
     missing_geometry_reason = (
-        "its tokens are learned queries that each look at the whole picture, so none has a place in it"
+        "its tokens are learned queries that each attend to the whole image, so none has a position in it"
     )
 
     def make_units(self, inputs: Mapping[str, Tensor], num_tokens: int) -> Units:
         if inputs["pixel_values"].dim() != 4:
             shape = tuple(inputs["pixel_values"].shape)
-            raise InputError(f"pixel_values must be batch × picture × channel × height × width, not batch × {shape}")
+            raise InputError(f"pixel_values must be batch × image × channel × height × width, not batch × {shape}")
         names = tuple(f"query {i}" for i in range(num_tokens))
         return Units(stream="image", kind="query", names=names, special=(False,) * num_tokens)
 
@@ -279,7 +280,7 @@ class NoGeometryLayout(ImageTokenLayout):
     def group_pixels_by_unit(
         self, pixels: Tensor, units: Units, batch_size: int
     ) -> Float[Tensor, "batch unit feature"]:
-        raise UnsupportedError(f"the pixels of a token are not known: {self.missing_geometry_reason}")
+        raise UnsupportedError(f"tokens cannot be assigned to pixels: {self.missing_geometry_reason}")
 
     def make_example_inputs(self) -> tuple[dict[str, Tensor], int]:
         shape = (1, 1, self.num_channels, *to_pair(self.vision_config.image_size))

@@ -58,7 +58,7 @@ def _to_finite_matrix(given: Any, what: str) -> Float[Tensor, "region number"]:
         raise InputError(f"{what} of regions must be region × number, not of shape {tuple(found.shape)}")
     found = found.detach() if found.is_floating_point() else found.float()
     if not found.isfinite().all():
-        raise InputError(f"{what} of regions hold numbers that are not finite")
+        raise InputError(f"{what} of regions contain values that are not finite")
     return found
 
 
@@ -66,19 +66,24 @@ def _normalize_boxes(boxes: Float[Tensor, "region 4"], size: Any) -> Float[Tenso
     if boxes.max() > 1 + BOX_TOLERANCE:
         if size is None:
             raise InputError(
-                f"boxes reach up to {float(boxes.max()):g}, so they are in pixels: give the size of the picture, "
-                "regions=(features, boxes, (height, width)), or the picture itself with image="
+                f"boxes reach up to {float(boxes.max()):g}, so they are in pixels: give the size of the image, "
+                "regions=(features, boxes, (height, width)), or the image itself with image="
             )
         try:
             high, wide = (float(side) for side in size)
         except (TypeError, ValueError):
-            raise InputError(f"the size of the picture must be (height, width), not {size!r}") from None
+            raise InputError(f"the size of the image must be (height, width), not {size!r}") from None
         boxes = boxes / boxes.new_tensor([wide, high, wide, high])
     left, top, right, bottom = boxes.T
     if (left > right).any() or (top > bottom).any():
-        raise InputError("boxes must be (left, top, right, bottom), but some end before they begin")
+        raise InputError(
+            "boxes must be (left, top, right, bottom), but in some, right or bottom is less than left or top"
+        )
     if boxes.min() < -BOX_TOLERANCE or boxes.max() > 1 + BOX_TOLERANCE:
-        raise InputError("boxes reach beyond the picture: is its size (height, width), and are they its own?")
+        raise InputError(
+            "boxes extend beyond the image: check that its size is (height, width), and that the boxes belong to this "
+            "image"
+        )
     return boxes
 
 

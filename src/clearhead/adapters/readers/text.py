@@ -60,9 +60,9 @@ class TokenizerWrapper:
     def encode_texts(self, texts: tuple[str, ...], options: InputOptions, **tokenizer_kwargs: Any) -> EncodedText:
         """The texts encoded; `encoding` goes to the tokenizer, such as add_special_tokens=False."""
         if self.tokenizer is None:
-            raise InputError("the model came without a tokenizer: give model inputs, or load (model, tokenizer)")
+            raise InputError("the model was loaded without a tokenizer: give model inputs, or load (model, tokenizer)")
         if options.unit_names is not None:
-            raise InputError("tokens= names the units of model inputs; a text's units have names of their own")
+            raise InputError("tokens= names the units of model inputs; the units of a text are already named")
         with self.lock:
             if _read_tokenizer_settings(self.original_tokenizer) != self.copied_settings:  # tokens were added since
                 self._copy_tokenizer()
@@ -77,7 +77,9 @@ class TokenizerWrapper:
         names = self.call_tokenizer("convert_ids_to_tokens", ids)
         special = tuple(bool(flag) or one in self.special_ids for flag, one in zip(flags, ids, strict=True))
         if all(special):
-            why = f"max_length={options.max_length} leaves no room for it" if dropped else "its tokenizer drops it all"
+            why = (
+                f"max_length={options.max_length} leaves no room for it" if dropped else "the tokenizer drops all of it"
+            )
             raise InputError(f"no token of the text reaches the model ({why}): there is nothing to explain")
         parts: tuple[tuple[int, ...], tuple[Span, ...]] | None = None
         if offsets is not None:
@@ -152,10 +154,14 @@ class TokenizerWrapper:
         """A word of the vocabulary by name or id."""
         if isinstance(token, int):
             if not 0 <= token < vocab_size:
-                raise InputError(f"word {token} does not exist: the vocabulary has {vocab_size} words, counted from 0")
+                raise InputError(
+                    f"token {token} does not exist: the vocabulary has {vocab_size} tokens, counted from 0"
+                )
             return token
         if self.tokenizer is None:
-            raise InputError("words need the tokenizer: load it together with the model, or give the word's id")
+            raise InputError(
+                "a target given as text needs the tokenizer: load it together with the model, or give the token id"
+            )
         tries = [self.call_tokenizer("encode", text, add_special_tokens=False) for text in (" " + token, token)]
         for ids in tries:
             if len(ids) == 1 and ids[0] != getattr(self.tokenizer, "unk_token_id", None):
@@ -164,7 +170,9 @@ class TokenizerWrapper:
         if token in vocabulary:  # a piece by its own name, such as ##ing
             return int(vocabulary[token])
         pieces = self.call_tokenizer("convert_ids_to_tokens", tries[-1])
-        raise InputError(f"{token!r} is not one word of the vocabulary (pieces: {', '.join(pieces)}): choose another")
+        raise InputError(
+            f"{token!r} is not a single token of the vocabulary (it is split into: {', '.join(pieces)}): choose another"
+        )
 
     def decode_token(self, token_id: int) -> str:
         if self.tokenizer is None:
@@ -177,17 +185,19 @@ class TokenizerWrapper:
         """The encoded text, and how many tokens of it were cut off."""
         most = self.max_length if how.max_length is None else how.max_length
         if not isinstance(most, Integral) or isinstance(most, bool) or most < 1:
-            raise InputError(f"max_length={how.max_length!r} is not possible: give a number of tokens")
+            raise InputError(f"max_length={how.max_length!r} is not valid: give a positive number of tokens")
         full = self._encode(texts, **encoding)
         length, limit = len(full["input_ids"]), min(int(most), self.max_length)
         if length <= limit:
             return full, 0
         if not how.truncation:
             raise InputError(
-                f"the text is {length} tokens long and the model takes {limit}: shorten it, or allow truncation"
+                f"the text has {length} tokens, but the model takes at most {limit}: shorten it, or allow truncation"
             )
         if limit <= sum(full["special_tokens_mask"]):
-            raise InputError(f"max_length={limit} leaves no room beside the special tokens: give more")
+            raise InputError(
+                f"max_length={limit} leaves no room for the text next to the special tokens: give a larger limit"
+            )
         with self.lock:
             self.tokenizer.truncation_side = how.truncation_side or self.truncation_side
             encoded = self._encode(texts, truncation=True, max_length=limit, **encoding)
@@ -270,7 +280,8 @@ def check_unicode(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as problem:
         raise InputError(
-            f"the text holds what is no Unicode character, {text[problem.start]!a} at {problem.start}: save it as UTF-8"
+            f"the text contains {text[problem.start]!a} at position {problem.start}, which is not a Unicode character: "
+            "save it as UTF-8"
         ) from None
 
 

@@ -43,7 +43,8 @@ class Example:
 
 
 def _refuse_reopening(split: str) -> "BenchmarkDataset":
-    raise InputError(f"this data set was made by hand: it cannot be opened again for the split {split!r}")
+    """Raise `InputError`: the default `open_other_split` of a data set that was created in Python."""
+    raise InputError(f"this data set was created in Python, so it cannot be reopened for the split {split!r}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +83,7 @@ class BenchmarkDataset(Sequence[Example]):
 
     @cached_property
     def _rows(self) -> Sequence[Any]:
+        """Rows of all examples, loaded at first use; `__getstate__` leaves them out of pickles."""
         return self.load_rows()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -122,7 +124,9 @@ class BenchmarkDataset(Sequence[Example]):
         selected = list(indices)
         for index in selected:
             if not -size <= index < size:
-                raise InputError(f"{self.name}, {self.split}: there is no example {index}, it has {size}")
+                raise InputError(
+                    f"{self.name}, {self.split}: there is no example {index}; the split has {size} examples"
+                )
         row_indices = self.indices or range(size)
         subset = replace(self, indices=tuple(row_indices[index % size] for index in selected))
         subset.__dict__["_rows"] = self._rows

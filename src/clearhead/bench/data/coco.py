@@ -78,10 +78,11 @@ def _read_annotations(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text("utf-8"))
         return {name: content[name] for name in ("images", "annotations", "categories")}
     except (ValueError, KeyError, TypeError) as problem:
-        raise InputError(f"{str(path)!r} is not COCO's instances ({problem!r})") from None
+        raise InputError(f"{str(path)!r} is not a file of COCO instances ({problem!r})") from None
 
 
 def _list_categories(path: Path) -> list[tuple[int, str]]:
+    """List the categories of an annotation file as (id, name), in the order of ids."""
     return sorted((category["id"], category["name"]) for category in _read_annotations(path)["categories"])
 
 
@@ -90,6 +91,7 @@ CategoryRow = tuple[dict[str, Any], int, list[dict[str, Any]]]
 
 
 def _list_category_rows(path: Path, categories: Sequence[int]) -> list[CategoryRow]:
+    """List one row per image and category with its objects; pairs with nothing but crowds are left out."""
     content = _read_annotations(path)
     _read_annotations.cache_clear()
     images = {image["id"]: image for image in content["images"]}
@@ -124,6 +126,7 @@ def _list_image_rows(path: Path, categories: Sequence[int]) -> list[ImageRow]:
 
 
 def _make_image_example(folder: Path, row: ImageRow) -> Example:
+    """Create an example of a whole image: no label, and a labelled mask for each object with visible pixels."""
     image_entry, objects = row
     image, (height, width) = _open_image(folder, image_entry)
     evidence = []
@@ -141,13 +144,14 @@ def _open_image(folder: Path, image_entry: Mapping[str, Any]) -> tuple[Any, tupl
     image = open_rgb_image(folder / image_entry["file_name"])
     if image.size != (width, height):
         raise InputError(
-            f"{image_entry['file_name']} is {image.size[0]} × {image.size[1]}, but the annotations say "
-            f"{width} × {height}: are these other images?"
+            f"{image_entry['file_name']} is {image.size[0]} × {image.size[1]}, but {width} × {height} in the "
+            "annotations: do the images belong to another data set?"
         )
     return image, (height, width)
 
 
 def _make_category_example(folder: Path, row: CategoryRow) -> Example:
+    """Create an example labelled with one category: a mask for each of its objects; crowds are ignored pixels."""
     image_entry, label, objects = row
     image, (height, width) = _open_image(folder, image_entry)
     crowd_masks: list[Bool[np.ndarray, "high wide"]] = []
@@ -176,7 +180,7 @@ def decode_outline(outline: Any, height: int, width: int) -> Bool[np.ndarray, "h
 def _decode_runs(counts: Sequence[int], height: int, width: int) -> Bool[np.ndarray, "high wide"]:
     """Decode lengths of alternating background and object runs, in column-major order."""
     if sum(counts) != height * width:
-        raise InputError(f"a mask's runs cover {sum(counts)} pixels, the image has {height} × {width}")
+        raise InputError(f"the runs of a mask cover {sum(counts)} pixels, but the image has {height} × {width}")
     is_object = np.arange(len(counts)) % 2 == 1
     return np.repeat(is_object, counts).reshape(width, height).T
 

@@ -42,6 +42,7 @@ _SPLIT_FILES = [("test", "test.jsonl"), ("validation", "val.jsonl"), ("train", "
 
 
 def _open_eraser(task: str, spec: DatasetSpec, folder: Path, split: str | None) -> BenchmarkDataset:
+    """Open one split of a task, with documents from a folder, a zip file or docs.jsonl."""
     files = find_split_files(folder, _SPLIT_FILES)
     split = choose_split(spec.name, split, list(files))
     documents = next((folder / name for name in ("docs", "docs.zip", "docs.jsonl") if (folder / name).exists()), None)
@@ -73,19 +74,21 @@ def _read_annotations(files: Mapping[str, Path], split: str, labels: Sequence[st
         rows = [row for row in rows if row["annotation_id"] not in held_out]
     for row in rows:
         if row["classification"] not in labels:
-            raise InputError(f"{str(files[split])!r}: {row['classification']!r} is none of {', '.join(labels)}")
+            raise InputError(f"{str(files[split])!r}: {row['classification']!r} is not one of {', '.join(labels)}")
     return [(row, labels.index(row["classification"])) for row in rows]
 
 
 def _read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Read a file with one JSON object per line; blank lines are skipped."""
     try:
         with path.open(encoding="utf-8") as file:
             return [json.loads(line) for line in file if line.strip()]
     except ValueError as problem:
-        raise InputError(f"{str(path)!r} is not JSON, a row a line ({problem})") from None
+        raise InputError(f"{str(path)!r} is not JSON with one row per line ({problem})") from None
 
 
 def _make_example(documents: Path, task: str, row: tuple[dict[str, Any], int]) -> Example:
+    """Join documents and query to one input (premise and hypothesis stay a pair), with spans of characters."""
     annotation, label = row
     ids = _list_document_ids(annotation, documents)
     texts = [_read_document(documents, name) for name in ids]
@@ -149,12 +152,14 @@ def _to_char_span(
 
 
 def _has_document(documents: Path, name: str) -> bool:
+    """Check whether a document exists, in the folder or in the packed file."""
     if documents.is_dir():
         return (documents / name).is_file()
     return name in _open_documents(str(documents), os.getpid())[1]
 
 
 def _read_document(documents: Path, name: str) -> str:
+    """Read the text of a document, or raise `InputError` if it is missing; files get Unix line ends."""
     if not _has_document(documents, name):
         raise InputError(f"there is no document {name!r} in {str(documents)!r}: is it unpacked completely?")
     if documents.is_dir():

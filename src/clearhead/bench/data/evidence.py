@@ -133,15 +133,17 @@ def compute_evidence_coverage(
         coverage[_find_overlapping_units([item for item in items if isinstance(item, CharSpan)], units)] = 1
     else:
         raise InputError(
-            f"the units of {example.id!r} have no positions in a text (they came as model inputs): give the text itself"
+            f"the units of {example.id!r} have no positions in a text (they were given as model inputs): give the text "
+            "itself"
         )
     coverage[[item.index for item in items if isinstance(item, UnitIndex) and item.stream == units.stream]] = 1
     return coverage
 
 
 def _collect_evidence(example: Example, alternative: int | None) -> list[EvidenceItem]:
+    """Return the items of the evidence set with index `alternative`, or of all sets if it is None."""
     if example.evidence is None:
-        raise InputError(f"the example {example.id!r} has no evidence marked: choose a data set or split that has")
+        raise InputError(f"the example {example.id!r} has no marked evidence: choose a data set or split that has it")
     if alternative is None:
         return [item for items in example.evidence for item in items]
     if not 0 <= alternative < len(example.evidence):
@@ -156,7 +158,9 @@ def _find_overlapping_units(spans: Sequence[CharSpan], units: Units) -> Bool[np.
     is_evidence = [np.zeros(len(text) + 1, dtype=int) for text in units.texts]
     for span in spans:
         if span.segment >= len(units.texts) or span.stop > len(units.texts[span.segment]):
-            raise InputError(f"{span} lies outside the units' texts: the units are of another input than the example")
+            raise InputError(
+                f"{span} lies outside the units' texts: the units belong to another input than the example"
+            )
         is_evidence[span.segment][span.start : span.stop] = 1
     num_preceding = []  # cumulative number of evidence characters before each position, white space excluded
     for text, mask in zip(units.texts, is_evidence, strict=True):
@@ -172,6 +176,7 @@ def _find_overlapping_units(spans: Sequence[CharSpan], units: Units) -> Bool[np.
 
 
 def _view_to_image_box(box: Box, view: Box) -> Box:
+    """Convert a box in fractions of the view to fractions of the whole image."""
     width = view[2] - view[0]
     height = view[3] - view[1]
     return (view[0] + box[0] * width, view[1] + box[1] * height, view[0] + box[2] * width, view[1] + box[3] * height)
@@ -216,6 +221,7 @@ def _collect_edges(items: Sequence[EvidenceItem], axis: int) -> Float[np.ndarray
 def _rasterise(
     item: EvidenceItem, x: Float[np.ndarray, "column"], y: Float[np.ndarray, "row"]
 ) -> Bool[np.ndarray, "row column"]:
+    """Sample a mask or box at the grid points x × y, which are fractions of the image."""
     if isinstance(item, EvidenceMask):
         height, width = item.pixels.shape
         return item.pixels[np.ix_((y * height).astype(int), (x * width).astype(int))]

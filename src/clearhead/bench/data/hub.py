@@ -60,7 +60,9 @@ def open_hub_dataset(
             raise unknown_value_error(f"column of {dataset}", name, column_names)
     input_columns = tuple(columns or next((names for names in INPUT_COLUMNS if set(names) <= set(column_names)), ()))
     if not input_columns:
-        raise InputError(f"{dataset} has the columns {', '.join(column_names)}: say which to explain, columns=[…]")
+        raise InputError(
+            f"{dataset} has the columns {', '.join(column_names)}: choose those to explain with columns=[…]"
+        )
     label_column = label_column or next((name for name in LABEL_COLUMNS if name in column_names), None)
     labels: tuple[str, ...] = ()
     if label_column:
@@ -84,6 +86,7 @@ def open_hub_dataset(
 
 @lru_cache(maxsize=4)
 def _load_hub_splits(spec: DatasetSpec, dataset: str, config: str | None, revision: str | None) -> Any:
+    """Load and cache all splits of a hub data set; one without splits becomes the split "all"."""
     try:
         datasets = import_module("datasets")  # not a dependency
     except ImportError:
@@ -97,6 +100,7 @@ def _load_hub_splits(spec: DatasetSpec, dataset: str, config: str | None, revisi
 
 
 def _list_indices(spec: DatasetSpec, dataset: str, config: str | None, revision: str | None, split: str) -> range:
+    """Return the row indices of a split; `_make_example` reads the rows themselves."""
     return range(len(_load_hub_splits(spec, dataset, config, revision)[split]))
 
 
@@ -107,6 +111,7 @@ def _make_example(
     labels: tuple[str, ...],
     index: int,
 ) -> Example:
+    """Create an example from row `index`; several input columns make a tuple, a negative label means none."""
     *source_without_split, split = source
     row = _load_hub_splits(*source_without_split)[split][index]
     label = row[label_column] if label_column else None
@@ -154,6 +159,7 @@ def open_table_dataset(
 
 
 def _make_row_example(labels: tuple[str, ...], row: DatasetRow) -> Example:
+    """Create an example from a row of a local table; a row that could not be read raises `InputError`."""
     if row.error is not None:
         raise InputError(f"row {row.id}: {row.error}")
     if not labels:

@@ -31,12 +31,13 @@ def open_label_map(source: Path | bytes, name: str = "") -> UInt8[np.ndarray, "h
     levels = _open_file(lambda file: np.asarray(Image.open(file)), source, name)
     if levels.ndim != 2:
         raise InputError(
-            f"{name or str(source)!r} is not a map with one number a pixel, but has the shape {levels.shape}"
+            f"{name or str(source)!r} is not a map with one number per pixel: it has the shape {levels.shape}"
         )
     return levels
 
 
 def _open_file(read: Callable[[Any], Any], source: Path | bytes, name: str) -> Any:
+    """Call `read` on a path or on bytes; any failure becomes an `InputError` that names the image."""
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     name = name or repr(str(source))
     try:
@@ -65,7 +66,7 @@ class NpzArchive:
                     info.filename.removesuffix(".npy"): self._load_array(archive, info) for info in archive.infolist()
                 }
         except (BadZipFile, ValueError) as problem:
-            raise InputError(f"{str(self.path)!r} is not an .npz that can be read ({problem})") from None
+            raise InputError(f"{str(self.path)!r} is not a readable .npz file ({problem})") from None
 
     def _load_array(self, archive: ZipFile, info: Any) -> np.ndarray:
         """Memory-map the array if it is stored uncompressed, else read it."""
@@ -87,7 +88,7 @@ class NpzArchive:
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.arrays:
-            raise InputError(f"{str(self.path)!r} holds no {name!r}, but {', '.join(self.arrays)}")
+            raise InputError(f"{str(self.path)!r} contains no {name!r}, only {', '.join(self.arrays)}")
         return self.arrays[name]
 
     def read_member(self, index: int, data: str = "data", offsets: str = "off") -> bytes:

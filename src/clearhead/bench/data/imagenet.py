@@ -42,6 +42,7 @@ def open_image_folder(spec: DatasetSpec, folder: Path, split: str | None) -> Ben
 
 
 def _open_class_folders(spec: DatasetSpec, folder: Path, split: str | None) -> BenchmarkDataset:
+    """Open one folder per class; the sorted folder names of all splits are the labels, by readable name if known."""
     base = folder / "Data" / "CLS-LOC" if (folder / "Data" / "CLS-LOC").is_dir() else folder
     split_folders: dict[str, Path] = {}
     for name, subfolder in _SPLIT_FOLDERS:
@@ -96,6 +97,7 @@ def _list_image_files(spec: DatasetSpec, folder: Path, wnids: Sequence[str]) -> 
 
 
 def _make_example(folder: Path, box_folder: Path | None, row: tuple[Path, int]) -> Example:
+    """Open an image as RGB, with its boxes if there is a folder of boxes; the id is its path without suffix."""
     path, label = row
     name = path.relative_to(folder).with_suffix("").as_posix()
     return Example(name, open_rgb_image(path), label, _read_boxes(box_folder, path) if box_folder else None)

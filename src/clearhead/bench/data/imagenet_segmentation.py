@@ -47,7 +47,7 @@ def _open_hdf5(path: Path, process: int) -> Any:
         file = h5py.File(path, "r")
         file["value/img"], file["value/gt"]
     except (OSError, KeyError) as problem:
-        raise InputError(f"{str(path)!r} is not {SEGMENTATION_FILE} as it was published ({problem})") from None
+        raise InputError(f"{str(path)!r} is not {SEGMENTATION_FILE} in its published form ({problem})") from None
     return file
 
 
@@ -57,11 +57,13 @@ def _decode_matlab_text(file: Any, name: str, index: int) -> str:
 
 
 def _read_wnids(path: Path) -> list[str]:
+    """Read the WordNet id of the object in each image, in file order."""
     file = _open_hdf5(path, os.getpid())
     return [_decode_matlab_text(file, "target", index) for index in range(len(file["value/img"]))]
 
 
 def _list_rows(path: Path, wnids: tuple[str, ...]) -> list[tuple[int, int]]:
+    """Pair the index of each image with its label, the position of its WordNet id in `wnids`."""
     return [(index, wnids.index(wnid)) for index, wnid in enumerate(_read_wnids(path))]
 
 
@@ -76,6 +78,8 @@ def _make_example(path: Path, row: tuple[int, int]) -> Example:
     image = Image.fromarray(np.ascontiguousarray(pixels.astype(np.uint8))).convert("RGB")
     mask = np.asarray(file[file[file["value/gt"][index, 0]][0, 0]]).T > 0
     if mask.shape != pixels.shape[:2]:
-        raise InputError(f"{SEGMENTATION_FILE}, image {index}: the mask is {mask.shape}, the image {pixels.shape[:2]}")
+        raise InputError(
+            f"{SEGMENTATION_FILE}, image {index}: the mask has the shape {mask.shape}, but the image {pixels.shape[:2]}"
+        )
     evidence = ((EvidenceMask(mask),),) if mask.any() else None
     return Example(_decode_matlab_text(file, "id", index), image, label, evidence)

@@ -48,10 +48,11 @@ def make_mosaics(
 
 
 def _draw_mosaics(dataset: BenchmarkDataset, count: int, seed: int, layout: str) -> Sequence[_MosaicCells]:
+    """Draw the images of each mosaic: target classes take turns; the other class and the target cells are random."""
     labels = [example.label for example in dataset]
     classes = sorted({label for label in labels if isinstance(label, int)})
     if len(classes) < 2:
-        raise InputError(f"mosaics need images of two classes, and {dataset.name} has {len(classes)}")
+        raise InputError(f"mosaics need images of two classes, but {dataset.name} has {len(classes)}")
     rng = np.random.default_rng([seed, 7])
     indices_of = {cls: [index for index, label in enumerate(labels) if label == cls] for cls in classes}
     num_cells = int(np.prod(MOSAIC_LAYOUTS[layout]))
@@ -67,6 +68,7 @@ def _draw_mosaics(dataset: BenchmarkDataset, count: int, seed: int, layout: str)
 
 
 def _compose_mosaic(dataset: BenchmarkDataset, layout: str, cell_size: int, cells: _MosaicCells) -> Example:
+    """Paste the images into the cells; the evidence is the boxes of the cells with the target class."""
     from PIL import Image
 
     rows, columns = MOSAIC_LAYOUTS[layout]
@@ -82,6 +84,7 @@ def _compose_mosaic(dataset: BenchmarkDataset, layout: str, cell_size: int, cell
 
 
 def _resize_square(image: Any, size: int) -> Any:
+    """Resize an image to size × size pixels as RGB, without keeping its aspect ratio."""
     from PIL import Image
 
     if isinstance(image, np.ndarray):

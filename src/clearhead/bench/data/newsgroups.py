@@ -41,6 +41,7 @@ def open_newsgroups(
 
 
 def _list_posts(folder: Path) -> list[tuple[str, int, Any]]:
+    """List the files of all group folders as sorted (id, label, path); a folder that is no newsgroup is refused."""
     files = [(group, file) for group in sorted(folder.iterdir()) if group.is_dir() for file in group.iterdir()]
     unknown_groups = sorted({group.name for group, _ in files} - set(NEWSGROUP_NAMES))
     if unknown_groups:
@@ -49,6 +50,7 @@ def _list_posts(folder: Path) -> list[tuple[str, int, Any]]:
 
 
 def _fetch_posts(spec: DatasetSpec, split: str) -> list[tuple[str, int, Any]]:
+    """Get a split from scikit-learn, which downloads it if needed, as sorted (id, label, text)."""
     from sklearn.datasets import fetch_20newsgroups
 
     try:
@@ -61,6 +63,7 @@ def _fetch_posts(spec: DatasetSpec, split: str) -> list[tuple[str, int, Any]]:
 
 
 def _make_example(remove: tuple[str, ...], row: tuple[str, int, Any]) -> Example:
+    """Create an example from a post (a Latin-1 file or its text), without the parts named in `remove`."""
     name, label, post = row
     if isinstance(post, Path):
         post = post.read_bytes().decode("latin-1")

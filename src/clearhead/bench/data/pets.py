@@ -69,10 +69,12 @@ def _parse_breed(name: str) -> str:
 
 
 def _list_packed_rows(archive: NpzArchive) -> range:
+    """Return the row indices of a packed archive, one for each label in it."""
     return range(len(archive["label"]))
 
 
 def _make_packed_example(archive: NpzArchive, label: str, index: int) -> Example:
+    """Decode image and trimap of one packed row; `label` selects breed or species."""
     name = str(archive["name"][index])
     trimap = open_label_map(archive.read_member(index, "mask", "moff"), f"the trimap of {name}")
     label_index = int(archive["label" if label == "breed" else "species"][index])
@@ -86,6 +88,7 @@ def _read_list(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _make_file_example(folder: Path, label: str, row: tuple[str, int, int]) -> Example:
+    """Open image and trimap of one row of the original folders; `label` selects breed or species."""
     name, breed, species = row
     trimap = open_label_map(folder / "annotations" / "trimaps" / f"{name}.png")
     image = open_rgb_image(folder / "images" / f"{name}.jpg")
@@ -93,9 +96,12 @@ def _make_file_example(folder: Path, label: str, row: tuple[str, int, int]) -> E
 
 
 def _make_example(name: str, image: Any, label: int, trimap: UInt8[np.ndarray, "height width"]) -> Example:
+    """Create an example whose evidence is the animal's pixels; pixels on the trimap's border are ignored."""
     width, height = image.size
     if trimap.shape != (height, width):
-        raise InputError(f"{name}: the trimap is {trimap.shape[1]} × {trimap.shape[0]}, the image {width} × {height}")
+        raise InputError(
+            f"{name}: the trimap is {trimap.shape[1]} × {trimap.shape[0]}, but the image is {width} × {height}"
+        )
     is_animal = trimap == TRIMAP_ANIMAL
     mask = EvidenceMask(is_animal, trimap == TRIMAP_BORDER)
     return Example(name, image, label, ((mask,),) if is_animal.any() else None)

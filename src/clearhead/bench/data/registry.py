@@ -118,6 +118,7 @@ def load_benchmark_dataset(
 
 
 def _reopen(name: str, root: str | Path | None, options: Mapping[str, Any], split: str) -> BenchmarkDataset:
+    """Load another split of a data set with the name, folder and options of the first call."""
     return load_benchmark_dataset(
         name, split, root, **{key: value for key, value in options.items() if key != "dataset"}
     )
@@ -131,7 +132,7 @@ def _find_folder(spec: DatasetSpec, root: str | Path | None) -> Path | None:
         if not spec.requires_folder:
             return None
         raise InputError(
-            f"where is {spec.name}? Give the folder that holds it: root=, or the environment variable "
+            f"the folder of {spec.name} is not known: give it with root= or the environment variable "
             f"{DATA_ROOT_VARIABLE}. How to get it: {spec.download_hint}"
         )
     base = Path(root)
@@ -200,6 +201,4 @@ def read_lines(path: Path) -> list[str]:
 
 def missing_package_error(package: str, dataset_name: str) -> InputError:
     """Build the error for an optional package that is not installed."""
-    return InputError(
-        f"{dataset_name} is read with the package {package}, which is not installed: pip install {package}"
-    )
+    return InputError(f"{dataset_name} needs the package {package}, which is not installed: pip install {package}")

@@ -55,7 +55,7 @@ def _read_glue_table(path: Path, split: str) -> list[SentenceRow]:
     """Read a tab-separated file, where quotation marks belong to the sentences; GLUE's test set has no labels."""
     header, *body = [line.rstrip("\r").split("\t") for line in read_lines(path)]
     if "sentence" not in header:
-        raise InputError(f"{str(path)!r} has no column 'sentence', but {header}: is it GLUE's file of SST-2?")
+        raise InputError(f"{str(path)!r} has no column 'sentence', but {header}: is it the SST-2 file of GLUE?")
     text_column = header.index("sentence")
     label_column = header.index("label") if "label" in header else None
     rows: list[SentenceRow] = []
@@ -111,6 +111,7 @@ def _read_labelled_lines(path: Path, split: str, labels: tuple[str, ...]) -> lis
 
 
 def _read_class_files(folder: Path, files: Mapping[str, int], split: str) -> list[SentenceRow]:
+    """Read one file per class, one sentence per line, as (id, sentence, label); ids count through all files."""
     sentences = [(line.strip(), label) for name, label in files.items() for line in read_lines(folder / name)]
     return [(f"{split}-{number:06d}", text, label) for number, (text, label) in enumerate(sentences, 1)]
 

@@ -48,6 +48,7 @@ def open_tiny_imagenet(spec: DatasetSpec, folder: Path, split: str | None) -> Be
 def _open_packed(
     spec: DatasetSpec, folder: Path, split: str | None, splits: list[str], shard_names: Mapping[str, list[str]]
 ) -> BenchmarkDataset:
+    """Open a split that is packed in .npz shards; the labels are the second column of classes.tsv."""
     if not (folder / "classes.tsv").is_file():
         raise missing_files_error(spec, "classes.tsv", [folder])
     split = choose_split(spec.name, split, splits)
@@ -58,11 +59,13 @@ def _open_packed(
 
 
 def _list_packed_rows(shards: list[NpzArchive], split: str) -> list[tuple[str, NpzArchive, int]]:
+    """List id, shard and index in the shard of every image; ids count through all shards, from 1."""
     members = [(shard, index) for shard in shards for index in range(len(shard["label"]))]
     return [(f"{split}-{number:06d}", shard, index) for number, (shard, index) in enumerate(members, 1)]
 
 
 def _make_packed_example(row: tuple[str, NpzArchive, int]) -> Example:
+    """Decode an image from its shard, with its label, and its box in pixels as evidence."""
     name, shard, index = row
     x_min, y_min, x_max, y_max = (int(edge) for edge in shard["box"][index])
     image = open_rgb_image(shard.read_member(index), name)
@@ -72,6 +75,7 @@ def _make_packed_example(row: tuple[str, NpzArchive, int]) -> Example:
 def _list_validation_rows(
     spec: DatasetSpec, folder: Path, label_of: Mapping[str, int]
 ) -> list[tuple[Path, int, PixelBox]]:
+    """List path, label and box of each line of val_annotations.txt; an unknown class raises `InputError`."""
     path = folder / "val_annotations.txt"
     if not path.is_file():
         raise missing_files_error(spec, path.name, [folder])
@@ -83,6 +87,7 @@ def _list_validation_rows(
 
 
 def _list_training_rows(folder: Path, label_of: Mapping[str, int]) -> list[tuple[Path, int, PixelBox]]:
+    """List path, label and box of each line of the classes' files WNID_boxes.txt."""
     rows = []
     for wnid, label in label_of.items():
         for line in read_lines(folder / wnid / f"{wnid}_boxes.txt"):
@@ -92,11 +97,13 @@ def _list_training_rows(folder: Path, label_of: Mapping[str, int]) -> list[tuple
 
 
 def _parse_box(cells: list[str]) -> PixelBox:
+    """Parse the first four cells as edges in pixels: x_min, y_min, x_max, y_max."""
     x_min, y_min, x_max, y_max = (int(cell) for cell in cells[:4])
     return x_min, y_min, x_max, y_max
 
 
 def _make_file_example(row: tuple[Path, int, PixelBox]) -> Example:
+    """Open an image file as RGB, with its box as evidence; the id is the file name without its suffix."""
     path, label, box = row
     return Example(path.stem, open_rgb_image(path), label, _box_to_evidence(box))
 

@@ -59,14 +59,16 @@ def _list_rows(path: Path, rule: str) -> list[tuple[dict[str, Any], dict[str, fl
 
 
 def _read_list(path: Path, name: str) -> list[dict[str, Any]]:
+    """Read the list under the key `name` of a VQA file, sorted by question id."""
     try:
         entries: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))[name]
     except (ValueError, KeyError, TypeError) as problem:
-        raise InputError(f"{str(path)!r} is not a file of VQA's {name} ({problem!r})") from None
+        raise InputError(f"{str(path)!r} is not a file of VQA {name} ({problem!r})") from None
     return sorted(entries, key=lambda entry: entry["question_id"])
 
 
 def _make_example(image_folder: Path, image_split: str, row: tuple[dict[str, Any], dict[str, float] | None]) -> Example:
+    """Create an example of a question and its COCO image; the label is a score for each answer, or None."""
     question, scores = row
     image = open_rgb_image(image_folder / f"COCO_{image_split}_{question['image_id']:012d}.jpg")
     return Example(str(question["question_id"]), {"text": question["question"], "image": image}, scores)

@@ -54,6 +54,7 @@ def open_zoo_task(
 
 
 def _import_task(name: str) -> Any:
+    """Import a task's module of clearhead-zoo; raise `InputError` with the install command if it is missing."""
     try:
         return import_module(f"clearhead_zoo.tasks.{name}")
     except ImportError:
@@ -61,28 +62,34 @@ def _import_task(name: str) -> Any:
 
 
 def _to_char_spans(zoo_example: Any, positions: Sequence[int]) -> tuple[EvidenceItem, ...]:
+    """Convert unit positions of a zoo example to spans of characters."""
     return tuple(CharSpan(*zoo_example.spans[position]) for position in positions)
 
 
 def _list_witnesses(zoo_example: Any) -> tuple[tuple[EvidenceItem, ...], ...]:
+    """Return each witness, a minimal set of positions that decides the label, as an evidence set."""
     return tuple(_to_char_spans(zoo_example, witness) for witness in zoo_example.witnesses)
 
 
 def _draw_logic_rows(count: int, seed: int) -> Sequence[Any]:
+    """Generate logic examples whose label has a reason in the text; labels due to an absence are left out."""
     return _import_task("logic").make_examples(count, seed, evident=True)
 
 
 def _make_logic_example(row: Any) -> Example:
+    """Create an example with an evidence set per witness; the question's positions are excluded."""
     label = _import_task("logic").LABELS.index(row.label)
     question = _to_char_spans(row, row.question_positions)
     return Example(row.id, row.text, label, _list_witnesses(row), question, target=row.label)
 
 
 def _draw_recall_rows(min_pairs: int, max_pairs: int, count: int, seed: int) -> Sequence[Any]:
+    """Generate recall examples with between `min_pairs` and `max_pairs` key–value pairs."""
     return _import_task("recall").make_examples(count, seed, pairs=(min_pairs, max_pairs))
 
 
 def _make_recall_example(row: Any) -> Example:
+    """Create an example that explains the first generated token, with the true value as continuation."""
     label = _import_task("recall").list_values().index(row.label)
     question = _to_char_spans(row, row.question_positions)
     evidence = _list_witnesses(row)
@@ -100,6 +107,7 @@ def _draw_spell_rows(count: int, seed: int) -> Sequence[Any]:
 
 
 def _make_spell_example(row: tuple[Any, int]) -> Example:
+    """Create an example of one phoneme of a word: the target is that generated token, the evidence its letters."""
     word, step = row
     zoo_example = word.make_examples()[step]
     return Example(
@@ -114,10 +122,12 @@ def _make_spell_example(row: tuple[Any, int]) -> Example:
 
 
 def _draw_shapes_rows(size: int, count: int, seed: int) -> Sequence[Any]:
+    """Generate questions about scenes of shapes, in images of size × size pixels."""
     return _import_task("shapes").make_examples(count, seed, size=size)
 
 
 def _make_shapes_vqa_example(row: Any) -> Example:
+    """Create an example of text, image and regions; its one evidence set joins words and regions."""
     inputs = {"text": row.text, "image": row.image, "regions": (row.features, row.region_boxes)}
     regions = tuple(UnitIndex(region, "regions") for region in row.evidence_regions)
     evidence = ((*_to_char_spans(row, row.evidence), *regions),)
@@ -149,10 +159,12 @@ def _make_shapes_scene_example(row: Any) -> Example:
 
 
 def _draw_hans_rows(count: int, seed: int) -> Sequence[Any]:
+    """Generate images with a word pasted on them that alone decides the label (Clever Hans)."""
     return _import_task("hans").make_examples(count, seed)
 
 
 def _make_hans_example(row: Any) -> Example:
+    """Create an example whose evidence is the box of the pasted word."""
     height, width = row.mask.shape
     box = ImageBox.from_pixels(row.box, width, height)
     assert box is not None

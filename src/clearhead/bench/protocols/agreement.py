@@ -153,6 +153,7 @@ def compute_top_k_probabilities(scores: Float[np.ndarray, "unit"], k: int) -> Fl
 
 
 def _select_scores(scores: Float[np.ndarray, "unit"], indices: Any) -> Float[np.ndarray, "unit"]:
+    """Select the scores of units by index; units without a score (NaN) count as 0."""
     return np.nan_to_num(np.asarray(scores, dtype=float)[indices])
 
 
@@ -215,6 +216,7 @@ class ClassSensitivity(BenchmarkProtocol):
         return True
 
     def _select_other_class(self, explainer: "Explainer", explanation: Any) -> int:
+        """Return the class predicted second (or first, if another is explained), or the next class index."""
         explained = int(explanation.target["index"])
         if self.other == "second":
             top_classes = explanation.prediction["top"]

@@ -89,6 +89,7 @@ def compute_coco_metrics(
 
 
 def _make_coco(coco_class: Any, dataset: dict[str, Any], instances: Sequence[ObjectInstance]) -> Any:
+    """Build an indexed COCO object of pycocotools from instances, without a file."""
     coco = coco_class()
     annotations = [_make_annotation(number, instance) for number, instance in enumerate(instances, 1)]
     coco.dataset = {**dataset, "annotations": annotations}
@@ -105,6 +106,7 @@ def _mean_of_valid(values: np.ndarray) -> float:
 
 
 def _make_annotation(number: int, instance: ObjectInstance) -> dict[str, Any]:
+    """Encode an instance as a COCO annotation; the mask becomes run lengths, and crowds are ignored."""
     from pycocotools import mask
 
     run_lengths = mask.encode(np.asfortranarray(instance.mask.astype(np.uint8)))
@@ -122,6 +124,7 @@ def _make_annotation(number: int, instance: ObjectInstance) -> dict[str, Any]:
 
 
 def _import_pycocotools() -> tuple[Any, Any]:
+    """Import `COCO` and `COCOeval`; raise `InputError` with the install command if they are missing."""
     try:
         from pycocotools.coco import COCO as Coco
         from pycocotools.cocoeval import COCOeval

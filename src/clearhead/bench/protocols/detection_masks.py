@@ -105,6 +105,7 @@ class DetectionMasks(BenchmarkProtocol):
         }
 
     def _make_instance(self, explainer: "Explainer", explanation: Explanation, size: tuple[int, int]) -> ObjectInstance:
+        """Cut a detection's heat map (authors' rule or Otsu) into a mask of the annotation's size."""
         assert explanation.image is not None
         view_size = (explanation.image.shape[0], explanation.image.shape[1])
         heat_map = explanation.heat_map()
@@ -126,6 +127,7 @@ def _split_detections(explanation: Explanation) -> list[Explanation]:
 
 
 def _list_true_instances(example: Example) -> list[ObjectInstance]:
+    """List the labelled object masks of an example; an example without them raises `InputError`."""
     items = [item for alternative in example.evidence or () for item in alternative]
     masks = [item for item in items if isinstance(item, EvidenceMask) and item.label is not None]
     if not masks:
@@ -144,6 +146,7 @@ def _compute_best_iou(true_instance: ObjectInstance, detected: Sequence[ObjectIn
 
 
 def _compute_mask_iou(first: MaskArray, second: MaskArray) -> float:
+    """Return the intersection over union of two masks; 0 if both are empty."""
     return float((first & second).sum() / max(1, (first | second).sum()))
 
 
@@ -154,6 +157,7 @@ def _resize_nearest(mask: MaskArray, size: tuple[int, int]) -> MaskArray:
 
 
 def _instances_to_curves(prefix: str, instances: Sequence[ObjectInstance]) -> dict[str, tuple[float, ...]]:
+    """Store instances as numbered curves: label, score, crowd flag, and run lengths of the mask."""
     return {
         f"{prefix} {index:03d}": (
             float(instance.label),
@@ -166,6 +170,7 @@ def _instances_to_curves(prefix: str, instances: Sequence[ObjectInstance]) -> di
 
 
 def _curves_to_instances(prefix: str, measurements: Sequence[Measurement]) -> list[ObjectInstance]:
+    """Rebuild stored instances; the index of a measurement becomes the image index of its instances."""
     return [
         ObjectInstance(image_index, int(label), decode_rle(runs), score, bool(is_crowd))
         for image_index, measurement in enumerate(measurements)

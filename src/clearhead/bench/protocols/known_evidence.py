@@ -103,6 +103,7 @@ class KnownEvidence(BenchmarkProtocol):
         return measurements
 
     def _measure_example(self, example: Example, method: str, explanation: AnyExplanation) -> list[Measurement]:
+        """Measure each stream with evidence; of several detections, the one whose box fits the annotation."""
         measurements = []
         for stream in example.streams or explanation.streams:
             stream_explanation = _select_matching_detection(explanation[stream], example)
@@ -114,6 +115,7 @@ class KnownEvidence(BenchmarkProtocol):
         return measurements
 
     def _compute_metrics(self, example: Example, explanation: Explanation) -> dict[str, float] | None:
+        """Rank the units against the union of evidence sets and the best single set; None if undefined."""
         assert example.evidence is not None
         units = explanation.units
         sets = [
@@ -209,6 +211,7 @@ def _compute_bounding_box(items: Sequence[EvidenceItem]) -> Box:
 
 
 def _compute_box_iou(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the intersection over union of two boxes (x_min, y_min, x_max, y_max)."""
     width = min(first[2], second[2]) - max(first[0], second[0])
     height = min(first[3], second[3]) - max(first[1], second[1])
     shared = max(width, 0.0) * max(height, 0.0)

@@ -105,6 +105,7 @@ def compute_mixing_matrix(method: str, call: AttentionCall) -> Float[Tensor, "qu
 
 
 def _compute_block_errors(call: AttentionCall, mixing_matrix: Float[Tensor, "query key"]) -> dict[str, float]:
+    """Return ‖output − mixed‖ / ‖output‖ of the attention, the same without mixing, and the block's cosine."""
     if call.values is None or call.output_projection is None or call.block_input is None:
         raise InputError(
             f"{call.module}: values, output projection or block input were not recorded; perceptions cannot be measured"

@@ -220,6 +220,7 @@ class PerturbationProtocol(BenchmarkProtocol):
     def _compute_metrics(
         self, tracker: "_ClassTracker", scores: Sequence[Float[np.ndarray, "label"]], direction: str
     ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
+        """Summarise the curves of the followed class; `keep` has no areas, as it does not start at the clean input."""
         num_steps = len(scores) - 1
         fractions = (0.0, *(self.fractions or (step / num_steps for step in range(1, num_steps + 1))))
         curves = tracker.compute_curves(scores)
@@ -268,6 +269,7 @@ class _ClassTracker:
         self.is_correct = self._check_correct(predicted)
 
     def _find_gold_class(self, prepared: PreparedExample, predicted: int, explained: int) -> int | None:
+        """Return the true class (the explained one for an example with a target); None if the model lacks it."""
         if prepared.example.continuation is not None or prepared.example.target is not None:
             return explained  # the example's own target is its true class
         if not isinstance(self.label, Mapping):
@@ -286,6 +288,7 @@ class _ClassTracker:
         return None if self.gold_class is None else predicted == self.gold_class
 
     def _get_soft_score(self, predicted: int) -> float:
+        """Return the label's score of the predicted answer; 0 for an answer that it does not list."""
         assert isinstance(self.label, Mapping)
         return float(self.label.get(self.label_lookup.label_name(predicted), 0.0))
 
@@ -309,10 +312,12 @@ class _ClassTracker:
 
 
 def _to_tensor(scores: Float[np.ndarray, "label"]) -> Any:
+    """Convert scores to the tensor that targets and adapters expect."""
     import torch
 
     return torch.as_tensor(scores)
 
 
 def _select_prediction_scores(label_lookup: Any, scores: Float[np.ndarray, "label"]) -> Float[np.ndarray, "label"]:
+    """Return the scores that a prediction is chosen from, as an array."""
     return np.asarray(label_lookup.select_prediction_scores(_to_tensor(scores)))

@@ -37,7 +37,7 @@ class ImagePerturbation(PerturbationProtocol):
         """Return the streams whose units are patches."""
         patch_streams = [stream for stream in streams if explanation[stream].units.grid is not None]
         if not patch_streams:
-            raise InputError(f"perturb-images needs patches of an image, and the streams are {', '.join(streams)}")
+            raise InputError(f"perturb-images needs patches of an image, but the streams are {', '.join(streams)}")
         return patch_streams
 
     def iter_removal_masks(
@@ -112,7 +112,7 @@ class TextPerturbation(PerturbationProtocol):
             stream for stream in streams if stream in ("text", "source") and explanation[stream].units.boxes is None
         ]
         if not text_streams:
-            raise InputError(f"perturb-text needs a text, and the streams are {', '.join(streams)}")
+            raise InputError(f"perturb-text needs a text, but the streams are {', '.join(streams)}")
         return [stream for stream in text_streams if len(explanation[stream]) >= self.shortest]
 
     def iter_removal_masks(
@@ -135,6 +135,7 @@ class TextPerturbation(PerturbationProtocol):
         )
 
     def _find_removable(self, units: Units) -> Int[np.ndarray, "place"]:
+        """Return the units that `protect` leaves: those not special, all, or all but some at both ends."""
         if self.protect is True:
             return np.asarray(units.content_indices())
         if self.protect is False:
@@ -154,7 +155,7 @@ class RegionPerturbation(PerturbationProtocol):
     def select_streams(self, streams: Sequence[str], explanation: Any) -> list[str]:
         """Return the stream of regions."""
         if "regions" not in streams:
-            raise InputError(f"perturb-regions needs regions of an image, and the streams are {', '.join(streams)}")
+            raise InputError(f"perturb-regions needs regions of an image, but the streams are {', '.join(streams)}")
         return ["regions"]
 
     def iter_removal_masks(

@@ -80,8 +80,9 @@ class RationaleAgreement(BenchmarkProtocol):
         return measurements
 
     def _compute_metrics(self, example: Example, explanation: Explanation) -> dict[str, float] | None:
+        """Compare ranked words with the rationale: token F1, IoU F1, curve areas; None without annotated words."""
         if example.evidence is None:
-            raise InputError(f"{example.id!r} has no rationale: choose a data set or split that has")
+            raise InputError(f"{example.id!r} has no rationale: choose a data set or split with rationales")
         words = find_words(explanation.units)
         scores = compute_word_scores(explanation.units, explanation.scores, words)
         annotations = [item for alternative in example.evidence for item in alternative if isinstance(item, CharSpan)]
@@ -114,6 +115,7 @@ def find_words(units: Units) -> list[tuple[int, Span]]:
 
 
 def _split_at_whitespace(text: str) -> list[Span]:
+    """Return the character spans of the words between white space."""
     spans = []
     start = None
     for index, character in enumerate(text + " "):
@@ -160,6 +162,7 @@ def _find_annotated_spans(annotations: Sequence[CharSpan], words: Sequence[tuple
 
 
 def _spans_to_mask(spans: Sequence[WordSpan], words: Sequence[tuple[int, Span]]) -> Bool[np.ndarray, "word"]:
+    """Mark the words that lie in any of the spans."""
     mask = np.zeros(len(words), dtype=bool)
     for _, start, stop in spans:
         mask[start:stop] = True
@@ -167,6 +170,7 @@ def _spans_to_mask(spans: Sequence[WordSpan], words: Sequence[tuple[int, Span]])
 
 
 def _words_to_spans(selected: Bool[np.ndarray, "word"], words: Sequence[tuple[int, Span]]) -> list[WordSpan]:
+    """Return each selected word as a span of its own; `merge_adjacent_words` joins them."""
     return [(words[index][0], index, index + 1) for index in np.flatnonzero(selected).tolist()]
 
 

@@ -139,6 +139,7 @@ class ParameterRandomisation(BenchmarkProtocol):
         targets: list[Any],
         step: int,
     ) -> dict[str, Any]:
+        """Explain with the current weights and the old seed; `random` is redrawn, as the chance level."""
         explain_kwargs = build_explain_kwargs(examples)
         methods = [parse_method(name) for name in explanations]
         seed = get_explanation_seed(explanations)
@@ -152,6 +153,7 @@ class ParameterRandomisation(BenchmarkProtocol):
 
 
 def _derive_seed(*key: Any) -> int:
+    """Derive a seed of 56 bits from the SHA-256 hash of the key."""
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little")
 
 
@@ -204,6 +206,7 @@ def compute_ssim(
 
 
 def _scale_min_max(values: Float[np.ndarray, "row column"]) -> Float[np.ndarray, "row column"]:
+    """Scale values to the range 0 to 1; constant values become 0."""
     span = values.max() - values.min()
     if not span:
         return np.asarray(np.zeros_like(values), dtype=float)
@@ -211,6 +214,7 @@ def _scale_min_max(values: Float[np.ndarray, "row column"]) -> Float[np.ndarray,
 
 
 def _average_similarities(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Average ρ, |ρ| and SSIM over the steps, and return the last ρ; SSIM is left out if it is undefined."""
     rho, ssim = zip(*pairs, strict=True)
     metrics = {"rho": float(np.mean(rho)), "absolute rho": float(np.mean(np.abs(rho))), "last rho": float(rho[-1])}
     if not np.isnan(ssim).any():
@@ -219,6 +223,7 @@ def _average_similarities(pairs: Sequence[tuple[float, float]]) -> dict[str, flo
 
 
 def _build_similarity_curves(pairs: Sequence[tuple[float, float]]) -> dict[str, tuple[float, ...]]:
+    """Return ρ and SSIM step by step; SSIM is left out if it is undefined at any step."""
     rho, ssim = zip(*pairs, strict=True)
     curves = {"rho": tuple(rho)}
     if not np.isnan(ssim).any():

@@ -104,6 +104,7 @@ class ObjectSegmentation(BenchmarkProtocol):
     def _measure_example(
         self, example: Example, explanation: Explanation, view_box: Box
     ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
+        """Upscale the heat map to the view, cut it at each threshold, and compare it with the object's mask."""
         assert explanation.image is not None
         size = (explanation.image.shape[0], explanation.image.shape[1])
         object_mask, valid_pixels = build_object_mask(example, size, view_box)
@@ -155,7 +156,7 @@ def build_object_mask(example: Example, size: tuple[int, int], view_box: Box) ->
         The object's pixels, and the pixels that are not ignored.
     """
     if example.evidence is None:
-        raise InputError(f"{example.id!r} has no mask of its object: choose a data set or split that has")
+        raise InputError(f"{example.id!r} has no object mask: choose a data set or split with masks")
     height, width = size
     y = view_box[1] + (np.arange(height) + 0.5) / height * (view_box[3] - view_box[1])
     x = view_box[0] + (np.arange(width) + 0.5) / width * (view_box[2] - view_box[0])
@@ -257,6 +258,7 @@ def compute_mask_metrics(predicted: MaskArray, object_mask: MaskArray, valid_pix
 
 
 def _divide_or_zero(numerator: Any, denominator: Any) -> float:
+    """Divide; 0 if the denominator is 0."""
     return float(numerator / denominator) if denominator else 0.0
 
 

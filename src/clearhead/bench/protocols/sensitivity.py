@@ -192,7 +192,7 @@ class RandomSubsetSensitivity(SubsetSensitivity):
         if self.draws < MIN_CORRELATION_POINTS:
             raise InputError(f"draws={self.draws}: a correlation needs at least {MIN_CORRELATION_POINTS}")
         if not self.shares or len({f"{share:g}" for share in self.shares}) < len(self.shares):
-            raise InputError(f"shares={self.shares}: give at least one, and none twice")
+            raise InputError(f"shares={self.shares}: give at least one, without duplicates")
 
     def count_perturbed_inputs(self, num_methods: int) -> int:
         """Number of perturbed inputs per example; the same subsets serve all methods."""
@@ -246,7 +246,7 @@ class SlidingSquareSensitivity(SubsetSensitivity):
         """Validate the settings."""
         super().check_settings()
         if not self.sides or len(set(self.sides)) < len(self.sides):
-            raise InputError(f"sides={self.sides}: give at least one, and none twice")
+            raise InputError(f"sides={self.sides}: give at least one, without duplicates")
         if min(*self.sides, self.stride) < 1:
             raise InputError(f"sides={self.sides}, stride={self.stride}: each must be at least 1 pixel")
 
@@ -259,7 +259,7 @@ class SlidingSquareSensitivity(SubsetSensitivity):
         streams = super().select_streams(explanation)
         patch_streams = [stream for stream in streams if explanation[stream].units.grid is not None]
         if not patch_streams:
-            raise InputError(f"squares need patches of an image, and the streams are {', '.join(streams)}")
+            raise InputError(f"squares need patches of an image, but the streams are {', '.join(streams)}")
         return patch_streams
 
     def build_subsets(
@@ -272,8 +272,8 @@ class SlidingSquareSensitivity(SubsetSensitivity):
         if not fitting_sides:
             raise InputError(
                 f"the model's input image has {height} × {width} pixels, and no square of "
-                f"{', '.join(map(str, self.sides))} fits: "
-                f"choose smaller sides, as sides={min(height, width) // 4},{min(height, width) // 2}"
+                f"{', '.join(map(str, self.sides))} fits: choose smaller sides, such as "
+                f"sides={min(height, width) // 4},{min(height, width) // 2}"
             )
         patch_weights = [
             _compute_interpolation_weights(num_patches, size)
@@ -297,6 +297,7 @@ class SlidingSquareSensitivity(SubsetSensitivity):
         return subset_weights, masks
 
     def _iter_square_masks(self, side: int, size: tuple[int, int]) -> Iterator[Bool[np.ndarray, "pixel"]]:
+        """Yield the flattened mask of each square of side × side pixels, `stride` apart, row by row."""
         for y in compute_square_starts(size[0], side, self.stride):
             for x in compute_square_starts(size[1], side, self.stride):
                 mask = np.zeros(size, dtype=bool)

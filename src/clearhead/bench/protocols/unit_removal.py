@@ -102,6 +102,7 @@ class TextRemover(UnitRemover):
         return bool(is_only_input and np.all(removed | np.asarray(self.units.special)))
 
     def _delete_tokens(self, removed: Bool[Tensor, "unit"]) -> Sample:
+        """Shorten every input and axis that runs along the tokens; position ids stay consecutive."""
         remaining = (~removed).nonzero().flatten()
         inputs = dict(self.sample.inputs)
         for name in self._aligned_input_names:
@@ -145,6 +146,8 @@ def _find_token_id(adapter: Any, token_name: str) -> int:
 
 
 def _select_units(units: Units, indices: list[int]) -> Units:
+    """Return only the units at these indices; fields that are None stay None."""
+
     def select(values: Any) -> Any:
         return None if values is None else tuple(values[i] for i in indices)
 

@@ -54,6 +54,7 @@ def chunked_sdpa_backward(call: "TiledAttention", grad_output: Float[Tensor, "ba
 def _attend_chunk(
     call: "TiledAttention", query_slice: slice, key_slice: slice, query: Tensor, key: Tensor, value: Tensor
 ) -> Float[Tensor, "batch query head width"]:
+    """Run torch's kernel on one chunk, with the chunk's slice of every argument that has query and key axes."""
     assert call.sdpa_forward is not None
     kwargs = {name: call.slice_argument(argument, query_slice, key_slice) for name, argument in call.kwargs.items()}
     mask = _get_chunk_mask(call, query_slice, key_slice)
@@ -61,6 +62,7 @@ def _attend_chunk(
 
 
 def _get_chunk_mask(call: "TiledAttention", query_slice: slice, key_slice: slice) -> Tensor | None:
+    """Return the mask of one chunk, one row if all queries share it; a mask that is not lazy is returned whole."""
     if not isinstance(call.mask, LazyMask):
         return call.mask
     if _is_same_for_all_queries(call.mask):

@@ -55,6 +55,7 @@ class DeferredCall:
         return kernel_result[1]
 
     def _reduce_by_tiles(self, output_gradient: Tensor | None, reductions: Sequence[MapReduction]) -> list[Tensor]:
+        """Sum the contributions of all tiles to each reduction, where no kernel computes them."""
         totals: list[Tensor] = []
         moved = [reduction.select_samples(slice(None), self.tiled_call.query.device) for reduction in reductions]
         num_queries = self.tiled_call.meta_attention.shape[2]

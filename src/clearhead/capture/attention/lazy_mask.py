@@ -183,6 +183,7 @@ class LazyMask(Tensor):
         return [unlimited, (None, 0), (size - 1, 0), (size, size), (size - 1, size - 1)]
 
     def _matches(self, candidate: BandMask) -> bool:
+        """Whether a band equals the mask in every element, compared chunk by chunk."""
         _, _, queries, keys = self.shape
         all_keys = slice(0, keys)
         build_tile = self.compute_tile if self.fits_in_memory else self._build_tile
@@ -264,6 +265,7 @@ def upcast_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _mask_everything(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """Mask function that hides every key from every query: the cheapest one that transformers accepts."""
     return torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=key.device)
 
 
@@ -275,6 +277,7 @@ def _get_query_length_and_device(mask_kwargs: Mapping[str, Any]) -> tuple[int, A
 
 
 def _build_query_kwargs(mask_kwargs: Mapping[str, Any], query_slice: slice) -> dict[str, Any]:
+    """Return the arguments of `sdpa_mask` for some queries, under the names of this transformers version."""
     if "cache_position" in mask_kwargs:
         return {"cache_position": mask_kwargs["cache_position"][query_slice]}
     return {

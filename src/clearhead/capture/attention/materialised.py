@@ -249,6 +249,7 @@ class _AttentionMapTap(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, rebuild: RebuildFunction, tiled_gradients: list[TiledGradients]
     ) -> Tensor:
+        """Compute the attention map with `rebuild`."""
         ctx.save_for_backward(query, key)
         ctx.rebuild = rebuild
         ctx.tiled_gradients = tiled_gradients
@@ -257,6 +258,7 @@ class _AttentionMapTap(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the tiled gradients; ∂y/∂A from other uses of the map goes through `rebuild` in addition."""
         attention_gradient = grad_outputs[0]
         tiled = ctx.tiled_gradients.pop() if ctx.tiled_gradients else None
         if tiled is not None and attention_gradient is tiled.attention_gradient:
@@ -287,6 +289,7 @@ class _TiledGradientOutput(torch.autograd.Function):
         tiled: TiledAttention,
         tiled_gradients: list[TiledGradients],
     ) -> Tensor:
+        """Return a copy of the kernel's output."""
         ctx.tiled = tiled
         ctx.tiled_gradients = tiled_gradients
         ctx.num_heads = attention.shape[1]
@@ -295,6 +298,7 @@ class _TiledGradientOutput(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute tiled gradients and ∂y/∂A = ∂y/∂O Vᵀ, and leave them for `_AttentionMapTap`."""
         tiled = ctx.tiled
         output_gradient = grad_outputs[0]
         map_dtype = get_accumulation_dtype(output_gradient.dtype)
@@ -310,11 +314,13 @@ class _KernelOutput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, eager_output: Tensor, kernel_output: Tensor) -> Tensor:
+        """Return a copy of the kernel's output, and drop the values of the eager one."""
         ctx.eager_dtype = eager_output.dtype
         return kernel_output.clone()  # autograd would return the input as a view, which must not be changed in place
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Pass the gradient to the eager output, in its dtype."""
         return grad_outputs[0].to(ctx.eager_dtype), None
 
 
@@ -325,6 +331,7 @@ class _CPUAttentionMaps(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, mask: Tensor | None, scale: float, gradient_buffer: GradientBuffer
     ) -> Tensor:
+        """A = softmax(scale · Q Kᵀ + mask), sample by sample in the memory of the result."""
         batch, heads, queries, _ = query.shape
         attention = query.new_empty(batch, heads, queries, key.shape[2])
         for i, scores in enumerate(attention):
@@ -340,6 +347,7 @@ class _CPUAttentionMaps(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """∂y/∂S = A ⊙ (∂y/∂A − Σ_j A ⊙ ∂y/∂A), written over ∂y/∂A if the buffer allows it."""
         query, key, attention = ctx.saved_tensors
         attention_gradient = grad_outputs[0]
         can_overwrite = ctx.gradient_buffer.can_overwrite
@@ -370,12 +378,14 @@ class _CPUAttentionOutput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, attention: Tensor, value: Tensor, gradient_buffer: GradientBuffer) -> Tensor:
+        """Return a copy of the kernel's output."""
         ctx.save_for_backward(attention, value)
         ctx.gradient_buffer = gradient_buffer
         return output.clone()  # autograd would return the input as a view, which must not be changed in place
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """∂y/∂A = ∂y/∂O Vᵀ and ∂y/∂V = Aᵀ ∂y/∂O, summed over the heads that share values."""
         attention, value = ctx.saved_tensors
         heads = attention.shape[1]
         kv_heads = value.shape[1]

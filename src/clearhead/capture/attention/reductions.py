@@ -39,13 +39,13 @@ class MapReduction:
 
         return replace(self, row_weights=select(self.row_weights), column_weights=select(self.column_weights))
 
-    def reduce_tile(self, call: AttentionCall, query_slice: slice, num_queries: int) -> Tensor:
-        """Compute the contribution of one tile, to be added up over tiles.
+    def reduce_tile(self, call: AttentionCall, query_slice: slice, total_queries: int) -> Tensor:
+        """Reduce the given maps of one tile; a result per query is padded to all queries, so that tiles add up.
 
         Args:
             call: Maps of the tile, with the selected heads only.
             query_slice: Queries of the tile.
-            num_queries: Number of queries of the full map.
+            total_queries: Number of queries of the full map.
         """
         maps = self.compute_maps(call)
         if self.row_weights is not None:
@@ -54,7 +54,7 @@ class MapReduction:
             per_query = pull_columns(self.column_weights, maps)
         else:
             per_query = maps.sum(3)
-        return pad(per_query, (query_slice.start, num_queries - query_slice.stop))
+        return pad(per_query, (query_slice.start, total_queries - query_slice.stop))
 
     def compute_maps(self, call: AttentionCall) -> Float[Tensor, "batch head query key"]:
         """Return the maps M of a call: its attention, or the product with its gradient."""

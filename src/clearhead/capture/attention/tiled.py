@@ -99,6 +99,7 @@ class TiledAttention:
         return output
 
     def _setup(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Keep the detached tensors, and choose the kernel: None where it does not support the call."""
         self.saved_tensors = (query.detach(), key.detach(), value.detach())
         self.meta_attention = torch.empty((*query.shape[:3], key.shape[2]), dtype=query.dtype, device="meta")
         self.kernel = self.tiling.kernel
@@ -132,6 +133,7 @@ class TiledAttention:
         return detached
 
     def _get_saved_tensors(self) -> tuple[Tensor, ...]:
+        """Return query, key, value and the kernel's tensors, after `forward` from the autograd context."""
         if self.saved_tensors is None:
             assert self.ctx_ref is not None
             self.saved_tensors = tuple(tensor.detach() for tensor in self.ctx_ref().saved_tensors)
@@ -139,14 +141,17 @@ class TiledAttention:
 
     @property
     def query(self) -> Float[Tensor, "batch head query width"]:
+        """Queries, detached from the graph."""
         return self._get_saved_tensors()[0]
 
     @property
     def key(self) -> Float[Tensor, "batch kv_head key width"]:
+        """Keys, detached from the graph."""
         return self._get_saved_tensors()[1]
 
     @property
     def value(self) -> Float[Tensor, "batch kv_head key width"]:
+        """Values, detached from the graph."""
         return self._get_saved_tensors()[2]
 
     @property
@@ -408,6 +413,7 @@ class _TiledAttentionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: TiledAttention) -> Tensor:
+        """Compute the output, and save the tensors of the call and of its kernel with autograd."""
         output, saved = call.compute_output()
         ctx.save_for_backward(query, key, value, *saved)
         ctx.call = call
@@ -418,6 +424,7 @@ class _TiledAttentionFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of query, key and value; None for the call."""
         return *dispatch_backward(ctx.call, gradients[0]), None
 
 
@@ -434,14 +441,16 @@ class _BatchedBackwardFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(gradient: Tensor, call: TiledAttention) -> QKVGradients:
+        """Run the backward pass for one target; torch calls `vmap` for several."""
         return call.backward(gradient)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+        """Save nothing: gradients are not differentiated again."""
 
     @staticmethod
     def vmap(info: Any, dims: Any, gradient: Tensor, call: TiledAttention) -> tuple[QKVGradients, tuple[int, int, int]]:
+        """Run one backward pass with the targets as first axis of the gradient."""
         if dims[0] is None:
             per_target = gradient[None].expand(info.batch_size, *gradient.shape)
         else:
@@ -457,6 +466,7 @@ def repeat_for_targets(tensor: Tensor, num_targets: int) -> Tensor:
 
 
 def _concat_gradients(target_gradients: Sequence[QKVGradients]) -> QKVGradients:
+    """Concatenate the gradients of several targets, each of query, key and value, to target × sample."""
     if len(target_gradients) == 1:
         return target_gradients[0]
     dq, dk, dv = (torch.cat(gradients) for gradients in zip(*target_gradients, strict=True))

@@ -119,6 +119,7 @@ def get_fastest_kernel(device: torch.device) -> AttentionKernel | None:
 
 @cache
 def _find_fastest_kernel(device: torch.device, uses_interpreter: bool) -> AttentionKernel | None:
+    """Return Triton's kernel from Ampere GPUs on, the cached tiles on a CPU, and None elsewhere."""
     is_ampere = device.type == "cuda" and torch.version.cuda and torch.cuda.get_device_capability(device) >= (8, 0)
     if (is_ampere or uses_interpreter) and find_spec("triton") is not None:
         from clearhead.capture.kernels.triton.kernel import TritonKernel  # compilers are slow to import

@@ -109,6 +109,7 @@ def _register_unknown_attention_hooks(
 
 
 def _check_output(model: nn.Module, module: nn.Module, output: Any, expected_output: Any, tolerance: float) -> None:
+    """Check that a registered function computes what its module does, in shape and within the tolerance."""
     tensors = list(iter_float_tensors(output))
     expected = list(iter_float_tensors(expected_output))
     if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in expected]:
@@ -125,6 +126,7 @@ def _check_output(model: nn.Module, module: nn.Module, output: Any, expected_out
 
 
 def _check_all_called(model: nn.Module, calls: "Sequence[CapturedCall]", unregistered: Mapping[str, str]) -> None:
+    """Check that every registered module ran, and that no module named attention ran unregistered."""
     captured = {call.module for call in calls}
     missing = [name for name in find_custom_modules(model) if name not in captured]
     if missing:
@@ -135,8 +137,8 @@ def _check_all_called(model: nn.Module, calls: "Sequence[CapturedCall]", unregis
     unknown = [f"{name} ({class_name})" for name, class_name in unregistered.items() if name not in captured]
     if unknown:
         raise UnsupportedError(
-            f"{type(model).__name__}: {unknown[0]} is called attention, but how it attends is not known: register its "
-            "class with clearhead.register_attention"
+            f"{type(model).__name__}: {unknown[0]} is named attention, but how it computes attention is not known: "
+            "register its class with clearhead.register_attention"
         )
 
 
@@ -162,7 +164,7 @@ def _check_output_depends_on_attention(
         y = sum((_project_to_scalar(tensor) for tensor in differentiable), torch.zeros(()))
     if not differentiable:
         raise UnsupportedError(
-            f"{type(model).__name__}: its output does not depend on its input in a way that has gradients"
+            f"{type(model).__name__}: its output does not depend on its input through differentiable operations"
         )
     nodes = [node for call in calls for node in (call.attention, call.values) if node is not None]
     for call in calls:
@@ -192,6 +194,7 @@ def _check_output_depends_on_attention(
 def _make_unused_tensor_error(
     model: nn.Module, calls: "Sequence[CapturedCall]", node: Tensor, name: str
 ) -> UnsupportedError:
+    """Return the error for a returned tensor that the model's output was not computed from."""
     module = next(call.module for call in calls if call.attention is node or call.values is node)
     return UnsupportedError(
         f"{type(model).__name__}: its output does not depend on the tensor returned as the {name} of {module}: return "
@@ -239,6 +242,7 @@ def iter_float_tensors(output: Any) -> Iterator[Tensor]:
 
 
 def _clone_tensors(value: Any) -> Any:
+    """Copy and detach all tensors in nested mappings and sequences; sequences become tuples."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, Mapping):
@@ -254,4 +258,5 @@ def _compute_relative_gap(tensor: Tensor, reference: Tensor) -> float:
 
 
 def _format_shapes(tensors: Sequence[Tensor]) -> str:
+    """Format the shapes of tensors for an error message."""
     return ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "no tensors"

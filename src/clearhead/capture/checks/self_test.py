@@ -1,4 +1,4 @@
-"""Self-test of the recorder on first use: captured attention and logits must be those of the unmodified model."""
+"""Self-test of the recorder on first use: A·V must give the attention outputs, and logits must stay the same."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -224,6 +224,7 @@ def _find_implementation(
 
 
 def _check_call_count(model: nn.Module, calls: list[CapturedCall], expected: int | None) -> None:
+    """Check that a pass makes the expected number of calls, if it is known."""
     if expected is not None and len(calls) != expected:
         raise UnsupportedError(
             f"{type(model).__name__} has {expected} attention layers but {len(calls)} calls were recorded: "
@@ -245,8 +246,8 @@ def _check_rebuilt_outputs(model: nn.Module, calls: Sequence[CapturedCall]) -> f
         if not gaps[-1] <= _get_tolerance(call.output):
             _check_finite(model)
             raise UnsupportedError(
-                f"{type(model).__name__}: the attention recorded in {call.module} is not what it used (relative gap "
-                f"{gaps[-1]:.1e})"
+                f"{type(model).__name__}: the attention recorded in {call.module} is not the attention that it used "
+                f"(relative gap {gaps[-1]:.1e})"
             )
     return max(gaps, default=None)
 
@@ -301,7 +302,8 @@ def _check_finite(model: nn.Module, output: Tensor | None = None) -> None:
             )
     if output is not None and not bool(output.isfinite().all()):
         raise UnsupportedError(
-            f"{type(model).__name__} itself outputs NaN or infinity in {output.dtype}: try another dtype, or input"
+            f"{type(model).__name__} itself outputs NaN or infinity in {output.dtype}: try another dtype or another "
+            "input"
         )
 
 
@@ -332,6 +334,7 @@ def _find_first_differing_layer(
 
 
 def _get_tolerance(tensor: Tensor) -> float:
+    """Return the largest relative difference accepted for a tensor's dtype."""
     return RELATIVE_TOLERANCE_BY_DTYPE.get(tensor.dtype, 1e-4)
 
 

@@ -222,6 +222,7 @@ class _GradientAccumulator:
 def _empty_transposed(
     tensor: Float[Tensor, "batch kv_head key width"], num_heads: int
 ) -> Float[Tensor, "batch head key width"]:
+    """Allocate the gradient of keys or values per head, stored as its transpose."""
     batch, _, keys, width = tensor.shape
     return tensor.new_empty(batch, num_heads, width, keys).mT
 

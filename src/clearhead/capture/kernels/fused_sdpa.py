@@ -115,6 +115,7 @@ class FusedSDPA:
         return dq, dk, dv
 
     def _get_window_kwargs(self) -> dict[str, Any]:
+        """Return scale and window as flash attention's arguments; a size of −1 is unlimited."""
         assert self.window is not None
         left_size = -1 if self.window.window_before is None else self.window.window_before
         right_size = -1 if self.window.window_after is None else self.window.window_after

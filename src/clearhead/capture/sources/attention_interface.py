@@ -265,6 +265,7 @@ def _clearhead_attention_forward(
 
 
 def _find_exact_eager_forward(context: CaptureContext, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the module's eager attention; errors name the model and the module."""
     module_name = context.get_module_name(module)
     return find_eager_forward(
         module, f"{context.model_name}: the attention of {module_name} cannot be recorded exactly: "
@@ -345,6 +346,7 @@ def _build_tiled_attention(
     kwargs: dict[str, Any],
     tiling: TilingConfig,
 ) -> TiledAttention:
+    """Build the tiled call, with torch's kernel for outputs unless the model runs with eager attention."""
     if _is_eager(module.config):
         return TiledAttention(eager, None, module, mask, False, kwargs, tiling)
     # As in transformers: no mask means a causal mask if the module is causal.
@@ -383,6 +385,7 @@ def _get_mask_forms(mask: Tensor | None) -> MaskForms:
 
 
 def _is_eager(config: Any) -> bool:
+    """Whether the model would run with eager attention if it were not captured."""
     return config is not None and get_attention_implementation(config) == "eager"
 
 
@@ -409,12 +412,14 @@ def _clearhead_mask(config: Any = None, **kwargs: Any) -> Tensor | None:
 
 
 def _build_lazy_mask(config: Any, mask_kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Make the lazy mask; None where nothing is hidden, or where torch's kernel masks causally by itself."""
     # torch's kernel applies a causal mask by itself
     allow_causal_skip = mask_kwargs.get("allow_is_causal_skip", True) and not _is_eager(config)
     return make_lazy_mask(config=config, **{**mask_kwargs, "allow_is_causal_skip": allow_causal_skip})
 
 
 def _get_attention_function(name: str) -> Callable[..., tuple[Tensor, Any]]:
+    """Return the function that transformers registers under this name."""
     from transformers.modeling_utils import AttentionInterface
 
     return AttentionInterface()[name]
@@ -598,6 +603,7 @@ def _make_projection_hook(context: CaptureContext) -> Callable[..., None]:
 
 
 def _has_same_values(tensor: Tensor, reference: Tensor) -> bool:
+    """Whether two tensors hold the same values in the same order, whatever their shapes."""
     if tensor.numel() != reference.numel():
         return False
     return tensor.data_ptr() == reference.data_ptr() or torch.equal(tensor.reshape(-1), reference.reshape(-1))

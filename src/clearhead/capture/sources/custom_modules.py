@@ -226,7 +226,7 @@ def _multihead_attention_forward(
     """
     if module.bias_k is not None or module.add_zero_attn:
         raise UnsupportedError(
-            "nn.MultiheadAttention with bias_k or add_zero_attn attends to keys that are no unit of the input"
+            "nn.MultiheadAttention with bias_k or add_zero_attn attends to keys that are not units of the input"
         )
     is_unbatched = query.dim() == 2
     batch_axis = 0 if is_unbatched or module.batch_first else 1
@@ -259,6 +259,7 @@ def _multihead_attention_forward(
 
 
 def _to_batch_first(tensor: Tensor, is_unbatched: bool, batch_axis: int) -> Tensor:
+    """Move the batch axis to the front, or add one of length one."""
     return tensor[None] if is_unbatched else tensor.transpose(0, batch_axis)
 
 

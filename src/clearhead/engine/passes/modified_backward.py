@@ -151,7 +151,9 @@ def get_rule_trial(recorder: Recorder, adapter: ModelAdapter, sample: Sample, me
                     f"{adapter.model_class_name} does not run under {family.name}{_format_failure(problem, family)}"
                 )
         if family.needs_float64 and adapter.dtype == torch.float16 and not supports_float64(adapter.device):
-            why_not = f"{family.name} divides by numbers that float16 has not: load the model with dtype='float32'"
+            why_not = (
+                f"{family.name} divides by numbers that float16 cannot represent: load the model with dtype='float32'"
+            )
         known[key] = RuleTrial(why_not, family.is_batch_safe)
     return known[key]
 
@@ -241,10 +243,9 @@ def _check_nonzero_start(numbers: Float[Tensor, "target batch"], scores: Tensor)
     if empty:
         several = f" (of {len(numbers)} targets, those at {', '.join(map(str, empty))})" if len(numbers) > 1 else ""
         raise MissingRuleError(
-            f"what is explained{several} takes from some classes what it gives to another (as a contrast, a "
-            "probability and log-odds do): relevance then starts with a sum of zero, which these rules keep, so that "
-            "nothing but rounding arrives. Explain the logits of the classes and subtract, or take rules='orig', or "
-            "attn-lrp"
+            f"the target{several} subtracts some classes from another (as a contrast, a probability and log-odds do), "
+            "so its relevance starts with a sum of zero. These rules conserve that sum, and only rounding errors "
+            "remain. Explain the logits of the classes and subtract them, or use rules='orig' or attn-lrp"
         )
 
 

@@ -43,7 +43,7 @@ def capture_norm_inputs(
         runs = heard.get(id(blocks[id(attention)]), [])
         if len(runs) < 2 or len({id(norm) for norm, _ in runs}) < len(runs):
             raise UnsupportedError(
-                f"the two norms of the layer of {place.module} were not found, which this setting reads"
+                f"this setting needs the two norms of the layer of {place.module}, which were not found"
             )
         found[place.query_stream, place.layer] = _build_norm_inputs(attention, runs, batch.targets_per_sample)
     return found
@@ -56,7 +56,7 @@ def _build_norm_inputs(attention: nn.Module, runs: list[tuple[nn.Module, Tensor]
         project: Any = getattr(attention, "v_proj", None) or getattr(attention, "value", None)
         if project is None:
             raise UnsupportedError(
-                f"{type(attention).__name__} has no projection of its values alone, which this setting reads"
+                f"this setting needs a separate value projection, which {type(attention).__name__} does not have"
             )
         return project(norm(second)).detach().repeat(steps, 1, 1)
 

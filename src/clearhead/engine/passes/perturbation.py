@@ -185,8 +185,8 @@ class ValueFunction:
                 values[i] = self._compute_values([one])[0]
         if not values.isfinite().all():
             raise InputError(
-                "the target is no finite number when units are taken away (replacement="
-                f"{batch[0].players.replacement}): choose another target, or another replacement"
+                f"the target is not finite when units are removed (replacement={batch[0].players.replacement}): choose "
+                "another target, or another replacement"
             )
         self.cache |= {one.key: own for one, own in zip(batch, values.tolist(), strict=True)}
 

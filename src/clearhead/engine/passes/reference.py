@@ -90,8 +90,9 @@ def _finish_with_gap(reading: MethodRun, plan: TargetBatch) -> dict[str, MethodS
     if _get_reference_method(reading).captum:
         worst = int(gap.argmax())
         warnings.warn(
-            f"captum's {reading.method.name} has no rule for norms, softmax, products and most activations: its scores "
-            f"miss {float(gap[worst]):.2g} of {float(gain[worst]):.2g}; without the profile they add up",
+            f"captum's {reading.method.name} has no rule for norms, softmax, products and most activations: the sum of "
+            f"its scores differs from its expected value, {float(gain[worst]):.2g}, by {float(gap[worst]):.2g}; "
+            "without the profile, the sum is correct",
             stacklevel=2,
         )
     relative = compute_completeness_gap(gap, [part.scores for part in parts.values()])
@@ -227,8 +228,9 @@ def _find_incompleteness_reason(held: ReferenceResult, plan: TargetBatch) -> str
     if gap <= (0.05 if plan.adapter.dtype in (torch.float16, torch.bfloat16) else 1e-3):
         return ""
     return (
-        f"in {plan.adapter.model_class_name} the scores miss {gap:.1e} of what they should add up to: part of it is "
-        "compiled code, or a function of its own, which no rule reaches"
+        f"in {plan.adapter.model_class_name}, the sum of the scores differs from its expected value (relative "
+        f"difference {gap:.1e}): part of the model is compiled code or a custom autograd function, to which no rule "
+        "applies"
     )
 
 

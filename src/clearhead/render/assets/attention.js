@@ -20,7 +20,7 @@ export const streams = (document_, options = {}) => {
   show(0);
   return h("div", { class: "ch-input ch-chosen-of" }, options.head !== false && h("h2", null, document_.heading),
     document_.links && between(document_.links, document_.picture),
-    h("div", { class: "ch-picks" }, h("span", null, "Who looks at whom"), choice("Who looks at whom", document_.maps.map(({ name }) => name), 0, show)), box);
+    h("div", { class: "ch-picks" }, h("span", null, "Direction of attention"), choice("Direction of attention", document_.maps.map(({ name }) => name), 0, show)), box);
 };
 
 export const attention = (document_, options = {}) => {
@@ -43,14 +43,14 @@ export const attention = (document_, options = {}) => {
   const layerOf = pick("layer", layers, state.layer), headOf = pick("head", heads, 0);
   const overview = everyHead(layers, heads, size, keys.length, tileOf, (layer, head) => [
     [`layer ${layer}, head ${head}`, ""], [patterns[layer][head], ""],
-    ...(document_.beside ? [["on average over others", document_.beside[layer][head]]] : [])], show);
+    ...(document_.beside ? [["average over other inputs", document_.beside[layer][head]]] : [])], show);
   show(state.layer, 0);
   return h("section", { class: "ch-input ch-attention" },
     options.head !== false && h("h2", null, document_.heading),
-    h("p", { class: "ch-note" }, `${document_.model} · ${layers} layers of ${heads} heads · ${keys === tokens ? "" : `${tokens.length} units look at `}${keys.length} units${document_.row === null ? "" : ` · the row of ${tokens[document_.row]} is read`}`),
+    h("p", { class: "ch-note" }, `${document_.model} · ${layers} layers of ${heads} heads · ${keys === tokens ? "" : `${tokens.length} units attend to `}${keys.length} units${document_.row === null ? "" : ` · read-out row: ${tokens[document_.row]}`}`),
     h("div", { class: "ch-panels" },
-      h("div", { class: "ch-panel" }, h("h3", null, "Every head"), h("p", { class: "ch-note" }, "The deepest layer on top; each map by its own largest weight. Choose a head to look at it."), overview),
-      h("div", { class: "ch-panel" }, h("h3", null, "One head"),
+      h("div", { class: "ch-panel" }, h("h3", null, "All heads"), h("p", { class: "ch-note" }, "The deepest layer is at the top; each map is scaled by its own largest weight. Select a head to show it."), overview),
+      h("div", { class: "ch-panel" }, h("h3", null, "Single head"),
         h("p", { class: "ch-picks" }, h("label", null, "Layer ", layerOf), h("label", null, "Head ", headOf)), below)),
     h("div", { class: "ch-panel" }, h("h3", null, "By depth"), depth(document_)),
     h("p", { class: "ch-note" }, document_.says));
@@ -66,7 +66,7 @@ const most = (bytes, units) => bytes.reduce((found, byte) => Math.max(found, byt
 const everyHead = (layers, heads, size, units, tileOf, told, choose) => {
   const gap = 4, edge = Math.max(14, Math.min(56, Math.floor(470 / Math.max(heads, layers)) - gap)), left = 22, top = 16;
   const width = left + heads * (edge + gap), height = top + layers * (edge + gap);
-  const canvas = h("canvas", { class: "ch-canvas", role: "img", "aria-label": `A map for each of ${layers} × ${heads} heads` });
+  const canvas = h("canvas", { class: "ch-canvas", role: "img", "aria-label": `Attention maps of ${layers} × ${heads} heads` });
   let chosen = [layers - 1, 0], pointed = null, sheet = null;
   const corner = (layer, head) => [left + head * (edge + gap), top + (layers - 1 - layer) * (edge + gap)];
   const scale = Math.max(1, devicePixelRatio * 1.5);
@@ -122,7 +122,7 @@ const everyHead = (layers, heads, size, units, tileOf, told, choose) => {
   canvas.addEventListener("pointermove", (event) => { const at = place(event); if (!at) leave(); else if (String(at) !== String(pointed)) point(...at); });
   canvas.addEventListener("pointerleave", leave);
   canvas.addEventListener("click", (event) => { const at = place(event); if (at) choose(...at); });
-  const frame = h("div", { class: "ch-scroll", tabindex: 0, role: "group", "aria-label": "Heads: arrow keys move from one to the next, Enter shows it" }, canvas);
+  const frame = h("div", { class: "ch-scroll", tabindex: 0, role: "group", "aria-label": "Heads: arrow keys move between heads, Enter shows one" }, canvas);
   cursor(frame, () => [layers, heads], (row, head) => point(layers - 1 - row, head, true), leave, (row, head) => choose(layers - 1 - row, head));
   const seen = new ResizeObserver(() => { if (canvas.isConnected) { seen.disconnect(); draw(true); } });
   seen.observe(frame);
@@ -134,16 +134,16 @@ const everyHead = (layers, heads, size, units, tileOf, told, choose) => {
 // whole: every weight in bytes, if there is one; pooled: the largest in each block.
 const oneHead = (document_, layer, head, whole, pooled, state) => {
   const { tokens, keys = tokens, patterns, beside } = document_, size = sizeOf(document_), square = keys === tokens, n = keys.length, box = h("div");
-  const average = beside ? `; on average ${beside[layer][head]}` : "";
+  const average = beside ? `; average over other inputs: ${beside[layer][head]}` : "";
   const show = (way) => {
     state.way = way;
     box.replaceChildren(way === 0 ? map() : linksOf(document_, layer, head, whole));
   };
-  const scaled = (bytes) => `Full colour is a weight of ${said(weightOf(most(bytes, n)))}; colours go by square roots.`;
+  const scaled = (bytes) => `Full colour is a weight of ${said(weightOf(most(bytes, n)))}; colours are on a square-root scale.`;
   const map = () => {
     if (whole) {
       return h("div", null, h("p", { class: "ch-note" }, scaled(whole)), matrix({ rows: tokens, columns: keys, values: whole, full: most(whole, n), weights: true, square, largest: 22, room: 560, table: false,
-        label: "Attention, query by key", told: (query, key) => [[`${tokens[query]} → ${keys[key]}`, said(weightOf(whole[query * n + key]))]] }));
+        label: "Attention, query × key", told: (query, key) => [[`${tokens[query]} → ${keys[key]}`, said(weightOf(whole[query * n + key]))]] }));
     }
     const blocks = (units, count) => Array.from({ length: count }, (_, block) => { const start = Math.floor(block * units.length / count); return `${start} ${units[start]}${count < units.length ? " …" : ""}`; });
     const rows = blocks(tokens, size[0]), columns = blocks(keys, size[1]);
@@ -154,16 +154,16 @@ const oneHead = (document_, layer, head, whole, pooled, state) => {
   const linked = whole || document_.links; // blocks have no links of their own
   show(linked ? state.way : 0);
   return [h("p", { class: "ch-note" }, `Layer ${layer}, head ${head}: ${patterns[layer][head]}${average}`),
-    linked && choice("How the head is drawn", ["Matrix", "Links"], state.way, show), box].filter(Boolean);
+    linked && choice("Display of the head", ["Matrix", "Links"], state.way, show), box].filter(Boolean);
 };
 
 // A head's links: every one of a short input, the strongest of a long one.
 const linksOf = (document_, layer, head, whole) => {
   const { tokens, keys = tokens } = document_, n = keys.length, row = (query) => Array.from(whole.subarray(query * n, (query + 1) * n), (byte, key) => [query, key, weightOf(byte)]);
   const every = whole ? tokens.flatMap((_, query) => strongest(row(query), n <= 80 ? n : 4)) : kept(document_.links[layer][head]);
-  const note = whole ? "Left looks at right. Point at a unit to see its links alone." : `Left looks at right: the ${every.length} strongest links of ${n} units. Point at a unit to see its own among them.`;
+  const note = whole ? "Left attends to right. Point at a unit to show only its links." : `Left attends to right: the ${every.length} strongest links of ${n} units. Point at a unit to highlight its links.`;
   return h("div", null, h("p", { class: "ch-note" }, note),
-    links({ left: tokens, right: keys, every, alone: whole ? (side, unit) => (side === 0 ? row(unit) : null) : null, names: ["Units that look", "Units that are looked at"], verbs: ["looks at", "is looked at by"] }));
+    links({ left: tokens, right: keys, every, alone: whole ? (side, unit) => (side === 0 ? row(unit) : null) : null, names: ["Queries", "Keys"], verbs: ["attends to", "is attended to by"] }));
 };
 
 const strongest = (links, count) => links.sort((a, b) => b[2] - a[2]).slice(0, count);
@@ -184,21 +184,21 @@ const depth = (document_) => {
     // The unit whose row is read mostly keeps to itself, and would leave no colour for the others.
     const top = turned.reduce((most, share, place) => (place % n === document_.row && n > 1 ? most : Math.max(most, share)), 0) || packed.full;
     const beyond = turned.some((share) => share > top) ? `, which ${keys[document_.row]} itself exceeds` : "";
-    box.replaceChildren(h("p", { class: "ch-note" }, `Full colour is a share of ${number(top, 3)}${beyond}; colours go by square roots.`),
+    box.replaceChildren(h("p", { class: "ch-note" }, `Full colour is ${number(top, 3)}${beyond}; colours are on a square-root scale.`),
       matrix({ rows: order.map((layer) => `layer ${layer}`), columns: keys, values: turned.map((share) => Math.sqrt(Math.max(0, share) / top)), full: 1, weights: true, label: `${kinds[state.kind]} by layer`, corner: "layer", room: 1000,
         words: order.map((_, row) => keys.map((__, unit) => number(turned[row * n + unit], 3))), told: (row, unit) => [[`layer ${order[row]}, ${keys[unit]}`, number(turned[row * n + unit], 3)]] }));
   };
   show();
   return h("div", { class: "ch-depth" }, h("div", { class: "ch-picks" },
-    kinds.length > 1 ? choice("What is followed", kinds, state.kind, (kind) => { state.kind = kind; show(); }) : h("span", null, kinds[0]),
-    document_.graph && choice("How it is drawn", ["Table", "Graph"], 0, (way) => { state.way = way; show(); })), box);
+    kinds.length > 1 ? choice("Measure", kinds, state.kind, (kind) => { state.kind = kind; show(); }) : h("span", null, kinds[0]),
+    document_.graph && choice("Display", ["Table", "Graph"], 0, (way) => { state.way = way; show(); })), box);
 };
 
 // Layers from left to right; a dot is as large as its unit's share there, a line as strong as the mean of the heads.
 const graph = (document_, values, full) => {
   const { units, links: every, of } = document_.graph, tokens = document_.tokens, n = tokens.length, layers = values.length / n;
   const ROW = 20, LEFT = 130, step = Math.max(70, Math.min(150, 820 / layers)), WIDE = LEFT + layers * step + 44, HIGH = units.length * ROW + 30;
-  const canvas = h("canvas", { class: "ch-canvas", role: "img", "aria-label": "Layered graph of attention; the table beside it has the same figures" });
+  const canvas = h("canvas", { class: "ch-canvas", role: "img", "aria-label": "Layered graph of attention; the table has the same values" });
   const draw = () => {
     const scale = Math.max(1, devicePixelRatio * 1.5), home = canvas.parentElement;
     canvas.width = WIDE * scale;
@@ -236,6 +236,6 @@ const graph = (document_, values, full) => {
   const seen = new ResizeObserver(() => { if (canvas.isConnected) { seen.disconnect(); draw(); } });
   seen.observe(frame);
   whenColoursChange(canvas, draw);
-  const less = of > units.length ? ` Summarised: the ${units.length} units of ${of} that matter most.` : "";
-  return h("div", null, h("p", { class: "ch-note" }, `Lines: mean attention of each layer’s heads. Dots: the share of each unit in ${document_.row === null ? "all rows" : "the row that is read"}.${less}`), frame);
+  const less = of > units.length ? ` Summarised: the ${units.length} of ${of} units with the largest values.` : "";
+  return h("div", null, h("p", { class: "ch-note" }, `Lines: mean attention of each layer’s heads. Dots: the share of each unit in ${document_.row === null ? "all rows" : "the read-out row"}.${less}`), frame);
 };

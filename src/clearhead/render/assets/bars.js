@@ -38,7 +38,7 @@ export const everyScore = (scale) => {
   const bySize = [...new Set([...strongest(scale, input.length), ...input])];
   const ranked = [...bySize].sort((a, b) => scale.special[a] - scale.special[b] || height(b) - height(a));
   const ORDERS = [["As in the input", input, "Raw scores in the order of the input"], ["Ranked", ranked, "The highest score first; special tokens at the end"],
-    ["By size", bySize, "The largest first, whatever its sign; special tokens at the end"]];
+    ["By absolute value", bySize, "The largest absolute score first; special tokens at the end"]];
   const show = (order) => box.replaceChildren(bars(ORDERS[order][2], scale, ORDERS[order][1]));
   show(0);
   return [choice("Order of the scores", ORDERS.map(([name]) => name), 0, show), box];

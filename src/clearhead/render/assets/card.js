@@ -78,7 +78,7 @@ const drawCard = (document_, card, point) => {
   return h("article", { class: "ch-card" },
     h("h3", null, card.title),
     card.citation && h("p", { class: "ch-note" }, card.citation),
-    chips && h("div", null, h("p", { class: "ch-label" }, `${chips.length} ${document_.found.length ? "objects" : "steps"}: choose one to see it alone`), h("div", { class: "ch-answer" }, chips)),
+    chips && h("div", null, h("p", { class: "ch-label" }, `${chips.length} ${document_.found.length ? "objects" : "steps"}: select one to show it alone`), h("div", { class: "ch-answer" }, chips)),
     h("div", { class: "ch-streams" }, boxes),
     h("div", { class: "ch-more" }, more(document_, card, state)));
 };
@@ -159,7 +159,7 @@ const more = (document_, card, state) => {
     if (own.heads) made.push(folded(`Heads${of}`, () => heads(own.heads, stream, part)));
   }
   made.push(folded("Certificate", () => facts(card.certificate)));
-  made.push(folded("Get it again, and cite it", () => [...card.recipe.map(code), card.citation && h("p", { class: "ch-note" }, `Method: ${card.citation}`)]));
+  made.push(folded("Reproduce and cite", () => [...card.recipe.map(code), card.citation && h("p", { class: "ch-note" }, `Method: ${card.citation}`)]));
   return made;
 };
 
@@ -185,7 +185,7 @@ const heads = (packed, stream, part) => {
     below.replaceChildren(bars(`Layer ${packed.rows[layer]}, head ${packed.columns[head]}: strongest units`, scale, strongest(scale, 8)));
   };
   const full = Math.max(...weight) || 1;
-  return [h("p", { class: "ch-label" }, `What each head gives in all; full colour is ${number(full, 3)}. Choose one to see to which units.`),
+  return [h("p", { class: "ch-label" }, `Total contribution of each head; full colour is ${number(full, 3)}. Select one to show its units.`),
     matrix({ rows: packed.rows.map((layer) => `layer ${layer}`), columns: packed.columns.map((head) => `head ${head}`), values: weight, full, label: "Layer by head", largest: 26, choose }), below];
 };
 
@@ -195,11 +195,11 @@ const facts = (rows) => h("table", { class: "ch-facts" }, h("tbody", null, rows.
 const code = (source) => h("pre", { tabindex: 0 }, h("code", null, source));
 
 const agreementOf = (agreement) => h("section", { class: "ch-agreement" },
-  h("h3", null, "How far they agree"),
+  h("h3", null, "Agreement of the methods"),
   h("div", { class: "ch-streams" }, agreement.map(({ stream, methods, values }) => h("div", null,
     agreement.length > 1 && h("p", { class: "ch-label" }, stream),
     scrolled("Agreement", h("table", { class: "ch-agree" },
       h("thead", null, h("tr", null, h("td"), methods.map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", null, methods.map((name, row) => h("tr", null, h("th", { scope: "row" }, name),
         values[row].map((tau) => paint(h("td", null, isMissing(tau) ? "–" : tau.toFixed(2).replace("-", "−")), tau, 1)))))))))),
-  h("p", { class: "ch-note" }, "Kendall’s τ-b of the scores, special tokens left out: 1 is the same order, 0 none, −1 the opposite."));
+  h("p", { class: "ch-note" }, "Kendall’s τ-b of the scores without special tokens: 1 is the same order, 0 no agreement, −1 the reverse order."));

@@ -29,7 +29,7 @@ const VIEWS = { page, section, panel, input, attention, streams, aggregate, prob
   ...Object.fromEntries(Object.entries(FIGURES).map(([name, make]) => [name, alone(make)])) };
 
 const view = (document_, options) => {
-  if (document_.version > VERSION) return h("p", { class: "ch-warn" }, "This was made by a newer clearhead than the one that draws it.");
+  if (document_.version > VERSION) return h("p", { class: "ch-warn" }, "This document was made by a newer version of clearhead than the one that displays it.");
   const make = VIEWS[document_.view];
   return make ? make(document_, options) : h("p", { class: "ch-warn" }, `There is no view “${document_.view}”.`);
 };

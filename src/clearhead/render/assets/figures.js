@@ -12,8 +12,8 @@ export const aggregate = ({ heading, rows }, options = {}) => {
   const order = rows.map((_, place) => place).sort((a, b) => Math.abs(rows[b][1]) - Math.abs(rows[a][1]));
   const top = order.slice(0, MOST).sort((a, b) => rows[b][1] - rows[a][1]);
   return h("section", { class: "ch-input" }, options.head !== false && h("h2", null, heading),
-    h("div", { class: "ch-card ch-global" }, bars(`${rows.length > MOST ? `The ${MOST} largest of ${rows.length}` : "The highest first"}; in brackets, how often`, scale, top, said),
-      rows.length > MOST && h("div", { class: "ch-more" }, folded(`All ${rows.length}`, () => bars("The highest first", scale, rows.map((_, place) => place), said)))));
+    h("div", { class: "ch-card ch-global" }, bars(`${rows.length > MOST ? `The ${MOST} largest of ${rows.length}` : "Highest first"}; counts in brackets`, scale, top, said),
+      rows.length > MOST && h("div", { class: "ch-more" }, folded(`All ${rows.length}`, () => bars("Highest first", scale, rows.map((_, place) => place), said)))));
 };
 
 // A mean with its interval on a common scale.

@@ -88,7 +88,7 @@ export const between = ({ ways, ends }, picture) => {
   show(0);
   const named = ({ from, to }) => `${ends[from].title} → ${ends[to].title.toLowerCase()}`;
   return h("section", { class: "ch-panel" }, h("h3", null, `${ends[ways[0].from].title} and ${ends[ways[0].to].title.toLowerCase()}`),
-    ways.length > 1 && choice("Who looks at whom", ways.map(named), 0, show), box);
+    ways.length > 1 && choice("Direction of attention", ways.map(named), 0, show), box);
 };
 
 const oneWay = ({ from, to, weights, rows }, ends, picture) => {
@@ -100,8 +100,8 @@ const oneWay = ({ from, to, weights, rows }, ends, picture) => {
     pointerenter: () => frame.point(drawn, unit), pointerleave: () => frame.point(drawn, null) })) : [];
   const point = (side, unit) => lit.forEach((one, other) =>
     one?.style.setProperty("--s", unit === null ? 0 : side === drawn ? Number(other === unit) : of(side, unit, other)));
-  const frame = links({ left: sides[0].labels, right: sides[1].labels, every, names: sides.map(({ title }) => title), verbs: ["looks at", "is looked at by"], point });
-  const over = lit.length > 0 && h("figure", { class: "ch-regions" }, h("div", { class: "ch-stack" }, image(picture, "The picture", true), lit));
-  return h("div", null, h("p", { class: "ch-note" }, `${rows}; the strongest link is ${number(full, 3)}. Point at a unit to see its links alone.`),
+  const frame = links({ left: sides[0].labels, right: sides[1].labels, every, names: sides.map(({ title }) => title), verbs: ["attends to", "is attended to by"], point });
+  const over = lit.length > 0 && h("figure", { class: "ch-regions" }, h("div", { class: "ch-stack" }, image(picture, "The image", true), lit));
+  return h("div", null, h("p", { class: "ch-note" }, `${rows}; the strongest link is ${number(full, 3)}. Point at a unit to show only its links.`),
     h("div", { class: "ch-beside ch-joined" }, frame, over));
 };

@@ -25,8 +25,8 @@ export const found = (boxes, named, only = null, own = false) => boxes.filter(({
 const inkOf = (step) => shade(step, 0.56); // dark enough for white letters
 
 export const seen = (picture, boxes) => h("figure", { class: "ch-picture" },
-  h("div", { class: "ch-stack" }, image(picture, "The picture as the model saw it"), found(boxes, true)),
-  h("figcaption", { class: "ch-note" }, "What the model saw"));
+  h("div", { class: "ch-stack" }, image(picture, "The image after preprocessing"), found(boxes, true)),
+  h("figcaption", { class: "ch-note" }, "Model input"));
 
 // Bilinear, with the centres of patches where they lie; what has no score is left out of its neighbours' mean.
 const smooth = (values, rows, columns, height, width) => {
@@ -136,7 +136,7 @@ export const overlay = (stream, scale, picture, boxes, state, told, only) => {
   stack.addEventListener("pointerleave", leave);
   draw();
   return h("figure", { class: "ch-overlay" }, stack, h("figcaption", null,
-    choice("How scores are drawn", ways, state.way, (way) => { state.way = way; draw(); }), h("span", { class: "ch-slide" }, slider, shown)));
+    choice("Display of the scores", ways, state.way, (way) => { state.way = way; draw(); }), h("span", { class: "ch-slide" }, slider, shown)));
 };
 
 const said = (scale, stream) => {
@@ -169,7 +169,7 @@ export const regions = (stream, scale, picture, told, point) => {
     region.addEventListener("pointerleave", () => { hush(region); point?.(null); });
     made[unit] = paint(region, scale.scores[unit], scale.full);
   });
-  const stack = h("div", { class: "ch-stack", tabindex: 0, role: "group", "aria-label": "Regions: arrow keys move from one to the next" },
+  const stack = h("div", { class: "ch-stack", tabindex: 0, role: "group", "aria-label": "Regions: arrow keys move between regions" },
     image(picture, "", true), made);
   cursor(stack, () => [1, stream.boxes.length], (_, unit) => { if (made[unit]) tell(stack, told(unit), made[unit].getBoundingClientRect(), true); }, () => hush(stack));
   return h("figure", { class: "ch-regions" }, stack, h("figcaption", null, "Regions, the strongest on top"));

@@ -103,7 +103,7 @@ export const curves = (given) => {
   const sample = (line, place) => sampled([svg("line", { class: "ch-line", x1: 0, x2: 22, y1: 5, y2: 5, ...look(line, place) }), dots && shape(own[place], 11, 5, null, line.grey)], line.name);
   const places = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
   const cell = (line, at) => { const i = line.x.indexOf(at); return i < 0 ? "–" : spanned(ys, line.y[i], line.low?.[i], line.high?.[i]); };
-  const unbanded = lines.length > BANDS && lines.some((line) => line.low) && `Intervals of more than ${BANDS} lines are not drawn: they are ${dots ? "under the pointer and " : ""}in the table.`;
+  const unbanded = lines.length > BANDS && lines.some((line) => line.low) && `Intervals are not drawn for more than ${BANDS} lines: they are ${dots ? "in the tooltips and " : ""}in the table.`;
   return figured(given, picture, [...(lines.length > 1 || level ? lines.map(sample) : []), leveled(level)], [across ?? "x", ...lines.map((line) => line.name)], places.map((at) => [number(at, 3), ...lines.map((line) => cell(line, at))]), unbanded);
 };
 

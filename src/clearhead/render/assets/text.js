@@ -10,7 +10,7 @@ export const text = (scale, asWritten, told, point) => {
   const marked = new Set(scale.evidence ?? []), units = [];
   const span = ([words, unit, kind]) => {
     if (unit === undefined) return words;
-    if (kind === "u") return h("span", { class: "ch-cut", title: "the model never saw this" }, words);
+    if (kind === "u") return h("span", { class: "ch-cut", title: "truncated: not part of the model input" }, words);
     const more = { x: " ch-x", h: " ch-h" }[kind] ?? "";
     const made = h("span", { class: `ch-u${more}${marked.has(unit) ? " ch-human" : ""}`, "data-unit": unit }, words);
     units[unit] = made;
@@ -57,6 +57,6 @@ export const overTime = (moments, full, signed) => {
   });
   const names = moments.map(([label]) => label.split(" … ")[0]);
   return h("figure", { class: "ch-frames" },
-    h("div", { class: `ch-time${signed ? " ch-both" : ""}`, role: "img", "aria-label": "The score of each moment" }, bars),
+    h("div", { class: `ch-time${signed ? " ch-both" : ""}`, role: "img", "aria-label": "The score of each frame" }, bars),
     h("figcaption", null, [0, Math.floor(names.length / 2), names.length - 1].map((place) => h("span", null, names[place]))));
 };

@@ -55,7 +55,11 @@ def plot_attention_maps(view: "AttentionView", heads: Sequence[tuple[int, int]])
     for axes, (layer, head) in zip(every, heads, strict=True):
         axes.imshow(view.get_map(layer, head), cmap="Blues", vmin=0, vmax=1)
         said = view.get_head_pattern(layer, head)
-        said += "" if view.mean_head_statistics is None else f"; on average {view.get_head_pattern(layer, head, True)}"
+        said += (
+            ""
+            if view.mean_head_statistics is None
+            else f"; average over other inputs: {view.get_head_pattern(layer, head, True)}"
+        )
         axes.set_title(f"layer {layer}, head {head}: {said}", fontsize=8, color=TEXT_COLOUR)
         _set_unit_labels(axes, view, "x")
         _set_unit_labels(axes, view, "y")
@@ -92,7 +96,9 @@ def plot_attention_by_layer(view: "AttentionView") -> Figure:
 def plot_attention_graph(view: "AttentionView") -> Figure:
     """Columns are layers, nodes units; a line is as strong as the weight from the unit to the one that it looks at."""
     if view.key_names is not None:
-        raise InputError("a layered graph is of units that look at one another; these look at another stream's")
+        raise InputError(
+            "a layered graph needs units that attend to each other; these attend to units of another stream"
+        )
     layers, n = len(view.attention), len(view.tokens)
     figure = InlineFigure(figsize=(2.0 + 1.1 * layers, 0.8 + 0.24 * n), layout="constrained")
     axes = figure.subplots()

@@ -115,7 +115,7 @@ def plot_ablation_effect(sets: Sequence["SentenceSetResult"], metric: str = "apa
     sets = [one for one in sets if one.pronouns[""][metric].count]
     ways = list(sets[0].pronouns)
     figure = InlineFigure(figsize=(7.4, 3.0), layout="constrained")
-    said = {"apart": "|ln p(a) / p(b)|", "size of bias": "the same, less the prior"}[metric]
+    said = {"apart": "|ln p(a) / p(b)|", "size of bias": "the same minus the prior"}[metric]
     axes = label_axes(figure.subplots(), "", said)
     width = 0.8 / len(ways)
     for i, way in enumerate(ways):
@@ -127,7 +127,7 @@ def plot_ablation_effect(sets: Sequence["SentenceSetResult"], metric: str = "apa
             means,
             width * 0.9,
             color=SERIES_COLOURS[-1] if not way else SERIES_COLOURS[i - 1],
-            label=way or "as it is",
+            label=way or "original",
         )
         axes.errorbar(places, means, yerr=compute_error_bars(values), fmt="none", ecolor=TEXT_COLOUR, linewidth=0.8)
     axes.set_xticks(

@@ -54,7 +54,7 @@ def plot_class_to_class_attention(code_attention: "CodeAttention") -> Figure:
     """Rows look at columns: how many times what chance gives, mean over questions and layers."""
     n = len(code_attention.classes)
     figure = InlineFigure(figsize=(2.4 + 0.42 * n, 1.4 + 0.36 * n), layout="constrained")
-    axes = label_axes(figure.subplots(), "looked at", "looks")
+    axes = label_axes(figure.subplots(), "key", "query")
     paid = code_attention.paid_attention.mean(1)
     count = (~np.isnan(paid)).sum(0)
     lifts = np.log2(np.where(count > 0, np.nansum(paid, 0) / np.maximum(count, 1), np.nan))

@@ -65,7 +65,7 @@ class Canvas:
 
     def get_titled_figure(self, width: float, height: float, explanation: Explanation) -> FigureBase:
         if self.user_axes is not None:
-            raise InputError("this kind of figure has several axes, and cannot be drawn into one: leave out ax=")
+            raise InputError("this kind of figure has several axes and cannot be drawn into one: leave out ax=")
         self.requested_size = (width, height)
         if self.figure is None:
             self.figure = _make_titled_figure(width, height, explanation)
@@ -186,7 +186,7 @@ def _draw_bars_on_axes(axes: Axes, explanation: Explanation, places: Sequence[in
 def draw_text(explanation: Explanation, canvas: Canvas, width: int = 68) -> None:
     """The text as it was written, set in a typewriter face so that colours lie exactly under it."""
     if explanation.units.grid is not None:
-        raise InputError("a picture has no text: use kind='overlay', 'bars', 'table' or 'layers'")
+        raise InputError("an image has no text: use kind='overlay', 'bars', 'table' or 'layers'")
     cells = _layout_text_cells(explanation, width)
     rows = 1 + max((row for row, *_ in cells), default=0)
     figure, axes = canvas.make_axes(0.1 * width + 0.4, 0.75 + 0.3 * rows, explanation)
@@ -239,8 +239,8 @@ def draw_layers(explanation: Explanation, canvas: Canvas) -> None:
     """Layer × unit; for a picture one map per layer."""
     if explanation.per_layer is None:
         raise InputError(
-            f"{explanation.method} kept no shares of layers: use a method that has them (generic, grad-sam, rollout, "
-            "…), without rows='all'"
+            f"{explanation.method} has no contributions of layers: use a method that stores them (generic, grad-sam, "
+            "rollout, …), without rows='all'"
         )
     full = compute_vmax(explanation, explanation.per_layer)
     names = text_labels.format_layer_names(explanation, len(explanation.per_layer))
@@ -303,13 +303,13 @@ def _draw_box_patch(axes: Axes, box: Box, size: tuple[int, int], start: float = 
 
 
 def _get_layer_colour_bar_label(explanation: Explanation) -> str:
-    return "after layer" if explanation.provenance.get("parts") == "depths" else "share of layer"
+    return "after layer" if explanation.provenance.get("parts") == "depths" else "contribution of layer"
 
 
 def draw_heads(explanation: Explanation, canvas: Canvas) -> None:
     """Layer × head: how much passes through each head, as the sum of |share| over units that are not special."""
     if explanation.per_head is None:
-        raise InputError("this explanation kept no shares of heads: explain with per='head', then plot 'heads'")
+        raise InputError("this explanation has no contributions of heads: explain with per='head', then plot 'heads'")
     kept = explanation.units.content_indices()
     weight = np.nansum(np.abs(explanation.per_head[..., kept]), axis=-1)
     count, across = weight.shape
@@ -322,17 +322,17 @@ def draw_heads(explanation: Explanation, canvas: Canvas) -> None:
     axes.set_ylabel("layer", color=MUTED_COLOUR, fontsize=8)
     axes.tick_params(length=0)
     _style_spines(axes)
-    _add_colour_bar(figure, [axes], image, full, "Sum of |share| over units", signed=False)
+    _add_colour_bar(figure, [axes], image, full, "Sum of |contribution| over units", signed=False)
 
 
 def draw_overlay(explanation: Explanation, canvas: Canvas, opacity: float = 0.85) -> None:
     """The picture, its heat map over it in grey, and the patches as they are."""
     if explanation.units.grid is None:
-        raise InputError("a text has no picture: use kind='text', 'bars', 'table' or 'layers'")
+        raise InputError("a text has no image: use kind='text', 'bars', 'table' or 'layers'")
     height, width = images.compute_display_size(explanation)
     shown = [("heat map", images.overlay_heat_map(explanation, height, width, opacity))]
     if explanation.image is not None:
-        shown.insert(0, ("what the model saw", explanation.image))
+        shown.insert(0, ("model input", explanation.image))
     figure = canvas.get_titled_figure(2.6 * (len(shown) + 1) + 0.9, 2.6 * height / width + 0.9, explanation)
     every = list(figure.subplots(1, len(shown) + 1, squeeze=False).flat)
     for axes, (caption, pixels) in zip(every, shown, strict=False):
@@ -352,7 +352,7 @@ def draw_regions(explanation: Explanation, canvas: Canvas) -> None:
     """Regions as boxes over the grey picture, the strongest on top."""
     boxes = explanation.units.boxes
     if boxes is None or explanation.image is None or explanation.units.grid is not None:
-        raise InputError("there are no regions of a picture here: use kind='bars' or 'table'")
+        raise InputError("this explanation has no image regions: use kind='bars' or 'table'")
     high, wide = explanation.image.shape[:2]
     figure = canvas.get_titled_figure(5.0, 3.6 * high / wide + 0.7, explanation)
     axes, full = figure.subplots(), compute_vmax(explanation)
@@ -379,7 +379,7 @@ def draw_regions(explanation: Explanation, canvas: Canvas) -> None:
 def draw_audio_frames(explanation: Explanation, canvas: Canvas) -> None:
     """The scores of a sound's frames over time."""
     if explanation.units.kind != "frame":
-        raise InputError("only sounds have frames: use kind='bars' or 'table'")
+        raise InputError("only audio has frames: use kind='bars' or 'table'")
     _, axes = canvas.make_axes(8.0, 2.0, explanation)
     places, scores = np.arange(len(explanation)), explanation.scores.astype(float)
     for sign in (1, -1):
@@ -398,7 +398,10 @@ def draw_audio_frames(explanation: Explanation, canvas: Canvas) -> None:
 def draw_matrix(explanation: Explanation, canvas: Canvas) -> None:
     """Step × unit: which units each step of an answer came from; or unit × unit, where every row was read."""
     if explanation.matrix is None:
-        raise InputError("this explanation has one row alone: explain several steps, as Generated(), or rows='all'")
+        raise InputError(
+            "this explanation has only one row: explain several steps, such as with target=GeneratedToken(), or use "
+            "rows='all'"
+        )
     names, count = text_labels.format_row_names(explanation), len(explanation)
     wide, high = min(1.8 + 0.3 * count, 16), min(1.7 + 0.26 * len(names), 16)
     figure, axes = canvas.make_axes(wide, high, explanation)
@@ -414,7 +417,7 @@ def draw_matrix(explanation: Explanation, canvas: Canvas) -> None:
 def draw_step_maps(explanation: Explanation, canvas: Canvas) -> None:
     """One heat map per step, with the box of what was found."""
     if explanation.matrix is None or explanation.steps is None or explanation.units.grid is None:
-        raise InputError("there are no steps over a picture here: use kind='matrix' for steps over a text")
+        raise InputError("this explanation has no steps over an image: use kind='matrix' for steps over a text")
     names = text_labels.format_row_names(explanation)
     _draw_small_multiples(
         explanation, canvas, explanation.matrix, names, "score", text_labels.find_detected_boxes(explanation)

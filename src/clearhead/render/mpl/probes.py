@@ -83,7 +83,7 @@ def _draw_permutation(figure: Figure, result: "ProbeResult") -> None:
 
 def _draw_adversary(figure: Figure, result: "ProbeResult") -> None:
     left, middle, right = figure.subplots(1, 3, width_ratios=[1, 1, 0.9])
-    _label_axes(left, "JSD of the farthest weights with the same answer", "inputs")
+    _label_axes(left, "JSD of the most distant weights with the same output", "inputs")
     found, bound = result.get_column("JSD"), result.get_column("attainable JSD")
     edges = np.linspace(0, JSD_AXIS_MAX, 15).tolist()
     left.hist([found, bound], edges, color=[_BLUE, _GREY], label=["found", "attainable"])
@@ -106,7 +106,7 @@ def _draw_weight_pair(axes: Axes, line: dict[str, Any]) -> None:
     axes.set_yticks(
         range(len(pair)), [escape_invisible(token) for token in line["tokens"]], fontsize=6, parse_math=False
     )
-    axes.set_title(f"farthest apart, both {line['prediction']}", fontsize=8, color=TEXT_COLOUR, parse_math=False)
+    axes.set_title(f"most distant, both {line['prediction']}", fontsize=8, color=TEXT_COLOUR, parse_math=False)
 
 
 def _draw_correlation(figure: Figure, result: "ProbeResult") -> None:
@@ -136,7 +136,7 @@ def _draw_seeds(figure: Figure, result: "ProbeResult") -> None:
     _label_axes(left, "largest weight, mean over heads", "median JSD of other seeds' attention")
     _draw_violins(left, result.get_column("largest weight"), result.get_column("median JSD"))
     left.set_ylim(0, JSD_AXIS_MAX)
-    _label_axes(right, "median TVD of other seeds' answers", "median JSD of their attention")
+    _label_axes(right, "median TVD of other seeds' outputs", "median JSD of their attention")
     right.scatter(
         result.get_column("median TVD"), result.get_column("median JSD"), s=8, color=_BLUE, alpha=0.6, linewidths=0
     )
@@ -145,9 +145,7 @@ def _draw_seeds(figure: Figure, result: "ProbeResult") -> None:
 
 
 def _draw_frontier(figure: Figure, result: "ProbeResult") -> None:
-    axes = _make_labelled_axes(
-        figure, "TVD: how far answers lie from the model's", "JSD: how far attention lies from the model's"
-    )
+    axes = _make_labelled_axes(figure, "TVD of the output from the model's", "JSD of attention from the model's")
     adversaries = [line for line in result.records if line["strength"] is not None]
     axes.plot(
         [o["TVD"] for o in adversaries], [o["JSD"] for o in adversaries], color=_BLUE, marker="o", label="adversaries"
@@ -184,7 +182,7 @@ def _draw_heads(figure: Figure, result: "ProbeResult") -> None:
     values = result.get_column("ablation").reshape(layers, heads)
     shown = left.imshow(values, cmap="Blues", origin="lower", aspect="auto")
     figure.colorbar(shown, ax=left, shrink=0.8).set_label("TVD without the head", fontsize=8)
-    _label_axes(right, "heads silenced, the least important first", "share of predictions that stay")
+    _label_axes(right, "removed heads, the least important first", "fraction of unchanged predictions")
     for measure, curve in result.tables["pruning"].items():
         points = [(point["silenced"], point["agreement"]) for point in curve]
         right.plot(*zip(*points, strict=True), marker=".", label=measure)

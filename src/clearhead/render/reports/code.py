@@ -64,6 +64,7 @@ def build_code_report(study: "CodeStudy") -> ViewModel:
 
 
 def _build_accuracy_section(study: "CodeStudy") -> ViewModel:
+    """Tabulate accuracy, over all questions and by what is asked for."""
     rows = [
         ["all", len(study.by_class), study.accuracy],
         *(list(line.values()) for line in study.build_accuracy_table()),
@@ -72,10 +73,12 @@ def _build_accuracy_section(study: "CodeStudy") -> ViewModel:
 
 
 def _build_table_from_dicts(lines: list[dict[str, Any]]) -> ViewModel:
+    """Build a table from dicts with equal keys; the keys of the first one are the heads."""
     return build_table(list(lines[0]), [list(line.values()) for line in lines])
 
 
 def _build_class_section(study: "CodeStudy") -> ViewModel:
+    """Tabulate and plot attention to token classes relative to chance, and from class to class."""
     by_class = study.by_class
     return build_section(
         "Attention to token classes",
@@ -89,6 +92,7 @@ def _build_class_section(study: "CodeStudy") -> ViewModel:
 
 
 def _build_tree_section(study: "CodeStudy") -> ViewModel:
+    """Tabulate and plot attention to the parts of the syntax tree, relative to chance."""
     figure = build_panel(*code.make_class_attention_charts(study.by_part))
     return build_section(
         "Attention to parts of the syntax tree",
@@ -98,6 +102,7 @@ def _build_tree_section(study: "CodeStudy") -> ViewModel:
 
 
 def _build_correctness_section(study: "CodeStudy") -> ViewModel | None:
+    """Show the heads and classes whose attention differs between right and wrong answers; None if untested."""
     differences = study.attention_differences
     if differences is None:
         return None
@@ -120,6 +125,7 @@ def _build_correctness_section(study: "CodeStudy") -> ViewModel | None:
 
 
 def _build_attribution_section(study: "CodeStudy") -> ViewModel | None:
+    """Tabulate Cliff's delta of right − wrong with q, by method and class; None if untested."""
     differences = study.attribution_differences
     if differences is None:
         return None
@@ -141,6 +147,7 @@ def _build_attribution_section(study: "CodeStudy") -> ViewModel | None:
 
 
 def _build_detector_section(study: "CodeStudy") -> ViewModel | None:
+    """Tabulate the AUROC of each detector of wrong answers, with a verdict on syntax; None without any."""
     detection = study.detection
     if detection is None:
         return None
@@ -154,6 +161,7 @@ def _build_detector_section(study: "CodeStudy") -> ViewModel | None:
 
 
 def _build_model_comparison_section(study: "CodeStudy") -> ViewModel | None:
+    """Tabulate and plot the change relative to another model on the same questions; None without one."""
     change = study.change
     if change is None:
         return None

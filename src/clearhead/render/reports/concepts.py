@@ -95,7 +95,7 @@ def build_tcav_report(result: "TcavResult") -> ViewModel:
         )
     )
     return build_report_page(
-        f"clearhead · {result.model}", f"Concepts behind {result.target}", sections, _format_settings(result.settings)
+        f"clearhead · {result.model}", f"Concepts for {result.target}", sections, _format_settings(result.settings)
     )
 
 
@@ -135,7 +135,7 @@ def write_ablation_report(
     Returns:
         The path of the file.
     """
-    sections = [build_section("What removing costs on the model’s own task", _build_cost_table(costs))]
+    sections = [build_section("Cost of removing on the model’s own task", _build_cost_table(costs))]
     return write_report_page(
         path, build_report_page(f"clearhead · {model}", "Without the direction", sections, _format_settings(settings))
     )
@@ -156,7 +156,7 @@ def build_axis_report(study: "AxisStudy") -> ViewModel:
         sections.append(_build_pronoun_section(study))
     if study.costs:
         note = "The loss at masked words of held-out sentences, before and after."
-        sections.append(build_section("What removing costs", _build_cost_table(study.costs), note=note))
+        sections.append(build_section("Cost of removing", _build_cost_table(study.costs), note=note))
     if study.people_scores:
         sections.append(_build_people_section(study))
     sections.append(_build_maps_section("own sentences", study.shown_maps))
@@ -167,6 +167,7 @@ def build_axis_report(study: "AxisStudy") -> ViewModel:
 
 
 def _build_people_section(study: "AxisStudy") -> ViewModel:
+    """Tabulate the scores of subject and object, and count the texts with the expected signs."""
     columns = ("text", "dr subject", "dr object", "dr difference", "attdr difference")
     rows = [[line[column] for column in columns] for line in study.people_scores]
     num_expected = sum(line["dr subject"] > 0 > line["dr object"] for line in study.people_scores)
@@ -178,6 +179,7 @@ def _build_people_section(study: "AxisStudy") -> ViewModel:
 
 
 def _build_layer_section(directions: "Directions") -> ViewModel:
+    """Plot and tabulate the held-out accuracy and effect size of the direction of each layer."""
     rows = [[line["layer"], line["accuracy"], line["effect"], line["count"]] for line in directions.to_table()]
     figures = build_panel(*concepts.make_direction_charts(directions))
     return build_section(
@@ -189,6 +191,7 @@ def _build_layer_section(directions: "Directions") -> ViewModel:
 
 
 def _build_similarity_section(study: "AxisStudy") -> ViewModel:
+    """Tabulate and plot how similar AttCAT and DR maps are in each sentence set, compared with chance."""
     columns = ["set", "sentences", "cosine", "Euclid/√n", "Manhattan/n", "haversine", "p", "Spearman", "Kendall"]
     rows = []
     for result in study.set_results:
@@ -201,10 +204,11 @@ def _build_similarity_section(study: "AxisStudy") -> ViewModel:
         ]
         rows.append([result.name, result.count, *distances, similarity.p, similarity.spearman, similarity.kendall])
     figure = build_panel(concepts.make_map_similarity_chart(study.set_results))
-    return build_section("Is AttCAT like DR?", figure, build_table(columns, rows), note=MAP_SIMILARITY_NOTE)
+    return build_section("Are AttCAT and DR similar?", figure, build_table(columns, rows), note=MAP_SIMILARITY_NOTE)
 
 
 def _build_ranking_section(study: "AxisStudy") -> ViewModel:
+    """Tabulate how high each map ranks the listed words, in running text and in each sentence set."""
     columns = ["sentences", "AttDR", "DR", "attention alone", "chance", "AttDR − DR", "p", "share of filler", "largest"]
     rows: list[list[Any]] = []
     for name, ranks, share, largest in [
@@ -218,10 +222,12 @@ def _build_ranking_section(study: "AxisStudy") -> ViewModel:
 
 
 def _format_largest_count(result: "SentenceSetResult") -> str | None:
+    """Format in how many sentences the filler contributes most; None if no sentence has a filler."""
     return f"{result.largest} of {result.share.count}" if result.share else None
 
 
 def _build_pronoun_section(study: "AxisStudy") -> ViewModel:
+    """Tabulate and plot the probabilities of both words at the mask, with and without the axis."""
     first_word, second_word = study.compared_words
     columns = ["set", "removed", "p(first)", "p(second)", "apart", "leaning", "bias", "size of bias", "change", "p"]
     keys = ("first", "second", "apart", "leaning", "bias", "size of bias")
@@ -243,6 +249,7 @@ def _build_pronoun_section(study: "AxisStudy") -> ViewModel:
 
 
 def _build_maps_section(name: str, maps_by_text: "Mapping[str, AxisMaps]") -> ViewModel | None:
+    """Show the maps of each text in a panel of its own; None without texts."""
     if not maps_by_text:
         return None
     panels = [build_panel(*concepts.make_axis_map_charts(text, axis_maps)) for text, axis_maps in maps_by_text.items()]
@@ -250,9 +257,11 @@ def _build_maps_section(name: str, maps_by_text: "Mapping[str, AxisMaps]") -> Vi
 
 
 def _build_cost_table(costs: Mapping[str, Mapping[str, ConfidenceInterval]]) -> ViewModel:
+    """Build a table with a row for each removal and a column for each measure."""
     metrics = list(next(iter(costs.values())))
     return build_table(["removed", *metrics], [[removal, *values.values()] for removal, values in costs.items()])
 
 
 def _format_settings(settings: Mapping[str, Any]) -> str:
+    """Format the settings as names and values, for the line at the end of the page."""
     return ", ".join(f"{name} {format_report_cell(value)}" for name, value in settings.items()) + "."

@@ -95,7 +95,7 @@ def build_multi_stream_view_model(multi_stream_view: "MultiStreamAttentionView",
 
 
 def _format_attention_heading(prediction: str) -> str:
-    return f"What it looks at when it says {escape_invisible(prediction)}"
+    return f"Attention for the prediction {escape_invisible(prediction)}"
 
 
 def fit_map_size(num_rows: int, num_columns: int, max_elements: float) -> tuple[int, int]:

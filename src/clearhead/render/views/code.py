@@ -47,10 +47,10 @@ def make_class_to_class_chart(code_attention: "CodeAttention") -> ViewModel:
     words = [["–" if np.isnan(value) else f"{value:.2f}×" for value in row] for row in times]
     with np.errstate(divide="ignore"):
         doublings = np.log2(times)
-    more = {"words": words, "written": True, "full_said": "four times what chance gives, or a quarter"}
+    more = {"words": words, "written": True, "full_said": "four times chance, or a quarter"}
     classes = code_attention.classes
     return charts.make_heat_map_chart(
-        "Who looks at whom", doublings, classes, classes, "looks", "looked at", 2.0, **more
+        "Attention between classes", doublings, classes, classes, "query", "key", 2.0, **more
     )
 
 
@@ -68,7 +68,7 @@ def make_p_value_charts(differences: "GroupDifferences", classes: tuple[str, ...
         more = {
             "words": words,
             "marks": np.argwhere(stands),
-            "marked": "a dot: p stands after the correction",
+            "marked": "a dot: significant after the correction",
             "full_said": "p ≤ 0.0001",
         }
         strength, sure = -np.log10(np.clip(p, MIN_DRAWN_P_VALUE, 1)), -float(np.log10(MIN_DRAWN_P_VALUE))
@@ -92,7 +92,7 @@ def make_correctness_box_chart(code_attention: "CodeAttention") -> ViewModel:
         for said, group in (("right", code_attention.is_correct), ("wrong", ~code_attention.is_correct))
     }
     return charts.make_box_chart(
-        "Right answers beside wrong ones",
+        "Right and wrong answers",
         code_attention.classes,
         series,
         RECEIVED_ATTENTION_LABEL,

@@ -49,7 +49,7 @@ def make_relative_tcav_chart(scores: "dict[tuple[str, str], float]", layer: "Lay
     concepts = list(dict.fromkeys(a for a, _ in scores))
     values = np.array([[scores.get((a, b), np.nan) for b in concepts] for a in concepts])
     words = [["–" if np.isnan(value) else f"{value:.2f}" for value in row] for row in values]
-    more = {"words": words, "full_said": "one half away from one half", "written": True, "small": True}
+    more = {"words": words, "full_said": "a distance of one half from one half", "written": True, "small": True}
     return charts.make_heat_map_chart(
         f"layer {layer}", values - 0.5, concepts, concepts, "concept", "against concept", 0.5, **more
     )
@@ -70,7 +70,7 @@ def _make_text_sensitivity_chart(inquiry: "TcavResult", layer: "LayerIndex", pla
             for own in inquiry.sensitivity_maps.values()
         ]
     )
-    title = f"layer {layer}, input {place + 1}; each concept by its largest"
+    title = f"layer {layer}, input {place + 1}; each concept scaled by its largest value"
     return charts.make_heat_map_chart(
         title, values, list(inquiry.sensitivity_maps), sample.units.names, "concept", "token", 1.0
     )
@@ -142,11 +142,11 @@ def make_ablation_chart(sets: "Sequence[SentenceSetResult]", metric: str = "apar
     """
     sets = [one for one in sets if one.pronouns[""][metric].count]
     series = {
-        way or "as it is": [charts.make_bar(one.pronouns[way][metric]) for one in sets] for way in sets[0].pronouns
+        way or "original": [charts.make_bar(one.pronouns[way][metric]) for one in sets] for way in sets[0].pronouns
     }
-    up = {"apart": "|ln p(a) / p(b)|", "size of bias": "the same, less the prior"}[metric]
-    title = {"apart": "Preference at the mask", "size of bias": "Preference, less the prior"}[metric]
-    return charts.make_bar_chart(title, [one.name for one in sets], series, up, grey=["as it is"])
+    up = {"apart": "|ln p(a) / p(b)|", "size of bias": "the same minus the prior"}[metric]
+    title = {"apart": "Preference at the mask", "size of bias": "Preference minus the prior"}[metric]
+    return charts.make_bar_chart(title, [one.name for one in sets], series, up, grey=["original"])
 
 
 def make_axis_map_charts(text: str, axis_maps: "AxisMaps") -> list[ViewModel]:

@@ -54,7 +54,7 @@ def _make_permutation_charts(result: "ProbeResult") -> list[ViewModel]:
 
 def _make_adversary_charts(result: "ProbeResult") -> list[ViewModel]:
     counted = {"found": result.get_column("JSD"), "attainable": result.get_column("attainable JSD")}
-    edges, title = np.linspace(0, JSD_AXIS_MAX, 15), "JSD of the farthest weights with the same answer"
+    edges, title = np.linspace(0, JSD_AXIS_MAX, 15), "JSD of the most distant weights with the same output"
     made = [
         charts.make_histogram(title, counted, edges, "JSD", grey=["attainable"]),
         _make_weight_scatter(result, "JSD", "JSD found", JSD_AXIS_MAX),
@@ -62,7 +62,7 @@ def _make_adversary_charts(result: "ProbeResult") -> list[ViewModel]:
     farthest = max(result.records, key=lambda one: one["JSD"])
     if "tokens" in farthest:
         pair = np.array([farthest["own weights"], farthest["other weights"]], dtype=float)
-        said = f"Farthest apart, both {farthest['prediction']}: TVD of the answers {farthest['TVD']:.3f}"
+        said = f"Most distant, both {farthest['prediction']}: TVD of the outputs {farthest['TVD']:.3f}"
         rows = ["own weights", "adversary’s weights"]
         made.append(
             charts.make_heat_map_chart(said, pair, rows, farthest["tokens"], "weights", "token", 1.0, weights=True)
@@ -97,11 +97,11 @@ _TAU_BIN_EDGES = np.linspace(-1, 1, 31)
 
 def _make_seed_charts(result: "ProbeResult") -> list[ViewModel]:
     answers, attention = result.get_column("median TVD"), result.get_column("median JSD")
-    up, across = "median JSD of their attention", "median TVD of other seeds’ answers"
+    up, across = "median JSD of their attention", "median TVD of other seeds’ outputs"
     ends = {"range": (0, JSD_AXIS_MAX), "across_range": (0, 1)}
     return [
         _make_weight_scatter(result, "median JSD", "median JSD of other seeds’ attention", JSD_AXIS_MAX),
-        charts.make_scatter_chart("Attention by answers", [_make_input_series(answers, attention)], across, up, **ends),
+        charts.make_scatter_chart("Attention by outputs", [_make_input_series(answers, attention)], across, up, **ends),
     ]
 
 
@@ -116,9 +116,9 @@ def _make_frontier_charts(result: "ProbeResult") -> list[ViewModel]:
     others = [line for line in result.records if line["strength"] is None]
     clouds = [series("adversaries", adversaries, False), *([series("references", others, True)] if others else [])]
     joined = charts.make_point_series("from weak to strong", clouds[0]["x"], clouds[0]["y"])
-    across, up = "TVD: how far answers lie from the model’s", "JSD of attention"
+    across, up = "TVD of the output from the model’s", "JSD of attention"
     return [
-        charts.make_scatter_chart("Answers and attention", clouds, across, up, means=joined, range=(0, JSD_AXIS_MAX))
+        charts.make_scatter_chart("Outputs and attention", clouds, across, up, means=joined, range=(0, JSD_AXIS_MAX))
     ]
 
 
@@ -130,10 +130,10 @@ def _make_head_charts(result: "ProbeResult") -> list[ViewModel]:
         charts.make_curve(measure, [point["silenced"] for point in curve], [point["agreement"] for point in curve])
         for measure, curve in result.tables["pruning"].items()
     ]
-    across, up = "heads silenced, the least important first", "share of predictions that stay"
+    across, up = "removed heads, the least important first", "fraction of unchanged predictions"
     return [
         charts.make_heat_map_chart("TVD without the head", values, rows, columns, "layer", "head", weights=True),
-        charts.make_line_chart("Silencing heads", lines, across, up, range=(0, 1), whole=True),
+        charts.make_line_chart("Removing heads", lines, across, up, range=(0, 1), whole=True),
     ]
 
 

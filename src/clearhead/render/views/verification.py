@@ -14,7 +14,7 @@ from clearhead.render.view_model import ViewModel, make_view_model
 if TYPE_CHECKING:
     from clearhead.verification import CheckResult, Verification
 
-VERIFICATION_COLUMNS = ("promise", *(FIGURES := ("measured", "allowed")), "")
+VERIFICATION_COLUMNS = ("property", *(FIGURES := ("measured", "allowed")), "")
 _STATUS_STYLES = {"holds": "green", "does not hold": "bold red", "cannot be asked": "dim"}
 
 
@@ -45,7 +45,7 @@ def build_verification_view_model(verification: "Verification") -> ViewModel:
         for method in verification.methods
     ]
     return make_view_model(
-        "section", heading="Promises, measured", note=_format_summary(verification), parts=tables, more=[]
+        "section", heading="Declared properties, measured", note=_format_summary(verification), parts=tables, more=[]
     )
 
 

@@ -121,6 +121,7 @@ def convert_checkpoint(
 
 
 def _check_all_used(weights: CheckpointTensors, path: str | Path | None, family: str) -> None:
+    """Raise `InputError` if the file has tensors that were neither converted nor skipped."""
     if weights.remaining_names:
         raise InputError(
             f"{str(path)!r} contains weights that {family} models do not have: {format_names(weights.remaining_names)}"
@@ -149,6 +150,7 @@ def _write_model_folder(model: ConvertedModel, folder: Path, tokenizer: str | No
 
 
 def _open_tokenizer(name: str) -> Any:
+    """Load a tokenizer without running remote code; any failure becomes an `InputError` of one line."""
     import transformers
 
     try:

@@ -68,6 +68,7 @@ def convert_clip(weights: CheckpointTensors, settings: ConversionSettings) -> Co
 
 
 def _infer_vision_config(weights: CheckpointTensors, settings: ConversionSettings) -> dict[str, Any]:
+    """Infer image size, patch size and channels of the image tower from tensor shapes."""
     width, num_channels, patch_size, _ = weights.get_shape("visual.conv1.weight")
     side = round((weights.get_shape("visual.positional_embedding")[0] - 1) ** 0.5)
     return {
@@ -79,6 +80,7 @@ def _infer_vision_config(weights: CheckpointTensors, settings: ConversionSetting
 
 
 def _infer_text_config(weights: CheckpointTensors, settings: ConversionSettings) -> dict[str, Any]:
+    """Infer vocabulary and length of the text tower from tensor shapes, and its begin and end tokens."""
     vocab_size, width = weights.get_shape("token_embedding.weight")
     # the last two ids of the vocabulary are the begin and end tokens
     return {
@@ -94,6 +96,7 @@ def _infer_text_config(weights: CheckpointTensors, settings: ConversionSettings)
 def _infer_tower_config(
     weights: CheckpointTensors, settings: ConversionSettings, tower: str, width: int
 ) -> dict[str, Any]:
+    """Infer depth, heads and sizes of one tower from tensor shapes; activation and ε are those of all CLIPs."""
     escaped = tower.replace(".", r"\.")
     return {
         "hidden_size": width,

@@ -108,9 +108,11 @@ class CheckpointTensors:
         return len(indices)
 
     def _get_tensor(self, name: str) -> Tensor:
+        """Return a tensor, or raise `InputError` with the names of those that are left."""
         if name not in self.tensors:
             raise InputError(
-                f"{self.source} has no {name}: is it of another family? It has {format_names(self.remaining_names)}"
+                f"{self.source} has no {name}: does it belong to another family? It has "
+                f"{format_names(self.remaining_names)}"
             )
         return self.tensors[name]
 
@@ -238,6 +240,7 @@ def _load_without_warnings(file: Path) -> tuple[Any, bool]:
 
 
 def _load_torch_file(file: Path) -> tuple[Any, bool]:
+    """Load as plain tensors, else by TorchScript or pickle; also return whether code of the file may have run."""
     try:
         return torch.load(file, map_location="cpu", weights_only=True), False
     except pickle.UnpicklingError as error:
@@ -274,6 +277,7 @@ def _iter_named_tensors(content: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _is_container(value: Any) -> bool:
+    """Whether an entry of a checkpoint can contain the weights: a module or a mapping."""
     return isinstance(value, nn.Module | Mapping)
 
 
@@ -307,4 +311,5 @@ def format_names(names: Collection[str]) -> str:
 
 
 def _format_first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or an empty string."""
     return (str(error).strip().splitlines() or [""])[0]

@@ -70,8 +70,8 @@ def _convert_vision_transformer(weights: CheckpointTensors, settings: Conversion
     input_multiple = 1 if classifier is None else classifier[0].shape[1] / config_options["hidden_size"]
     if input_multiple != 1 and (input_multiple != 2 or settings.family != "dino"):
         raise InputError(
-            f"the classifier's input is {input_multiple:g} times the width of a token, and which tokens it reads is "
-            "not known"
+            f"the classifier's input is {input_multiple:g} times the width of a token, so it is not known which tokens "
+            "it reads"
         )
     if "dist_token" in weights:
         build = _build_deit
@@ -122,7 +122,7 @@ def _pop_classifier(weights: CheckpointTensors, settings: ConversionSettings) ->
             if source is not None and f"{prefix}weight" in source and (name or source is not weights):
                 return source.pop(f"{prefix}weight"), source.pop(f"{prefix}bias")
     if settings.labels is not None:
-        raise InputError("labels were given, but the file has no classifier: is it in a second file (head=)?")
+        raise InputError("labels were given, but the file has no classifier: if it is in a second file, give head=")
     return None
 
 
@@ -161,6 +161,7 @@ def _build_vit(
     config_options: dict[str, Any],
     classifier: tuple[Tensor, Tensor] | None,
 ) -> ConvertedModel:
+    """Convert to `ViTForImageClassification`, or to `ViTModel` without a classifier."""
     new_prefix = "" if classifier is None else "vit."
     tensors = _convert_encoder(weights, config_options, new_prefix, _LAYER_NAMES)
     tensors |= weights.pop_layer("norm", f"{new_prefix}layernorm")
@@ -177,6 +178,7 @@ def _build_deit(
     config_options: dict[str, Any],
     classifier: tuple[Tensor, Tensor] | None,
 ) -> ConvertedModel:
+    """Convert a DeiT with distillation token and two classifiers; one without classifiers is refused."""
     if classifier is None:
         raise InputError("the file has a distillation token but no classifier, which is not supported")
     tensors = _convert_encoder(weights, config_options, "deit.", _LAYER_NAMES)
@@ -259,6 +261,7 @@ def _build_dinov2(
 
 
 def _name_classifier_tensors(name: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
+    """Return weight and bias of a classifier under transformers' names."""
     return {f"{name}.weight": weight, f"{name}.bias": bias}
 
 

@@ -152,7 +152,7 @@ def measure_by_groupings(
         One set of measurements per grouping.
     """
     if not questions:
-        raise InputError("nothing to measure: no question was given")
+        raise InputError("no question was given")
     accumulators = [_AttentionAccumulator(grouping, include_special, methods) for grouping in groupings]
     answers = []
     for (question,) in with_progress([[question] for question in questions], progress):

@@ -186,5 +186,6 @@ def _resample_functions(is_wrong: np.ndarray, function_ids: np.ndarray, seed: in
 
 
 def _make_interval(value: float, resampled: np.ndarray, count: int) -> ConfidenceInterval:
+    """Make an interval around `value` from quantiles of the resampled values; NaN is ignored."""
     low, high = np.nanquantile(resampled, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
     return ConfidenceInterval(float(value), float(low), float(high), count)

@@ -151,8 +151,8 @@ def compare_paired_inputs(
     """
     if first_values.shape != second_values.shape:
         raise InputError(
-            "the same inputs and heads are needed twice, "
-            f"but the shapes are {first_values.shape} and {second_values.shape}"
+            f"both samples must have the same inputs and heads, but their shapes are {first_values.shape} and "
+            f"{second_values.shape}"
         )
     differences = (second_values - first_values).reshape(len(first_values), -1)
     is_present = ~np.isnan(differences)

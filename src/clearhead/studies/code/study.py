@@ -141,6 +141,7 @@ class CodeStudy:
         }
 
     def _detection_to_dict(self) -> dict[str, Any] | None:
+        """Convert the error detector's AUROC, gain and error count to JSON values; None without a detector."""
         if self.detection is None:
             return None
         return {
@@ -150,6 +151,7 @@ class CodeStudy:
         }
 
     def _build_attribution_rows(self) -> list[dict[str, Any]]:
+        """Build a row for each method and class: difference right − wrong, Cliff's delta and q."""
         differences = self.attribution_differences
         if differences is None:
             return []
@@ -300,10 +302,12 @@ def _average_over_heads(values: np.ndarray) -> np.ndarray:
 
 
 def _count_tested_cells(differences: GroupDifferences | None) -> int | None:
+    """Return the number of tested cells, or None if there was no test."""
     return None if differences is None else differences.num_tested
 
 
 def _interval_to_dict(interval: ConfidenceInterval) -> dict[str, float | int | None]:
+    """Convert an interval to JSON values; NaN becomes None."""
     return {
         "mean": _nan_to_none(interval.mean),
         "low": _nan_to_none(interval.low),
@@ -313,6 +317,7 @@ def _interval_to_dict(interval: ConfidenceInterval) -> dict[str, float | int | N
 
 
 def _row_to_dict(row: dict[str, Any]) -> dict[str, Any]:
+    """Convert the intervals in a table row to dicts, and keep its other cells."""
     return {
         name: _interval_to_dict(value) if isinstance(value, ConfidenceInterval) else value
         for name, value in row.items()
@@ -320,4 +325,5 @@ def _row_to_dict(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nan_to_none(value: float) -> float | None:
+    """Convert NaN, which JSON does not have, to None, and numpy numbers to float."""
     return None if np.isnan(value) else float(value)

@@ -268,6 +268,7 @@ def extract_functions(text: str, language: str) -> list[str]:
 
 
 def _is_function(node: Node) -> bool:
+    """Whether a node defines a function; `const f = () => …` counts, as a variable set to an anonymous one."""
     if _VARIABLE_DECLARATION_PATTERN.fullmatch(node.type):
         values = [child.child_by_field_name("value") for child in node.named_children]
         return any(value is not None and _ANONYMOUS_FUNCTION_PATTERN.fullmatch(value.type) for value in values)

@@ -116,7 +116,7 @@ def make_clone_questions(
         raise InputError(f"{len(texts)} pairs have {len(labels)} labels: give one for each")
     names = texts if function_names is None else function_names
     if len(texts) != len(names):
-        raise InputError(f"{len(texts)} pairs have {len(names)} pairs of names of functions: give one for each")
+        raise InputError(f"{len(texts)} pairs have {len(names)} pairs of function names: give one for each")
     function_ids = _number_joined_functions(names)
     questions = []
     for pair, label, (first_name, _) in zip(texts, labels, names, strict=True):
@@ -158,6 +158,7 @@ def _number_joined_functions(names: Sequence[tuple[str, str]]) -> dict[str, int]
 
 
 def _check_not_empty(questions: list[CodeQuestion], description: str, language: str) -> list[CodeQuestion]:
+    """Return the questions, or raise `InputError` if every text was dropped."""
     if not questions:
         raise InputError(f"none of {description} is usable: they do not parse as {language}, or are too long")
     return questions

@@ -85,7 +85,7 @@ class AxisMaps:
         """
         values = getattr(self, name)
         if values is None:
-            raise InputError(f"{name} needs a masked position, and the sentence has none")
+            raise InputError(f"{name} needs a masked position, but the sentence has none")
         return np.asarray(values)
 
     def build_map_with_sum(self, name: str) -> LayerTokenMap:
@@ -113,7 +113,9 @@ def compute_axis_maps(
     layers = range(len(find_self_attention_calls(explainer)))
     missing = [layer for layer in layers if layer not in directions]
     if missing:
-        raise InputError(f"there are no directions of layers {missing}: find them with axis_directions(ex, …)")
+        raise InputError(
+            f"there are no directions for layers {missing}: compute them with fit_axis_directions(explainer, …)"
+        )
     if adapter.processor.mask_token not in text:
         return _compute_maps_without_mask(explainer, directions, text, layers)
     target = MaskedToken(token, mask_index)
@@ -141,6 +143,7 @@ def compute_axis_maps(
 def _compute_maps_without_mask(
     explainer: Explainer, directions: Directions, text: str, layers: Sequence[int]
 ) -> AxisMaps:
+    """Compute DR and attention maps of a text without a mask; CAT needs a masked token and is None."""
     (layer_states,) = compute_layer_states(explainer, [text], layers)
     adapter = get_masked_lm_adapter(explainer)
     sample = layer_states.sample
@@ -174,6 +177,7 @@ def _to_array(rows: Sequence[Tensor], content_indices: Sequence[int]) -> LayerTo
 
 
 def _find_content_indices(special: Sequence[bool]) -> list[int]:
+    """Return the indices of the tokens that are not special."""
     return [index for index, is_special in enumerate(special) if not is_special]
 
 
@@ -294,6 +298,7 @@ def compute_chance_rank(num_tokens: int, num_listed: int) -> float:
 
 
 def _compute_reciprocal_rank(axis_maps: AxisMaps, listed: Sequence[int], name: str) -> float:
+    """Return 1 / rank of the best listed token by its absolute score summed over layers."""
     weights = np.abs(axis_maps.get_map(name).sum(0))
     best = max(weights[list(listed)])
     return 1 / (1 + int((weights > best).sum()))

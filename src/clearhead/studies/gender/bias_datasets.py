@@ -91,7 +91,7 @@ def read_winobias(path: str | Path, mask_token: str) -> list[BiasTemplate]:
     path = Path(path)
     twin_path = path.with_name(path.name.replace("pro_stereotyped", "anti_stereotyped"))
     if twin_path == path:
-        raise InputError(f"{path.name!r} is not a file of WinoBias: their names begin with pro_stereotyped_")
+        raise InputError(f"{path.name!r} is not a WinoBias file: the names of these files begin with pro_stereotyped_")
     pro_lines = _read_numbered_lines(path)
     anti_lines = _read_numbered_lines(twin_path)
     templates = []
@@ -164,6 +164,7 @@ def _check_not_empty(templates: list[BiasTemplate | None], path: str | Path) -> 
 
 
 def _read_table(path: Path, separator: str, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
+    """Yield the rows of a delimited file with a header; a missing column raises `InputError`."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter=separator)
         missing = [column for column in columns if column not in (reader.fieldnames or ())]

@@ -345,6 +345,7 @@ def _compare_held_out_rankings(
 
 
 def _find_listed_indices(tokens: Sequence[str], listed_words: Container[str]) -> list[int]:
+    """Return the indices of listed tokens, ignoring case and the tokenizer's word markers (Ġ, ▁)."""
     return [index for index, token in enumerate(tokens) if token.lstrip("Ġ▁").casefold() in listed_words]
 
 
@@ -370,14 +371,17 @@ def _score_people_sentences(
 
 
 def _set_result_to_dict(result: SentenceSetResult) -> dict[str, Any]:
+    """Convert the results of a sentence set to a dict, with its maps and ranks."""
     return {**asdict(result), "shown": _maps_to_dict(result.shown), "ranks": _ranks_to_dict(result.ranks)}
 
 
 def _maps_to_dict(maps_by_text: Mapping[str, AxisMaps]) -> dict[str, Any]:
+    """Convert the maps of several texts, by text."""
     return {text: _axis_maps_to_dict(maps) for text, maps in maps_by_text.items()}
 
 
 def _axis_maps_to_dict(axis_maps: AxisMaps) -> dict[str, Any]:
+    """Convert tokens, mask index and all maps to lists; a map that was not computed is None."""
     converted: dict[str, Any] = {"tokens": axis_maps.tokens, "mask": axis_maps.mask_index}
     for name in ("dr", "attention", "cat", "attdr", "attcat", "drcat", "dr_attcat"):
         values = getattr(axis_maps, name)
@@ -386,6 +390,7 @@ def _axis_maps_to_dict(axis_maps: AxisMaps) -> dict[str, Any]:
 
 
 def _ranks_to_dict(ranks: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Convert the intervals of a rank comparison to dicts; None if there is no comparison."""
     if not ranks:
         return None
     return {name: asdict(value) if isinstance(value, ConfidenceInterval) else value for name, value in ranks.items()}

@@ -136,7 +136,7 @@ def read_occupations(path: str | Path, pattern: str = OCCUPATION_PATTERN) -> Tem
         entries = json.loads(Path(path).read_text(encoding="utf-8"))
         words = [entry if isinstance(entry, str) else entry[0] for entry in entries]
     except (OSError, ValueError, TypeError, IndexError, KeyError) as error:
-        raise InputError(f"{str(path)!r} is not a list of occupations in JSON ({error})") from None
+        raise InputError(f"{str(path)!r} is not a JSON list of occupations ({error})") from None
     if not words:
         raise InputError(f"{str(path)!r} contains no occupation")
     return TemplateSet("occupations", pattern, tuple(str(word).replace("_", " ") for word in words))

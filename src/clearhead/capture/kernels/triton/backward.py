@@ -138,10 +138,12 @@ class TritonBackward:
         return dq.transpose(1, 2)
 
     def _get_scalar_args(self) -> tuple[Any, ...]:
+        """Return the kernels' scalars: key heads, heads per key head, tokens, scale · log₂ e."""
         kv_heads, tokens = self.key.shape[1:3]
         return kv_heads, self.query.shape[1] // kv_heads, tokens, self.scale * kernels.LOG2E.value
 
     def _get_launch_options(self, blocks: BlockConfig) -> dict[str, Any]:
+        """Return the compile-time constants, warps and stages of a kernel with these blocks."""
         tokens, width = self.query.shape[2:]
         return {
             "OWN": blocks.owned_block,
@@ -247,15 +249,18 @@ def _has_interleaved_heads(tensor: Float[Tensor, "batch head token width"]) -> b
 
 
 def _empty_bthd(tensor: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch token head width"]:
+    """Allocate a gradient as batch × token × head × width, which linear maps take without a copy."""
     batch, heads, tokens, width = tensor.shape
     return torch.empty(batch, tokens, heads, width, dtype=tensor.dtype, device=tensor.device)
 
 
 def _empty_row_values(tensor: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head token"]:
+    """Allocate one float32 number for each query of each head."""
     return torch.empty(tensor.shape[:3], dtype=torch.float32, device=tensor.device)
 
 
 def _iter_strides(*tensors: Tensor) -> Iterable[int]:
+    """Iterate over batch, head and token strides of tensors; the stride of elements is one."""
     return (stride for tensor in tensors for stride in tensor.stride()[:3])
 
 

@@ -153,6 +153,7 @@ def _find_fusable_reduction(reductions: Sequence[MapReduction]) -> int | None:
 
 
 def _make_zero_row(call: TiledAttention) -> Float[Tensor, "batch 1 token"]:
+    """Return weights of zero: a row to push where only the gradients are needed."""
     return torch.zeros(len(call.query), 1, call.query.shape[2], device=call.query.device)
 
 
@@ -175,6 +176,7 @@ def _get_mask_args(call: TiledAttention) -> dict[str, Any]:
 
 
 def _count_vectors(weights: Tensor | None) -> int:
+    """Return the number of row or column vectors of a reduction; 0 without weights."""
     return 0 if weights is None else weights.shape[1]
 
 

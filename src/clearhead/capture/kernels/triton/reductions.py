@@ -209,6 +209,7 @@ class TritonReducer:
         return torch.nan_to_num(self.lse.float(), nan=torch.inf, posinf=torch.inf, neginf=torch.inf).contiguous()
 
     def _get_value_and_gradient(self, quantity: MapQuantity) -> tuple[Tensor, Tensor]:
+        """Return V and ∂y/∂output; other tensors, which are not read, if only A is reduced."""
         if quantity == "attention":
             return self.key, self.query  # pointers that are not read
         assert self.value is not None and self.gradient is not None
@@ -223,11 +224,13 @@ class TritonReducer:
         return self.mask
 
     def _get_mask_strides(self) -> tuple[int, ...]:
+        """Return the strides of the mask over batch, head, query and key; 0 on broadcast axes."""
         if self.mask is None:
             return (0, 0, 0, 0)
         return self.mask.expand(self.map_shape).stride()
 
     def _get_scalar_args(self) -> tuple[Any, ...]:
+        """Return the scalars that every kernel takes; scores are scaled by log₂ e for exp2."""
         _, heads, queries, keys = self.map_shape
         return (
             heads,
@@ -241,6 +244,7 @@ class TritonReducer:
         )
 
     def _get_width_constexprs(self, value: Tensor) -> dict[str, int]:
+        """Return the widths of queries and values, and each rounded up to a power of two, at least 16."""
         width = self.query.shape[3]
         value_width = value.shape[3]
         return {
@@ -251,6 +255,7 @@ class TritonReducer:
         }
 
     def _get_constexpr_flags(self) -> dict[str, Any]:
+        """Return the kernels' compile-time switches: causal, window, type of mask, precision."""
         mask_type = "none"
         if self.mask is not None:
             mask_type = "seen" if self.mask.dtype == torch.bool else "added"
@@ -298,6 +303,7 @@ def _find_weighted_span(weights: Float[Tensor, "batch row position"]) -> Tensor:
 
 
 def _get_strides(*tensors: Tensor) -> list[int]:
+    """Return batch, head and token strides of tensors; the stride of elements is one."""
     return [stride for tensor in tensors for stride in tensor.stride()[:3]]
 
 
@@ -311,6 +317,7 @@ def _choose_per_head_blocks(width: int) -> BlockConfig:
 
 
 def _choose_head_mean_blocks(width: int) -> BlockConfig:
+    """The fastest blocks on an H200 for head means; `width` counts elements of two bytes."""
     if width <= 128:
         return BlockConfig(64, 64, 4, 2)
     return BlockConfig(64, 32, 4, 2)

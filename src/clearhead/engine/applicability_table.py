@@ -1,4 +1,4 @@
-"""Applicability of the methods to a model: the result of `Explainer.methods`."""
+"""Table that `Explainer.methods` fills: whether each method applies to the model, and if not, why."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
