@@ -1,4 +1,4 @@
-"""Nothing is downloaded in a test, and every test starts from the same random numbers."""
+"""Tests run offline, and every test starts with the same random seed."""
 
 import atexit
 import gc
@@ -24,30 +24,30 @@ from tests.shape_checks import install_shape_checks
 if os.environ.get("CLEARHEAD_SHAPE_CHECKS"):  # before anything imports clearhead
     install_shape_checks()
 
-# Modules and test items live until the end: looking for garbage among them would take a third of the collection time.
+# Modules and test items live until the end: garbage collection over them would take a third of the collection time.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Garbage is collected while tests run, but not looked for among what exists by now."""
+    """Enable garbage collection while tests run, except for objects that exist after collection."""
     gc.freeze()
     gc.enable()
-    atexit.register(gc.unfreeze)  # C++ bindings report what the interpreter cannot collect at the end as leaked
+    atexit.register(gc.unfreeze)  # otherwise C++ bindings report leaks at exit
 
 
 @pytest.fixture(autouse=True)
-def _same_start() -> None:
+def seed_torch() -> None:
     torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
 def launch() -> Iterator[Callable[..., Any]]:
-    """Starts a headless chromium with the flags it is given.
+    """Return a function that starts a headless chromium with the given flags.
 
-    There is one Playwright in a process: it keeps an event loop in the main thread, and a second would refuse to start.
+    A process can have one Playwright only: it runs an event loop in the main thread, and a second one fails to start.
     """
     names = ("chromium", "chromium-browser", "google-chrome")
-    program = next((found for name in names if (found := shutil.which(name))), None)
+    program = next((path for name in names if (path := shutil.which(name))), None)
     try:
         from playwright.sync_api import expect, sync_playwright
     except ImportError:
@@ -57,7 +57,7 @@ def launch() -> Iterator[Callable[..., Any]]:
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
-    expect.set_options(timeout=20_000)  # a busy machine draws late; what never comes is still noticed
+    expect.set_options(timeout=20_000)  # a busy machine renders slowly
     with sync_playwright() as playwright:
         browsers = []
 

@@ -1,4 +1,4 @@
-"""Tiny dual encoders of every family, made from configurations, and inputs for them."""
+"""Tiny dual encoders of every family, built from configs, and inputs for them."""
 
 from functools import cache
 from typing import Any
@@ -19,7 +19,7 @@ _LAYERS = {
     "initializer_range": 0.3,
 }
 _VISION = {**_LAYERS, "num_hidden_layers": 2, "image_size": 16, "patch_size": 4}
-#: Class, tokenizer, and what the text tower's configuration has of its own.
+#: Class, tokenizer, and additional settings of the text config.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "clip": ("CLIP", "wordpiece", {}),
     "metaclip_2": ("MetaClip2", "wordpiece", {}),
@@ -31,21 +31,21 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 NAMES = (*FAMILIES, "vision_text")
 
 
-def text_config(kind: str, **more: Any) -> dict[str, Any]:
+def text_config(kind: str, **overrides: Any) -> dict[str, Any]:
     tokenizer = models.tokenizer(kind)
     ids = {"pad": tokenizer.pad_token_id, "bos": tokenizer.cls_token_id, "eos": tokenizer.sep_token_id}
     shared = {**_LAYERS, "vocab_size": len(tokenizer), "max_position_embeddings": 70}
-    return {**shared, **{f"{name}_token_id": number for name, number in ids.items()}, **more}
+    return {**shared, **{f"{name}_token_id": number for name, number in ids.items()}, **overrides}
 
 
-def fresh(make: Any, *given: Any, dtype: torch.dtype = torch.float64) -> Any:
+def build_model(make: Any, *args: Any, dtype: torch.dtype = torch.float64) -> Any:
     torch.manual_seed(7)
-    model = make(*given)
+    model = make(*args)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 1:  # biases are born zero
+            if parameter.dim() == 1:  # biases are zero by default
                 parameter += 0.1 * torch.randn(parameter.shape)
-            elif parameter.dim() > 1:  # some are born so small that attention is uniform
+            elif parameter.dim() > 1:  # the default weights are so small that attention is uniform
                 torch.nn.init.normal_(parameter, std=0.3)
     return model.to(dtype).eval()
 
@@ -55,23 +55,23 @@ def model(name: str, dtype: torch.dtype = torch.float64, text: dict[str, Any] | 
     if name == "vision_text":
         parts = transformers.ViTConfig(**_VISION), transformers.BertConfig(**text_config("wordpiece"))
         config = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(*parts, projection_dim=24)
-        return fresh(transformers.VisionTextDualEncoderModel, config, dtype=dtype)
-    family, kind, own = FAMILIES[name]
+        return build_model(transformers.VisionTextDualEncoderModel, config, dtype=dtype)
+    family, tokenizer_kind, text_settings = FAMILIES[name]
     vision = {**_VISION, "num_patches": 16} if name == "siglip2" else _VISION
-    texts = {**text_config(kind, **own), **(text or {})}
+    texts = {**text_config(tokenizer_kind, **text_settings), **(text or {})}
     shared = {"text_config": texts, "vision_config": vision, "projection_dim": 24}
     config = getattr(transformers, f"{family}Config")(**shared)
-    return fresh(getattr(transformers, f"{family}Model"), config, dtype=dtype)
+    return build_model(getattr(transformers, f"{family}Model"), config, dtype=dtype)
 
 
 def processor(name: str) -> Any:
-    """Both processors in one, as they come with a model from the hub."""
+    """Combine tokenizer and image processor, as in a model from the hub."""
     tokenizer = models.tokenizer("wordpiece" if name == "vision_text" else FAMILIES[name][1])
     if name == "siglip2":
-        pictures = transformers.Siglip2ImageProcessor(patch_size=4, max_num_patches=16)
-        return transformers.Siglip2Processor(pictures, tokenizer)
-    pictures = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
-    return transformers.VisionTextDualEncoderProcessor(pictures, tokenizer)
+        image_processor = transformers.Siglip2ImageProcessor(patch_size=4, max_num_patches=16)
+        return transformers.Siglip2Processor(image_processor, tokenizer)
+    image_processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
+    return transformers.VisionTextDualEncoderProcessor(image_processor, tokenizer)
 
 
 @cache
@@ -85,11 +85,11 @@ def pictures() -> list[np.ndarray]:
 
 
 def clap() -> Any:
-    """A text tower beside one for sounds, which attends in shifted windows."""
+    """A text tower with an audio tower, which attends in shifted windows."""
     sizes = {"spec_size": 64, "num_mel_bins": 16, "window_size": 4, "patch_size": 4, "patch_stride": [4, 4]}
     depth = {"depths": [1, 1], "num_attention_heads": [2, 2], "num_hidden_layers": 2}
     audio = {**sizes, **depth, "patch_embeds_hidden_size": 16, "hidden_size": 32, "projection_dim": 24}
     text = text_config("bytes", projection_dim=24)
-    return fresh(
+    return build_model(
         transformers.ClapModel, transformers.ClapConfig(text_config=text, audio_config=audio, projection_dim=24)
     )

@@ -1,4 +1,4 @@
-"""Tiny models and tokenizers of every architecture, made from configurations; nothing is downloaded."""
+"""Tiny models and tokenizers of every architecture, built from configs; nothing is downloaded."""
 
 import unicodedata
 from collections.abc import Callable
@@ -25,7 +25,7 @@ CORPUS = [
 TEXTS = ["I like the movie.", "She hates the book because it isn't good", "So boring!"]
 MASKED_TEXTS = ["I like the {mask}.", "She {mask} the book because it isn't good", "So {mask}!"]
 PAIR = ("I like the movie.", "She hates the book")
-# Written down, not trained: these two trainers break ties differently in each process.
+# Fixed vocabularies: the trainers of these two kinds break ties differently in each process.
 _WORDPIECES = (
     "the is it he she and an be book boring mov look you so for her here isn like too don on fi fa ha kno li lon ne "
     "nai ca canno con ext au as ab wel won wai tw ti th pa sai de do vu ##he ##or ##on ##oo ##in ##ai ##ing ##ie ##tes "
@@ -39,7 +39,7 @@ _UNIGRAMS = (
 
 @cache
 def tokenizer(kind: str) -> Any:
-    """A small tokenizer of one kind: "wordpiece" (BERT), "bytes" (RoBERTa, GPT-2) or "unigram" (SentencePiece)."""
+    """Build a small tokenizer: "wordpiece" (BERT), "bytes" (RoBERTa, GPT-2) or "unigram" (SentencePiece)."""
     if kind == "wordpiece":
         special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         normal = normalizers.BertNormalizer(lowercase=True)
@@ -83,15 +83,15 @@ def tokenizer(kind: str) -> Any:
 
 
 def on_interface(name: str) -> bool:
-    """Whether this transformers sends the architecture's attention through its attention interface.
+    """Return whether this version of transformers runs the architecture through its attention interface.
 
-    The source is searched, because importing it would take seconds whenever tests are collected.
+    The source is searched, because importing it would slow down every test collection by seconds.
     """
     source = Path(transformers.__file__).parent / "models" / name / f"modeling_{name}.py"
     return "ALL_ATTENTION_FUNCTIONS" in source.read_text()
 
 
-#: What transformers 5.0 itself could not do yet; later versions can.
+#: Architectures that transformers 5.0 does not support fully; later versions do.
 NOT_YET = {
     name: reason
     for name, reason in {
@@ -115,7 +115,7 @@ _TEXT = {
     "num_attention_heads": 4,
     "intermediate_size": 48,
     "max_position_embeddings": 70,
-    "initializer_range": 0.3,  # far from uniform attention
+    "initializer_range": 0.3,  # so that attention is not uniform
     "num_labels": 3,
 }
 _IMAGE = {
@@ -161,33 +161,35 @@ def _fresh(cls: Callable[[Any], nn.Module], config: Any, dtype: torch.dtype) -> 
 def text_model(
     name: str, head: str = "ForSequenceClassification", dtype: torch.dtype = torch.float64, **more: Any
 ) -> Any:
-    """A tiny text model with its tokenizer."""
+    """Build a tiny text model with its tokenizer."""
     skip_if_not_yet(name)
-    architecture, kind, own = TEXT[name]
+    architecture, kind, settings = TEXT[name]
     tok = tokenizer(kind)
     ids = {f"{k}_token_id": getattr(tok, f"{k}_token_id") for k in ("pad", "cls", "sep")}
     ids |= {"bos_token_id": tok.cls_token_id, "eos_token_id": tok.sep_token_id}
-    config = getattr(transformers, f"{architecture}Config")(**{**_TEXT, **own, **ids, "vocab_size": len(tok), **more})
+    config = getattr(transformers, f"{architecture}Config")(
+        **{**_TEXT, **settings, **ids, "vocab_size": len(tok), **more}
+    )
     return _fresh(getattr(transformers, f"{architecture}{head}"), config, dtype), tok
 
 
 def image_model(name: str, dtype: torch.dtype = torch.float64, **more: Any) -> Any:
-    """A tiny image classifier with a processor of its picture size."""
+    """Build a tiny image classifier with a processor for its image size."""
     skip_if_not_yet(name)
-    cls, config_cls, own = IMAGE[name]
+    cls, config_cls, overrides = IMAGE[name]
     if config_cls.startswith("Dinov2"):
-        own = {**own, "mlp_ratio": 2}
-    settings = {**_IMAGE, **own, **more}
+        overrides = {**overrides, "mlp_ratio": 2}
+    settings = {**_IMAGE, **overrides, **more}
     if name == "swin":
-        for gone in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
-            settings.pop(gone)
+        for unused in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+            settings.pop(unused)
     config = getattr(transformers, config_cls)(**settings)
-    high, wide = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
-    processor = transformers.ViTImageProcessor(size={"height": high, "width": wide})
+    height, width = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
+    processor = transformers.ViTImageProcessor(size={"height": height, "width": width})
     return _fresh(getattr(transformers, cls), config, dtype), processor
 
 
-#: Every subject that the laws run over.
+#: All models of the invariant tests.
 SUBJECTS = (
     *(f"{name}/classify" for name in TEXT if name not in NOT_YET),
     *(f"{name}/mask" for name in TEXT if name not in NOT_YET),
@@ -196,7 +198,7 @@ SUBJECTS = (
 
 
 def explainer(subject: str, dtype: torch.dtype = torch.float64, **more: Any) -> "clearhead.Explainer":
-    """An explainer for one of `SUBJECTS`, made anew."""
+    """Build a new explainer for one of `SUBJECTS`."""
     name, task = subject.split("/")
     if task == "image":
         return clearhead.load(image_model(name, dtype, **more))
@@ -205,7 +207,7 @@ def explainer(subject: str, dtype: torch.dtype = torch.float64, **more: Any) -> 
 
 
 def inputs(subject: str) -> list[Any]:
-    """Three inputs of different lengths (texts) or contents (pictures)."""
+    """Return three inputs: texts of different lengths, or different images."""
     name, task = subject.split("/")
     if task == "image":
         generator = torch.Generator().manual_seed(3)

@@ -1,4 +1,4 @@
-"""Models under their authors' names, written as the authors write them, tiny: what `clearhead convert` starts from."""
+"""Tiny models with the code and the parameter names of their original authors: input of `clearhead convert`."""
 
 import re
 from collections import OrderedDict
@@ -11,7 +11,7 @@ WIDE = 64
 
 
 def spread(model: nn.Module) -> Any:
-    """Weights far from their beginnings, so that every one of them counts."""
+    """Fill a model with large random weights, so that every weight affects the output."""
     torch.manual_seed(4)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -19,7 +19,7 @@ def spread(model: nn.Module) -> Any:
     return model.double().eval()
 
 
-# --- timm's vision transformer, and what was made of it -----------------------------------------------------------
+# --- timm's vision transformer and models based on it --------------------------------------------------------------
 
 
 class Attention(nn.Module):
@@ -29,10 +29,10 @@ class Attention(nn.Module):
         self.qkv, self.proj = nn.Linear(WIDE, 3 * WIDE, bias=bias), nn.Linear(WIDE, WIDE)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, count, wide = x.shape
-        q, k, v = self.qkv(x).reshape(batch, count, 3, self.heads, wide // self.heads).permute(2, 0, 3, 1, 4)
-        weights = ((q @ k.transpose(-2, -1)) * (wide // self.heads) ** -0.5).softmax(-1)
-        return self.proj((weights @ v).transpose(1, 2).reshape(batch, count, wide))
+        batch, count, width = x.shape
+        q, k, v = self.qkv(x).reshape(batch, count, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        weights = ((q @ k.transpose(-2, -1)) * (width // self.heads) ** -0.5).softmax(-1)
+        return self.proj((weights @ v).transpose(1, 2).reshape(batch, count, width))
 
 
 class Mlp(nn.Module):
@@ -98,7 +98,7 @@ class VisionTransformer(nn.Module):
 
 
 def dino_features(backbone: VisionTransformer, x: Tensor) -> Tensor:
-    """eval_linear.py of DINO, with the last block and average pooling: the two are put side by side and flattened."""
+    """eval_linear.py of DINO with one block and average pooling: class token and mean, interleaved."""
     tokens = backbone(x)
     output = torch.cat((tokens[:, 0].unsqueeze(-1), tokens[:, 1:].mean(1).unsqueeze(-1)), dim=-1)
     return output.reshape(output.shape[0], -1)
@@ -113,10 +113,10 @@ class QuickGELU(nn.Module):
 
 
 class ResidualAttentionBlock(nn.Module):
-    def __init__(self, wide: int, heads: int, mask: Tensor | None) -> None:
+    def __init__(self, width: int, heads: int, mask: Tensor | None) -> None:
         super().__init__()
-        self.attn, self.ln_1, self.ln_2 = nn.MultiheadAttention(wide, heads), nn.LayerNorm(wide), nn.LayerNorm(wide)
-        layers = [("c_fc", nn.Linear(wide, 4 * wide)), ("gelu", QuickGELU()), ("c_proj", nn.Linear(4 * wide, wide))]
+        self.attn, self.ln_1, self.ln_2 = nn.MultiheadAttention(width, heads), nn.LayerNorm(width), nn.LayerNorm(width)
+        layers = [("c_fc", nn.Linear(width, 4 * width)), ("gelu", QuickGELU()), ("c_proj", nn.Linear(4 * width, width))]
         self.mlp, self.mask = nn.Sequential(OrderedDict(layers)), mask
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,20 +127,20 @@ class ResidualAttentionBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, wide: int, heads: int, mask: Tensor | None = None) -> None:
+    def __init__(self, width: int, heads: int, mask: Tensor | None = None) -> None:
         super().__init__()
-        self.resblocks = nn.Sequential(*(ResidualAttentionBlock(wide, heads, mask) for _ in range(2)))
+        self.resblocks = nn.Sequential(*(ResidualAttentionBlock(width, heads, mask) for _ in range(2)))
 
 
 class Visual(nn.Module):
-    def __init__(self, wide: int, heads: int, out: int) -> None:
+    def __init__(self, width: int, heads: int, output_size: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, wide, 4, 4, bias=False)
-        self.class_embedding = nn.Parameter(torch.zeros(wide))
-        self.positional_embedding = nn.Parameter(torch.zeros(10, wide))
-        self.ln_pre, self.ln_post = nn.LayerNorm(wide), nn.LayerNorm(wide)
-        self.transformer = Transformer(wide, heads)
-        self.proj = nn.Parameter(torch.zeros(wide, out))
+        self.conv1 = nn.Conv2d(3, width, 4, 4, bias=False)
+        self.class_embedding = nn.Parameter(torch.zeros(width))
+        self.positional_embedding = nn.Parameter(torch.zeros(10, width))
+        self.ln_pre, self.ln_post = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.transformer = Transformer(width, heads)
+        self.proj = nn.Parameter(torch.zeros(width, output_size))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv1(x).flatten(2).permute(0, 2, 1)
@@ -154,12 +154,12 @@ class CLIP(nn.Module):
 
     def __init__(self, heads: int = 2) -> None:
         super().__init__()
-        wide = 2 * WIDE
-        self.visual = Visual(wide, heads, self.OUT)
-        self.transformer = Transformer(wide, heads, torch.full((7, 7), float("-inf")).triu(1))
-        self.token_embedding, self.ln_final = nn.Embedding(self.WORDS, wide), nn.LayerNorm(wide)
-        self.positional_embedding = nn.Parameter(torch.zeros(self.LENGTH, wide))
-        self.text_projection = nn.Parameter(torch.zeros(wide, self.OUT))
+        width = 2 * WIDE
+        self.visual = Visual(width, heads, self.OUT)
+        self.transformer = Transformer(width, heads, torch.full((7, 7), float("-inf")).triu(1))
+        self.token_embedding, self.ln_final = nn.Embedding(self.WORDS, width), nn.LayerNorm(width)
+        self.positional_embedding = nn.Parameter(torch.zeros(self.LENGTH, width))
+        self.text_projection = nn.Parameter(torch.zeros(width, self.OUT))
         self.logit_scale = nn.Parameter(torch.zeros([]))
 
     def encode_text(self, text: Tensor) -> Tensor:
@@ -168,12 +168,12 @@ class CLIP(nn.Module):
         return x[torch.arange(len(x)), text.argmax(dim=-1)] @ self.text_projection
 
     def forward(self, image: Tensor, text: Tensor) -> Tensor:
-        one, other = self.visual(image), self.encode_text(text)
-        one, other = one / one.norm(dim=1, keepdim=True), other / other.norm(dim=1, keepdim=True)
-        return self.logit_scale.exp() * one @ other.t()
+        images, texts = self.visual(image), self.encode_text(text)
+        images, texts = images / images.norm(dim=1, keepdim=True), texts / texts.norm(dim=1, keepdim=True)
+        return self.logit_scale.exp() * images @ texts.t()
 
 
-# --- DETR: transformers' names turned back ------------------------------------------------------------------------
+# --- DETR: transformers' names mapped back ------------------------------------------------------------------------
 
 _BACK = [
     (r"^model\.backbone\.conv_encoder\.model\.embedder\.embedder\.convolution", "backbone.0.body.conv1"),
@@ -197,17 +197,17 @@ _BACK = [
 
 
 def original_detr(saved: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What transformers saves, under the authors' names."""
-    found: dict[str, Tensor] = {}
-    for name, part in saved.items():
+    """Rename the weights of a transformers checkpoint to the authors' names."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in saved.items():
         for pattern, new in _BACK:
             name = re.sub(pattern, new, name)
-        # stages count from 0 there and from 1 here, and so do the convolutions of a block
+        # transformers counts stages, and convolutions of a block, from 0; the authors count from 1
         name = re.sub(r"body\.layer(\d)\.layers\.(\d+)", lambda m: f"body.layer{int(m[1]) + 1}.{m[2]}", name)
         name = re.sub(r"\.layer\.(\d)\.convolution", lambda m: f".conv{int(m[1]) + 1}", name)
         name = re.sub(r"\.layer\.(\d)\.normalization", lambda m: f".bn{int(m[1]) + 1}", name)
-        found[name] = part
-    for name in [name for name in found if ".q_proj." in name]:
-        parts = [found.pop(name.replace("q_proj", f"{letter}_proj")) for letter in "qkv"]
-        found[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
-    return found
+        renamed[name] = tensor
+    for name in [name for name in renamed if ".q_proj." in name]:
+        projections = [renamed.pop(name.replace("q_proj", f"{letter}_proj")) for letter in "qkv"]
+        renamed[name.replace("q_proj.", "in_proj_")] = torch.cat(projections)
+    return renamed

@@ -1,7 +1,7 @@
-"""Shape annotations are checked while the tests run: a type checker for jaxtyping's import hook.
+"""Runtime checks of shape annotations during the tests: a type checker for jaxtyping's import hook.
 
-The hook calls the checker with every function of the chosen packages. Only annotations of tensors and arrays are
-checked: `Float[Tensor, "batch head query key"]` or a union with one. All other types are left to mypy.
+The hook passes every function of the checked modules to the type checker. Only annotations of tensors and arrays are
+checked: `Float[Tensor, "batch head query key"]` or a union with one. mypy checks all other types.
 """
 
 import inspect
@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin
 
 from jaxtyping import AbstractArray, install_import_hook
 
-#: Triton kernels are left out: Triton compiles them from their source, and cannot read a decorated function.
+#: Without Triton kernels: Triton compiles them from their source, and cannot read a decorated function.
 CHECKED_MODULES = (
     "clearhead.methods",
     "clearhead.capture.attention",
@@ -30,7 +30,7 @@ CHECKED_MODULES = (
 
 
 def install_shape_checks() -> Any:
-    """Check the shapes of the chosen modules, which must not be imported before; returns the hook."""
+    """Install the checks for `CHECKED_MODULES`, which must not be imported yet; return the hook."""
     return install_import_hook(CHECKED_MODULES, "tests.shape_checks.check_shapes")
 
 
@@ -62,7 +62,7 @@ def _check(name: str, value: Any, hint: Any) -> None:
 
 
 def _find_array_types(hint: Any) -> list[Any]:
-    """The array types of an annotation: itself, or members of a union."""
+    """Return the array types of an annotation: itself, or the members of a union."""
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint]
     return [member for member in members if inspect.isclass(member) and issubclass(member, AbstractArray)]
 

@@ -1,6 +1,6 @@
-"""Every class of the installed transformers that can be built tiny: explained rightly, or refused – never wrongly.
+"""Every class of the installed transformers that can be built tiny is explained correctly or rejected.
 
-What docs/architectures.md says is what happens. Slow: `make test-slow`.
+The outcomes must equal docs/architectures.md. Slow: `make test-slow`.
 """
 
 import re
@@ -8,42 +8,42 @@ import re
 import pytest
 import transformers
 
-from tests.architectures.table import PAGE, committed, row_of
-from tests.architectures.tiny_models import classes
+from tests.architectures.table import PAGE, read_page, try_class
+from tests.architectures.tiny_models import list_classes
 from tests.architectures.trial import WORKS
 
-LEAST = 120  # model types that must work
+MIN_WORKING_MODEL_TYPES = 120  # number of model types that must work
 
 same_version = pytest.mark.skipif(
     f"transformers {transformers.__version__} " not in PAGE.read_text(encoding="utf-8"),
-    reason="docs/architectures.md speaks of another version of transformers",
+    reason="docs/architectures.md is about another version of transformers",
 )
 
 
 def test_enough_model_types_work_and_none_fails() -> None:
-    outcomes = committed()
-    working = {kind for (kind, _), (how, _) in outcomes.items() if how in WORKS}
-    assert len(working) >= LEAST
-    assert [place for place, (how, _) in outcomes.items() if how == "fails"] == []
+    outcomes = read_page()
+    working = {model_type for (model_type, _), (status, _) in outcomes.items() if status in WORKS}
+    assert len(working) >= MIN_WORKING_MODEL_TYPES
+    assert [key for key, (status, _) in outcomes.items() if status == "fails"] == []
 
 
-def test_counts_are_those_of_the_table() -> None:
-    page, outcomes = PAGE.read_text(encoding="utf-8"), committed()
-    said = re.findall(r"^\| ([a-z ]+) \| (\d+) \| (\d+) \|", page, re.MULTILINE)
-    assert len(said) > len(WORKS)
-    for how, heads, kinds in said:
-        own = [kind for (kind, _), (outcome, _) in outcomes.items() if outcome == how]
-        assert (len(own), len(set(own))) == (int(heads), int(kinds))
+def test_page_counts_equal_the_table() -> None:
+    page, outcomes = PAGE.read_text(encoding="utf-8"), read_page()
+    count_rows = re.findall(r"^\| ([a-z ]+) \| (\d+) \| (\d+) \|", page, re.MULTILINE)
+    assert len(count_rows) > len(WORKS)
+    for status, class_count, type_count in count_rows:
+        model_types = [model_type for (model_type, _), (outcome, _) in outcomes.items() if outcome == status]
+        assert (len(model_types), len(set(model_types))) == (int(class_count), int(type_count))
 
 
 @same_version
 def test_every_class_is_in_the_table() -> None:
-    assert len(committed()) == len(classes())
+    assert len(read_page()) == len(list_classes())
 
 
 @pytest.mark.slow
 @same_version
-@pytest.mark.parametrize(("name", "head"), classes(), ids=lambda part: part.replace(" ", "-"))
-def test_outcome_is_that_of_the_table(name: str, head: str) -> None:
-    row = row_of(name, head)
-    assert (row.how, row.why) == committed().get((row.kind, row.head))
+@pytest.mark.parametrize(("name", "head"), list_classes(), ids=lambda parameter: parameter.replace(" ", "-"))
+def test_outcome_equals_the_table(name: str, head: str) -> None:
+    row = try_class(name, head)
+    assert (row.status, row.reason) == read_page().get((row.model_type, row.head))

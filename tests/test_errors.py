@@ -1,4 +1,4 @@
-"""Bad input through the public API: the right error, a message that helps, and a model that is as it was."""
+"""Invalid input through the public API: the right error, a helpful message, and an unchanged model."""
 
 import hashlib
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from tests.models import explainer, image_model, text_model, tokenizer
 TEXT = "I like the movie"
 
 
-def state(model: Any) -> tuple[Any, ...]:
-    """All of a model that a call could leave changed."""
+def snapshot_model(model: Any) -> tuple[Any, ...]:
+    """Return everything in a model that a call could change."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode() + tensor.detach().numpy().tobytes())
@@ -43,7 +43,7 @@ TEXT_CASES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda ex: ex.explain(), "nothing to explain"),
     (lambda ex: ex.explain(3), "expected a text"),
     (lambda ex: ex.explain(image=np.zeros((4, 4, 3), np.uint8)), "takes text, but was given image="),
-    (lambda ex: ex.explain(TEXT * 30, truncation=False), "the model takes 64: shorten it, or allow truncation"),
+    (lambda ex: ex.explain(TEXT * 30, truncation=False), "the model takes at most 64: shorten it, or allow truncation"),
     (lambda ex: ex.explain(TEXT, target="HAPPY"), "unknown label 'HAPPY'. Accepted: LABEL_0, LABEL_1, LABEL_2"),
     (lambda ex: ex.explain(TEXT, target="LABEL_02"), "did you mean 'LABEL_2'?"),
     (lambda ex: ex.explain(TEXT, target=3), "label 3 does not exist: the model has 3 labels"),
@@ -57,81 +57,81 @@ TEXT_CASES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda ex: ex.explain(TEXT, method=[]), "no method was given"),
     (lambda ex: ex.explain(TEXT, method=clearhead.Method("grad-sam", recieved=True)), "did you mean 'received'?"),
     (lambda ex: ex.explain(TEXT, scale="odds"), "did you mean 'log-odds'?"),
-    (lambda ex: ex.explain(TEXT, layers=(5, None)), "leaves none of the 3 layers"),
+    (lambda ex: ex.explain(TEXT, layers=(5, None)), "selects none of the 3 layers"),
     (lambda ex: ex.explain(TEXT, heads=[4]), "the model has 4 heads"),
-    (lambda ex: ex.explain(TEXT, heads=[]), "is not possible"),
-    (lambda ex: ex.explain(TEXT, rows="some"), "rows='some' is not known"),
+    (lambda ex: ex.explain(TEXT, heads=[]), "is not valid"),
+    (lambda ex: ex.explain(TEXT, rows="some"), "rows='some' is not valid"),
     (lambda ex: ex.explain(TEXT, method="saliency", heads=[0]), "saliency has no heads="),
-    (lambda ex: ex.explain(TEXT, truncation_side="up"), "truncation_side='up' is not known"),
+    (lambda ex: ex.explain(TEXT, truncation_side="up"), "truncation_side='up' is not valid"),
     (lambda ex: ex.explain(TEXT, batch_size=0), "batch_size=0"),
-    (lambda ex: ex.explain({"attention_mask": torch.ones(1, 3)}), "but hold attention_mask"),
+    (lambda ex: ex.explain({"attention_mask": torch.ones(1, 3)}), "but contain attention_mask"),
     (lambda ex: ex.explain({"input_ids": torch.ones(1, 3).long()}, tokens=["a"]), "names 1 units"),
     (lambda ex: clearhead.compare(ex, TEXT, ["generic"]), "at least two methods"),
     (lambda ex: clearhead.compare(ex, [TEXT]), "one input"),
 ]
 
 
-@pytest.mark.parametrize(("call", "says"), TEXT_CASES, ids=[says for _, says in TEXT_CASES])
-def test_invalid_text_calls(call: Callable[[Any], Any], says: str) -> None:
+@pytest.mark.parametrize(("call", "message"), TEXT_CASES, ids=[message for _, message in TEXT_CASES])
+def test_invalid_text_calls_raise(call: Callable[[Any], Any], message: str) -> None:
     ex = explainer("bert/classify")
-    before = state(ex.adapter.model)
+    before = snapshot_model(ex.adapter.model)
     with pytest.raises(clearhead.InputError) as raised:
         call(ex)
-    assert says in str(raised.value) and "\n" not in str(raised.value)
-    assert state(ex.adapter.model) == before
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+    assert snapshot_model(ex.adapter.model) == before
 
 
-def test_invalid_images(tmp_path: Path) -> None:
+def test_invalid_images_raise(tmp_path: Path) -> None:
     Image.effect_noise((64, 64), 50).save(tmp_path / "whole.jpg")
-    whole = (tmp_path / "whole.jpg").read_bytes()
-    (tmp_path / "half.jpg").write_bytes(whole[: len(whole) // 2])
+    content = (tmp_path / "whole.jpg").read_bytes()
+    (tmp_path / "half.jpg").write_bytes(content[: len(content) // 2])
     (tmp_path / "letter.jpg").write_text("Dear Sir")
     Image.new("RGB", (8, 8)).save(tmp_path / "whole.png")
     broken = bytearray((tmp_path / "whole.png").read_bytes())
     broken[30] ^= 0xFF
     (tmp_path / "broken.png").write_bytes(broken)
     ex = explainer("vit/image")
-    before = state(ex.adapter.model)
+    before = snapshot_model(ex.adapter.model)
     ex.explain(tmp_path / "whole.jpg")
     for name in ("half.jpg", "letter.jpg", "broken.png"):
-        with pytest.raises(clearhead.InputError, match="is not a picture that can be opened"):
+        with pytest.raises(clearhead.InputError, match="is not an image that can be opened"):
             ex.explain(tmp_path / name)
-    for given, says in (
-        (tmp_path / "lost.jpg", "there is no picture"),
-        (tmp_path, "is not a picture"),
+    for raw_input, message in (
+        (tmp_path / "lost.jpg", "there is no image"),
+        (tmp_path, "is not an image"),
         (np.zeros((4, 4, 3)), "must be uint8"),
-        (7, "expected a picture"),
+        (7, "expected an image"),
     ):
-        with pytest.raises(clearhead.InputError, match=says):
-            ex.explain(given)
-    assert state(ex.adapter.model) == before
+        with pytest.raises(clearhead.InputError, match=message):
+            ex.explain(raw_input)
+    assert snapshot_model(ex.adapter.model) == before
 
 
-def _without_attention() -> list[Any]:
-    picture = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+def make_models_without_attention() -> list[Any]:
+    processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
     resnet = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1])
     convnext = transformers.ConvNextConfig(hidden_sizes=[8] * 4, depths=[1] * 4, image_size=32)
     fnet = transformers.FNetConfig(vocab_size=200, hidden_size=16, num_hidden_layers=2, intermediate_size=16)
     return [
-        (transformers.ResNetForImageClassification(resnet), picture, np.zeros((32, 32, 3), np.uint8)),
-        (transformers.ConvNextForImageClassification(convnext), picture, np.zeros((32, 32, 3), np.uint8)),
+        (transformers.ResNetForImageClassification(resnet), processor, np.zeros((32, 32, 3), np.uint8)),
+        (transformers.ConvNextForImageClassification(convnext), processor, np.zeros((32, 32, 3), np.uint8)),
         (transformers.FNetForSequenceClassification(fnet), tokenizer("wordpiece"), TEXT),
     ]
 
 
 @pytest.mark.parametrize("number", range(3), ids=["resnet", "convnext", "fnet"])
-def test_models_without_attention(number: int) -> None:
-    model, processor, given = _without_attention()[number]
+def test_models_without_attention_raise(number: int) -> None:
+    model, processor, raw_input = make_models_without_attention()[number]
     model.eval()
-    before = state(model)
+    before = snapshot_model(model)
     ex = clearhead.load((model, processor))
     with pytest.raises(clearhead.UnsupportedError, match=f"{type(model).__name__} .* without attention"):
-        ex.explain(given)
+        ex.explain(raw_input)
     assert not any(line.applies for line in ex.methods())
-    assert state(model) == before
+    assert snapshot_model(model) == before
 
 
-def test_other_objects_are_refused() -> None:
+def test_unsupported_objects_raise() -> None:
     model, tok = text_model("bert")
     with pytest.raises(clearhead.InputError, match="cannot explain a Linear"):
         clearhead.load(torch.nn.Linear(2, 2))
@@ -139,15 +139,15 @@ def test_other_objects_are_refused() -> None:
         clearhead.load({})
     with pytest.raises(clearhead.InputError, match="a tuple of 3"):
         clearhead.load((model, tok, 1))
-    with pytest.raises(clearhead.InputError, match="came without a tokenizer"):
+    with pytest.raises(clearhead.InputError, match="was loaded without a tokenizer"):
         clearhead.load(model).explain(TEXT)
-    with pytest.raises(clearhead.InputError, match="came without an image processor"):
+    with pytest.raises(clearhead.InputError, match="was loaded without an image processor"):
         clearhead.load(image_model("vit")[0]).explain(np.zeros((16, 16, 3), np.uint8))
     with pytest.raises(clearhead.UnsupportedError, match="does not know how to explain a BertForPreTraining"):
         clearhead.load(transformers.BertForPreTraining(model.config))
 
 
-def test_models_with_return_dict_false_are_refused() -> None:
+def test_models_with_return_dict_false_raise() -> None:
     model, tok = text_model("bert")
     ex = clearhead.load(model, tok)
     model.config.return_dict = False
@@ -158,7 +158,7 @@ def test_models_with_return_dict_false_are_refused() -> None:
     assert len(ex.explain(TEXT).scores)
 
 
-def test_invalid_folders_and_names(tmp_path: Path) -> None:
+def test_invalid_folders_and_names_raise(tmp_path: Path) -> None:
     model, tok = text_model("bert", dtype=torch.float32)
     pickled = tmp_path / "pickled"
     model.config.architectures = [type(model).__name__]
@@ -194,12 +194,12 @@ def test_invalid_folders_and_names(tmp_path: Path) -> None:
     assert model.device.type == "cpu" and model.dtype == torch.float32
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_loading_other_files_as_explanations_raises(tmp_path: Path) -> None:
     path = explainer("bert/classify").explain(TEXT).save(tmp_path / "why.safetensors")
     content = path.read_bytes()
-    for part in (b"", content[:7], content[:60], content[:-1], b"hello" * 20):
-        path.write_bytes(part)
-        with pytest.raises(clearhead.InputError, match="is not an explanation that clearhead saved"):
+    for invalid_content in (b"", content[:7], content[:60], content[:-1], b"hello" * 20):
+        path.write_bytes(invalid_content)
+        with pytest.raises(clearhead.InputError, match="is not an explanation saved by clearhead"):
             clearhead.load_explanation(path)
     with pytest.raises(clearhead.InputError, match="there is no file"):
         clearhead.load_explanation(tmp_path / "lost")
@@ -210,29 +210,29 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_failed_write_keeps_the_previous_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = explainer("bert/classify").explain(TEXT)
-    path = made.save(tmp_path / "why.safetensors")
+    e = explainer("bert/classify").explain(TEXT)
+    path = e.save(tmp_path / "why.safetensors")
     before = path.read_bytes()
 
-    def full(self: Path, content: bytes) -> None:
+    def raise_disk_full(self: Path, content: bytes) -> None:
         self.touch()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "write_bytes", raise_disk_full)
     with pytest.raises(OSError, match="No space left"):
-        made.save(path)
+        e.save(path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
-def test_write_error_names_the_given_path(tmp_path: Path) -> None:
-    place = tmp_path / "lost" / "why.safetensors"
-    with pytest.raises(OSError, match="No such file") as told:
-        explainer("bert/classify").explain(TEXT).save(place)
-    assert told.value.filename == str(place)
+def test_write_error_contains_the_given_path(tmp_path: Path) -> None:
+    path = tmp_path / "lost" / "why.safetensors"
+    with pytest.raises(OSError, match="No such file") as raised:
+        explainer("bert/classify").explain(TEXT).save(path)
+    assert raised.value.filename == str(path)
 
 
 def test_nonfinite_scores_are_reported() -> None:
-    """Where the model's norm divides by next to nothing, a slope is too large for float16."""
+    """A gradient through a norm that divides by a tiny number overflows float16."""
     ex = explainer("bert/classify", torch.float16)
     with pytest.warns(
         ClearheadWarning, match=r"of tam are NaN or infinite, with the model in float16: .*dtype='float32'"

@@ -8,14 +8,14 @@ from clearhead.images import upsample_heat_map
 
 def test_upsample_equals_torch_interpolate() -> None:
     heat = np.random.default_rng(0).normal(size=(4, 6))
-    wanted = torch.nn.functional.interpolate(
+    expected = torch.nn.functional.interpolate(
         torch.tensor(heat)[None, None], (32, 48), mode="bilinear", align_corners=False
     )
-    assert np.allclose(upsample_heat_map(heat, 32, 48), wanted[0, 0].numpy(), atol=1e-5)
+    assert np.allclose(upsample_heat_map(heat, 32, 48), expected[0, 0].numpy(), atol=1e-5)
 
 
 def test_upsample_keeps_missing_values_missing() -> None:
     heat = np.ones((4, 4))
     heat[1, 1] = np.nan
-    grown = upsample_heat_map(heat, 40, 40)
-    assert np.isnan(grown[15, 15]) and np.nanmin(grown) == np.nanmax(grown) == 1.0
+    upsampled = upsample_heat_map(heat, 40, 40)
+    assert np.isnan(upsampled[15, 15]) and np.nanmin(upsampled) == np.nanmax(upsampled) == 1.0

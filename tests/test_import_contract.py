@@ -1,8 +1,8 @@
-"""The import contract: which package may import which, and that modules never import each other in a circle.
+"""The import contract: the allowed imports between packages, and no import cycles between modules.
 
-Packages are those of the target architecture, given by the modules that belong to them. An import inside a function
-counts, one for type checkers alone does not. `import_violations.txt` lists what breaks the contract today; the list may
-only become shorter. `python tests/test_import_contract.py` prints what it should hold.
+A package is a set of module prefixes. Imports inside functions count, imports for type checkers only do not.
+`import_violations.txt` lists the current violations and may only become shorter; `python tests/test_import_contract.py`
+prints its content.
 """
 
 import ast
@@ -45,7 +45,7 @@ _CLIENTS = ("bench", "probes", "concepts", "studies", "web", "cli")
 _INTERNAL = (
     *("capture", "interventions", "backward_rules", "perturbation", "methods", "profiles", "adapters", "engine"),
 )
-#: Package → the packages that it must not import. Public names (`clearhead.__all__`) may be imported by clients.
+#: Package → the packages that it must not import. Clients may import public names (`clearhead.__all__`).
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "errors": tuple(name for name in PACKAGES if name != "errors"),
     **{name: tuple(set(PACKAGES) - {"errors", name}) for name in _BASE[1:]},
@@ -124,9 +124,9 @@ def find_violations() -> set[str]:
 
 
 def find_cycles() -> set[str]:
-    """Return, for each set of modules that need each other to be imported, their names.
+    """Return the names of the modules of each import cycle.
 
-    To import a module is to import the packages that it is in, too.
+    Importing a module also imports its parent packages.
     """
     needs: dict[str, set[str]] = {module: set() for module in find_modules()}
     for importer, imported, _, at_import_time in find_edges():
@@ -135,18 +135,18 @@ def find_cycles() -> set[str]:
             module = ".".join(parts[:stop])
             if at_import_time and module in needs and not f"{importer}.".startswith(f"{module}."):
                 needs[importer].add(module)
-    for _ in range(len(needs).bit_length()):  # paths of twice the length each time
+    for _ in range(len(needs).bit_length()):  # doubles the path length each time
         needs = {module: found.union(*(needs[other] for other in found)) for module, found in needs.items()}
     together = {module: {other for other in found if module in needs[other]} for module, found in needs.items()}
     return {"cycle: " + ", ".join(sorted(modules)) for module, modules in together.items() if module in modules}
 
 
-def test_imports_break_the_contract_only_where_known() -> None:
+def test_contract_violations_equal_the_known_list() -> None:
     known = set(KNOWN_VIOLATIONS.read_text(encoding="utf-8").splitlines())
     violations = find_violations() | find_cycles()
     assert not violations - known, "\n".join(["new violations of the import contract:", *sorted(violations - known)])
-    gone = known - violations
-    assert not gone, "\n".join([f"remove these lines from {KNOWN_VIOLATIONS.name}, they are fixed:", *sorted(gone)])
+    fixed = known - violations
+    assert not fixed, "\n".join([f"remove these lines from {KNOWN_VIOLATIONS.name}, they are fixed:", *sorted(fixed)])
 
 
 def test_every_module_of_a_package_with_a_rule_exists() -> None:
@@ -156,12 +156,12 @@ def test_every_module_of_a_package_with_a_rule_exists() -> None:
             assert any(module.startswith(f"{prefix}.") for module in modules), f"there is no module {prefix}"
 
 
-def test_the_longest_prefix_decides_on_the_package() -> None:
+def test_longest_prefix_determines_the_package() -> None:
     modules = ("clearhead.interventions.attention_patch", "clearhead.capture.tape", "clearhead.unitsize", "clearhead")
     assert [find_package(module) for module in modules] == ["interventions", "capture", None, None]
 
 
-def test_imports_are_found_wherever_they_stand() -> None:
+def test_nested_imports_are_found() -> None:
     source = """
 import a
 if TYPE_CHECKING:

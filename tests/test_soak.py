@@ -1,4 +1,4 @@
-"""Long and strange use: nothing grows, nothing breaks but with a clear message. Slow: `make test-slow`."""
+"""Soak and fuzz tests: constant memory, and no error but InputError. Slow: `make test-slow`."""
 
 import gc
 from pathlib import Path
@@ -11,36 +11,36 @@ import clearhead
 from clearhead.methods import METHOD_REGISTRY
 from tests.models import explainer
 
-EVERY = sorted(METHOD_REGISTRY)
+ALL_METHODS = sorted(METHOD_REGISTRY)
 
 
-def resident() -> float:
-    """MiB of resident memory."""
+def read_resident_memory() -> float:
+    """Return the resident memory in MiB."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) / 1024
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-def test_a_thousand_explanations_leave_nothing_behind() -> None:
+def test_memory_does_not_grow_over_repeated_explanations() -> None:
     ex = explainer("bert/classify")
 
-    def some(count: int) -> None:
+    def explain_texts(count: int) -> None:
         for turn in range(count):
             text = "I like the movie " * (1 + turn % 5)
-            ex.explain([text, text[:9]], EVERY, target=lambda output, turn=turn: output.logits[:, turn % 3])
+            ex.explain([text, text[:9]], ALL_METHODS, target=lambda output, turn=turn: output.logits[:, turn % 3])
 
-    some(100)
+    explain_texts(100)
     gc.collect()
-    before = resident()
-    some(500)
+    before = read_resident_memory()
+    explain_texts(500)
     gc.collect()
-    assert resident() - before < 20
+    assert read_resident_memory() - before < 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("subject", ["bert/classify", "roberta/classify", "albert/mask"])
-def test_any_text_is_explained_or_refused_clearly(subject: str) -> None:
+def test_any_text_is_explained_or_raises_input_error(subject: str) -> None:
     ex = explainer(subject)
     mask = ex.adapter.processor.mask_token if subject.endswith("mask") else ""
 
@@ -50,7 +50,7 @@ def test_any_text_is_explained_or_refused_clearly(subject: str) -> None:
         try:
             e = ex.explain(f"{text} {mask}" if mask else text)
         except clearhead.InputError:
-            return  # nothing but white space, say; what the messages say is tested where they are made
+            return  # such as a text of white space; the messages are tested elsewhere
         assert len(e) == len(e.scores) and e.words().scores.sum() == pytest.approx(e.scores.sum())
         assert clearhead.from_dict(e.to_dict()) == e
         assert "<script>alert" not in e.html()

@@ -1,4 +1,4 @@
-"""Intervals cover, corrections equal their definition, ties are ties."""
+"""Statistics: coverage of intervals, corrections by their definition, handling of ties."""
 
 from itertools import product
 
@@ -21,26 +21,26 @@ from clearhead.stats import (
 )
 
 
-def test_interval_equals_a_slow_bootstrap() -> None:
+def test_interval_equals_slow_bootstrap() -> None:
     values = np.random.default_rng(3).normal(size=37)
     rng = np.random.default_rng(0)
     means = []
     for _ in range(2000):
         drawn = [values[rng.integers(37)] for _ in range(37)]
         means.append(sum(drawn) / 37)
-    found = bootstrap_interval(values)
-    assert found.mean == pytest.approx(values.mean())
-    assert found.low == pytest.approx(np.quantile(means, 0.025), abs=0.03)
-    assert found.high == pytest.approx(np.quantile(means, 0.975), abs=0.03)
+    result = bootstrap_interval(values)
+    assert result.mean == pytest.approx(values.mean())
+    assert result.low == pytest.approx(np.quantile(means, 0.025), abs=0.03)
+    assert result.high == pytest.approx(np.quantile(means, 0.975), abs=0.03)
 
 
-def test_interval_coverage() -> None:
+def test_interval_coverage_is_95_percent() -> None:
     rng = np.random.default_rng(0)
-    inside = 0
+    covered = 0
     for seed in range(200):
-        found = bootstrap_interval(rng.normal(0.3, 1.0, size=60), num_resamples=400, seed=seed)
-        inside += found.low <= 0.3 <= found.high
-    assert 180 <= inside <= 199
+        result = bootstrap_interval(rng.normal(0.3, 1.0, size=60), num_resamples=400, seed=seed)
+        covered += result.low <= 0.3 <= result.high
+    assert 180 <= covered <= 199
 
 
 def test_missing_values_are_dropped() -> None:
@@ -61,59 +61,67 @@ def test_one_example_has_no_interval() -> None:
 
 def test_holm_equals_its_definition() -> None:
     p = [0.001, 0.2, 0.012, 0.04, 0.012]
-    for place, own in enumerate(p):
-        smaller = sorted(p)
-        expected = max(min(1.0, (len(p) - rank) * value) for rank, value in enumerate(smaller) if value <= own)
-        assert adjust_p_values_holm(p)[place] == pytest.approx(expected)
+    for index, p_value in enumerate(p):
+        sorted_p = sorted(p)
+        expected = max(min(1.0, (len(p) - rank) * value) for rank, value in enumerate(sorted_p) if value <= p_value)
+        assert adjust_p_values_holm(p)[index] == pytest.approx(expected)
 
 
 def test_paired_test_equals_scipy() -> None:
     rng = np.random.default_rng(1)
     a = rng.normal(size=60)
     b = a + rng.normal(0.4, 0.5, size=60)
-    own, p, effect = compare_paired(a, b)
+    differences, p, effect = compare_paired(a, b)
     assert p == pytest.approx(scipy.stats.wilcoxon(a, b, zero_method="pratt", correction=True, method="approx").pvalue)
     assert effect == pytest.approx((a - b).mean() / (a - b).std(ddof=1)) and effect < 0
-    assert len(own) == 60
+    assert len(differences) == 60
     assert compare_paired(a[:20], b[:20])[1] == pytest.approx(
         scipy.stats.wilcoxon(a[:20], b[:20], method="exact").pvalue
     )
     assert compare_paired(a, a)[1:] == (1.0, 0.0)
-    shared = b.copy()
-    shared[:10] = np.nan
-    assert len(compare_paired(a, shared)[0]) == 50
+    b_with_missing = b.copy()
+    b_with_missing[:10] = np.nan
+    assert len(compare_paired(a, b_with_missing)[0]) == 50
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_exact_test_with_ties_and_zeros(seed: int) -> None:
-    """Against every way of giving the differences signs."""
-    given = np.random.default_rng(seed).integers(-2, 4, size=9).astype(float)
-    sizes = np.abs(given)
-    order = [1 + sum(other < own for other in sizes) + (sum(other == own for other in sizes) - 1) / 2 for own in sizes]
-    above = sum(rank for rank, own in zip(order, given, strict=True) if own > 0)
+def test_exact_test_with_ties_and_zeros_equals_enumeration(seed: int) -> None:
+    """Compare with an enumeration of all signs of the differences."""
+    differences = np.random.default_rng(seed).integers(-2, 4, size=9).astype(float)
+    magnitudes = np.abs(differences)
+    order = [
+        1 + sum(other < value for other in magnitudes) + (sum(other == value for other in magnitudes) - 1) / 2
+        for value in magnitudes
+    ]
+    positive_rank_sum = sum(rank for rank, value in zip(order, differences, strict=True) if value > 0)
     sums = [
-        sum(rank for rank, own, up in zip(order, given, signs, strict=True) if own and up)
+        sum(rank for rank, value, is_positive in zip(order, differences, signs, strict=True) if value and is_positive)
         for signs in product((False, True), repeat=9)
     ]
-    as_low, as_high = np.mean([one <= above for one in sums]), np.mean([one >= above for one in sums])
-    assert compute_signed_rank_p_value(given) == pytest.approx(min(1.0, 2 * min(as_low, as_high)))
+    p_lower, p_upper = (
+        np.mean([rank_sum <= positive_rank_sum for rank_sum in sums]),
+        np.mean([rank_sum >= positive_rank_sum for rank_sum in sums]),
+    )
+    assert compute_signed_rank_p_value(differences) == pytest.approx(min(1.0, 2 * min(p_lower, p_upper)))
 
 
 @pytest.mark.parametrize("times", [1, 9])
 @pytest.mark.parametrize("scale", [1.0, 1e-9, 1e6])
 def test_nearly_equal_differences_are_ties(times: int, scale: float) -> None:
-    """Thirds kept with six digits, and what floating point leaves of nothing; 6 pairs (exact) and 54 (approximate)."""
-    kept = [0.666667 - 0.333333, 0.333333 - 0, 0.333333 - 0.666667, 1 - 0.333333, 0.3 - (0.1 + 0.2), 0.666667 - 1]
-    meant = np.array([1, 1, -1, 2, 0, -1] * times, dtype=float) / 3
-    assert compute_signed_rank_p_value(scale * np.array(kept * times)) == pytest.approx(
-        compute_signed_rank_p_value(meant), rel=1e-12
+    """Thirds rounded to six digits, and a rounding error instead of zero; 6 pairs (exact) and 54 (approximate)."""
+    rounded = [0.666667 - 0.333333, 0.333333 - 0, 0.333333 - 0.666667, 1 - 0.333333, 0.3 - (0.1 + 0.2), 0.666667 - 1]
+    exact = np.array([1, 1, -1, 2, 0, -1] * times, dtype=float) / 3
+    assert compute_signed_rank_p_value(scale * np.array(rounded * times)) == pytest.approx(
+        compute_signed_rank_p_value(exact), rel=1e-12
     )
-    assert compute_signed_rank_p_value(np.array(kept)) == 0.75  # ranks 3.5 (four) and 6: 12 of 32 signs give 13 or more
+    assert (
+        compute_signed_rank_p_value(np.array(rounded)) == 0.75
+    )  # ranks 3.5 (four) and 6: 12 of 32 signs give 13 or more
 
 
 def test_normal_approximation_is_inaccurate_for_few_pairs() -> None:
-    def approximate(given: np.ndarray) -> float:
-        return float(scipy.stats.wilcoxon(given, zero_method="pratt", correction=True, method="approx").pvalue)
+    def approximate(differences: np.ndarray) -> float:
+        return float(scipy.stats.wilcoxon(differences, zero_method="pratt", correction=True, method="approx").pvalue)
 
     agree, zeros = np.arange(1.0, 19), np.repeat([0.0, 1.0], 5)
     assert compute_signed_rank_p_value(agree) == pytest.approx(2 / 2**18) and approximate(agree) > 1e-4
@@ -121,29 +129,29 @@ def test_normal_approximation_is_inaccurate_for_few_pairs() -> None:
 
 
 def test_eighteen_agreeing_examples_are_significant_among_thirty_methods() -> None:
-    """465 pairs: the normal approximation's least p of 18, 2e-4, would never do."""
+    """465 pairs: the smallest p of the normal approximation for 18 examples, 2e-4, is not significant."""
     rng = np.random.default_rng(5)
     values = {f"m{n}": rng.normal(0, 0.1, size=18) for n in range(30)}
     assert compute_rank_ranges({**values, "best": np.full(18, 3.0)})["best"] == "1"
 
 
-def test_extra_examples_needed() -> None:
-    """With the number of pairs that is asked for, about 80 % of studies find the effect."""
+def test_examples_needed_give_80_percent_power() -> None:
+    """With the computed number of pairs, about 80 % of studies find the effect."""
     needed = compute_examples_needed(0.4)
     assert needed is not None
     rng = np.random.default_rng(2)
-    found = [scipy.stats.ttest_1samp(rng.normal(0.4, 1.0, size=needed), 0).pvalue < 0.05 for _ in range(500)]
-    assert 0.74 < np.mean(found) < 0.87
+    is_significant = [scipy.stats.ttest_1samp(rng.normal(0.4, 1.0, size=needed), 0).pvalue < 0.05 for _ in range(500)]
+    assert 0.74 < np.mean(is_significant) < 0.87
     a = rng.normal(size=12)
-    (one,) = compare_all_pairs({"a": a, "b": a + rng.normal(0.2, 1.0, size=12)})
-    assert not one.is_significant and one.extra_examples_needed is not None and one.extra_examples_needed > 0
-    (same,) = compare_all_pairs({"a": a, "b": a})
-    assert same.extra_examples_needed is None and not same.is_significant
-    (far,) = compare_all_pairs({"a": a, "b": a + 2 + 0.1 * rng.normal(size=12)})
-    assert far.is_significant and far.extra_examples_needed == 0
+    (pair,) = compare_all_pairs({"a": a, "b": a + rng.normal(0.2, 1.0, size=12)})
+    assert not pair.is_significant and pair.extra_examples_needed is not None and pair.extra_examples_needed > 0
+    (equal_pair,) = compare_all_pairs({"a": a, "b": a})
+    assert equal_pair.extra_examples_needed is None and not equal_pair.is_significant
+    (distinct_pair,) = compare_all_pairs({"a": a, "b": a + 2 + 0.1 * rng.normal(size=12)})
+    assert distinct_pair.is_significant and distinct_pair.extra_examples_needed == 0
 
 
-def test_rank_ranges_of_indistinguishable_methods() -> None:
+def test_indistinguishable_methods_share_a_rank_range() -> None:
     rng = np.random.default_rng(0)
     base = rng.normal(size=60)
     values = {
@@ -153,12 +161,12 @@ def test_rank_ranges_of_indistinguishable_methods() -> None:
     assert compute_rank_ranges(values, smaller_is_better=True) == {"a": "2–3", "b": "2–3", "c": "4", "d": "1"}
 
 
-def test_methods_must_have_the_same_examples() -> None:
+def test_comparing_methods_with_different_examples_raises() -> None:
     with pytest.raises(InputError, match="same examples"):
         compare_all_pairs({"a": np.zeros(3), "b": np.zeros(4)})
 
 
-def test_a_table_shows_intervals_ties_and_gaps() -> None:
+def test_markdown_table_shows_intervals_ranks_and_missing_methods() -> None:
     rows = [
         Measurement(str(i), method, "text", {"f": value + 0.01 * (i % 3)})
         for i in range(12)
@@ -170,14 +178,14 @@ def test_a_table_shows_intervals_ties_and_gaps() -> None:
     assert lines[3].endswith("· 2 |") and lines[4] == "| other | – |" and lines[-1] == "| examples | 12 |"
 
 
-def test_agreement_of_fills_is_rank_correlation() -> None:
+def test_column_agreement_is_rank_correlation() -> None:
     def column(name: str, **means: float) -> MetricColumn:
         return MetricColumn(name, ["1", "2"], {method: np.array([mean, mean + 0.1]) for method, mean in means.items()})
 
     table = [column("black", a=1, b=2, c=3, d=4), column("blur", a=1, b=3, c=2, e=9), column("mean", a=3, b=2, c=1)]
-    found = compute_column_agreement(table)
-    assert found["black", "blur"] == pytest.approx(1 / 3) and found["black", "mean"] == -1
-    assert found["blur", "mean"] == pytest.approx(-1 / 3)
+    result = compute_column_agreement(table)
+    assert result["black", "blur"] == pytest.approx(1 / 3) and result["black", "mean"] == -1
+    assert result["blur", "mean"] == pytest.approx(-1 / 3)
 
 
 def test_band_equals_pointwise_intervals() -> None:

@@ -1,4 +1,4 @@
-"""The number being explained, against hand-computed values."""
+"""Target values, compared with hand-computed values."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ S = (1 / (1 + (-SCORES).exp())).tolist()
 
 
 @pytest.mark.parametrize(
-    ("given", "scale", "multi", "expected"),
+    ("target", "scale", "multi", "expected"),
     [
         (None, "logit", False, 3.0),
         (2, "logit", False, -0.5),
@@ -54,8 +54,8 @@ S = (1 / (1 + (-SCORES).exp())).tolist()
         (MaskedToken(), "logit", False, 3.0),
     ],
 )
-def test_values(given: Any, scale: str, multi: bool, expected: float) -> None:
-    value = make_target(given, scale).compute_value(SCORES, Classes(multi))
+def test_target_values_equal_formulas(target: Any, scale: str, multi: bool, expected: float) -> None:
+    value = make_target(target, scale).compute_value(SCORES, Classes(multi))
     assert float(value) == pytest.approx(expected, abs=1e-12)
 
 
@@ -72,25 +72,25 @@ def test_values(given: Any, scale: str, multi: bool, expected: float) -> None:
 def test_log_odds_of_a_contrast_is_the_log_ratio_of_probabilities(
     p: list[float], a: int, b: int, expected: float
 ) -> None:
-    scores = torch.tensor(p, dtype=torch.float64).log() + 7  # logits are free up to a constant
+    scores = torch.tensor(p, dtype=torch.float64).log() + 7  # logits are defined up to a constant
     assert float(make_target(Contrast(a, b), "log-odds").compute_value(scores, Classes())) == pytest.approx(
         expected, abs=1e-12
     )
 
 
-def test_log_odds_of_a_model_with_two_classes() -> None:
-    """The log-odds of one class against the other are the log-odds of that class: there are no others."""
+def test_log_odds_of_two_classes_equal_the_contrast() -> None:
+    """With two classes, the log-odds of one class against the other are the log-odds of that class."""
     ex = explainer("bert/classify", num_labels=2)
-    contrast, one = (
+    contrast, label = (
         ex.explain(TEXTS[0], "input-x-gradient", target=target, scale="log-odds") for target in (Contrast(1, 0), 1)
     )
     p = {line["index"]: line["probability"] for line in contrast.prediction["top"]}
     assert contrast.target["value"] == pytest.approx(np.log(p[1] / p[0]), abs=1e-12)
-    assert one.target["value"] == pytest.approx(contrast.target["value"], abs=1e-12)
-    assert contrast.scores == pytest.approx(one.scores, abs=1e-12) and np.abs(one.scores).max() > 1e-3
+    assert label.target["value"] == pytest.approx(contrast.target["value"], abs=1e-12)
+    assert contrast.scores == pytest.approx(label.scores, abs=1e-12) and np.abs(label.scores).max() > 1e-3
 
 
-def test_log_odds_of_labels_and_contrasts_in_one_batch() -> None:
+def test_log_odds_batch_of_labels_and_contrasts_equals_single() -> None:
     ex = explainer("bert/classify")
     targets = [0, Contrast(2, 1), None]
     for e, text, target in zip(ex.explain(TEXTS, target=targets, scale="log-odds"), TEXTS, targets, strict=True):
@@ -102,7 +102,7 @@ def test_log_odds_of_labels_and_contrasts_in_one_batch() -> None:
         assert e.target["value"] == pytest.approx(np.log(odds), abs=1e-12)
 
 
-def test_log_odds_of_a_head_with_one_sigmoid() -> None:
+def test_log_odds_of_one_sigmoid_equal_the_logit_of_its_probability() -> None:
     ex = explainer("bert/classify", num_labels=1, problem_type="multi_label_classification")
     e = ex.explain(TEXTS[0], scale="log-odds")
     p = e.prediction["probability"]
@@ -119,12 +119,12 @@ def test_log_odds_of_a_contrast_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("scale", ["logit", "probability", "log-odds"])
-@pytest.mark.parametrize("given", [None, 2, Contrast(0, 3)])
+@pytest.mark.parametrize("target", [None, 2, Contrast(0, 3)])
 @pytest.mark.parametrize("multi", [False, True])
-def test_gradients_are_finite_differences(given: Any, scale: str, multi: bool) -> None:
-    target, labels = make_target(given, scale), Classes(multi)
+def test_target_gradients_equal_finite_differences(target: Any, scale: str, multi: bool) -> None:
+    resolved_target, labels = make_target(target, scale), Classes(multi)
     assert torch.autograd.gradcheck(
-        lambda scores: target.compute_value(scores, labels), SCORES.clone().requires_grad_()
+        lambda scores: resolved_target.compute_value(scores, labels), SCORES.clone().requires_grad_()
     )
 
 
@@ -135,7 +135,7 @@ def test_log_odds_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("scale", ["logit", "probability", "log-odds"])
-def test_input_gradients_of_a_model_are_finite_differences(scale: str) -> None:
+def test_input_gradients_equal_finite_differences(scale: str) -> None:
     model, _ = text_model("bert")
     embeds = torch.randn(1, 4, 32, dtype=torch.float64)
     step = torch.randn_like(embeds)
@@ -153,11 +153,11 @@ def test_input_gradients_of_a_model_are_finite_differences(scale: str) -> None:
     assert slope == pytest.approx(float((gradient * step).sum()), rel=1e-6)
 
 
-def test_labels_by_name_index_and_digits() -> None:
+def test_labels_are_selected_by_name_index_or_digits() -> None:
     ex = explainer("bert/classify", id2label={0: "bad", 1: "Good", 2: "good"})
     by_name = [ex.explain(TEXTS[0], target=name).target["index"] for name in ("BAD", "Good", "good", "2", 0)]
     assert by_name == [0, 1, 2, 2, 0]
-    with pytest.raises(InputError, match=r"2 labels are called 'GOOD': say which by its number .1, 2"):
+    with pytest.raises(InputError, match=r"2 labels are named 'GOOD': choose one by its index .1, 2"):
         ex.explain(TEXTS[0], target="GOOD")
     assert ex.explain(TEXTS[0], target=np.int64(2)).target["index"] == 2
     assert ex.explain(TEXTS[0]).target["kind"] == "predicted"
@@ -174,7 +174,7 @@ def test_a_list_of_targets_is_one_per_input() -> None:
         ex.explain(TEXTS, target=[0, 1])
 
 
-def test_a_function_of_the_output() -> None:
+def test_target_function_equals_contrast() -> None:
     ex = explainer("bert/classify")
 
     def spread(output: Any) -> torch.Tensor:
@@ -182,11 +182,16 @@ def test_a_function_of_the_output() -> None:
 
     es = ex.explain(TEXTS, "input-x-gradient", target=spread)
     same = ex.explain(TEXTS, "input-x-gradient", target=Contrast(0, 1))
-    for mine, theirs in zip(es, same, strict=True):
-        assert mine.scores == pytest.approx(theirs.scores)
-        assert mine.target == {**mine.target, "kind": "callable", "name": "spread", "scale": "as returned"}
-        assert mine.target["value"] == pytest.approx(theirs.target["value"])
-        assert mine.prediction == theirs.prediction
+    for by_function, by_contrast in zip(es, same, strict=True):
+        assert by_function.scores == pytest.approx(by_contrast.scores)
+        assert by_function.target == {
+            **by_function.target,
+            "kind": "callable",
+            "name": "spread",
+            "scale": "as returned",
+        }
+        assert by_function.target["value"] == pytest.approx(by_contrast.target["value"])
+        assert by_function.prediction == by_contrast.prediction
     with pytest.raises(InputError, match=r"one number per sample, \(1,\), but returned \(1, 3\)"):
         ex.explain(TEXTS[0], target=lambda output: output.logits)
     with pytest.raises(InputError, match="returned float"):
@@ -202,13 +207,13 @@ def test_a_function_of_the_output() -> None:
         (True, "logit", "is not a target"),
         (1.5, "logit", "is not a target"),
         (Contrast, "logit", "is not a target"),
-        (MaskedToken("it"), "logit", "no masked word"),
-        (Contrast(0, 1, mask_index=1), "logit", "no masked word"),
+        (MaskedToken("it"), "logit", "does not predict masked tokens"),
+        (Contrast(0, 1, mask_index=1), "logit", "does not predict masked tokens"),
         (Contrast(0, "bad"), "logit", "with itself"),
         (None, "odds", "unknown scale 'odds': did you mean 'log-odds'"),
     ],
 )
-def test_invalid_targets_are_refused(target: Any, scale: str, message: str) -> None:
+def test_invalid_targets_raise(target: Any, scale: str, message: str) -> None:
     ex = explainer("bert/classify", id2label={0: "bad", 1: "neutral", 2: "good"})
     with pytest.raises(InputError, match=message):
         ex.explain(TEXTS[0], target=target, scale=scale)
@@ -217,25 +222,25 @@ def test_invalid_targets_are_refused(target: Any, scale: str, message: str) -> N
 def test_label_names_set_after_loading_are_used() -> None:
     model, tok = text_model("bert")
     ex = clearhead.load(model, tok)
-    model.config.id2label = {"0": "bad", "1": "neutral", "2": "good"}  # as JSON has them
+    model.config.id2label = {"0": "bad", "1": "neutral", "2": "good"}  # JSON keys are strings
     assert ex.labels == {0: "bad", 1: "neutral", 2: "good"}
     assert ex.explain(TEXTS[0], target="neutral").target["index"] == 1
     model.config.id2label = {0: "bad", 1: "neutral", 2: "good"}
     model.config.id2label[1] = "so-so"
     e = ex.explain(TEXTS[0], target="so-so")
-    assert e.target["name"] == "so-so" and "so-so" in [one["label"] for one in e.prediction["top"]]
+    assert e.target["name"] == "so-so" and "so-so" in [label["label"] for label in e.prediction["top"]]
 
 
 @pytest.mark.parametrize("names", [{0: "bad", 2: "good"}, {0: "bad", 1: "neutral"}, {}])
 def test_unnamed_classes_are_named_by_index(names: dict[int, str]) -> None:
     model, tok = text_model("bert")
-    whole = clearhead.load(model, tok)
-    expected = [whole.explain(TEXTS[0], target=index) for index in range(3)]
+    named_ex = clearhead.load(model, tok)
+    expected = [named_ex.explain(TEXTS[0], target=index) for index in range(3)]
     model.config.id2label = names
     ex = clearhead.load(model, tok)
     for index, e in enumerate(expected):
-        mine = ex.explain(TEXTS[0], target=index)
-        assert mine.target["name"] == names.get(index, str(index)) and (mine.scores == e.scores).all()
+        unnamed_e = ex.explain(TEXTS[0], target=index)
+        assert unnamed_e.target["name"] == names.get(index, str(index)) and (unnamed_e.scores == e.scores).all()
     with pytest.raises(InputError, match="label 3 does not exist"):
         ex.explain(TEXTS[0], target=3)
 
@@ -252,7 +257,7 @@ def test_digits_select_an_unnamed_class() -> None:
 
 
 @pytest.mark.parametrize("target", ["more", 3, Contrast("more", 0)])
-def test_label_without_a_score_is_refused(target: Any) -> None:
+def test_label_without_a_score_raises(target: Any) -> None:
     ex = explainer("bert/classify")
     ex.adapter.model.config.id2label = {0: "bad", 1: "neutral", 2: "good", 3: "more"}
     with pytest.raises(InputError, match="has no score: the model has 3 labels, and its configuration"):
@@ -260,7 +265,7 @@ def test_label_without_a_score_is_refused(target: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "mask"),
+    ("target", "kind", "mask"),
     [
         (None, "predicted", 0),
         (MaskedToken(mask_index=1), "predicted", 1),
@@ -270,21 +275,21 @@ def test_label_without_a_score_is_refused(target: Any) -> None:
         (Contrast(0, 2, mask_index=1), "contrast", 1),
     ],
 )
-def test_the_masked_position_is_part_of_the_result(given: Any, kind: str, mask: int) -> None:
-    said = make_target(given).describe(SCORES, Classes(masked=True), 0.0, num_masks=3)
-    assert (said["kind"], said["mask"]) == (kind, mask)
+def test_description_includes_the_mask_index(target: Any, kind: str, mask: int) -> None:
+    description = make_target(target).describe(SCORES, Classes(masked=True), 0.0, num_masks=3)
+    assert (description["kind"], description["mask"]) == (kind, mask)
     assert "mask" not in make_target(0).describe(SCORES, Classes(), 0.0)
 
 
 @pytest.mark.parametrize(
-    "wanted", [MaskedToken(mask_index=1), MaskedToken("the", mask_index=1), Contrast("the", "is", mask_index=1)]
+    "target", [MaskedToken(mask_index=1), MaskedToken("the", mask_index=1), Contrast("the", "is", mask_index=1)]
 )
-def test_explained_mask_is_displayed(wanted: Any) -> None:
+def test_explained_mask_is_displayed(target: Any) -> None:
     import jsonschema
 
     from clearhead.render import text_labels
     from tests.explanation.test_explanation import SCHEMA
 
-    e = explainer("bert/mask").explain("I [MASK] the [MASK].", target=wanted)
+    e = explainer("bert/mask").explain("I [MASK] the [MASK].", target=target)
     assert e.target["mask"] == 1 and text_labels.format_target_line(e).endswith("at mask 1")
     jsonschema.validate(e.to_dict(), SCHEMA)

@@ -1,4 +1,4 @@
-"""Words and sentences: exact for every kind of tokenizer, whatever the text."""
+"""Words and sentences: exact for every kind of tokenizer and any text."""
 
 import string
 import unicodedata
@@ -22,7 +22,7 @@ from tests.models import CORPUS, explainer, tokenizer
 
 @cache
 def sentencepiece(kind: str) -> Any:
-    """A tokenizer around a model that the sentencepiece package itself trained: "albert", "xlm-roberta" or slow."""
+    """Train a sentencepiece model and return its tokenizer: "albert", "xlm-roberta" or "slow"."""
     import sentencepiece
 
     folder = Path(mkdtemp())
@@ -49,12 +49,12 @@ def sentencepiece(kind: str) -> Any:
 KINDS = ("wordpiece", "bytes", "unigram", "albert", "xlm-roberta")
 
 
-def make(kind: str) -> Any:
+def make_tokenizer(kind: str) -> Any:
     return tokenizer(kind) if kind in ("wordpiece", "bytes", "unigram") else sentencepiece(kind)
 
 
 def units_of(kind: str, *texts: str) -> Units:
-    tok = make(kind)
+    tok = make_tokenizer(kind)
     encoding = tok(*texts, return_offsets_mapping=True, return_special_tokens_mask=True)
     return Units(
         stream="text",
@@ -75,13 +75,13 @@ texts = st.text(alphabet=st.sampled_from(SIGNS), min_size=1, max_size=40) | st.t
 texts = texts.filter(lambda text: bool(text.strip()))
 
 
-def inside(units: Units) -> list[tuple[int, tuple[int, int]]]:
+def list_content_spans(units: Units) -> list[tuple[int, tuple[int, int]]]:
     assert units.offsets is not None and units.segments is not None
     return [(units.segments[i], units.offsets[i]) for i in units.content_indices()]
 
 
-def dropped(sign: str) -> bool:
-    """Characters that tokenizers leave out for good: marks, control characters, and what is normalised to such."""
+def is_dropped_by_tokenizers(sign: str) -> bool:
+    """Return whether tokenizers drop a character: marks, control characters, and what is normalised to these."""
     parts = unicodedata.normalize("NFKD", sign)
     return all(part.isspace() or unicodedata.category(part)[0] in "MC" or part in "\ufffd▁" for part in parts)
 
@@ -89,40 +89,40 @@ def dropped(sign: str) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=texts, second=st.none() | texts)
 @settings(max_examples=60, deadline=None)
-def test_words_and_sentences_of_any_text(kind: str, text: str, second: str | None) -> None:
-    given = (text,) if second is None else (text, second)
+def test_words_and_sentences_cover_any_text(kind: str, text: str, second: str | None) -> None:
+    segments = (text,) if second is None else (text, second)
     if kind in ("albert", "xlm-roberta"):
         # tokenizers' Precompiled normaliser shifts the offsets of what follows a control character that it drops.
-        assume(all(sign in "\n\t" or unicodedata.category(sign) not in ("Cc", "Cf") for sign in "".join(given)))
-    tokens = units_of(kind, *given)
+        assume(all(sign in "\n\t" or unicodedata.category(sign) not in ("Cc", "Cf") for sign in "".join(segments)))
+    tokens = units_of(kind, *segments)
     assert tokens.offsets is not None
     for level in ("word", "sentence"):
         merged, parents = tokens.merge(level)
         assert len(parents) == len(tokens) and set(parents) == set(range(len(merged)))  # one word for each token
         assert (np.diff(parents) >= 0).all()
-        found = inside(merged)
-        for (segment, (start, stop)), (other, (begin, _)) in pairwise(found):
-            assert start < stop or not given[segment][start:stop]
-            assert segment < other or stop <= begin, (given, found)
-        for segment, text_ in enumerate(given):
-            covered = {i for s, (start, stop) in found if s == segment for i in range(start, stop)}
-            missed = [sign for i, sign in enumerate(text_) if i not in covered and not sign.isspace()]
-            assert all(map(dropped, missed)), (text_, found, missed)
+        spans = list_content_spans(merged)
+        for (segment, (start, stop)), (other, (begin, _)) in pairwise(spans):
+            assert start < stop or not segments[segment][start:stop]
+            assert segment < other or stop <= begin, (segments, spans)
+        for segment, text_ in enumerate(segments):
+            covered = {i for s, (start, stop) in spans if s == segment for i in range(start, stop)}
+            uncovered = [sign for i, sign in enumerate(text_) if i not in covered and not sign.isspace()]
+            assert all(map(is_dropped_by_tokenizers, uncovered)), (text_, spans, uncovered)
         for i in merged.content_indices():
             start, stop = merged.offsets[i]  # type: ignore[index]
-            assert merged.names[i] == given[merged.segments[i]][start:stop]  # type: ignore[index]
+            assert merged.names[i] == segments[merged.segments[i]][start:stop]  # type: ignore[index]
             assert merged.names[i] == merged.names[i].strip()
-        # No token is split: what a token covers, its word covers.
-        for place, (start, stop) in enumerate(tokens.offsets):
-            if not tokens.special[place] and text and given[tokens.segments[place]][start:stop].strip():  # type: ignore[index]
-                low, high = merged.offsets[parents[place]]  # type: ignore[index]
-                piece = given[tokens.segments[place]][start:stop]  # type: ignore[index]
+        # No token is split: a word covers all of its tokens.
+        for token_index, (start, stop) in enumerate(tokens.offsets):
+            if not tokens.special[token_index] and text and segments[tokens.segments[token_index]][start:stop].strip():  # type: ignore[index]
+                low, high = merged.offsets[parents[token_index]]  # type: ignore[index]
+                piece = segments[tokens.segments[token_index]][start:stop]  # type: ignore[index]
                 assert low <= start + len(piece) - len(piece.lstrip()) and start + len(piece.rstrip()) <= high
 
 
 @given(text=texts, seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
-def test_merging_keeps_the_total(text: str, seed: int) -> None:
+def test_merging_preserves_the_score_sum(text: str, seed: int) -> None:
     units = units_of("bytes", text)
     rng = np.random.default_rng(seed)
     e = Explanation(units, rng.normal(size=len(units)), "m", {}, {}, per_layer=rng.normal(size=(2, len(units))))
@@ -147,9 +147,9 @@ def test_words_do_not_depend_on_the_tokenizer(words: list[str], gaps: list[str])
     expected = find_text_spans(text, "word")
     for kind in ("wordpiece", "bytes", "albert", "xlm-roberta"):
         tokens = units_of(kind, text)
-        found = [span for _, span in inside(tokens.merge("word")[0])]
+        found = [span for _, span in list_content_spans(tokens.merge("word")[0])]
         assert tokens.offsets is not None
-        across = any(
+        token_spans_two_words = any(
             sum(
                 low < stop and start < high and bool(text[max(start, low) : min(stop, high)].strip())
                 for low, high in expected
@@ -157,10 +157,10 @@ def test_words_do_not_depend_on_the_tokenizer(words: list[str], gaps: list[str])
             > 1
             for start, stop in tokens.offsets
         )
-        assert found == expected or across, (kind, tokens.names)
+        assert found == expected or token_spans_two_words, (kind, tokens.names)
 
 
-def test_words_of_one_sentence() -> None:
+def test_contractions_hyphens_and_numbers_are_single_words() -> None:
     text = "Don't panic, the well-known café isn't 3.50 away!!"
     for kind in ("wordpiece", "bytes", "albert"):
         words = units_of(kind, text).merge("word")[0]
@@ -175,10 +175,10 @@ def test_marks_joiners_and_flags_stay_with_their_base() -> None:
     assert words == ["e\u0301tat", "क्या", "می‌روم", "👩‍👩‍👧", "👍🏽", "🇩🇪", "🇫🇷", "日", "本"]
 
 
-def test_sentences() -> None:
+def test_sentence_spans_handle_abbreviations_and_quotes() -> None:
     text = 'Mr. Smith paid 3.50. "Really?" he said… Yes!\n\nNo end'
-    parts = [text[a:b] for a, b in find_text_spans(text, "sentence")]
-    assert parts == ["Mr. Smith paid 3.50.", '"Really?"', "he said…", "Yes!", "No end"]
+    sentences = [text[a:b] for a, b in find_text_spans(text, "sentence")]
+    assert sentences == ["Mr. Smith paid 3.50.", '"Really?"', "he said…", "Yes!", "No end"]
     assert [("好。是！")[a:b] for a, b in find_text_spans("好。是！", "sentence")] == ["好。", "是！"]
 
 
@@ -206,29 +206,29 @@ def test_tokenizer_markers_define_words_without_text(names: tuple[str, ...], wor
     special = [name in ("[CLS]", "[SEP]", "<s>", "</s>") for name in names]
     units = build_numbered_units(len(names), "text", names, special)
     assert units.merge("word")[0].names == words
-    with pytest.raises(InputError, match="sentences need the text"):
+    with pytest.raises(InputError, match="merging into sentences needs the text"):
         units.merge("sentence")
 
 
 @given(text=texts)
 @settings(max_examples=60, deadline=None)
-def test_alignment_of_pieces(text: str) -> None:
+def test_aligned_piece_spans_are_ordered(text: str) -> None:
     tok = sentencepiece("slow")
     pieces = [tok.convert_tokens_to_string([piece]) for piece in tok.tokenize(text)]
-    found = align_pieces(pieces, text)
-    if found is not None:
-        assert len(found) == len(pieces)
-        assert all(a[1] <= b[1] and a[0] <= b[0] for a, b in pairwise(found))
+    spans = align_pieces(pieces, text)
+    if spans is not None:
+        assert len(spans) == len(pieces)
+        assert all(a[1] <= b[1] and a[0] <= b[0] for a, b in pairwise(spans))
 
 
-def test_alignment_examples() -> None:
+def test_align_pieces_examples() -> None:
     assert align_pieces(["I", "lo", "ve", "it"], "I love  it") == ((0, 1), (2, 4), (4, 6), (8, 10))
     assert align_pieces(["<unk>", "it"], "😀😀 it") == ((0, 2), (3, 5))
     assert align_pieces(["no", "such"], "text") is None
-    assert align_pieces(["<unk>", "<unk>"], "a b") is None  # which is which cannot be told
+    assert align_pieces(["<unk>", "<unk>"], "a b") is None  # ambiguous
 
 
-def test_invalid_merges_are_refused() -> None:
+def test_invalid_merges_raise() -> None:
     with pytest.raises(InputError, match="patches, not words"):
         build_patch_units((2, 2)).merge("word")
     with pytest.raises(InputError, match="words or sentences"):
@@ -240,7 +240,7 @@ def test_invalid_merges_are_refused() -> None:
         build_numbered_units(2, "text", ["a"])
 
 
-def test_patch_boxes() -> None:
+def test_patch_boxes_tile_the_image() -> None:
     units = build_patch_units((2, 3), special_names=["[CLS]", "[DIST]"])
     assert len(units) == 8 and units.grid == (2, 3) and units.boxes is not None
     assert units.boxes[:2] == (None, None) and units.boxes[-1] == pytest.approx((2 / 3, 0.5, 1, 1))
@@ -248,7 +248,7 @@ def test_patch_boxes() -> None:
     assert units.positions.shape == (8, 2)
 
 
-def test_parents_of_tokens() -> None:
+def test_parents_equal_merge_indices() -> None:
     units = explainer("bert/classify").explain("So boring! I like it.", "position").units
     words, index = units.merge("word")
     assert units.find_parents("word").tolist() == index.tolist()

@@ -1,4 +1,4 @@
-"""Classifiers of sounds: frames and patches of a spectrogram as units."""
+"""Audio classifiers: frames, and patches of a spectrogram, as units."""
 
 from functools import cache
 from itertools import pairwise
@@ -85,14 +85,14 @@ def explainer(name: str) -> clearhead.Explainer:
     cls, config, settings = MODELS[name]
     torch.manual_seed(5)
     model = getattr(transformers, cls)(getattr(transformers, config)(**settings)).double().eval()
-    with torch.no_grad():  # tokens and gates that would be alike
-        for part, parameter in model.named_parameters():
-            if part.endswith(("cls_token", "distillation_token", "position_embeddings", "gru_rel_pos_const")):
+    with torch.no_grad():  # without this, special tokens and gates would all be equal
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith(("cls_token", "distillation_token", "position_embeddings", "gru_rel_pos_const")):
                 parameter.normal_()
     return clearhead.load(model)
 
 
-def sound(name: str, seed: int = 0, length: int = 61) -> dict[str, Tensor]:
+def make_audio(name: str, seed: int = 0, length: int = 61) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     if name == "whisper":
         return {"input_features": torch.randn(1, 6, 20, generator=generator, dtype=torch.float64)}
@@ -107,55 +107,63 @@ def gap(ours: Any, theirs: Any) -> float:
 
 
 @pytest.mark.parametrize("name", MODELS)
-class TestLaws:
-    def test_batched_is_single(self, name: str) -> None:
-        batch = [sound(name, seed) for seed in (1, 2, 3)]
+class TestInvariants:
+    def test_batch_equals_single(self, name: str) -> None:
+        batch = [make_audio(name, seed) for seed in (1, 2, 3)]
         if name in WAVES:
-            batch[1] = sound(name, 2, length=45)  # never padded: it goes by itself
-        together, backwards = (explainer(name).explain(some, list(METHODS)) for some in (batch, batch[::-1]))
-        for i, given in enumerate(batch):
-            for method, alone in explainer(name).explain(given, list(METHODS)).items():
+            batch[1] = make_audio(name, 2, length=45)  # waveforms are never padded: this one runs in a pass of its own
+        together, backwards = (explainer(name).explain(order, list(METHODS)) for order in (batch, batch[::-1]))
+        for i, raw_input in enumerate(batch):
+            for method, alone in explainer(name).explain(raw_input, list(METHODS)).items():
                 assert gap(together[method][i].scores, alone.scores) < CLOSE.get(name, 1e-9), method
                 assert gap(backwards[method][2 - i].scores, alone.scores) < CLOSE.get(name, 1e-9), method
 
-    def test_recorded_is_real_and_the_model_untouched(self, name: str) -> None:
+    def test_recorded_logits_equal_model_logits_and_model_is_unchanged(self, name: str) -> None:
         ex = explainer(name)
         before = model_snapshot.of_model(ex.adapter.model)
-        real = ex.adapter.model(**sound(name)).logits[0].detach()
-        e = ex.explain(sound(name), "generic")
+        real = ex.adapter.model(**make_audio(name)).logits[0].detach()
+        e = ex.explain(make_audio(name), "generic")
         assert e.target["value"] == pytest.approx(float(real.max()), rel=1e-6)
         assert e.certificate["readout_checked"] and e.certificate["capture_error"] < 1e-6
         with pytest.raises(InputError):
-            ex.explain(sound(name), target="thunder")
+            ex.explain(make_audio(name), target="thunder")
         changes = model_snapshot.changes(before, model_snapshot.of_model(ex.adapter.model))
-        # Wav2Vec 2.0 and its kin draw random numbers in every pass of their own, for layers that training drops
+        # Wav2Vec 2.0 and related models draw random numbers in every forward pass, for layer dropout in training
         assert [change for change in changes if name not in WAVES or not change.startswith("random numbers")] == []
 
-    def test_gradients_of_the_sound_are_gathered_whole(self, name: str) -> None:
-        ((leaf, given),) = sound(name).items()
-        wave = given.clone().requires_grad_()
+    def test_unit_gradients_cover_the_whole_input(self, name: str) -> None:
+        ((leaf, raw_input),) = make_audio(name).items()
+        wave = raw_input.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(explainer(name).adapter.model(**{leaf: wave}).logits[0, 1], wave)
-        e = explainer(name).explain(sound(name), ["saliency", "input-x-gradient", Method("saliency", reduce="abs")], 1)
+        e = explainer(name).explain(
+            make_audio(name), ["saliency", "input-x-gradient", Method("saliency", reduce="abs")], 1
+        )
         assert gap((e["saliency"].scores ** 2).sum(), (gradient**2).sum()) < CLOSE.get(name, 1e-9)
         assert gap(e["saliency(reduce='abs')"].scores.sum(), gradient.abs().sum()) < CLOSE.get(name, 1e-9)
-        assert abs(e["input-x-gradient"].scores.sum() - float((gradient * given).sum())) < 1e-6
+        assert abs(e["input-x-gradient"].scores.sum() - float((gradient * raw_input).sum())) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["wav2vec2", "hubert", "whisper", "ast"])
-def test_against_the_replicas(name: str) -> None:
+def test_generic_and_rollout_equal_replicas(name: str) -> None:
     ex = explainer(name)
-    seen = plain_pass.watch(
-        _Leafed(ex.adapter.model), {"pixel_values": next(iter(sound(name).values()))}, lambda o: o.logits[0, 2]
+    pass_record = plain_pass.watch(
+        PixelValuesWrapper(ex.adapter.model),
+        {"pixel_values": next(iter(make_audio(name).values()))},
+        lambda o: o.logits[0, 2],
     )
-    row = np.ones(seen.units) / seen.units if name != "ast" else np.r_[0.5, 0.5, np.zeros(seen.units - 2)]
-    found = ex.explain(sound(name), ["generic", "rollout"], 2)
+    row = (
+        np.ones(pass_record.units) / pass_record.units
+        if name != "ast"
+        else np.r_[0.5, 0.5, np.zeros(pass_record.units - 2)]
+    )
+    results = ex.explain(make_audio(name), ["generic", "rollout"], 2)
     for replica in (generic, rollout):
         method = replica.__name__.split(".")[-1]
-        assert gap(found[method].scores, replica.scores(seen, row)) < CLOSE.get(name, 1e-9), method
+        assert gap(results[method].scores, replica.scores(pass_record, row)) < CLOSE.get(name, 1e-9), method
 
 
-class _Leafed(torch.nn.Module):
-    """A model of sounds under the name that the replica's pass gives to real inputs."""
+class PixelValuesWrapper(torch.nn.Module):
+    """An audio model whose input is called pixel_values, which is what the replica's pass expects."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -169,38 +177,38 @@ class _Leafed(torch.nn.Module):
 
 
 class TestUnits:
-    def test_frames_have_times(self) -> None:
-        e = explainer("wav2vec2").explain(sound("wav2vec2"))
-        # 61 numbers: (61 − 5) // 2 + 1 = 29, (29 − 3) // 2 + 1 = 14 frames, 4 numbers apart
+    def test_frame_names_are_times(self) -> None:
+        e = explainer("wav2vec2").explain(make_audio("wav2vec2"))
+        # 61 samples: (61 − 5) // 2 + 1 = 29, (29 − 3) // 2 + 1 = 14 frames, 4 samples apart
         assert len(e) == 14 and e.stream == "audio" and e.units.kind == "frame"
         assert e.tokens[:3] == ["0.0000s", "0.0003s", "0.0005s"]
 
-    def test_each_frame_has_its_own_numbers(self) -> None:
-        ex, given = explainer("wav2vec2"), sound("wav2vec2")
-        wave = given["input_values"].clone().requires_grad_()
+    def test_frame_score_sums_the_gradients_of_its_samples(self) -> None:
+        ex, raw_input = explainer("wav2vec2"), make_audio("wav2vec2")
+        wave = raw_input["input_values"].clone().requires_grad_()
         (gradient,) = torch.autograd.grad(ex.adapter.model(wave).logits[0, 0], wave)
-        e = ex.explain(given, Method("saliency", reduce="abs"), 0)
+        e = ex.explain(raw_input, Method("saliency", reduce="abs"), 0)
         ends = [*range(0, 14 * 4, 4), 61]
         parts = [float(gradient[0, a:b].abs().sum()) for a, b in pairwise(ends)]
         assert gap(e.scores, parts) < 1e-9
 
-    def test_patches_of_a_spectrogram(self) -> None:
-        ex, given = explainer("ast"), sound("ast")
-        e = ex.explain(given, Method("saliency", reduce="abs"), 0)
+    def test_spectrogram_patches_map_to_time_and_frequency(self) -> None:
+        ex, raw_input = explainer("ast"), make_audio("ast")
+        e = ex.explain(raw_input, Method("saliency", reduce="abs"), 0)
         assert e.units.grid == (3, 5) and e.tokens[:3] == ["[CLS]", "[DIST]", "0,0"] and e.stream == "audio"
         assert e.image.shape == (11, 18, 3)
-        wave = given["input_values"].clone().requires_grad_()
+        wave = raw_input["input_values"].clone().requires_grad_()
         (gradient,) = torch.autograd.grad(ex.adapter.model(wave).logits[0, 0], wave)
         assert gap(e.heat_map()[1, 2], gradient[0, 6:9, 3:6].abs().sum()) < 1e-5  # time × frequency
         assert gap(e.heat_map()[2, 4], gradient[0, 12:, 6:].abs().sum()) < 1e-5
 
-    def test_whisper_reads_two_frames_at_a_time(self) -> None:
-        e = explainer("whisper").explain(sound("whisper"))
+    def test_whisper_unit_spans_two_spectrogram_frames(self) -> None:
+        e = explainer("whisper").explain(make_audio("whisper"))
         assert len(e) == 10 and e.tokens[:2] == ["0.00s", "0.02s"]
 
 
 class TestInputs:
-    def test_a_waveform_with_its_extractor(self) -> None:
+    def test_waveform_equals_extracted_model_inputs(self) -> None:
         extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000, do_normalize=True)
         ex = clearhead.load(explainer("wav2vec2").adapter.model, extractor)
         wave = np.random.default_rng(0).normal(size=61)
@@ -209,120 +217,125 @@ class TestInputs:
         values = torch.as_tensor((wave - wave.mean()) / np.sqrt(wave.var() + 1e-7))[None]
         assert gap(e.scores, explainer("wav2vec2").explain({"input_values": values}).scores) < 1e-5
         assert e.tokens[1] == "0.0005s"
-        with pytest.raises(InputError, match="16000 numbers per second, and the model takes 8000: resample it"):
+        with pytest.raises(InputError, match="sampling rate of 16000 Hz, but the model takes 8000 Hz: resample it"):
             ex.explain((wave, 16000))
 
     @pytest.mark.parametrize("name", ["whisper", "ast"])
-    def test_what_the_extractor_leaves_out_is_told(self, name: str) -> None:
+    def test_truncation_by_the_extractor_is_reported(self, name: str) -> None:
         if name == "whisper":
             extractor: Any = transformers.WhisperFeatureExtractor(feature_size=6, sampling_rate=3200, chunk_length=1)
-            most, rate = 3200, 3200
+            max_length, rate = 3200, 3200
         else:
             extractor = transformers.ASTFeatureExtractor(num_mel_bins=11, max_length=18)
-            most, rate = 400 + 17 * 160, 16_000
+            max_length, rate = 400 + 17 * 160, 16_000
         ex = clearhead.load(explainer(name).adapter.model, extractor)
-        wave = np.random.default_rng(0).normal(size=2 * most)
-        for length, dropped in ((most, 0), (2 * most, 1)):
+        wave = np.random.default_rng(0).normal(size=2 * max_length)
+        for length, dropped in ((max_length, 0), (2 * max_length, 1)):
             e = ex.explain((wave[:length], rate), "saliency")
             assert e.certificate["truncated_tokens"] == dropped * len(e.units)
-        assert e.scores.tolist() == ex.explain((wave[:most], rate), "saliency").scores.tolist()
+        assert e.scores.tolist() == ex.explain((wave[:max_length], rate), "saliency").scores.tolist()
 
     @pytest.mark.parametrize("frames", [7, 10, 18, 1024])
-    def test_frames_are_whole_numbers_of_a_waveform(self, frames: int) -> None:
-        """A product of fractions may lie just below one, and a sound that fits would be said to be cut."""
+    def test_max_waveform_length_is_exact(self, frames: int) -> None:
+        """Rounding must not make the length one sample too short: audio that fits would be reported as truncated."""
         extractor = transformers.ASTFeatureExtractor(num_mel_bins=11, max_length=frames)
         ex = clearhead.load(explainer("ast").adapter.model, extractor)
         assert ex.adapter._max_waveform_length == 400 + 160 * (frames - 1)
 
-    def test_two_sounds_are_no_sound_and_its_rate(self) -> None:
+    def test_tuple_of_two_waveforms_raises(self) -> None:
         extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000)
         wave = np.zeros(61)
-        with pytest.raises(InputError, match="a sound must be an array of real numbers over time, one channel"):
+        with pytest.raises(InputError, match="audio must be a one-channel array of real numbers over time"):
             clearhead.load(explainer("wav2vec2").adapter.model, extractor).explain(audio=(wave, wave))
 
-    def test_padding_is_cut_off(self) -> None:
-        given = sound("wav2vec2")["input_values"]
-        padded = torch.nn.functional.pad(given, (0, 20))
+    def test_masked_padding_is_removed(self) -> None:
+        raw_input = make_audio("wav2vec2")["input_values"]
+        padded = torch.nn.functional.pad(raw_input, (0, 20))
         mask = torch.ones_like(padded).long()
         mask[:, 61:] = 0
         ex = explainer("wav2vec2")
         e = ex.explain({"input_values": padded, "attention_mask": mask})
-        assert e == ex.explain({"input_values": given})
+        assert e == ex.explain({"input_values": raw_input})
 
     @pytest.mark.parametrize(
-        ("name", "given", "message"),
+        ("name", "raw_input", "message"),
         [
             ("wav2vec2", {"input_values": torch.zeros(1, 4)}, "too few for one frame"),
             ("wav2vec2", {"input_values": torch.zeros(1, 4, 50)}, "must be batch × time"),
-            ("wav2vec2", {"input_values": torch.zeros(1, 50, dtype=torch.long)}, "must hold real numbers"),
-            ("wav2vec2", {"attention_mask": torch.ones(1, 50)}, "need input_values"),
+            ("wav2vec2", {"input_values": torch.zeros(1, 50, dtype=torch.long)}, "must contain real numbers"),
+            ("wav2vec2", {"attention_mask": torch.ones(1, 50)}, "must contain input_values"),
             (
                 "wav2vec2",
                 {"input_values": torch.zeros(1, 50), "attention_mask": torch.tensor([[0] + [1] * 49])},
                 "all padding at its end",
             ),
-            ("wav2vec2", {"input_values": torch.zeros(1, 50), "attention_mask": torch.zeros(1, 50)}, "hides the whole"),
+            (
+                "wav2vec2",
+                {"input_values": torch.zeros(1, 50), "attention_mask": torch.zeros(1, 50)},
+                "excludes all of the audio",
+            ),
             ("wav2vec2", np.zeros(50), "without a feature extractor"),
             ("whisper", {"input_features": torch.zeros(1, 6, 30)}, "batch × 6 × 20"),
             ("ast", {"input_values": torch.zeros(1, 11, 18)}, "batch × 18 × 11"),
         ],
     )
-    def test_bad_model_inputs(self, name: str, given: Any, message: str) -> None:
+    def test_invalid_model_inputs_raise(self, name: str, raw_input: Any, message: str) -> None:
         with pytest.raises(InputError, match=message):
-            explainer(name).explain(given)
+            explainer(name).explain(raw_input)
 
     @pytest.mark.parametrize(
-        ("given", "message"),
+        ("raw_input", "message"),
         [
-            (np.zeros((2, 50)), "one channel"),
+            (np.zeros((2, 50)), "one-channel"),
             (np.zeros(50, dtype=np.int16), "real numbers over time"),
             (np.full(50, np.nan), "not finite"),
             ("bark.wav", "real numbers over time"),
         ],
     )
-    def test_bad_sounds(self, given: Any, message: str) -> None:
+    def test_invalid_audio_raises(self, raw_input: Any, message: str) -> None:
         ex = clearhead.load(explainer("wav2vec2").adapter.model, transformers.Wav2Vec2FeatureExtractor())
         with pytest.raises(InputError, match=message):
-            ex.explain(audio=given)
+            ex.explain(audio=raw_input)
 
-    def test_a_tokenizer_is_no_extractor(self) -> None:
+    def test_tokenizer_as_feature_extractor_raises(self) -> None:
         from tests import models
 
-        with pytest.raises(InputError, match="came with a tokenizer"):
+        with pytest.raises(InputError, match="was loaded with a tokenizer"):
             clearhead.load(explainer("wav2vec2").adapter.model, models.tokenizer("wordpiece"))
 
 
-class TestRefusals:
-    def test_classes_that_no_row_speaks_for(self) -> None:
+class TestUnsupported:
+    def test_weighted_layer_sum_supports_gradient_methods_only(self) -> None:
         torch.manual_seed(0)
         config = transformers.Wav2Vec2Config(**_WAVE, use_weighted_layer_sum=True)
         ex = clearhead.load(transformers.Wav2Vec2ForSequenceClassification(config).double().eval())
         with pytest.raises(UnsupportedError, match="read from all layers at once"):
-            ex.explain(sound("wav2vec2"))
-        assert ex.explain(sound("wav2vec2"), "saliency").scores.max() > 0
+            ex.explain(make_audio("wav2vec2"))
+        assert ex.explain(make_audio("wav2vec2"), "saliency").scores.max() > 0
 
-    def test_frames_that_convolutions_mix(self) -> None:
+    def test_conformer_convolutions_support_gradient_methods_only(self) -> None:
         config = transformers.Wav2Vec2ConformerConfig(**_WAVE, conv_depthwise_kernel_size=3)
         ex = clearhead.load(transformers.Wav2Vec2ConformerForSequenceClassification(config).double().eval())
-        with pytest.raises(UnsupportedError, match="by convolutions, too"):
-            ex.explain(sound("wav2vec2"))
-        assert ex.explain(sound("wav2vec2"), "saliency").scores.max() > 0
+        with pytest.raises(UnsupportedError, match="by convolutions, which"):
+            ex.explain(make_audio("wav2vec2"))
+        assert ex.explain(make_audio("wav2vec2"), "saliency").scores.max() > 0
 
-    def test_attention_on_fewer_frames(self) -> None:
+    def test_squeezed_attention_supports_gradient_methods_only(self) -> None:
         torch.manual_seed(0)
         config = transformers.SEWConfig(**{**_WAVE, "squeeze_factor": 2})
         ex = clearhead.load(transformers.SEWForSequenceClassification(config).double().eval())
         with pytest.raises(UnsupportedError, match="does not run over its 14 units"):
-            ex.explain(sound("wav2vec2"))
-        assert ex.explain(sound("wav2vec2"), "saliency").scores.max() > 0
+            ex.explain(make_audio("wav2vec2"))
+        assert ex.explain(make_audio("wav2vec2"), "saliency").scores.max() > 0
 
 
-def test_wavlm_attends_as_its_own_forward_pass() -> None:
+def test_wavlm_attention_function_equals_module_forward() -> None:
     (module, *_) = [m for m in explainer("wavlm").adapter.model.modules() if type(m).__name__ == "WavLMAttention"]
     hidden = torch.randn(2, 7, 32, dtype=torch.float64)
     mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
-    for given in (None, mask):
-        theirs = type(module).forward(module, hidden, given, output_attentions=True)  # transformers 5.0 must be asked
-        ours: CustomAttentionResult = attend_with_gated_bias(module, hidden, given)
-        for one, other in zip(ours[0], theirs, strict=True):
-            assert gap(one.detach(), other.detach()) < 1e-12
+    for attention_mask in (None, mask):
+        # transformers 5.0 returns attention only with output_attentions
+        theirs = type(module).forward(module, hidden, attention_mask, output_attentions=True)
+        ours: CustomAttentionResult = attend_with_gated_bias(module, hidden, attention_mask)
+        for actual, expected in zip(ours[0], theirs, strict=True):
+            assert gap(actual.detach(), expected.detach()) < 1e-12

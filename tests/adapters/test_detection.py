@@ -1,4 +1,4 @@
-"""Detectors: queries as targets, cells of the feature map as units."""
+"""Detectors: object queries as targets, cells of the feature map as units."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ DATA = Path(__file__).parents[1] / "data" / "parity" / "detr"
 ORIGINAL = Path(__file__).parents[3] / "shared" / "fixtures" / "detr"
 LABELS = {"id2label": {0: "circle", 1: "square", 2: "star"}}
 
-_COMMON = {
+_SETTINGS = {
     "d_model": 32,
     "encoder_layers": 2,
     "decoder_layers": 2,
@@ -46,8 +46,8 @@ _COMMON = {
     "backbone": None,
     **LABELS,
 }
-_RT = {
-    **_COMMON,
+_RT_SETTINGS = {
+    **_SETTINGS,
     "encoder_hidden_dim": 32,
     "encoder_in_channels": [16, 16, 16],
     "encoder_layers": 1,
@@ -57,34 +57,36 @@ _RT = {
 }
 
 
-def _backbone(kind: str, *stages: str) -> Any:
+def make_backbone_config(kind: str, *stages: str) -> Any:
     cls = getattr(transformers, f"{kind}Config")
     sizes = {"embedding_size": 8, "hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1], "layer_type": "basic"}
     return cls(**sizes, out_features=list(stages))
 
 
-def _detr(family: str, head: str = "ForObjectDetection", stages: tuple[str, ...] = ("stage4",), **more: Any) -> Any:
+def make_detr(
+    family: str, head: str = "ForObjectDetection", stages: tuple[str, ...] = ("stage4",), **overrides: Any
+) -> Any:
     config = getattr(transformers, f"{family}Config")
-    settings = {**_COMMON, "backbone_config": _backbone("ResNet", *stages), **more}
+    settings = {**_SETTINGS, "backbone_config": make_backbone_config("ResNet", *stages), **overrides}
     return getattr(transformers, family + head)(config(**settings))
 
 
-def _rt(family: str) -> Any:
-    settings = {**_RT, "backbone_config": _backbone("RTDetrResNet", "stage2", "stage3", "stage4")}
+def make_rt_detr(family: str) -> Any:
+    settings = {**_RT_SETTINGS, "backbone_config": make_backbone_config("RTDetrResNet", "stage2", "stage3", "stage4")}
     config = getattr(transformers, f"{family}Config")(**settings)
     return getattr(transformers, f"{family}ForObjectDetection")(config)
 
 
-def _yolos() -> Any:
+def make_yolos() -> Any:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
     shape = {"image_size": [32, 48], "patch_size": 8, "num_detection_tokens": 5}
     return transformers.YolosForObjectDetection(transformers.YolosConfig(**sizes, **shape, **LABELS))
 
 
-#: Detectors whose attention covers the picture, and those that sample points of it.
-MAPPED: dict[str, Callable[[], Any]] = {
-    "detr": lambda: _detr("Detr"),
-    "detr-masks": lambda: _detr(
+#: Detectors whose attention covers the whole image, and those that sample points of it.
+DENSE_ATTENTION: dict[str, Callable[[], Any]] = {
+    "detr": lambda: make_detr("Detr"),
+    "detr-masks": lambda: make_detr(
         "Detr",
         "ForSegmentation",
         ("stage1", "stage2", "stage3", "stage4"),
@@ -92,38 +94,40 @@ MAPPED: dict[str, Callable[[], Any]] = {
         encoder_attention_heads=8,
         decoder_attention_heads=8,
     ),
-    "conditional": lambda: _detr("ConditionalDetr"),
-    "dab": lambda: _detr("DabDetr", hidden_size=32),
-    "table": lambda: _detr("TableTransformer"),
-    "yolos": _yolos,
+    "conditional": lambda: make_detr("ConditionalDetr"),
+    "dab": lambda: make_detr("DabDetr", hidden_size=32),
+    "table": lambda: make_detr("TableTransformer"),
+    "yolos": make_yolos,
 }
-SAMPLED: dict[str, Callable[[], Any]] = {
-    "deformable": lambda: _detr("DeformableDetr", stages=("stage2", "stage3", "stage4"), num_feature_levels=3),
-    "rt": lambda: _rt("RTDetr"),
-    "rt2": lambda: _rt("RTDetrV2"),
+SAMPLED_ATTENTION: dict[str, Callable[[], Any]] = {
+    "deformable": lambda: make_detr("DeformableDetr", stages=("stage2", "stage3", "stage4"), num_feature_levels=3),
+    "rt": lambda: make_rt_detr("RTDetr"),
+    "rt2": lambda: make_rt_detr("RTDetrV2"),
 }
-FAMILIES = {**MAPPED, **SAMPLED}
+FAMILIES = {**DENSE_ATTENTION, **SAMPLED_ATTENTION}
 #: DAB-DETR computes its positions in float32, so that it cannot run in float64.
-SINGLE = ("dab",)
-ACROSS = ("generic", "attention", "rollout", "attention-gradcam")
-GRADIENTS = ("saliency", "input-x-gradient", "integrated-gradients", "gradient-shap", "smoothgrad")
+FLOAT32_ONLY = ("dab",)
+CROSS_ATTENTION_METHODS = ("generic", "attention", "rollout", "attention-gradcam")
+GRADIENT_METHODS = ("saliency", "input-x-gradient", "integrated-gradients", "gradient-shap", "smoothgrad")
 
 
 @cache
 def model(family: str) -> Any:
     torch.manual_seed(7)
-    made = FAMILIES[family]().to(torch.float32 if family in SINGLE else torch.float64).eval()
-    with torch.no_grad():  # learned tokens that would all be zero, and attention that would be uniform
-        for name, parameter in made.named_parameters():
+    detector = FAMILIES[family]().to(torch.float32 if family in FLOAT32_ONLY else torch.float64).eval()
+    with torch.no_grad():  # otherwise learned tokens are zero and attention is uniform
+        for name, parameter in detector.named_parameters():
             if name.endswith(("cls_token", "detection_tokens", "position_embeddings")) or "query" in name:
                 parameter.normal_(std=1.0)
             elif family == "yolos" and parameter.dim() > 1:
                 parameter.normal_(std=0.3)
-            elif family in SAMPLED and parameter.dim() > 1:  # as made, queries are alike and points lie between pixels
+            elif (
+                family in SAMPLED_ATTENTION and parameter.dim() > 1
+            ):  # default weights: equal queries, points between pixels
                 parameter.normal_(std=parameter[0].numel() ** -0.5)
-            elif family in SAMPLED and name.endswith("weight"):
+            elif family in SAMPLED_ATTENTION and name.endswith("weight"):
                 parameter.fill_(1.0)
-    return made
+    return detector
 
 
 @cache
@@ -131,12 +135,12 @@ def explainer(family: str) -> clearhead.Explainer:
     return clearhead.load(model(family))
 
 
-def picture(seed: int = 3, high: int = 96, wide: int = 128) -> Tensor:
+def make_image(seed: int = 3, high: int = 96, wide: int = 128) -> Tensor:
     return torch.randn(1, 3, high, wide, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def pixels(seed: int = 3, high: int = 96, wide: int = 128) -> dict[str, Tensor]:
-    return {"pixel_values": picture(seed, high, wide)}
+    return {"pixel_values": make_image(seed, high, wide)}
 
 
 def gap(ours: Any, theirs: Any) -> float:
@@ -145,17 +149,17 @@ def gap(ours: Any, theirs: Any) -> float:
     return float(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-300))
 
 
-def close(family: str) -> float:
+def get_tolerance(family: str) -> float:
     """YOLOS computes its softmax in float32."""
-    return 1e-3 if family in SINGLE else 1e-5 if family == "yolos" else 1e-9
+    return 1e-3 if family in FLOAT32_ONLY else 1e-5 if family == "yolos" else 1e-9
 
 
-def methods(family: str) -> list[str]:
+def list_applicable_methods(family: str) -> list[str]:
     return [line.name for line in explainer(family).methods() if line.applies]
 
 
 class TestAuthors:
-    """The numbers of the authors' own DETR code, on a tiny model (the fixture's README says how)."""
+    """Scores of the authors' DETR code on a tiny model (see the README of the fixture)."""
 
     CASES = tuple((case, which) for case in ("case0", "case1") for which in ("q0_pred", "q3_pred", "q5_c2"))
     METHODS: ClassVar = {
@@ -179,7 +183,7 @@ class TestAuthors:
     @cache
     def explainer() -> clearhead.Explainer:
         settings = json.loads((DATA / "config.json").read_text())
-        # transformers 5.22 wrote the settings and left out that there is no timm; 5.0 takes it that there is.
+        # transformers 5.22 saved the config without these settings; 5.0 assumes timm by default.
         settings |= {"use_timm_backbone": False, "use_pretrained_backbone": False}
         cls = getattr(transformers, settings["hf_class"])
         made = cls.from_pretrained(
@@ -190,40 +194,40 @@ class TestAuthors:
         )
         return clearhead.load(made.eval())
 
-    def explained(self, case: str, which: str, profile: str | None) -> dict[str, Any]:
+    def explain_case(self, case: str, which: str, profile: str | None) -> dict[str, Any]:
         arrays = self.arrays()
-        query, label = (int(arrays[f"{case}/{which}/target_{part}"]) for part in ("index", "class"))
+        query, label = (int(arrays[f"{case}/{which}/target_{key}"]) for key in ("index", "class"))
         target = DetectionQuery(query) if which.endswith("pred") else DetectionQuery(query, label)
-        given = {"pixel_values": torch.as_tensor(arrays[f"{case}/pixel_values"])}
+        raw_input = {"pixel_values": torch.as_tensor(arrays[f"{case}/pixel_values"])}
         with Wide():  # transformers 5.0 computes positions in float32
-            found = self.explainer().explain(given, list(self.METHODS.values()), target, profile=profile)
-        assert all(e.target["index"] == label and e.target["place"] == query for e in found.values())
-        return dict(zip(self.METHODS, found.values(), strict=True))
+            results = self.explainer().explain(raw_input, list(self.METHODS.values()), target, profile=profile)
+        assert all(e.target["index"] == label and e.target["place"] == query for e in results.values())
+        return dict(zip(self.METHODS, results.values(), strict=True))
 
     @pytest.mark.parametrize(("case", "which"), CASES)
-    def test_every_method(self, case: str, which: str) -> None:
-        for name, e in self.explained(case, which, "mm_detr").items():
+    def test_scores_equal_authors_scores(self, case: str, which: str) -> None:
+        for name, e in self.explain_case(case, which, "mm_detr").items():
             theirs = self.arrays()[f"{case}/{which}/{name}/scores"]
             if theirs.any():
                 assert gap(e["image"].scores, theirs) < 1e-12, name
             else:
                 assert np.abs(e["image"].scores).max() < 1e-15, name
 
-    def test_a_dead_row_costs_the_authors_a_whole_layer(self) -> None:
-        # its own row of zeros is all that it costs ours
-        ours, theirs = (self.explained("case0", "q0_pred", p)["ours"]["image"].scores for p in (None, "mm_detr"))
+    def test_zero_row_lowers_scores_in_authors_profile_only(self) -> None:
+        # without the profile, a row of zeros affects only itself; with it, the whole layer is lost
+        ours, theirs = (self.explain_case("case0", "q0_pred", p)["ours"]["image"].scores for p in (None, "mm_detr"))
         assert (ours >= theirs - 1e-12).all()
 
-    def test_logits(self) -> None:
+    def test_recorded_logits_equal_authors_logits(self) -> None:
         for case in ("case0", "case1"):
-            given = {"pixel_values": torch.as_tensor(self.arrays()[f"{case}/pixel_values"])}
+            raw_input = {"pixel_values": torch.as_tensor(self.arrays()[f"{case}/pixel_values"])}
             with Wide():
-                tape = self.explainer().record(given, "attention", DetectionQuery(4))
+                tape = self.explainer().record(raw_input, "attention", DetectionQuery(4))
             assert gap(tape.logits, self.arrays()[f"{case}/logits"][:, 4]) < 1e-12
 
-    def test_the_copies_are_the_originals(self) -> None:
+    def test_stored_fixtures_equal_the_originals(self) -> None:
         if not ORIGINAL.is_dir():
-            pytest.skip(f"{ORIGINAL} is absent: only the copies are here")
+            pytest.skip(f"{ORIGINAL} is absent: only the copies can be used")
         for name in ("config.json", "weights.safetensors"):
             assert (DATA / name).read_bytes() == (ORIGINAL / name).read_bytes()
         originals = np.load(ORIGINAL / "cases.npz")
@@ -232,46 +236,46 @@ class TestAuthors:
 
 
 @pytest.mark.parametrize("family", ["detr", "conditional", "table", "dab", "detr-masks"])
-class TestReplica:
-    def test_across(self, family: str) -> None:
+class TestReplicas:
+    def test_cross_attention_methods_equal_replica(self, family: str) -> None:
         query, label = 3, 1
-        seen = replica.watch(model(family), picture(), query, label)
-        found = explainer(family).explain(pixels(), list(ACROSS), DetectionQuery(query, label))
-        image, queries = replica.generic(seen, query)
-        assert gap(found["generic"]["image"].scores, image) < close(family)
-        assert gap(found["generic"]["queries"].scores, queries) < close(family)
-        assert found["generic"]["queries"].scores.max() > 0
-        for name in ACROSS[1:]:
-            theirs = getattr(replica, name.replace("-", "_"))(seen, query)
-            assert gap(found[name]["image"].scores, theirs) < close(family), name
+        pass_record = replica.watch(model(family), make_image(), query, label)
+        results = explainer(family).explain(pixels(), list(CROSS_ATTENTION_METHODS), DetectionQuery(query, label))
+        image, queries = replica.generic(pass_record, query)
+        assert gap(results["generic"]["image"].scores, image) < get_tolerance(family)
+        assert gap(results["generic"]["queries"].scores, queries) < get_tolerance(family)
+        assert results["generic"]["queries"].scores.max() > 0
+        for name in CROSS_ATTENTION_METHODS[1:]:
+            theirs = getattr(replica, name.replace("-", "_"))(pass_record, query)
+            assert gap(results[name]["image"].scores, theirs) < get_tolerance(family), name
 
-    def test_pixels(self, family: str) -> None:
-        seen = replica.watch(model(family), picture(high=40, wide=70), 2, 0)
+    def test_saliency_sums_pixel_gradients_per_cell(self, family: str) -> None:
+        pass_record = replica.watch(model(family), make_image(high=40, wide=70), 2, 0)
         e = explainer(family).explain(pixels(high=40, wide=70), Method("saliency", reduce="abs"), DetectionQuery(2, 0))[
             "image"
         ]
         rows, columns = e.units.grid
         sums = np.zeros((rows, columns))
-        _, high, wide = seen.pixel_gradient.shape
+        _, high, wide = pass_record.pixel_gradient.shape
         for y in range(high):
             for x in range(wide):
-                sums[y * rows // high, x * columns // wide] += np.abs(seen.pixel_gradient[:, y, x]).sum()
-        assert gap(e.heat_map(), sums) < close(family)
+                sums[y * rows // high, x * columns // wide] += np.abs(pass_record.pixel_gradient[:, y, x]).sum()
+        assert gap(e.heat_map(), sums) < get_tolerance(family)
 
 
-@pytest.mark.parametrize("family", SAMPLED)
+@pytest.mark.parametrize("family", SAMPLED_ATTENTION)
 class TestSampledPoints:
-    def test_attention_is_refused(self, family: str) -> None:
-        assert set(methods(family)) == {*GRADIENTS, "position", "random"}
+    def test_attention_methods_raise(self, family: str) -> None:
+        assert set(list_applicable_methods(family)) == {*GRADIENT_METHODS, "position", "random"}
         for name in ("generic", "attention", "grad-sam", "attcat"):
-            with pytest.raises(UnsupportedError, match="sampled points of the picture"):
+            with pytest.raises(UnsupportedError, match="sampled points of the image"):
                 explainer(family).explain(pixels(), name)
 
-    def test_pixels(self, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        # RT-DETR detaches the boxes that its decoder layers start from, but its answer depends on them all the same
+    def test_saliency_norm_equals_pixel_gradient_norm(self, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        # RT-DETR detaches the boxes that its decoder layers start from, although its output depends on them
         monkeypatch.setattr(torch.Tensor, "detach", lambda tensor: tensor)
-        # two pictures: torch's own gradient of a batch norm is wrong for one (`recording.scope.ordered_gradients`)
-        leaf = torch.cat([picture(), picture(4)]).requires_grad_()
+        # two images: torch computes a wrong batch-norm gradient for one (see `register_contiguous_batchnorm_hooks`)
+        leaf = torch.cat([make_image(), make_image(4)]).requires_grad_()
         output = model(family)(pixel_values=leaf)
         label = int(output.logits[0, 1].argmax())
         (gradient,) = torch.autograd.grad(output.logits[0, 1, label], leaf)
@@ -282,111 +286,117 @@ class TestSampledPoints:
 
 
 @pytest.mark.parametrize("method", ["lrp", "partial-lrp", "transformer-attribution"])
-def test_relevance_in_single_precision_is_that_of_double_precision(method: str) -> None:
-    """A decoder starts from zeros, which do not depend on the picture: they meet what does in its format."""
+def test_float32_relevance_equals_float64_relevance(method: str) -> None:
+    """A decoder starts from zeros, which do not depend on the image: they must have the dtype of what does."""
     single = clearhead.load(deepcopy(model("detr")).float())
     double = clearhead.load(deepcopy(single.adapter.model).double())
-    given = {"pixel_values": picture().float()}
-    found, exact = (ex.explain(given, method, DetectionQuery(1, "circle"))["image"].scores for ex in (single, double))
-    assert gap(found, exact) < 1e-5
+    raw_input = {"pixel_values": make_image().float()}
+    scores, exact = (
+        ex.explain(raw_input, method, DetectionQuery(1, "circle"))["image"].scores for ex in (single, double)
+    )
+    assert gap(scores, exact) < 1e-5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-class TestLaws:
-    def test_recorded_is_real(self, family: str) -> None:
-        real = model(family)(pixel_values=picture().to(model(family).dtype)).logits[0]
+class TestInvariants:
+    def test_recorded_logits_equal_model_logits(self, family: str) -> None:
+        real = model(family)(pixel_values=make_image().to(model(family).dtype)).logits[0]
         for query in (0, 4):
             tape = explainer(family).record(pixels(), "input_gradient", DetectionQuery(query))
-            assert gap(tape.logits[0], real[query].detach()) < close(family)
+            assert gap(tape.logits[0], real[query].detach()) < get_tolerance(family)
 
-    def test_batched_is_single(self, family: str) -> None:
+    def test_batch_equals_single(self, family: str) -> None:
         batch = [pixels(seed) for seed in (3, 4, 5)]
         targets = [DetectionQuery(1, "circle"), DetectionQuery(4, "star"), DetectionQuery(2, "square")]
-        ex, names = explainer(family), with_few(methods(family))
+        ex, names = explainer(family), with_few(list_applicable_methods(family))
         together, backwards = ex.explain(batch, names, targets), ex.explain(batch[::-1], names, targets[::-1])
-        for i, (given, target) in enumerate(zip(batch, targets, strict=True)):
-            for name, alone in ex.explain(given, names, target).items():
+        for i, (raw_input, target) in enumerate(zip(batch, targets, strict=True)):
+            for name, alone in ex.explain(raw_input, names, target).items():
                 for part in alone:
-                    within = amplified(part.provenance["method"], close(family))
+                    within = amplified(part.provenance["method"], get_tolerance(family))
                     assert gap(together[name][i][part.stream].scores, part.scores) < within, name
                     assert gap(backwards[name][2 - i][part.stream].scores, part.scores) < within, name
 
-    def test_queries_together_are_queries_alone(self, family: str) -> None:
+    def test_batched_queries_equal_single_queries(self, family: str) -> None:
         ex = explainer(family)
         (sample,) = ex.adapter.make_samples(pixels(), InputOptions())
-        sure = int((get_detections(sample).probabilities.max(-1).values > 0.5).sum())
-        names = sorted(set(methods(family)) & {"generic", "rollout", "saliency", "input-x-gradient", "attcat"})
-        found = ex.explain(pixels(), names)
-        steps = found[names[0]].target.get("steps", [found[names[0]].target])
-        assert len(steps) == max(sure, 1)
+        detection_count = int((get_detections(sample).probabilities.max(-1).values > 0.5).sum())
+        names = sorted(
+            set(list_applicable_methods(family)) & {"generic", "rollout", "saliency", "input-x-gradient", "attcat"}
+        )
+        results = ex.explain(pixels(), names)
+        steps = results[names[0]].target.get("steps", [results[names[0]].target])
+        assert len(steps) == max(detection_count, 1)
         for k, step in enumerate(steps):
             for name, alone in ex.explain(pixels(), names, DetectionQuery(step["place"])).items():
-                e = found[name]["image"]
-                assert gap(e.scores if e.matrix is None else e.matrix[k], alone["image"].scores) < close(family), name
+                e = results[name]["image"]
+                assert gap(e.scores if e.matrix is None else e.matrix[k], alone["image"].scores) < get_tolerance(
+                    family
+                ), name
                 assert e.matrix is None or gap(e.matrix.sum(0), e.scores) < 1e-6
 
-    def test_the_model_is_untouched(self, family: str) -> None:
-        given, ex = model(family), explainer(family)
-        before = model_snapshot.of_model(given)
-        ex.explain(pixels(), methods(family))
+    def test_model_is_unchanged(self, family: str) -> None:
+        detector, ex = model(family), explainer(family)
+        before = model_snapshot.of_model(detector)
+        ex.explain(pixels(), list_applicable_methods(family))
         with pytest.raises(InputError):
             ex.explain(pixels(), "saliency", DetectionQuery(77))
-        assert model_snapshot.changes(before, model_snapshot.of_model(given)) == []
+        assert model_snapshot.changes(before, model_snapshot.of_model(detector)) == []
 
 
 class TestTargets:
-    def test_every_object_found_the_surest_first(self) -> None:
+    def test_default_targets_are_detections_by_descending_probability(self) -> None:
         ex = explainer("conditional")
         e = ex.explain(pixels(), "saliency")
         with torch.no_grad():
-            output = model("conditional")(pixel_values=picture())
-        best, kind = output.logits[0].sigmoid().max(-1)
-        order = [int(q) for q in best.argsort(descending=True) if best[q] > 0.5]
+            output = model("conditional")(pixel_values=make_image())
+        probabilities, label_index = output.logits[0].sigmoid().max(-1)
+        order = [int(q) for q in probabilities.argsort(descending=True) if probabilities[q] > 0.5]
         assert len(order) > 1
         assert [step["place"] for step in e.target["steps"]] == order
         for step, query in zip(e.target["steps"], order, strict=True):
             x, y, wide, high = output.pred_boxes[0, query].tolist()
             assert step["box"] == pytest.approx([x - wide / 2, y - high / 2, x + wide / 2, y + high / 2])
-            assert step["label"] == step["name"] == LABELS["id2label"][int(kind[query])]
-            assert step["probability"] == pytest.approx(float(best[query])) and step["found"] is True
+            assert step["label"] == step["name"] == LABELS["id2label"][int(label_index[query])]
+            assert step["probability"] == pytest.approx(float(probabilities[query])) and step["found"] is True
             assert step["kind"] == "detection" and step["value"] == pytest.approx(float(output.logits[0, query].max()))
 
-    def test_none_found_gives_the_likeliest_and_says_so(self) -> None:
+    def test_without_detections_most_probable_query_is_explained(self) -> None:
         ex = clearhead.load(model("detr"))
         ex.adapter.threshold = 1.0
         e = ex.explain(pixels(), "saliency")
-        p = model("detr")(pixel_values=picture()).logits[0].softmax(-1)[:, :3].detach()
+        p = model("detr")(pixel_values=make_image()).logits[0].softmax(-1)[:, :3].detach()
         assert e.steps is None and e.target["found"] is False
         assert e.target["place"] == int(p.max(-1).values.argmax())
         assert e.target["probability"] == pytest.approx(float(p.max()))
         (note,) = text_labels.list_notes(e)
-        assert note.startswith(f"query {e.target['place']} finds no {e.target['label']}") and note in e.html()
+        assert note.startswith(f"query {e.target['place']} does not detect {e.target['label']}") and note in e.html()
 
-    def test_no_object_is_never_the_default(self) -> None:
-        changed = clearhead.load(model("detr"))
-        sure = model("detr").class_labels_classifier.bias.detach()
-        sure[3] += 50  # nothing is by far the likeliest
+    def test_no_object_class_is_never_the_default_target(self) -> None:
+        ex = clearhead.load(model("detr"))
+        bias = model("detr").class_labels_classifier.bias.detach()
+        bias[3] += 50  # "no object" is by far the most probable class
         try:
-            e = changed.explain(pixels(), "saliency", DetectionQuery(2))
-            logits = model("detr")(pixel_values=picture()).logits[0, 2].detach()
+            e = ex.explain(pixels(), "saliency", DetectionQuery(2))
+            logits = model("detr")(pixel_values=make_image()).logits[0, 2].detach()
         finally:
-            sure[3] -= 50
+            bias[3] -= 50
         assert e.target["index"] == int(logits[:3].argmax())
         assert e.target["value"] == pytest.approx(float(logits[:3].max()))
         assert e.prediction["label"] == NO_OBJECT_LABEL and e.target["probability"] < 1e-9
 
-    def test_nothing_can_be_asked_about(self) -> None:
+    def test_no_object_class_is_accepted_as_target(self) -> None:
         e = explainer("detr").explain(pixels(), "saliency", DetectionQuery(2, NO_OBJECT_LABEL))
         assert e.target["name"] == NO_OBJECT_LABEL and e.target["found"] is False
 
-    def test_names_given_after_loading_are_read(self) -> None:
-        own = deepcopy(model("detr"))
-        ex = clearhead.load(own)
-        own.config.id2label = {0: "ring", 1: "box", 2: "comet"}
+    def test_label_names_set_after_loading_are_used(self) -> None:
+        copied_model = deepcopy(model("detr"))
+        ex = clearhead.load(copied_model)
+        copied_model.config.id2label = {0: "ring", 1: "box", 2: "comet"}
         assert ex.labels == {0: "ring", 1: "box", 2: "comet", 3: NO_OBJECT_LABEL}
         assert ex.explain(pixels(), "saliency", DetectionQuery(1, "comet")).target["index"] == 2
 
-    def test_a_label_is_every_such_object(self) -> None:
+    def test_label_target_selects_all_detections_of_that_label(self) -> None:
         ex = explainer("conditional")
         everything = ex.explain(pixels(), "saliency").target["steps"]
         for name in {step["label"] for step in everything}:
@@ -394,8 +404,8 @@ class TestTargets:
             target = ex.explain(pixels(), "saliency", name).target
             assert [step["place"] for step in target.get("steps", [target])] == places
 
-    def test_contrast_and_scales(self) -> None:
-        logits = model("detr")(pixel_values=picture()).logits[0, 1].detach()
+    def test_contrast_and_probability_scale_equal_model_output(self) -> None:
+        logits = model("detr")(pixel_values=make_image()).logits[0, 1].detach()
         e = explainer("detr").explain(pixels(), "input-x-gradient", DetectionQuery(1, "star", "circle"))
         assert e.target["kind"] == "contrast" and e.target["value"] == pytest.approx(float(logits[2] - logits[0]))
         a, b = (
@@ -411,7 +421,7 @@ class TestTargets:
         assert p == pytest.approx(float(logits.softmax(-1)[2]))
         assert explainer("detr").explain(pixels(), "saliency", Contrast("star", "circle")).target
 
-    def test_a_function_needs_the_query_that_it_reads(self) -> None:
+    def test_target_function_requires_readout_query(self) -> None:
         def box_width(output: Any) -> Tensor:
             return output.pred_boxes[:, 3, 2]
 
@@ -427,12 +437,12 @@ class TestTargets:
             (DetectionQuery("star"), "query 'star' does not exist"),
             (DetectionQuery(1, "hexagon"), "label 'hexagon'"),
             ("hexagon", "label 'hexagon'"),
-            (NO_OBJECT_LABEL, "what most queries say"),
-            (MaskedToken("star"), "no target of a detector"),
-            (clearhead.GeneratedToken(2), "no target of a detector"),
+            (NO_OBJECT_LABEL, "the prediction of most queries"),
+            (MaskedToken("star"), "not a target of a detector"),
+            (clearhead.GeneratedToken(2), "not a target of a detector"),
         ],
     )
-    def test_bad_targets(self, target: Any, message: str) -> None:
+    def test_invalid_targets_raise(self, target: Any, message: str) -> None:
         with pytest.raises(InputError, match=message):
             explainer("detr").explain(pixels(), target=target)
 
@@ -441,18 +451,18 @@ class TestTargets:
 
 
 class TestInputs:
-    def test_one_pass_finds_and_one_explains(self) -> None:
+    def test_detection_and_explanation_take_one_pass_each(self) -> None:
         ex = explainer("conditional")
         ex.explain(pixels())
         calls = []
         hook = model("conditional").register_forward_hook(lambda *_: calls.append(1))
         try:
-            e = ex.explain(pixels(), list(ACROSS))
+            e = ex.explain(pixels(), list(CROSS_ATTENTION_METHODS))
         finally:
             hook.remove()
         assert len(calls) == 2 and len(e["generic"]["image"].matrix) > 1
 
-    def test_the_grid_is_the_feature_maps(self) -> None:
+    def test_unit_grid_equals_feature_map_size(self) -> None:
         for high, wide, grid in ((64, 64, (2, 2)), (65, 97, (3, 4)), (40, 200, (2, 7))):
             e = explainer("detr").explain(pixels(high=high, wide=wide), "generic", DetectionQuery(0))["image"]
             assert e.units.grid == grid and e.image.shape == (high, wide, 3)
@@ -460,75 +470,78 @@ class TestInputs:
         e = explainer("yolos").explain(pixels(high=35, wide=50), "generic", DetectionQuery(0))["image"]
         assert e.units.grid == (4, 6) and e.image.shape == (32, 48, 3) and e.tokens[0] == "[CLS]"
 
-    def test_pictures_of_several_sizes_in_one_call(self) -> None:
+    def test_images_of_different_sizes_equal_single_images(self) -> None:
         batch = [pixels(high=64, wide=96), pixels(high=60, wide=96), pixels(high=64, wide=128)]
-        found = explainer("detr").explain(batch, "generic", DetectionQuery(0))
-        for e, given in zip(found, batch, strict=True):
+        explanations = explainer("detr").explain(batch, "generic", DetectionQuery(0))
+        for e, raw_input in zip(explanations, batch, strict=True):
             assert (
-                gap(e["image"].scores, explainer("detr").explain(given, "generic", DetectionQuery(0))["image"].scores)
+                gap(
+                    e["image"].scores,
+                    explainer("detr").explain(raw_input, "generic", DetectionQuery(0))["image"].scores,
+                )
                 < 1e-9
             )
 
-    def test_padding_is_cut_off(self) -> None:
-        small = picture(high=64, wide=96)
-        padded = torch.nn.functional.pad(small, (0, 32, 0, 16), value=0.3)
+    def test_masked_padding_is_removed(self) -> None:
+        image = make_image(high=64, wide=96)
+        padded = torch.nn.functional.pad(image, (0, 32, 0, 16), value=0.3)
         mask = torch.zeros(1, 80, 128, dtype=torch.long)
         mask[:, :64, :96] = 1
-        real = [model("detr")(pixel_values=p, pixel_mask=m).logits for p, m in ((small, None), (padded, mask))]
-        assert gap(real[0].detach(), real[1].detach()) > 1e-6  # the model's own answer depends on padding
+        logits = [model("detr")(pixel_values=p, pixel_mask=m).logits for p, m in ((image, None), (padded, mask))]
+        assert gap(logits[0].detach(), logits[1].detach()) > 1e-6  # the output of the model depends on padding
         e = explainer("detr").explain({"pixel_values": padded, "pixel_mask": mask})
-        assert e == explainer("detr").explain({"pixel_values": small})
+        assert e == explainer("detr").explain({"pixel_values": image})
 
-    def test_a_picture_with_its_processor(self) -> None:
+    def test_processor_prepares_image_arrays(self) -> None:
         pytest.importorskip("PIL")
         processor = transformers.DetrImageProcessor(size={"height": 64, "width": 96})
-        shot = np.random.default_rng(0).integers(0, 255, (48, 72, 3), dtype=np.uint8)
-        e = clearhead.load(model("detr"), processor).explain(shot)
-        named = clearhead.load((model("detr"), processor)).explain(image=shot)
+        pixel_array = np.random.default_rng(0).integers(0, 255, (48, 72, 3), dtype=np.uint8)
+        e = clearhead.load(model("detr"), processor).explain(pixel_array)
+        named = clearhead.load((model("detr"), processor)).explain(image=pixel_array)
         assert e == named and e["image"].units.grid == (2, 3)
-        assert abs(e["image"].image.mean() - shot.mean()) < 3
+        assert abs(e["image"].image.mean() - pixel_array.mean()) < 3
 
     @pytest.mark.parametrize(
-        ("given", "message"),
+        ("raw_input", "message"),
         [
             ({"pixel_values": torch.zeros(1, 1, 64, 64)}, "must be batch × 3 × height × width"),
             ({"pixel_values": torch.zeros(1, 3, 64, 64, dtype=torch.long)}, "real numbers"),
-            ({"pixel_values": torch.zeros(1, 3, 64, 64), "pixel_mask": torch.ones(1, 32, 32)}, "the picture's size"),
+            ({"pixel_values": torch.zeros(1, 3, 64, 64), "pixel_mask": torch.ones(1, 32, 32)}, "the size of the image"),
             ({"pixel_values": torch.zeros(1, 3, 64, 64), "pixel_mask": torch.eye(64)[None]}, "upper left corner"),
             (
                 {"pixel_values": torch.zeros(1, 3, 64, 64), "decoder_inputs_embeds": torch.zeros(1, 5, 32)},
                 "leave out decoder_inputs_embeds",
             ),
-            ({"pixel_mask": torch.ones(1, 64, 64)}, "need pixel_values"),
+            ({"pixel_mask": torch.ones(1, 64, 64)}, "must contain pixel_values"),
             ("cat.png", "without an image processor"),
         ],
     )
-    def test_bad_inputs(self, given: Any, message: str) -> None:
+    def test_invalid_inputs_raise(self, raw_input: Any, message: str) -> None:
         with pytest.raises(InputError, match=message):
-            explainer("detr").explain(given)
+            explainer("detr").explain(raw_input)
 
-    def test_a_size_that_the_model_cannot_take(self) -> None:
-        with pytest.raises(InputError, match="RTDetrForObjectDetection cannot take a picture of 80 × 112 pixels"):
+    def test_unsupported_image_size_raises(self) -> None:
+        with pytest.raises(InputError, match="RTDetrForObjectDetection cannot process an image of 80 × 112 pixels"):
             explainer("rt").explain(pixels(high=80, wide=112), "saliency")
 
-    def test_detectors_that_read_a_text_are_refused(self) -> None:
+    def test_text_conditioned_detectors_raise(self) -> None:
         tiny = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
         config = transformers.OwlViTConfig(
             text_config={**tiny, "vocab_size": 20}, vision_config={**tiny, "image_size": 32, "patch_size": 16}
         )
-        with pytest.raises(UnsupportedError, match="looks for what a text names"):
+        with pytest.raises(UnsupportedError, match="detects objects that a text names"):
             clearhead.load(transformers.OwlViTForObjectDetection(config))
 
-    def test_boxes_of_another_kind_are_refused(self) -> None:
+    def test_quadrangle_boxes_raise(self) -> None:
         """PP-DocLayout V4 gives corners of quadrangles."""
 
-        def doubled(module: Any, args: Any, output: Any) -> Any:
+        def double_boxes(module: Any, args: Any, output: Any) -> Any:
             output["pred_boxes"] = torch.cat([output.pred_boxes, output.pred_boxes], dim=-1)
             return output
 
-        handle = model("detr").register_forward_hook(doubled)
+        handle = model("detr").register_forward_hook(double_boxes)
         try:
-            with pytest.raises(UnsupportedError, match="gives no classes and boxes"):
+            with pytest.raises(UnsupportedError, match="returns no classes and boxes"):
                 clearhead.load(model("detr")).explain(pixels())
         finally:
             handle.remove()
@@ -536,17 +549,17 @@ class TestInputs:
 
 class TestCells:
     def test_every_pixel_lies_in_one_cell(self) -> None:
-        given = torch.arange(2 * 3 * 7 * 10, dtype=torch.float64).reshape(2, 3, 7, 10) + 1
-        cells = group_pixels_by_cell(given, (3, 4))
+        images = torch.arange(2 * 3 * 7 * 10, dtype=torch.float64).reshape(2, 3, 7, 10) + 1
+        cells = group_pixels_by_cell(images, (3, 4))
         assert cells.shape[:2] == (2, 12)
-        for one, whole in zip(cells, given, strict=True):
-            assert sorted(one[one != 0].tolist()) == sorted(whole.flatten().tolist())
-        left = cells[0, 0].reshape(3, -1)[0]
-        assert sorted(left[left != 0].tolist()) == sorted(given[0, 0, :3, :3].flatten().tolist())
+        for cell_values, image_values in zip(cells, images, strict=True):
+            assert sorted(cell_values[cell_values != 0].tolist()) == sorted(image_values.flatten().tolist())
+        first_cell = cells[0, 0].reshape(3, -1)[0]
+        assert sorted(first_cell[first_cell != 0].tolist()) == sorted(images[0, 0, :3, :3].flatten().tolist())
 
 
-class TestMask:
-    def test_what_stands_out(self) -> None:
+class TestMasks:
+    def test_mask_covers_the_highest_scoring_cell(self) -> None:
         e = explainer("detr").explain(pixels(high=128, wide=128), "generic", DetectionQuery(0))["image"]
         scores = np.zeros(16)
         scores[5] = 1.0
@@ -554,31 +567,32 @@ class TestMask:
         assert mask.shape == (128, 128) and mask[48, 48] and not mask[100:].any() and 0.02 < mask.mean() < 0.15
         assert not replace(e, scores=np.ones(16)).mask().any()
 
-    def test_otsu_is_the_best_of_all_thresholds(self) -> None:
+    def test_otsu_threshold_maximises_between_class_variance(self) -> None:
         values = np.random.default_rng(2).integers(0, 255, 200, dtype=np.uint8)
 
-        def between(t: int) -> float:
+        def compute_between_class_variance(t: int) -> float:
             low, high = values[values <= t].astype(float), values[values > t].astype(float)
             if not len(low) or not len(high):
                 return 0.0
             return len(low) * len(high) * (low.mean() - high.mean()) ** 2
 
-        assert between(threshold_otsu(values)) == pytest.approx(max(between(t) for t in range(256)))
+        variances = [compute_between_class_variance(t) for t in range(256)]
+        assert compute_between_class_variance(threshold_otsu(values)) == pytest.approx(max(variances))
 
 
 class TestZoo:
-    def test_what_it_found_is_where_it_looked(self) -> None:
+    def test_masks_overlap_the_objects(self) -> None:
         if "shapes-detr" not in clearhead.zoo_models():
             pytest.skip("the zoo has no shapes-detr here")
         from clearhead_zoo.tasks import shapes
 
         scenes = shapes.sample_scenes(np.random.default_rng(5), 4, 96)
-        drawn, masks = shapes.render(scenes)
+        rendered, masks = shapes.render(scenes)
         ex = clearhead.load("zoo:shapes-detr")
         overlaps = []
-        for one, own in zip(np.asarray(drawn), np.asarray(masks), strict=True):
-            e = ex.explain(one.transpose(1, 2, 0).astype(np.uint8))["image"]
+        for image, object_masks in zip(np.asarray(rendered), np.asarray(masks), strict=True):
+            e = ex.explain(image.transpose(1, 2, 0).astype(np.uint8))["image"]
             for step in [e.step(k) for k in range(len(e.steps))] if e.steps else [e]:
                 mask = step.mask()
-                overlaps.append(max((mask & object_).sum() / (mask | object_).sum() for object_ in own))
+                overlaps.append(max((mask & object_).sum() / (mask | object_).sum() for object_ in object_masks))
         assert len(overlaps) > 8 and np.median(overlaps) > 0.3, overlaps

@@ -1,4 +1,4 @@
-"""Masked words beside a picture (ViLT, BridgeTower), and of a model that sees pictures, too, but was given a text."""
+"""Masked language models with an image (ViLT, BridgeTower), and one that can read images but gets a text alone."""
 
 import re
 from functools import cache
@@ -11,7 +11,7 @@ import transformers
 import clearhead
 from clearhead import InputError, MaskedToken
 from tests import joint_models
-from tests.adapters.test_cross_attention import applying, gap, steps_of
+from tests.adapters.test_cross_attention import gap, group_calls_by_step, list_applicable_methods
 from tests.architectures.tiny_models import MASK, build
 from tests.invariants.cases import amplified
 from tests.replicas import co_attention as replica
@@ -26,69 +26,72 @@ def explainer(name: str) -> clearhead.Explainer:
     return clearhead.load(getattr(joint_models, name)(NAMES[name]))
 
 
-def given(name: str, text: str | None = None) -> dict[str, Any]:
-    return {"text": text or TEXTS[name], "image": joint_models.picture()}
+def make_inputs(name: str, text: str | None = None) -> dict[str, Any]:
+    return {"text": text or TEXTS[name], "image": joint_models.make_image()}
 
 
-def real(name: str, text: str | None = None) -> tuple[torch.Tensor, int]:
-    """What the untouched model says at the first masked place, and the place."""
-    inputs = joint_models.model_inputs(name, given(name, text))
+def compute_masked_logits(name: str, text: str | None = None) -> tuple[torch.Tensor, int]:
+    """Return the logits of the model at its first masked position, and the position."""
+    inputs = joint_models.model_inputs(name, make_inputs(name, text))
     mask = explainer(name).adapter.tokenizer_wrapper.tokenizer.mask_token_id
-    place = int((inputs["input_ids"][0] == mask).nonzero()[0])
+    position = int((inputs["input_ids"][0] == mask).nonzero()[0])
     with torch.no_grad():
-        return explainer(name).adapter.model(**inputs).logits[0, place], place
+        return explainer(name).adapter.model(**inputs).logits[0, position], position
 
 
 @FAMILIES
-def test_the_masked_word_is_explained_by_words_and_patches(name: str) -> None:
-    logits, place = real(name)
-    e = explainer(name).explain(**given(name))
+def test_masked_token_has_text_and_image_scores(name: str) -> None:
+    logits, position = compute_masked_logits(name)
+    e = explainer(name).explain(**make_inputs(name))
     assert e.target["index"] == int(logits.argmax())
     assert e.target["value"] == pytest.approx(float(logits.max()), abs=1e-9)
     assert e.certificate["readout"] == "mask" and e.certificate["readout_checked"]
-    assert e["text"].tokens[place] in ("[MASK]", "<mask>")
+    assert e["text"].tokens[position] in ("[MASK]", "<mask>")
     assert e["text"].scores.max() > 0 and e["image"].scores.max() > 0
 
 
 @FAMILIES
-def test_one_word_of_several_masks(name: str) -> None:
+def test_mask_index_selects_one_of_several_masks(name: str) -> None:
     ex, mask = explainer(name), "[MASK]" if name == "vilt" else "<mask>"
-    two = given(name, f"{mask} like the {mask}.")
+    two_masks = make_inputs(name, f"{mask} like the {mask}.")
     with pytest.raises(InputError, match="2 masked positions"):
-        ex.explain(**two)
-    first, last = (ex.explain(**two, target=MaskedToken(7, mask_index=which)) for which in (0, 1))
-    logits, _ = real(name, two["text"])
+        ex.explain(**two_masks)
+    first, last = (ex.explain(**two_masks, target=MaskedToken(7, mask_index=which)) for which in (0, 1))
+    logits, _ = compute_masked_logits(name, two_masks["text"])
     assert first.target["value"] == pytest.approx(float(logits[7]), abs=1e-9)
     assert gap(first["text"].scores, last["text"].scores) > 0.01
-    with pytest.raises(InputError, match=re.escape(f"no masked position: put {mask} where")):
-        ex.explain(**given(name, "I like it"))
+    with pytest.raises(InputError, match=re.escape(f"no masked position: write {mask} where")):
+        ex.explain(**make_inputs(name, "I like it"))
 
 
-def test_generic_on_bridge_tower_reads_the_masked_row() -> None:
+def test_bridge_tower_generic_reads_out_at_the_mask() -> None:
     name = "bridge_tower"
-    _, place = real(name)
-    looks = replica.watch(
+    _, position = compute_masked_logits(name)
+    calls = replica.watch(
         explainer(name).adapter.model,
-        joint_models.model_inputs(name, given(name)),
-        lambda output: output.logits[0, place, 7],
+        joint_models.model_inputs(name, make_inputs(name)),
+        lambda output: output.logits[0, position, 7],
     )
-    steps = steps_of(name, looks)
-    matrices = replica.generic(steps, {look.looks: len(look.attention[0]) for step in steps for look in step})
-    e = explainer(name).explain(**given(name), target=MaskedToken(7))
+    steps = group_calls_by_step(name, calls)
+    matrices = replica.generic(steps, {call.looks: len(call.attention[0]) for step in steps for call in step})
+    e = explainer(name).explain(**make_inputs(name), target=MaskedToken(7))
     for stream in ("text", "image"):
-        assert gap(e[stream].scores, matrices["text", stream][place]) < 1e-9
+        assert gap(e[stream].scores, matrices["text", stream][position]) < 1e-9
 
 
 @FAMILIES
-def test_batched_is_single(name: str) -> None:
-    """Texts of two lengths, where the model takes them in one batch."""
+def test_batch_equals_single(name: str) -> None:
+    """Texts of two lengths share a batch where the model supports it."""
     ex, mask = explainer(name), "[MASK]" if name == "vilt" else "<mask>"
-    many = [given(name), {"text": f"She hates the {mask} because it isn't good", "image": joint_models.picture(1)}]
-    methods = applying(ex)
+    examples = [
+        make_inputs(name),
+        {"text": f"She hates the {mask} because it isn't good", "image": joint_models.make_image(1)},
+    ]
+    methods = list_applicable_methods(ex)
     assert {"generic", "rollout", "attention", "transformer-attribution", "saliency", "occlusion"} <= set(methods)
-    together = ex.explain(**joint_models.together(many), method=methods)
-    for i, one in enumerate(many):
-        for method, alone in ex.explain(**one, method=methods).items():
+    together = ex.explain(**joint_models.together(examples), method=methods)
+    for i, example in enumerate(examples):
+        for method, alone in ex.explain(**example, method=methods).items():
             for stream in alone.streams:
                 assert gap(together[method][i][stream].scores, alone[stream].scores) < amplified(method, 1e-9), (
                     method,
@@ -96,12 +99,12 @@ def test_batched_is_single(name: str) -> None:
                 )
 
 
-def test_a_mask_that_only_the_whole_configuration_knows() -> None:
-    """ModernVBERT has a configuration for its texts, and here no tokenizer."""
+def test_mask_token_id_is_read_from_the_top_level_config() -> None:
+    """ModernVBERT has a text config without the mask token, and no tokenizer is given here."""
     if not hasattr(transformers, "ModernVBertForMaskedLM"):
         pytest.skip("this transformers has no ModernVBert")
     ex = clearhead.load(build("ModernVBertForMaskedLM"))
     e = ex.explain({"input_ids": torch.tensor([[7, 8, MASK, 9]])})
     assert e.certificate["readout"] == "mask" and e.certificate["readout_checked"]
-    with pytest.raises(InputError, match=f"put id {MASK} where"):
+    with pytest.raises(InputError, match=f"write id {MASK} where"):
         ex.explain({"input_ids": torch.tensor([[7, 8, 9]])})

@@ -1,4 +1,4 @@
-"""Two texts through one encoder: why they are alike, against a slow twin; and cross-encoders, which score a pair."""
+"""Similarity of two texts under one encoder, compared with a slow replica; and cross-encoders, which score a pair."""
 
 import copy
 from functools import cache
@@ -23,9 +23,9 @@ PAIRS = [
     ("You look extremely confused", "He said it."),
 ]
 NAMES = ("bert", "albert", "roberta", "modernbert", "deberta")
-#: ModernBERT's softmax is float32's even in a float64 model.
-WITHIN = {"modernbert": 1e-5}
-DRAWING = ("random", "kernel-shap", "shap", "lime", "gradient-shap", "smoothgrad", "deeplift-shap")
+#: ModernBERT computes its softmax in float32 even in a float64 model.
+TOLERANCES = {"modernbert": 1e-5}
+STOCHASTIC_METHODS = ("random", "kernel-shap", "shap", "lime", "gradient-shap", "smoothgrad", "deeplift-shap")
 
 
 @cache
@@ -33,8 +33,8 @@ def explainer(name: str, pooling: str = "mean") -> clearhead.Explainer:
     return clearhead.load(*models.text_model(name, "Model"), task="similarity", readout=pooling)
 
 
-def vector(name: str, text: str, pooling: str) -> Tensor:
-    """As sentence-transformers do it, one text alone."""
+def embed_text(name: str, text: str, pooling: str) -> Tensor:
+    """Embed one text alone, as sentence-transformers does."""
     model, tokenizer = models.text_model(name, "Model")
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
     with torch.no_grad():
@@ -44,9 +44,9 @@ def vector(name: str, text: str, pooling: str) -> Tensor:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("pooling", ["mean", "first"])
-def test_the_cosine_of_two_texts(name: str, pooling: str) -> None:
+def test_target_value_equals_cosine_similarity(name: str, pooling: str) -> None:
     for e, texts in zip(explainer(name, pooling).explain(PAIRS), PAIRS, strict=True):
-        cosine = torch.nn.functional.cosine_similarity(*(vector(name, text, pooling) for text in texts), dim=0)
+        cosine = torch.nn.functional.cosine_similarity(*(embed_text(name, text, pooling) for text in texts), dim=0)
         assert e.streams == ("text", "other") and e["text"].units.texts == texts[:1]
         assert e["other"].stream == "other" and e["other"].units.texts == texts[1:]
         assert e.target["kind"] == "similarity" and e.target["name"] == texts[1] and e.target["scale"] == "cosine"
@@ -55,7 +55,7 @@ def test_the_cosine_of_two_texts(name: str, pooling: str) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-def test_generic_is_the_slow_twins(pooling: str) -> None:
+def test_generic_equals_slow_replica(pooling: str) -> None:
     e = explainer("bert", pooling).explain(PAIRS[0])
     model, tokenizer = models.text_model("bert", "Model")
     eager = copy.deepcopy(model)
@@ -73,24 +73,24 @@ def test_generic_is_the_slow_twins(pooling: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_batched_is_single_and_the_texts_may_change_places(name: str) -> None:
-    ex, within = explainer(name), WITHIN.get(name, 1e-9)
+def test_batch_equals_single_and_texts_are_interchangeable(name: str) -> None:
+    ex, within = explainer(name), TOLERANCES.get(name, 1e-9)
     methods = with_few(line.name for line in ex.methods() if line.applies)
     assert {"shap", "occlusion", "generic", "saliency"} <= {method.name for method in methods}
     together = ex.explain(PAIRS, method=methods)
-    turned = ex.explain([(two, one) for one, two in PAIRS], method=methods)
+    swapped_pairs = ex.explain([(second, first) for first, second in PAIRS], method=methods)
     for i, texts in enumerate(PAIRS):
         for method, alone in ex.explain(texts, method=methods).items():
             for stream, swapped in (("text", "other"), ("other", "text")):
                 size = float(np.abs(alone[stream].scores).max())
                 name = alone.provenance["method"]
                 assert_alike(together[method][i][stream], alone[stream], amplified(name, within), size)
-                if name not in DRAWING:  # whose numbers are keyed by the whole input
-                    found = gap(turned[method][i][swapped].scores, alone[stream].scores, size)
-                    assert found < amplified(name, within), method
+                if name not in STOCHASTIC_METHODS:  # their random numbers are seeded by the whole input
+                    difference = gap(swapped_pairs[method][i][swapped].scores, alone[stream].scores, size)
+                    assert difference < amplified(name, within), method
 
 
-def test_padded_is_unpadded() -> None:
+def test_padding_does_not_change_scores() -> None:
     ex, tokenizer = explainer("bert"), models.tokenizer("wordpiece")
     halves = [tokenizer([pair[i] for pair in PAIRS], padding="max_length", max_length=30) for i in (0, 1)]
     inputs = {**halves[0], **{f"other_{name}": part for name, part in halves[1].items()}}
@@ -100,20 +100,20 @@ def test_padded_is_unpadded() -> None:
             assert gap(e[stream].scores, alone[stream].scores) < 1e-9
 
 
-def test_alike_to_one_text_more_than_to_another() -> None:
+def test_contrast_equals_difference_of_similarities() -> None:
     ex, (text, other), foil = explainer("bert"), PAIRS[0], "He said it."
     methods = ["generic", "input-x-gradient"]
-    held = ex.explain((text, other), method=methods, target=Contrast(None, foil))
-    own, against = ex.explain((text, other), method=methods), ex.explain((text, foil), method=methods)
-    assert held["generic"].target["name"] == f"{other} − {foil}"
-    values = own["generic"].target["value"], against["generic"].target["value"]
-    assert held["generic"].target["value"] == pytest.approx(values[0] - values[1])
-    difference = own["input-x-gradient"]["text"].scores - against["input-x-gradient"]["text"].scores
-    assert gap(held["input-x-gradient"]["text"].scores, difference) < 1e-9
-    assert gap(held["generic"]["other"].scores, own["generic"]["other"].scores) < 1e-9
+    contrast = ex.explain((text, other), method=methods, target=Contrast(None, foil))
+    similarity, foil_similarity = ex.explain((text, other), method=methods), ex.explain((text, foil), method=methods)
+    assert contrast["generic"].target["name"] == f"{other} − {foil}"
+    values = similarity["generic"].target["value"], foil_similarity["generic"].target["value"]
+    assert contrast["generic"].target["value"] == pytest.approx(values[0] - values[1])
+    difference = similarity["input-x-gradient"]["text"].scores - foil_similarity["input-x-gradient"]["text"].scores
+    assert gap(contrast["input-x-gradient"]["text"].scores, difference) < 1e-9
+    assert gap(contrast["generic"]["other"].scores, similarity["generic"]["other"].scores) < 1e-9
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_model_and_tokenizer_are_unchanged() -> None:
     model, tokenizer = models.text_model("bert", "Model")
     before = model_snapshot.of_model(model), model_snapshot.of_processor(tokenizer)
     ex = clearhead.load(model, tokenizer, task="similarity", readout="mean")
@@ -122,37 +122,37 @@ def test_the_model_is_left_as_it_was() -> None:
     assert not model_snapshot.changes(before[1], model_snapshot.of_processor(tokenizer))
 
 
-def test_from_a_folder_and_told_again(tmp_path: Path) -> None:
+def test_loading_options_are_recorded_in_provenance(tmp_path: Path) -> None:
     model, tokenizer = models.text_model("bert", "Model", torch.float32)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     e = clearhead.load(tmp_path, task="similarity", readout="mean").explain(PAIRS[0])
     assert e.provenance["loading"] == {"task": "similarity", "readout": "mean"}
     assert e.provenance["model_class"] == "BertModel"
-    with pytest.raises(InputError, match="give target= a function of its output"):
+    with pytest.raises(InputError, match="pass as target= a function of its output"):
         clearhead.load(tmp_path).explain(PAIRS[0])  # without the task it is a bare encoder
 
 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ("one text", r"expected two texts, \(one, other\)"),
+        ("one text", r"expected two texts, \(first, second\)"),
         (("one", "two", "three"), "expected two texts"),
         (("one", " "), "the text is empty"),
         (("one", 2), "expected a text"),
-        ({"input_ids": [[2, 9, 3]]}, "need input_ids and other_input_ids"),
-        ({"input_ids": [[2, 9, 3]], "other_input_ids": [[2, 9, 3]] * 2}, "1 texts and 2 others"),
+        ({"input_ids": [[2, 9, 3]]}, "must contain input_ids and other_input_ids"),
+        ({"input_ids": [[2, 9, 3]], "other_input_ids": [[2, 9, 3]] * 2}, "1 first texts and 2 second texts"),
     ],
 )
-def test_bad_input(raw: Any, message: str) -> None:
+def test_invalid_input_raises(raw: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         explainer("bert").explain(raw)
 
 
-def test_bad_loading() -> None:
+def test_invalid_loading_options_raise() -> None:
     model, tokenizer = models.text_model("bert", "Model")
     for readout in (None, "max", 3):
-        with pytest.raises(InputError, match="say how the encoder's tokens become the vector of a text"):
+        with pytest.raises(InputError, match="choose how the encoder's tokens are pooled into a text vector"):
             clearhead.load(model, tokenizer, task="similarity", readout=readout)
     with pytest.raises(InputError, match=r"unknown task 'similar': did you mean 'similarity'\?"):
         clearhead.load(model, tokenizer, task="similar", readout="mean")
@@ -160,14 +160,14 @@ def test_bad_loading() -> None:
         clearhead.load(*models.text_model("bert"), task="similarity", readout="mean")
     with pytest.raises(InputError, match=r"unknown scale 'logit'.*Accepted: cosine"):
         explainer("bert").explain(PAIRS[0], scale="logit")
-    with pytest.raises(InputError, match="measures how alike two inputs are"):
+    with pytest.raises(InputError, match="measures the similarity of two inputs"):
         explainer("bert").explain(PAIRS[0], target="a label")
 
 
 # -- cross-encoders
 
 
-def test_a_reranker_is_a_regression_of_a_pair() -> None:
+def test_reranker_score_is_a_regression_of_a_text_pair() -> None:
     """One text in two segments, one number: no class, no probability."""
     ex = clearhead.load(*models.text_model("bert", num_labels=1))
     query, passage = PAIRS[0]
@@ -179,9 +179,9 @@ def test_a_reranker_is_a_regression_of_a_pair() -> None:
         score = float(ex.adapter.model(**inputs).logits[0, 0])
     assert e.target["value"] == pytest.approx(score) and e.prediction["value"] == pytest.approx(score)
     assert "probability" not in e.prediction and e.target["scale"] == "logit"
-    for method, found in together.items():
-        for one, pair in zip(found, PAIRS, strict=True):
+    for method, explanations in together.items():
+        for explanation, pair in zip(explanations, PAIRS, strict=True):
             alone = ex.explain(pair, method)
-            assert_alike(one, alone, 1e-9, float(np.abs(alone.scores).max()))
-    with pytest.raises(InputError, match="measures and has no classes"):
+            assert_alike(explanation, alone, 1e-9, float(np.abs(alone.scores).max()))
+    with pytest.raises(InputError, match="regression model without classes"):
         ex.explain(PAIRS[0], scale="probability")

@@ -1,4 +1,4 @@
-"""Texts: classifiers of one text or a pair, decoders, masked language models, and model inputs in place of raw text."""
+"""Text models: classifiers of one text or a pair, decoders, masked language models, and model inputs."""
 
 import copy
 import re
@@ -27,12 +27,12 @@ SMALL: dict[str, Any] = {
 GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 70, "initializer_range": 0.3}
 
 
-def classifier(architecture: str, kind: str = "bytes", **settings: Any) -> Any:
+def make_classifier(architecture: str, kind: str = "bytes", **settings: Any) -> Any:
     """A tiny classifier of any architecture, with its tokenizer."""
     tok = tokenizer(kind)
-    given = {"vocab_size": len(tok), "num_labels": 3, "pad_token_id": tok.pad_token_id, **settings}
+    config_arguments = {"vocab_size": len(tok), "num_labels": 3, "pad_token_id": tok.pad_token_id, **settings}
     torch.manual_seed(7)
-    config = getattr(transformers, f"{architecture}Config")(**given)
+    config = getattr(transformers, f"{architecture}Config")(**config_arguments)
     return getattr(transformers, f"{architecture}ForSequenceClassification")(config).double().eval(), tok
 
 
@@ -40,7 +40,7 @@ def classifier(architecture: str, kind: str = "bytes", **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", TEXT)
-def test_a_pair_of_texts(name: str) -> None:
+def test_text_pair_has_segments_offsets_and_words(name: str) -> None:
     model, tok = text_model(name)
     e = clearhead.load(model, tok).explain(PAIR)
     assert e.units.texts == PAIR and e.units.segments is not None and e.units.offsets is not None
@@ -51,12 +51,12 @@ def test_a_pair_of_texts(name: str) -> None:
     words = e.words()
     names = [words.tokens[i] for i in words.units.content_indices()]
     assert "".join(names) == "".join(PAIR).replace(" ", "") and "movie" in names and "hates" in names
-    # What the model computes is what it computes for the tokenizer's own encoding of the pair.
+    # The logits equal those for the tokenizer's encoding of the pair.
     encoding = tok(*PAIR, return_tensors="pt")
     assert e.prediction["top"][0]["logit"] == pytest.approx(model(**encoding).logits.max().item())
 
 
-def test_whether_one_text_goes_on_after_another() -> None:
+def test_next_sentence_prediction_target_equals_logit() -> None:
     model, tok = text_model("bert", "ForNextSentencePrediction")
     e = clearhead.load(model, tok).explain(PAIR, target="goes on")
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_whether_one_text_goes_on_after_another() -> None:
     assert np.abs(e.scores).max() > 0
 
 
-def test_token_types_reach_the_model() -> None:
+def test_token_type_ids_reach_the_model() -> None:
     model, tok = text_model("bert")
     tok = copy.deepcopy(tok)
     tok.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
@@ -75,12 +75,15 @@ def test_token_types_reach_the_model() -> None:
     ex = clearhead.load(model, tok)
     sample = ex.adapter.make_samples(PAIR, clearhead.adapters.InputOptions())[0]
     assert sample.inputs["token_type_ids"].tolist() == tok(*PAIR)["token_type_ids"]
-    one, two = ex.explain(PAIR), ex.explain(f"{PAIR[0]} [SEP] {PAIR[1]}")
-    assert one.tokens == two.tokens and np.abs(one.scores - two.scores).max() > 1e-6
-    assert two.units.special == one.units.special  # a [SEP] that the user typed frames a text all the same
+    pair_explanation, text_explanation = ex.explain(PAIR), ex.explain(f"{PAIR[0]} [SEP] {PAIR[1]}")
+    assert (
+        pair_explanation.tokens == text_explanation.tokens
+        and np.abs(pair_explanation.scores - text_explanation.scores).max() > 1e-6
+    )
+    assert text_explanation.units.special == pair_explanation.units.special  # a typed [SEP] is a special token too
 
 
-def test_token_types_that_the_model_has_not_are_left_out() -> None:
+def test_unsupported_token_type_ids_are_dropped() -> None:
     for name, settings in (("roberta", {"type_vocab_size": 1}), ("distilbert", {})):
         model, tok = text_model(name, **settings)
         tok = copy.deepcopy(tok)
@@ -88,19 +91,19 @@ def test_token_types_that_the_model_has_not_are_left_out() -> None:
         assert clearhead.load(model, tok).explain(PAIR).tokens
 
 
-def test_a_list_is_not_a_pair() -> None:
-    found = explainer("bert/classify").explain(list(PAIR))
-    assert isinstance(found, list) and [e.units.texts for e in found] == [(PAIR[0],), (PAIR[1],)]
+def test_list_of_two_texts_is_not_a_pair() -> None:
+    explanations = explainer("bert/classify").explain(list(PAIR))
+    assert isinstance(explanations, list) and [e.units.texts for e in explanations] == [(PAIR[0],), (PAIR[1],)]
 
 
-def test_multi_label_probabilities() -> None:
+def test_multi_label_probability_is_a_sigmoid() -> None:
     ex = explainer("bert/classify", problem_type="multi_label_classification")
     e = ex.explain(TEXTS[0], target=1, scale="probability")
     logit = next(line["logit"] for line in e.prediction["top"] if line["index"] == 1)
     assert e.target["value"] == pytest.approx(1 / (1 + np.exp(-logit)))
 
 
-def test_regression() -> None:
+def test_regression_value_equals_target_and_has_no_probability() -> None:
     ex = explainer("bert/classify", num_labels=1)
     e = ex.explain(TEXTS[0])
     assert e.prediction["value"] == pytest.approx(e.target["value"]) and e.prediction["index"] == 0
@@ -115,7 +118,7 @@ def test_regression() -> None:
 # --- truncation
 
 
-def test_truncation_is_reported_and_leaves_the_tokenizer_alone() -> None:
+def test_truncation_is_reported_and_tokenizer_is_unchanged() -> None:
     model, tok = text_model("bert")
     before = copy.deepcopy(tok.__dict__.get("init_kwargs")), tok.truncation_side, tok.backend_tokenizer.to_str()
     ex = clearhead.load(model, tok)
@@ -129,22 +132,22 @@ def test_truncation_is_reported_and_leaves_the_tokenizer_alone() -> None:
         assert cut.units.texts == (text,)
     assert right.tokens[1:-1] == whole.tokens[1:7] and left.tokens[1:-1] == whole.tokens[-7:-1]
     assert right.units.offsets[1:-1] == whole.units.offsets[1:7]  # type: ignore[index]
-    assert ex.explain(text, max_length=8).tokens == right.tokens  # the side does not stick
+    assert ex.explain(text, max_length=8).tokens == right.tokens  # the truncation side is not kept
     after = copy.deepcopy(tok.__dict__.get("init_kwargs")), tok.truncation_side, tok.backend_tokenizer.to_str()
     assert before == after
 
 
-def test_the_models_own_limit() -> None:
+def test_text_is_truncated_to_the_model_position_limit() -> None:
     for name in ("bert", "roberta"):
         model, tok = text_model(name)
         tok = copy.deepcopy(tok)
         tok.model_max_length = 10**30
         e = clearhead.load(model, tok).explain("boring " * 100)
-        # RoBERTa numbers positions from its padding index on: two of the 70 places are lost.
+        # RoBERTa numbers positions from its padding index: two of the 70 positions are not usable.
         assert len(e) == (70 if name == "bert" else 70 - tok.pad_token_id - 1) and e.certificate["truncated_tokens"] > 0
 
 
-def test_pairs_are_cut_on_both_sides() -> None:
+def test_truncation_keeps_both_texts_of_a_pair() -> None:
     e = explainer("bert/classify").explain(("good " * 30, "bad " * 30), max_length=20)
     assert len(e) == 20 and {e.units.segments[i] for i in e.units.content_indices()} == {0, 1}  # type: ignore[index]
 
@@ -152,15 +155,15 @@ def test_pairs_are_cut_on_both_sides() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"truncation": False, "max_length": 6}, "tokens long and the model takes 6"),
-        ({"max_length": 2}, "leaves no room beside the special tokens"),
-        ({"max_length": 0}, "max_length=0 is not possible"),
-        ({"max_length": "9"}, "max_length='9' is not possible"),
+        ({"truncation": False, "max_length": 6}, "tokens, but the model takes at most 6"),
+        ({"max_length": 2}, "leaves no room for the text next to the special tokens"),
+        ({"max_length": 0}, "max_length=0 is not valid"),
+        ({"max_length": "9"}, "max_length='9' is not valid"),
         ({"truncation_side": "up"}, "use 'left' or 'right'"),
         ({"tokens": ["a"]}, "names the units of model inputs"),
     ],
 )
-def test_options_that_are_not_possible(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         explainer("bert/classify").explain(TEXTS[1], **options)
 
@@ -171,7 +174,7 @@ def test_options_that_are_not_possible(options: dict[str, Any], message: str) ->
         ("", "the text is empty"),
         (" \n\t", "the text is empty"),
         (("good", " "), "the text is empty"),
-        ("\u200b", "drops it all"),
+        ("\u200b", "drops all of it"),
         (5, "expected a text"),
         (("a", "b", "c"), "expected a text"),
         ((1, "b"), "expected a text"),
@@ -179,60 +182,60 @@ def test_options_that_are_not_possible(options: dict[str, Any], message: str) ->
         (None, "nothing to explain"),
     ],
 )
-def test_what_is_no_text(raw: Any, message: str) -> None:
+def test_invalid_texts_raise(raw: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         explainer("bert/classify").explain(raw)
 
 
-@pytest.mark.parametrize("bad", ["", 3, "half of a \ud800 pair"])
-def test_which_of_several_is_no_text_is_said(bad: Any) -> None:
+@pytest.mark.parametrize("invalid_text", ["", 3, "half of a \ud800 pair"])
+def test_error_names_the_index_of_the_invalid_input(invalid_text: Any) -> None:
     ex = explainer("bert/classify")
     with pytest.raises(InputError) as alone:
-        ex.explain(bad)
-    for call in (ex.explain, lambda given: ex.record(given, ("attention",))):
+        ex.explain(invalid_text)
+    for call in (ex.explain, lambda raw_inputs: ex.record(raw_inputs, ("attention",))):
         with pytest.raises(InputError, match=re.escape(f"input 1: {alone.value}")):
-            call([TEXTS[0], bad])
+            call([TEXTS[0], invalid_text])
 
 
-def test_tokens_that_are_added_later_are_read() -> None:
-    model, shared = text_model("bert")
-    own = copy.deepcopy(shared)
-    ex = clearhead.load(model, own)
+def test_tokens_added_after_loading_are_used() -> None:
+    model, original = text_model("bert")
+    tok = copy.deepcopy(original)
+    ex = clearhead.load(model, tok)
     assert ex.explain("zebrafish").tokens[1] == "[UNK]"
-    own.add_tokens(["zebrafish"])
-    with pytest.raises(InputError, match=r"gives 'zebrafish' the number \d+, and the model knows \d+ words"):
+    tok.add_tokens(["zebrafish"])
+    with pytest.raises(InputError, match=r"gives 'zebrafish' the id \d+, but the model's vocabulary has \d+ tokens"):
         ex.explain("zebrafish")
-    model.resize_token_embeddings(len(own))
-    assert ex.explain("zebrafish").tokens == clearhead.load(model, own).explain("zebrafish").tokens
+    model.resize_token_embeddings(len(tok))
+    assert ex.explain("zebrafish").tokens == clearhead.load(model, tok).explain("zebrafish").tokens
     assert ex.explain("zebrafish").tokens[1] == "zebrafish"
 
 
-def test_layers_of_whole_numbers_pass_no_gradients_on() -> None:
-    model, own = text_model("bert", dtype=torch.float32)
-    rounded = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
-    ex = clearhead.load(rounded, own)
+def test_quantised_layers_reject_gradient_methods() -> None:
+    model, tok = text_model("bert", dtype=torch.float32)
+    quantised = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    ex = clearhead.load(quantised, tok)
     for method in ("saliency", "generic", "integrated-gradients"):
-        with pytest.raises(UnsupportedError, match="quantised by torch, whose layers pass no gradients on"):
+        with pytest.raises(UnsupportedError, match="quantised by torch, whose layers have no gradients"):
             ex.explain(TEXTS[0], method=method)
     assert np.abs(ex.explain(TEXTS[0], method="occlusion").scores).max() > 0
 
 
-def test_a_bar_must_hand_on_every_batch() -> None:
+def test_progress_that_drops_batches_raises() -> None:
     with pytest.raises(InputError, match="progress= must yield every batch"):
         explainer("bert/classify").explain(TEXTS, batch_size=1, progress=lambda batches: batches[:1])
 
 
-# --- read-outs
+# --- read-out positions
 
 
-def mean_pooled(config: Any) -> Any:
-    """A classifier whose name says BERT, and which reads the mean of all tokens."""
+def make_mean_pooled_classifier(config: Any) -> Any:
+    """A subclass of the BERT classifier that reads out the mean of all tokens."""
 
     class MeanPooled(transformers.BertForSequenceClassification):
         def forward(
-            self, input_ids: Any = None, attention_mask: Any = None, token_type_ids: Any = None, **more: Any
+            self, input_ids: Any = None, attention_mask: Any = None, token_type_ids: Any = None, **arguments: Any
         ) -> Any:
-            hidden = self.bert(input_ids, attention_mask, token_type_ids, **more).last_hidden_state
+            hidden = self.bert(input_ids, attention_mask, token_type_ids, **arguments).last_hidden_state
             mask = attention_mask[..., None].to(hidden.dtype)
             logits = self.classifier((hidden * mask).sum(1) / mask.sum(1))
             return transformers.modeling_outputs.SequenceClassifierOutput(logits=logits)
@@ -240,23 +243,23 @@ def mean_pooled(config: Any) -> Any:
     return MeanPooled(config)
 
 
-def test_a_wrong_read_out_is_refused() -> None:
+def test_wrong_readout_raises() -> None:
     model, tok = text_model("bert")
-    pooled = mean_pooled(model.config).double().eval()
+    pooled = make_mean_pooled_classifier(model.config).double().eval()
     pooled.load_state_dict(model.state_dict())
     for method in ("generic", "rollout"):
         with pytest.raises(UnsupportedError, match="taken to be 'first'"):
             clearhead.load(pooled, tok).explain(TEXTS[0], method)
     right = clearhead.load(pooled, tok, readout="mean").explain(TEXTS[0])
     assert right.certificate["readout"] == "mean" and right.certificate["readout_checked"]
-    for wrong in ("mean", "last", "patches"):  # more rows than count, and others than count
+    for wrong in ("mean", "last", "patches"):  # too many positions, and wrong positions
         with pytest.raises(UnsupportedError, match="taken to be"):
             clearhead.load(model, tok, readout=wrong).explain(TEXTS[0])
     with pytest.raises(InputError, match="unknown readout 'frist': did you mean 'first'"):
         clearhead.load(model, tok, readout="frist").explain(TEXTS[0])
 
 
-def test_the_mean_leaves_hidden_tokens_out() -> None:
+def test_mean_readout_excludes_masked_tokens() -> None:
     model, tok = text_model("modernbert", classifier_pooling="mean")
     ex = clearhead.load(model, tok)
     ids = torch.tensor([[tok.pad_token_id, 9, 10, 11]])
@@ -274,33 +277,33 @@ def test_the_mean_leaves_hidden_tokens_out() -> None:
         ("StableLm", {**SMALL, "num_key_value_heads": 4}),
     ],
 )
-def test_decoders_read_their_last_token(architecture: str, settings: dict[str, Any]) -> None:
-    model, tok = classifier(architecture, **settings)
+def test_decoder_classifiers_read_out_at_the_last_token(architecture: str, settings: dict[str, Any]) -> None:
+    model, tok = make_classifier(architecture, **settings)
     ex = clearhead.load(model, tok)
-    alone = [ex.explain(text, ["generic", "input-x-gradient"]) for text in TEXTS]
+    singles = [ex.explain(text, ["generic", "input-x-gradient"]) for text in TEXTS]
     together = ex.explain(TEXTS, ["generic", "input-x-gradient"], batch_size=3)
-    for i, one in enumerate(alone):
-        assert one["generic"].certificate["readout"] == "last" and one["generic"].certificate["readout_checked"]
-        for method, e in one.items():
+    for i, single in enumerate(singles):
+        assert single["generic"].certificate["readout"] == "last" and single["generic"].certificate["readout_checked"]
+        for method, e in single.items():
             assert e.scores == pytest.approx(together[method][i].scores, abs=1e-6), method
-        assert one["generic"].prediction["top"][0]["logit"] == pytest.approx(
+        assert single["generic"].prediction["top"][0]["logit"] == pytest.approx(
             together["generic"][i].prediction["top"][0]["logit"], abs=1e-6
         )
 
 
-def test_the_models_own_padding_counts() -> None:
-    model, tok = classifier("GPT2", **GPT2)
-    model.config.pad_token_id = tok.unk_token_id  # not the tokenizer's
+def test_model_pad_token_id_overrides_the_tokenizer() -> None:
+    model, tok = make_classifier("GPT2", **GPT2)
+    model.config.pad_token_id = tok.unk_token_id  # not that of the tokenizer
     ex = clearhead.load(model, tok)
-    for one, other in zip([ex.explain(text) for text in TEXTS], ex.explain(TEXTS), strict=True):
-        assert one.scores == pytest.approx(other.scores, abs=1e-9)
-    # A text that ends with the padding token is read before it, as the model does.
+    for single, batched in zip([ex.explain(text) for text in TEXTS], ex.explain(TEXTS), strict=True):
+        assert single.scores == pytest.approx(batched.scores, abs=1e-9)
+    # A text that ends with the padding token is read out before it, as in the model.
     e = ex.explain({"input_ids": torch.tensor([[9, 10, 11, tok.unk_token_id]]), "attention_mask": torch.ones(1, 4)})
     assert e.certificate["readout_checked"] and len(e) == 4
 
 
-def test_decoders_without_padding() -> None:
-    model, tok = classifier("GPT2", **GPT2)
+def test_decoder_batch_without_pad_token_raises() -> None:
+    model, tok = make_classifier("GPT2", **GPT2)
     model.config.pad_token_id = None
     ex = clearhead.load(model, tok)
     with pytest.raises(InputError, match=r"set model\.config\.pad_token_id"):
@@ -308,9 +311,9 @@ def test_decoders_without_padding() -> None:
     assert len(ex.explain(TEXTS, batch_size=1)) == 3
 
 
-# --- models that would be explained wrongly
+# --- unsupported models
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "Bart": (
         {
             **{"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32},
@@ -322,20 +325,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"d_model": 32, "num_layers": 1, "num_heads": 4, "d_kv": 8, "d_ff": 32, "eos_token_id": 2},
         "encoder–decoder",
     ),
-    "XLNet": ({"d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 32}, "a copy beside its computation"),
-    "BigBird": (SMALL, "sparse blocks"),
+    "XLNet": ({"d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 32}, "a copy that its output does not depend on"),
+    "BigBird": (SMALL, "block-sparse attention"),
     "Nystromformer": (SMALL, "landmarks"),
-    "Canine": (SMALL, "no table of word embeddings"),
-    "IBert": (SMALL, "whole numbers"),
+    "Canine": (SMALL, "no table of token embeddings"),
+    "IBert": (SMALL, "integers"),
     "CTRL": ({"n_embd": 32, "n_layer": 1, "n_head": 4, "dff": 32}, "in place"),
 }
 
 
-@pytest.mark.parametrize("architecture", REFUSED)
-def test_what_would_be_wrong_is_refused(architecture: str) -> None:
-    settings, message = REFUSED[architecture]
+@pytest.mark.parametrize("architecture", UNSUPPORTED)
+def test_unsupported_architectures_raise(architecture: str) -> None:
+    settings, message = UNSUPPORTED[architecture]
     with pytest.raises(UnsupportedError, match=message):
-        clearhead.load(*classifier(architecture, **settings))
+        clearhead.load(*make_classifier(architecture, **settings))
 
 
 @pytest.mark.parametrize(
@@ -346,12 +349,12 @@ def test_what_would_be_wrong_is_refused(architecture: str) -> None:
         ("FNet", {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48, "max_position_embeddings": 70}),
     ],
 )
-def test_attention_that_does_not_run_over_the_units_is_refused(architecture: str, settings: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedError, match=r"does not run over its|no attention call|no map of its attention"):
-        clearhead.load(*classifier(architecture, **settings)).explain(TEXTS[0])
+def test_attention_not_over_tokens_raises(architecture: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match=r"does not run over its|no attention call|no attention map"):
+        clearhead.load(*make_classifier(architecture, **settings)).explain(TEXTS[0])
 
 
-def test_an_encoder_without_a_head() -> None:
+def test_bare_encoder_requires_target_function() -> None:
     model, tok = text_model("bert", "Model")
     ex = clearhead.load(model, tok)
     with pytest.raises(InputError, match="has no classes"):
@@ -360,29 +363,29 @@ def test_an_encoder_without_a_head() -> None:
     assert e.prediction == {} and e.target["kind"] == "callable" and not e.certificate["readout_checked"]
 
 
-# --- model inputs in place of a text
+# --- model inputs instead of a text
 
 
-def test_model_inputs_give_what_the_text_gives() -> None:
+def test_model_inputs_equal_raw_text() -> None:
     for name in ("bert", "roberta", "albert"):
         model, tok = text_model(name)
         ex = clearhead.load(model, tok)
         alone = ex.explain(TEXTS)
         batch = ex.explain(tok(TEXTS, padding=True, return_tensors="pt"))
-        for one, other in zip(alone, batch, strict=True):
-            assert one.tokens == other.tokens and one.units.special == other.units.special
-            assert one.scores == pytest.approx(other.scores, abs=1e-9)
-            if name != "bert" or "'" not in one.units.texts[0]:  # WordPiece forgets the spaces around an apostrophe
-                assert [w.lower() for w in one.words().tokens] == [w.lower() for w in other.words().tokens]
+        for from_text, from_inputs in zip(alone, batch, strict=True):
+            assert from_text.tokens == from_inputs.tokens and from_text.units.special == from_inputs.units.special
+            assert from_text.scores == pytest.approx(from_inputs.scores, abs=1e-9)
+            if name != "bert" or "'" not in from_text.units.texts[0]:  # WordPiece loses the spaces around an apostrophe
+                assert [w.lower() for w in from_text.words().tokens] == [w.lower() for w in from_inputs.words().tokens]
 
 
-def test_model_inputs_of_a_pair_have_two_texts() -> None:
+def test_model_inputs_of_a_pair_keep_both_texts() -> None:
     model, tok = text_model("roberta")
     e = clearhead.load(model, tok).explain(dict(tok(*PAIR, return_tensors="pt")))
     assert e.units.texts == PAIR and e.words().tokens[-4:-1] == ["hates", "the", "book"]
 
 
-def test_model_inputs_without_a_processor() -> None:
+def test_model_inputs_work_without_tokenizer() -> None:
     model, tok = text_model("bert")
     ex = clearhead.load(model)
     ids = tok(TEXTS[0], return_tensors="pt")["input_ids"]
@@ -402,7 +405,7 @@ def test_model_inputs_without_a_processor() -> None:
         ex.explain("text")
 
 
-def test_several_model_inputs_in_lists() -> None:
+def test_lists_of_model_inputs_accept_lists_of_token_names() -> None:
     ex = clearhead.load(text_model("bert")[0])
     first, second = {"input_ids": [[5, 6, 7]]}, {"input_ids": torch.tensor([[5, 6], [8, 9]])}
     assert [len(e) for e in ex.explain([first, second])] == [3, 2, 2]
@@ -419,29 +422,29 @@ def test_several_model_inputs_in_lists() -> None:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({}, "hold nothing"),
-        ({"attention_mask": torch.ones(1, 2)}, "but hold attention_mask"),
+        ({}, "contain nothing"),
+        ({"attention_mask": torch.ones(1, 2)}, "but contain attention_mask"),
         ({"input_ids": torch.tensor([5, 6])}, "must be batch × token"),
         ({"input_ids": torch.ones(1, 2, 2).long()}, "must be batch × token"),
         ({"input_ids": torch.ones(1, 0).long()}, "must be batch × token"),
-        ({"input_ids": torch.ones(0, 3).long()}, "batch axis"),
+        ({"input_ids": torch.ones(0, 3).long()}, "same batch size"),
         ({"input_ids": torch.tensor(5)}, "batch axis"),
         ({"input_ids": "text"}, "must be tensors"),
         ({"input_ids": [[1, 2], [3]]}, "must be tensors"),
-        ({"input_ids": torch.ones(1, 3)}, "whole numbers"),
-        ({"input_ids": torch.full((1, 3), 99999)}, "whole numbers from 0"),
-        ({"input_ids": torch.full((1, 3), -1)}, "whole numbers from 0"),
+        ({"input_ids": torch.ones(1, 3)}, "integers"),
+        ({"input_ids": torch.full((1, 3), 99999)}, "integers from 0"),
+        ({"input_ids": torch.full((1, 3), -1)}, "integers from 0"),
         ({"input_ids": torch.ones(1, 3).long(), "attention_mask": torch.ones(1, 2)}, "must have the 3 tokens"),
-        ({"input_ids": torch.ones(1, 3).long(), "attention_mask": torch.ones(2, 3)}, "agree in their batch axis"),
-        ({"input_ids": torch.zeros(1, 3).long(), "attention_mask": torch.zeros(1, 3)}, "hides every token"),
+        ({"input_ids": torch.ones(1, 3).long(), "attention_mask": torch.ones(2, 3)}, "have the same batch size"),
+        ({"input_ids": torch.zeros(1, 3).long(), "attention_mask": torch.zeros(1, 3)}, "excludes every token"),
         ({"input_ids": torch.ones(1, 3).long(), "inputs_embeds": torch.ones(1, 3, 32)}, "either"),
-        ({"input_ids": torch.ones(1, 3).long(), "colour": torch.ones(1, 3)}, "takes no colour"),
-        ({"inputs_embeds": torch.ones(1, 3, 31)}, "32 wide, not 31"),
+        ({"input_ids": torch.ones(1, 3).long(), "colour": torch.ones(1, 3)}, "does not take colour"),
+        ({"inputs_embeds": torch.ones(1, 3, 31)}, "32 features per token, not 31"),
         ({"inputs_embeds": torch.ones(1, 3)}, "token × width"),
-        ({"input_ids": torch.ones(1, 71).long()}, "more than the model takes"),
+        ({"input_ids": torch.ones(1, 71).long()}, "more than the model's maximum"),
     ],
 )
-def test_model_inputs_that_do_not_fit(raw: Any, message: str) -> None:
+def test_invalid_model_inputs_raise(raw: Any, message: str) -> None:
     ex = clearhead.load(text_model("bert")[0])
     with pytest.raises(InputError, match=message):
         ex.explain(raw)
@@ -450,7 +453,7 @@ def test_model_inputs_that_do_not_fit(raw: Any, message: str) -> None:
 # --- slow tokenizers
 
 
-def test_a_tokenizer_without_offsets() -> None:
+def test_slow_tokenizer_words_are_aligned_with_the_text() -> None:
     from tests.test_units import sentencepiece
 
     tok = sentencepiece("slow")
@@ -462,7 +465,7 @@ def test_a_tokenizer_without_offsets() -> None:
     assert [name for name in e.words().tokens if name not in ("<s>", "</s>")] == [
         *("I", "like", "the", "wonderful", "movie", ",", "isn't", "it", "?"),
     ]
-    # Cut off, the places cannot be told for sure: words go by the pieces' own marks.
+    # After truncation the offsets are ambiguous: words are built from the markers of the pieces.
     assert len(ex.explain("I like the wonderful movie", max_length=6).words()) < 6
 
 
@@ -470,21 +473,21 @@ def test_a_tokenizer_without_offsets() -> None:
 
 
 @pytest.mark.parametrize("name", TEXT)
-def test_the_masked_position_is_found(name: str) -> None:
+def test_masked_position_is_the_readout(name: str) -> None:
     model, tok = text_model(name, "ForMaskedLM")
     ex = clearhead.load(model, tok)
     for text in (f"I like the {tok.mask_token}.", f"{tok.mask_token} is so boring"):
         e = ex.explain(text)
-        place = e.tokens.index(tok.mask_token)
-        assert not e.units.special[place] and e.certificate["readout"] == "mask" and e.certificate["readout_checked"]
+        position = e.tokens.index(tok.mask_token)
+        assert not e.units.special[position] and e.certificate["readout"] == "mask" and e.certificate["readout_checked"]
         ids = torch.tensor([tok(text)["input_ids"]])
-        logits = model(ids).logits[0, place]
+        logits = model(ids).logits[0, position]
         assert e.prediction["index"] == int(logits.argmax())
         assert e.target["value"] == pytest.approx(logits.max().item(), abs=1e-6)
         assert len(e.prediction["top"]) == 5
 
 
-def test_several_masks_must_be_chosen_from() -> None:
+def test_several_masks_require_mask_index() -> None:
     ex = explainer("bert/mask")
     text = "I [MASK] the [MASK]"
     with pytest.raises(InputError, match="2 masked positions: choose one"):
@@ -496,12 +499,12 @@ def test_several_masks_must_be_chosen_from() -> None:
     for wrong in (2, -3):
         with pytest.raises(InputError, match="has 2 masked positions"):
             ex.explain(text, target=MaskedToken(mask_index=wrong))
-    own = ex.explain(text, "input-x-gradient", target=lambda output: output.logits[:, 2, 7])
-    assert own.target["kind"] == "callable"
+    by_function = ex.explain(text, "input-x-gradient", target=lambda output: output.logits[:, 2, 7])
+    assert by_function.target["kind"] == "callable"
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "albert"])
-def test_words_as_targets(name: str) -> None:
+def test_masked_lm_accepts_word_and_id_targets(name: str) -> None:
     model, tok = text_model(name, "ForMaskedLM")
     ex = clearhead.load(model, tok)
     text = f"I like {tok.mask_token}"
@@ -510,31 +513,31 @@ def test_words_as_targets(name: str) -> None:
     word = next(
         w for w in ("the", "is", "it", "and", "boring") if (mark + w in vocab and w in vocab) or mark + w in vocab
     )
-    for given in (word, f" {word}" if name == "roberta" else word, MaskedToken(word), vocab[mark + word]):
-        assert ex.explain(text, target=given).target["index"] == vocab[mark + word]
+    for target in (word, f" {word}" if name == "roberta" else word, MaskedToken(word), vocab[mark + word]):
+        assert ex.explain(text, target=target).target["index"] == vocab[mark + word]
     assert ex.explain(text, target=word).target["name"] == word
     both = ex.explain(text, "input-x-gradient", target=Contrast(word, vocab[mark + word] + 1), scale="log-odds")
     assert both.target["scale"] == "log-odds"
-    with pytest.raises(InputError, match="is not one word of the vocabulary"):
+    with pytest.raises(InputError, match="is not a single token of the vocabulary"):
         ex.explain(text, target="incomprehensibilities")
     with pytest.raises(InputError, match="does not exist: the vocabulary has"):
         ex.explain(text, target=10**6)
 
 
-def test_a_piece_by_its_own_name() -> None:
+def test_masked_lm_accepts_subword_targets() -> None:
     ex = explainer("bert/mask")
     piece = next(name for name in tokenizer("wordpiece").get_vocab() if name.startswith("##"))
     assert ex.explain("so [MASK]", target=piece).target["index"] == tokenizer("wordpiece").get_vocab()[piece]
     ex = explainer("roberta/mask")
-    half = tokenizer("bytes").get_vocab()["Ã"]  # half a character still has a name
+    half = tokenizer("bytes").get_vocab()["Ã"]  # a token of half a character
     assert ex.explain("so <mask>", target=half).target["name"] == "Ã"
 
 
-def test_masks_that_are_not_there() -> None:
+def test_missing_mask_raises() -> None:
     ex = explainer("bert/mask")
-    with pytest.raises(InputError, match=r"put \[MASK\] where the model should guess"):
+    with pytest.raises(InputError, match=r"write \[MASK\] where the model should predict"):
         ex.explain("no mask")
-    with pytest.raises(InputError, match="cut off, the masked one may be among them"):
+    with pytest.raises(InputError, match="truncated, possibly including the masked one"):
         ex.explain("so boring a film and so [MASK]", max_length=5)
     with pytest.raises(InputError, match="give input_ids"):
         ex.explain({"inputs_embeds": torch.ones(1, 3, 32)})
@@ -545,65 +548,65 @@ def test_masks_that_are_not_there() -> None:
         ex.explain({"input_ids": torch.tensor([[5, 6]])})
 
 
-class Watched:
-    """A tokenizer that notices two threads in it at once."""
+class OverlapCountingTokenizer:
+    """A tokenizer that counts overlapping calls from several threads."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.__dict__.update(tokenizer=tokenizer, inside=0, overlaps=0)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.tokenizer, name)
-        return self._watched(found) if callable(found) else found
+        attribute = getattr(self.tokenizer, name)
+        return self._count_overlaps(attribute) if callable(attribute) else attribute
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.tokenizer, name, value)
 
-    def __call__(self, *given: Any, **how: Any) -> Any:
-        return self._watched(self.tokenizer)(*given, **how)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._count_overlaps(self.tokenizer)(*args, **kwargs)
 
-    def _watched(self, function: Any) -> Any:
-        def call(*given: Any, **how: Any) -> Any:
+    def _count_overlaps(self, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             state = self.__dict__
             state["overlaps"] += state["inside"] > 0
             state["inside"] += 1
-            time.sleep(1e-4)  # another thread comes in now, if it can
+            time.sleep(1e-4)  # lets another thread run
             try:
-                return function(*given, **how)
+                return function(*args, **kwargs)
             finally:
                 state["inside"] -= 1
 
         return call
 
 
-def test_threads_do_not_undo_each_others_truncation() -> None:
+def test_threads_do_not_change_each_others_truncation() -> None:
     ex = explainer("bert/mask")
     ex.explain("I [MASK] it.")
-    watched = ex.adapter.processor = Watched(ex.adapter.processor)
+    counting_tokenizer = ex.adapter.processor = OverlapCountingTokenizer(ex.adapter.processor)
     long = "the [MASK] " + "boring book " * 20
     stop = threading.Event()
 
-    def words() -> None:
+    def look_up_labels() -> None:
         while not stop.is_set():
             assert ex.adapter.label_name(ex.adapter.label_index("book")) == "book"
 
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(words)
+        other = pool.submit(look_up_labels)
         lengths = {len(ex.explain(long, max_length=12)) for _ in range(15)}
         stop.set()
         other.result()
-    assert lengths == {12} and watched.__dict__["overlaps"] == 0
+    assert lengths == {12} and counting_tokenizer.__dict__["overlaps"] == 0
 
 
-def test_max_length_may_be_any_whole_number() -> None:
+def test_max_length_must_be_a_positive_integer() -> None:
     ex = explainer("bert/classify")
     assert len(ex.explain(TEXTS[1], max_length=np.int64(6))) == 6
     for wrong in (True, 6.0, 0, np.int64(0), "6"):
-        with pytest.raises(InputError, match=r"max_length=.* is not possible"):
+        with pytest.raises(InputError, match=r"max_length=.* is not valid"):
             ex.explain(TEXTS[1], max_length=wrong)  # type: ignore[arg-type]
 
 
-def test_the_padding_of_a_nested_configuration():
-    """Gemma 3 has its padding's id in the part of its configuration that is about texts."""
+def test_pad_token_id_is_read_from_nested_text_config():
+    """Gemma 3 has its pad_token_id in its nested text config."""
     text = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
     text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "initializer_range": 0.3}
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

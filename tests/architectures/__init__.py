@@ -1,1 +1,1 @@
-"""Every class of the installed transformers that can be built tiny, tried: the table in docs/architectures.md."""
+"""Coverage of architectures: explain a tiny model of every class of transformers, for docs/architectures.md."""

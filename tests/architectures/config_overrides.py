@@ -1,13 +1,13 @@
-"""What some configurations need beside small sizes, by their kind: what must fit together, and layers of every kind."""
+"""Settings by model type that are needed besides small sizes: consistent sizes, and layers of every kind."""
 
 from typing import Any
 
 _RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1], "layer_type": "basic"}
 
 
-def _backbone(kind: str, *stages: int) -> dict[str, Any]:
-    """A small convolutional network in place of one that needs timm."""
-    return {"model_type": kind, **_RESNET, "out_features": [f"stage{stage}" for stage in stages]}
+def _backbone(model_type: str, *stages: int) -> dict[str, Any]:
+    """A small convolutional network instead of one that needs timm."""
+    return {"model_type": model_type, **_RESNET, "out_features": [f"stage{stage}" for stage in stages]}
 
 
 _DETR = {
@@ -16,7 +16,7 @@ _DETR = {
     **{
         "encoder_attention_heads": 8,
         "decoder_attention_heads": 8,
-    },  # the masks' head normalises width + heads in eights
+    },  # the mask head normalises width + heads in groups of eight
 }
 _RT_DETR = {
     **{"encoder_in_channels": [16, 16, 16], "encoder_layers": 1, "decoder_in_channels": [32, 32, 32]},
@@ -25,26 +25,26 @@ _RT_DETR = {
 }
 _SWIN = {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 2, "patch_size": 4, "hidden_size": None}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8}
-_WAVES = {
+_WAVEFORM = {
     **{"conv_dim": [16, 16, 16], "conv_kernel": [10, 3, 3], "conv_stride": [5, 2, 2], "num_feat_extract_layers": 3},
     **{"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "classifier_proj_size": 16},
 }
 
 
 def _rope(*sections: int) -> dict[str, Any]:
-    """Positions along several axes share the width of a head."""
+    """The rotary sections of several axes share the width of a head."""
     return {"rope_parameters": {"rope_type": "default", "mrope_section": list(sections), "rope_theta": 10000.0}}
 
 
 _BOTH_ROPES = {
-    kind: {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
-    for kind in ("sliding_attention", "full_attention")
+    model_type: {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+    for model_type in ("sliding_attention", "full_attention")
 }
 
 _CODES = {"base_channels": 32, "channel_multiplier": [1, 1], "embed_dim": 8, "num_embeddings": 20, "latent_channels": 8}
 
-OWN: dict[str, dict[str, Any]] = {
-    # layers of every kind in two to four of them
+CONFIG_OVERRIDES: dict[str, dict[str, Any]] = {
+    # one layer of every kind in two to four layers
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4},
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64},
@@ -66,17 +66,17 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
     "funnel": {"block_sizes": [1, 1], "num_decoder_layers": 1},
     "zaya": {"num_experts_per_tok": 1},
-    # whole attention, not in blocks, which is refused
-    **{kind: {"attention_type": "original_full"} for kind in ("big_bird", "bigbird_pegasus")},
-    # attention of a class that is chosen when it is built
+    # full attention instead of block-sparse attention, which is not supported
+    **{model_type: {"attention_type": "original_full"} for model_type in ("big_bird", "bigbird_pegasus")},
+    # the attention implementation is fixed when the model is built
     "data2vec-vision": {"attn_implementation": "eager", "use_relative_position_bias": True},
-    # what must fit together
+    # consistent sizes
     "blt": {"encoder_hash_byte_group_vocab": 50},
     "bit": {"num_groups": 4},
     "bridgetower": {"hidden_size": 64, "contrastive_hidden_size": 8, "logit_scale_init_value": 1.0},
     "bridgetower_text_model": {"hidden_size": 64, "num_hidden_layers": 3},
     "bridgetower_vision_model": {"hidden_size": 64, "num_hidden_layers": 3},
-    **{kind: {"vocabulary_map": {"<image>": 5}, "vq_config": _CODES} for kind in ("chameleon", "emu3")},
+    **{model_type: {"vocabulary_map": {"<image>": 5}, "vq_config": _CODES} for model_type in ("chameleon", "emu3")},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": _BOTH_ROPES,
@@ -85,7 +85,7 @@ OWN: dict[str, dict[str, Any]] = {
         **{"max_seq_len": 64, "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
         "ffn_config": {"ffn_hidden_size": 48, "hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    **{kind: {"start_n_top": 2, "end_n_top": 2} for kind in ("xlm", "flaubert")},
+    **{model_type: {"start_n_top": 2, "end_n_top": 2} for model_type in ("xlm", "flaubert")},
     "gemma3n_text": {
         **{"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2, "laurel_rank": 4},
         **{"intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.0] * 4, "hidden_size_per_layer_input": 8},
@@ -100,7 +100,10 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "gptj": {"rotary_dim": 4},
-    **{kind: {"coordinate_size": 6, "shape_size": 4, "input_size": 32} for kind in ("layoutlmv2", "layoutlmv3")},
+    **{
+        model_type: {"coordinate_size": 6, "shape_size": 4, "input_size": 32}
+        for model_type in ("layoutlmv2", "layoutlmv3")
+    },
     "lilt": {"hidden_size": 48, "head_dim": 12},
     "luke": {"entity_vocab_size": 50, "entity_emb_size": 16},
     "longformer": {"attention_window": 4, "sep_token_id": 3},
@@ -129,7 +132,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "vit_mae": {"mask_ratio": 0.0},
     "xmod": {"default_language": "en_XX"},
-    # pictures
+    # images
     "beit": {"use_relative_position_bias": True},
     "cvt": {"embed_dim": [16, 16, 32], "num_heads": [1, 2, 2], "depth": [1, 2, 3]},
     "hiera": {"embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 4], "image_size": [64, 64]},
@@ -142,7 +145,7 @@ OWN: dict[str, dict[str, Any]] = {
         },
     },
     "mobilevit": {"image_size": 64, "patch_size": 2, "hidden_sizes": [16, 32, 32]},
-    **{kind: {"image_size": 64, "patch_size": 4} for kind in ("convnext", "convnextv2")},
+    **{model_type: {"image_size": 64, "patch_size": 4} for model_type in ("convnext", "convnextv2")},
     "efficientnet": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 64},
     "vilt": {"num_images": 2},
     "mobilevitv2": {"image_size": 64, "patch_size": 2, "base_attn_unit_dims": [16, 16, 16], "n_attn_blocks": [1, 1, 1]},
@@ -158,19 +161,19 @@ OWN: dict[str, dict[str, Any]] = {
         **{"image_size": 64, "num_windows": 4, "window_block_indices": [0], "out_features": ["stage1", "stage2"]},
     },
     "yolos": {"image_size": [32, 48], "num_detection_tokens": 5},
-    # sounds
+    # audio
     **dict.fromkeys(
-        ("wav2vec2", "hubert", "wavlm", "unispeech", "unispeech-sat", "sew", "sew-d", "wav2vec2-conformer"), _WAVES
+        ("wav2vec2", "hubert", "wavlm", "unispeech", "unispeech-sat", "sew", "sew-d", "wav2vec2-conformer"), _WAVEFORM
     ),
-    "data2vec-audio": {**_WAVES, "conv_pos_kernel_size": 3},
-    "speecht5": _WAVES,
-    "whisper": {"max_source_positions": 24},  # all sounds are as long, and `flow` takes its time for each unit
+    "data2vec-audio": {**_WAVEFORM, "conv_pos_kernel_size": 3},
+    "speecht5": _WAVEFORM,
+    "whisper": {"max_source_positions": 24},  # all inputs have this length, and `flow` is slow per unit
     "audio-spectrogram-transformer": {"max_length": 40, "num_mel_bins": 24, "patch_size": 8},
     "clap_audio_model": {
         **{"spec_size": 64, "num_mel_bins": 16, "window_size": 4, "patch_size": 4, "patch_stride": [4, 4]},
         **{"depths": [1, 1], "num_attention_heads": [2, 2], "num_hidden_layers": 2, "patch_embeds_hidden_size": 16},
     },
-    # pictures in texts
+    # images in texts
     **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"), _rope(1, 1, 2)),
     **dict.fromkeys(("glm4v_text", "glm4v_moe_text", "glm_ocr_text", "paddleocr_vl_text"), _rope(2, 1, 1)),
     "qwen2_5_vl_vision": {"window_size": 16, "fullatt_block_indexes": [1]},

@@ -1,4 +1,4 @@
-"""Adapters that are not merged: methods by rules give the scores of the merged model, and leave the model as it was."""
+"""Unmerged PEFT adapters: rule-based methods give the scores of the merged model and leave the model unchanged."""
 
 import copy
 import threading
@@ -21,7 +21,7 @@ from tests.invariants import model_snapshot
 
 peft = pytest.importorskip("peft")
 
-#: Every method by rules with each choice of rules, and input × gradient, which shows where the graph starts.
+#: Every rule-based method with each choice of rules, and input × gradient, which checks the start of the graph.
 METHODS = [
     *(Method(name, rules="ours") for name in ("lrp", "partial-lrp", "transformer-attribution")),
     *(Method(name, rules="orig") for name in ("lrp", "partial-lrp", "transformer-attribution")),
@@ -32,7 +32,7 @@ METHODS = [
 BERT = ["query", "key", "value", "dense"]
 
 
-def loaded(name: str, dtype: torch.dtype = torch.float64) -> tuple[Any, Any, Any]:
+def load_model(name: str, dtype: torch.dtype = torch.float64) -> tuple[Any, Any, Any]:
     """A tiny model, its processor, and an input."""
     if name == "vit":
         return (*models.image_model(name, dtype), models.inputs("vit/image")[0])
@@ -41,8 +41,8 @@ def loaded(name: str, dtype: torch.dtype = torch.float64) -> tuple[Any, Any, Any
     return (*models.text_model(name, dtype=dtype), models.TEXTS[1])
 
 
-def randomised(model: Any, dtype: torch.dtype = torch.float64) -> Any:
-    """The model with adapters that are all random: by default half of each is zero."""
+def randomise_adapters(model: Any, dtype: torch.dtype = torch.float64) -> Any:
+    """The model with random adapter weights: by default half of each adapter is zero."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -51,21 +51,21 @@ def randomised(model: Any, dtype: torch.dtype = torch.float64) -> Any:
     return model.to(dtype).eval()
 
 
-def adapted(
+def make_lora_model(
     name: str, target: list[str] | str, dtype: torch.dtype = torch.float64, **options: Any
 ) -> tuple[Any, Any, Any]:
-    model, processor, raw = loaded(name, dtype)
+    model, processor, raw = load_model(name, dtype)
     settings = {"r": 2, "lora_alpha": 4, "lora_dropout": 0.1, "target_modules": target, **options}
-    return randomised(peft.get_peft_model(model, peft.LoraConfig(**settings)), dtype), processor, raw
+    return randomise_adapters(peft.get_peft_model(model, peft.LoraConfig(**settings)), dtype), processor, raw
 
 
-def assert_as_merged(model: Any, processor: Any, raw: Any, methods: list[Method] = METHODS) -> None:
+def assert_equals_merged(model: Any, processor: Any, raw: Any, methods: list[Method] = METHODS) -> None:
     merged = copy.deepcopy(model).merge_and_unload()
     before = model_snapshot.of_model(model)
-    found = clearhead.load(model, processor).explain(raw, methods)
+    actual = clearhead.load(model, processor).explain(raw, methods)
     assert model_snapshot.changes(before, model_snapshot.of_model(model)) == []
     expected = clearhead.load(merged, processor).explain(raw, methods)
-    for method, explanation in found.items():
+    for method, explanation in actual.items():
         scores = expected[method].scores
         assert np.abs(explanation.scores - scores).max() <= 1e-9 * np.abs(scores).max(), method
 
@@ -85,17 +85,17 @@ def assert_as_merged(model: Any, processor: Any, raw: Any, methods: list[Method]
         ("gpt2", ["c_attn", "c_proj", "c_fc"], {"fan_in_fan_out": True}),
     ],
 )
-def test_lora_is_explained_as_its_merged_model(name: str, target: list[str] | str, options: dict[str, Any]) -> None:
-    """Linear maps, GPT-2's transposed ones, the convolution of patches, and tables of words."""
-    assert_as_merged(*adapted(name, target, **options))
+def test_lora_scores_equal_merged_model(name: str, target: list[str] | str, options: dict[str, Any]) -> None:
+    """Linear layers, GPT-2's transposed ones, the patch convolution, and embedding tables."""
+    assert_equals_merged(*make_lora_model(name, target, **options))
 
 
-def test_several_adapters_are_explained_as_their_merged_model() -> None:
-    model, words, text = adapted("bert", BERT)
+def test_several_active_adapters_equal_merged_model() -> None:
+    model, tokenizer, text = make_lora_model("bert", BERT)
     model.add_adapter("second", peft.LoraConfig(r=3, target_modules=["query", "key"]))
     model.add_adapter("idle", peft.LoraConfig(r=3, target_modules=["query", "key"]))
     model.base_model.set_adapter(["default", "second"])
-    assert_as_merged(randomised(model), words, text)
+    assert_equals_merged(randomise_adapters(model), tokenizer, text)
 
 
 @pytest.mark.parametrize(
@@ -108,35 +108,37 @@ def test_several_adapters_are_explained_as_their_merged_model() -> None:
     ],
     ids=["ia3", "loha", "lokr", "oft"],
 )
-def test_other_adapters_are_explained_as_their_merged_model(config: Callable[[], Any]) -> None:
-    model, words, text = loaded("bert")
-    assert_as_merged(randomised(peft.get_peft_model(model, config())), words, text, METHODS[:6])
+def test_other_adapter_types_equal_merged_model(config: Callable[[], Any]) -> None:
+    model, tokenizer, text = load_model("bert")
+    assert_equals_merged(randomise_adapters(peft.get_peft_model(model, config())), tokenizer, text, METHODS[:6])
 
 
-def test_a_profile_is_explained_as_with_the_merged_model() -> None:
-    model, words, text = adapted("bert", BERT)
+def test_profiles_equal_merged_model() -> None:
+    model, tokenizer, text = make_lora_model("bert", BERT)
     merged = copy.deepcopy(model).merge_and_unload()
     for profile in ("te_bert_notebook", "te_bert_eraser"):
-        found, expected = (
-            clearhead.load(one, words).explain(text, "transformer-attribution", profile=profile).scores
-            for one in (model, merged)
+        actual, expected = (
+            clearhead.load(each, tokenizer).explain(text, "transformer-attribution", profile=profile).scores
+            for each in (model, merged)
         )
-        assert found == pytest.approx(expected, abs=1e-9)
+        assert actual == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_weights_are_merged_in_float32_at_least(dtype: torch.dtype) -> None:
-    """The map of base and adapter is what the model computes, not what half precision rounds it to."""
-    model, words, text = adapted("bert", BERT, dtype)
+def test_half_precision_adapters_are_merged_in_float32(dtype: torch.dtype) -> None:
+    """Base and adapter weights are merged without rounding to half precision."""
+    model, tokenizer, text = make_lora_model("bert", BERT, dtype)
     exact = copy.deepcopy(model).double()
-    found, expected = (clearhead.load(one, words).explain(text, "lrp", target=1).scores for one in (model, exact))
-    assert np.abs(found - expected).max() <= 1e-3 * np.abs(expected).max()
+    actual, expected = (
+        clearhead.load(each, tokenizer).explain(text, "lrp", target=1).scores for each in (model, exact)
+    )
+    assert np.abs(actual - expected).max() <= 1e-3 * np.abs(expected).max()
 
 
-def test_merged_and_disabled_adapters_are_left_as_they_are() -> None:
-    model, words, text = adapted("bert", BERT)
-    plain = clearhead.load(loaded("bert")[0], words).explain(text, "lrp").scores
-    ex = clearhead.load(model, words)
+def test_merged_and_disabled_adapters_are_respected() -> None:
+    model, tokenizer, text = make_lora_model("bert", BERT)
+    plain = clearhead.load(load_model("bert")[0], tokenizer).explain(text, "lrp").scores
+    ex = clearhead.load(model, tokenizer)
     unmerged = ex.explain(text, "lrp").scores
     assert np.abs(unmerged - plain).max() > 1e-3
     with model.disable_adapter():
@@ -145,10 +147,10 @@ def test_merged_and_disabled_adapters_are_left_as_they_are() -> None:
     assert np.array_equal(ex.explain(text, "lrp").scores, unmerged)
 
 
-def test_adapters_that_cannot_be_merged_are_refused_until_they_are_disabled() -> None:
-    """A bias of the adapter alone, which peft does not merge. Rules that are linear need no merging."""
-    model, words, text = adapted("llama", ["q_proj", "v_proj"], lora_bias=True)
-    ex = clearhead.load(model, words)
+def test_unmergeable_adapter_raises_until_disabled() -> None:
+    """peft does not merge the bias of an adapter. Methods with linear rules need no merging."""
+    model, tokenizer, text = make_lora_model("llama", ["q_proj", "v_proj"], lora_bias=True)
+    ex = clearhead.load(model, tokenizer)
     why_not = {line.name: line.why_not for line in ex.methods()}
     assert "q_proj (lora.layer.Linear) cannot be merged into one linear map with the layer" in why_not["lrp"]
     assert not why_not["attn-lrp"] and not why_not["deeplift"]
@@ -158,11 +160,11 @@ def test_adapters_that_cannot_be_merged_are_refused_until_they_are_disabled() ->
         assert np.abs(ex.explain(text, "lrp").scores).max() > 0
 
 
-def test_offloaded_and_quantised_layers_are_refused() -> None:
-    model, words, text = adapted("bert", ["query"])
-    ex = clearhead.load(model, words)
+def test_offloaded_and_quantised_layers_raise() -> None:
+    model, tokenizer, text = make_lora_model("bert", ["query"])
+    ex = clearhead.load(model, tokenizer)
     ex.explain(text, "attention")
-    layer = next(part for name, part in model.named_modules() if name.endswith("query"))
+    layer = next(module for name, module in model.named_modules() if name.endswith("query"))
     weight = layer.base_layer.weight
     layer.base_layer.weight = nn.Parameter(weight.to(torch.int8), requires_grad=False)
     with pytest.raises(UnsupportedError, match="its weights are quantised"):
@@ -172,47 +174,47 @@ def test_offloaded_and_quantised_layers_are_refused() -> None:
         ex.explain(text, "lrp")
 
 
-def test_hooks_on_an_adapted_layer_are_called_as_ever() -> None:
-    """One that changes the output changes the model, and what is explained."""
-    model, words, text = adapted("bert", ["query", "value"])
+def test_user_hooks_on_adapted_layers_still_run() -> None:
+    """A hook that changes the output changes the explanation, too."""
+    model, tokenizer, text = make_lora_model("bert", ["query", "value"])
     merged = copy.deepcopy(model).merge_and_unload()
-    seen = []
+    hook_calls = []
 
     def steer(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-        seen.append(output.shape)
+        hook_calls.append(output.shape)
         return output + 0.5
 
-    def steered(one: Any) -> np.ndarray:
-        layers = [part for name, part in one.named_modules() if name.endswith("value")]
+    def explain_steered(each: Any) -> np.ndarray:
+        layers = [submodule for name, submodule in each.named_modules() if name.endswith("value")]
         with remove_hooks_on_exit([layer.register_forward_hook(steer) for layer in layers]):
-            return clearhead.load(one, words).explain(text, "lrp").scores
+            return clearhead.load(each, tokenizer).explain(text, "lrp").scores
 
-    found = steered(model)
-    assert seen
-    assert found == pytest.approx(steered(merged), abs=1e-9)
-    assert np.abs(found - clearhead.load(model, words).explain(text, "lrp").scores).max() > 1e-6
+    scores = explain_steered(model)
+    assert hook_calls
+    assert scores == pytest.approx(explain_steered(merged), abs=1e-9)
+    assert np.abs(scores - clearhead.load(model, tokenizer).explain(text, "lrp").scores).max() > 1e-6
 
 
-def test_passes_of_other_threads_are_not_changed() -> None:
-    model, words, text = adapted("bert", BERT)
-    inputs = words(text, return_tensors="pt")
-    vectors = model.get_input_embeddings()(inputs["input_ids"]).detach()
+def test_merging_does_not_affect_passes_of_other_threads() -> None:
+    model, tokenizer, text = make_lora_model("bert", BERT)
+    inputs = tokenizer(text, return_tensors="pt")
+    embeddings = model.get_input_embeddings()(inputs["input_ids"]).detach()
     gradients: list[torch.Tensor] = []
 
     def differentiate() -> None:
-        start = vectors.clone().requires_grad_()
+        start = embeddings.clone().requires_grad_()
         output = model(inputs_embeds=start, attention_mask=inputs["attention_mask"])
         gradients.append(torch.autograd.grad(output.logits.sum(), start)[0])
 
     differentiate()
 
-    def elsewhere(module: nn.Module, args: Any) -> None:
+    def run_in_other_thread(module: nn.Module, args: Any) -> None:
         under_rules = any(isinstance(mode, RuleMode) for mode in _get_current_function_mode_stack())
         if under_rules and len(gradients) == 1:
             thread = threading.Thread(target=differentiate)
             thread.start()
             thread.join()
 
-    with remove_hooks_on_exit([model.base_model.model.bert.encoder.register_forward_pre_hook(elsewhere)]):
-        clearhead.load(model, words).explain(text, "lrp")
+    with remove_hooks_on_exit([model.base_model.model.bert.encoder.register_forward_pre_hook(run_in_other_thread)]):
+        clearhead.load(model, tokenizer).explain(text, "lrp")
     assert len(gradients) == 2 and torch.equal(*gradients)

@@ -1,7 +1,7 @@
-"""A run that is killed again and again and then left to finish, beside one that nobody disturbs.
+"""A program with two runs: one that is killed repeatedly and then finishes, and one that is not disturbed.
 
-Children are forked from a process that computed nothing itself: they start at once. Each is killed some time after a
-shard that it wrote, at a random moment of the next one.
+Children are forked from a process that computed nothing itself, so they start quickly. Each is killed at a random time
+after it wrote a shard.
 """
 
 import os
@@ -15,7 +15,7 @@ import pyarrow.parquet  # noqa: F401
 import torch
 import transformers  # noqa: F401
 
-import clearhead.bench.worker  # noqa: F401 – what is imported here need not be imported by each child
+import clearhead.bench.worker  # noqa: F401 – imported once for all children
 from clearhead.bench.job import BenchmarkJob
 from clearhead.bench.runner import BenchmarkRun
 
@@ -23,7 +23,7 @@ SETTINGS = {"perturb-text": {"fills": ("mask",), "fractions": (0.5, 1.0)}}
 PROTOCOLS = ("truth", "perturb-text")
 
 
-def started(out: str, chunks: int) -> int:
+def start_run(out: str, chunks: int) -> int:
     child = os.fork()
     if not child:
         torch.set_num_threads(1)
@@ -33,37 +33,37 @@ def started(out: str, chunks: int) -> int:
     return child
 
 
-def shards(out: str) -> int:
+def count_shards(out: str) -> int:
     return len(list(Path(out, "shards").glob("*.parquet")))
 
 
-def chunks_for(times: int) -> int:
-    """So many that no child is done before it is killed: none gets further than five shards."""
+def num_chunks(times: int) -> int:
+    """Enough chunks that no child finishes before it is killed: each writes at most five shards."""
     return 6 + 5 * times
 
 
-def killed(out: str, times: int, chunks: int) -> list[int]:
-    """How many shards were there at each kill."""
-    there: list[int] = []
+def kill_repeatedly(out: str, times: int, chunks: int) -> list[int]:
+    """The number of shards at each kill."""
+    shard_counts: list[int] = []
     for _ in range(times):
-        before, child = shards(out), started(out, chunks)
-        while shards(out) == before and os.waitpid(child, os.WNOHANG) == (0, 0):
+        before, child = count_shards(out), start_run(out, chunks)
+        while count_shards(out) == before and os.waitpid(child, os.WNOHANG) == (0, 0):
             time.sleep(0.002)
-        moment = time.monotonic() + random.uniform(0, 0.1)
-        while time.monotonic() < moment and shards(out) < before + 4:
+        deadline = time.monotonic() + random.uniform(0, 0.1)
+        while time.monotonic() < deadline and count_shards(out) < before + 4:
             time.sleep(0.001)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        there.append(shards(out))
-    return there
+        shard_counts.append(count_shards(out))
+    return shard_counts
 
 
 if __name__ == "__main__":
     folder, times = sys.argv[1], int(sys.argv[2])
     random.seed(times)
-    chunks = chunks_for(times)
+    chunks = num_chunks(times)
     for name, kills in (("whole", 0), ("killed", times)):
-        there = killed(f"{folder}/{name}", kills, chunks)
-        _, status = os.waitpid(started(f"{folder}/{name}", chunks), 0)
+        shard_counts = kill_repeatedly(f"{folder}/{name}", kills, chunks)
+        _, status = os.waitpid(start_run(f"{folder}/{name}", chunks), 0)
         assert status == 0, status
-    print(*there)
+    print(*shard_counts)

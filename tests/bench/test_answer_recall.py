@@ -1,4 +1,4 @@
-"""Answers among the highest scores: counted as one would by hand."""
+"""Answer recall: answer tokens among the top scores, against hand-computed values."""
 
 import numpy as np
 import pytest
@@ -18,9 +18,9 @@ def explanation(scores: list[float]) -> Explanation:
     return Explanation(units, np.array([99.0, *scores]), "m", {}, {})
 
 
-def test_tokens_of_the_answer_among_the_first() -> None:
+def test_answer_recall_counts_answer_tokens_among_top_scores() -> None:
     example = Example("q", TEXT, None, ((CharSpan(6, 11),),))  # w2 and w3
-    (one,) = AnswerRecall(top=3).measure(None, [example], {"m": [explanation([6, 5, 4, 1, 2, 3])]})  # type: ignore[arg-type]
-    assert one.figures == pytest.approx({"found": 1, "perfect": 2, "share": 0.5, "chance": 0.5})
-    (one,) = AnswerRecall(top=1).measure(None, [example], {"m": [explanation([1, 2, 9, 8, 3, 4])]})  # type: ignore[arg-type]
-    assert one.figures["share"] == 1 and one.figures["perfect"] == 1
+    (measurement,) = AnswerRecall(top=3).measure(None, [example], {"m": [explanation([6, 5, 4, 1, 2, 3])]})  # type: ignore[arg-type]
+    assert measurement.figures == pytest.approx({"found": 1, "perfect": 2, "share": 0.5, "chance": 0.5})
+    (measurement,) = AnswerRecall(top=1).measure(None, [example], {"m": [explanation([1, 2, 9, 8, 3, 4])]})  # type: ignore[arg-type]
+    assert measurement.figures["share"] == 1 and measurement.figures["perfect"] == 1

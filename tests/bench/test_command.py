@@ -1,4 +1,4 @@
-"""`clearhead bench` as a person types it."""
+"""The command `clearhead bench`."""
 
 import json
 from collections.abc import Callable
@@ -12,62 +12,73 @@ from clearhead.cli import main
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("clearhead_zoo")
-Said = tuple[int, str, str]
+CommandResult = tuple[int, str, str]
 
 
 @pytest.fixture
-def bench(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
-    def call(*arguments: object) -> Said:
-        with pytest.raises(SystemExit) as ended:
+def bench(capsys: pytest.CaptureFixture[str]) -> Callable[..., CommandResult]:
+    def call(*arguments: object) -> CommandResult:
+        with pytest.raises(SystemExit) as exit_info:
             main(["bench", *map(str, arguments)])
-        said = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, said.out, said.err
+        output = capsys.readouterr()
+        assert isinstance(exit_info.value.code, int)
+        return exit_info.value.code, output.out, output.err
 
     return call
 
 
-def command(out: Path, *more: Any) -> tuple[Any, ...]:
-    return ("--model", "zoo:logic", "--data", "known:logic", "--protocols", "truth", "--limit", 4, "--out", out, *more)
+def command(out: Path, *options: Any) -> tuple[Any, ...]:
+    return (
+        "--model",
+        "zoo:logic",
+        "--data",
+        "known:logic",
+        "--protocols",
+        "truth",
+        "--limit",
+        4,
+        "--out",
+        out,
+        *options,
+    )
 
 
-def test_a_run_shows_its_cost_and_its_table_and_goes_on(bench: Callable[..., Said], tmp_path: Path) -> None:
+def test_run_prints_cost_and_table_and_resumes(bench: Callable[..., CommandResult], tmp_path: Path) -> None:
     code, out, _ = bench(*command(tmp_path / "run", "--methods", "saliency"))
-    assert code == 0 and out.startswith("4 examples × 3 methods, 1 of 1 chunks to do")
+    assert code == 0 and out.startswith("4 examples × 3 methods, 1 of 1 chunks to compute")
     assert (
         "truth: minimal average precision (larger is better)" in out and "| saliency |" in out and "| random |" in out
     )
-    more = ("--methods", "saliency", "--set", "truth.by=magnitude", "--json")
-    code, out, _ = bench(*command(tmp_path / "run", *more))
+    options = ("--methods", "saliency", "--set", "truth.by=magnitude", "--json")
+    code, out, _ = bench(*command(tmp_path / "run", *options))
     report = json.loads(out)
     assert code == 0 and (report["computed"], report["there_before"]) == (1, 0)
-    code, out, _ = bench(*command(tmp_path / "run", *more))
+    code, out, _ = bench(*command(tmp_path / "run", *options))
     assert json.loads(out)["computed"] == 0
-    code, out, _ = bench(*command(tmp_path / "run", *more[:-1]))
-    assert out.startswith("4 examples × 3 methods, 0 of 1 chunks to do: all is there\n")
-    assert (
-        len(ResultStore(tmp_path / "run").read_manifest()["settings"]) == 2
-    )  # both settings are known by their hashes
+    code, out, _ = bench(*command(tmp_path / "run", *options[:-1]))
+    assert out.startswith("4 examples × 3 methods, 0 of 1 chunks to compute: all results are stored\n")
+    # both settings are stored by their hashes
+    assert len(ResultStore(tmp_path / "run").read_manifest()["settings"]) == 2
 
 
-def test_rows_of_other_versions_are_told_once(
-    bench: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_rows_of_other_versions_warn_once(
+    bench: Callable[..., CommandResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = command(tmp_path / "run", "--methods", "saliency", "--json")
-    assert "versions" not in bench(*given)[2]
+    arguments = command(tmp_path / "run", "--methods", "saliency", "--json")
+    assert "versions" not in bench(*arguments)[2]
     for module in ("runner", "worker"):
         monkeypatch.setattr(f"clearhead.bench.{module}.format_versions", lambda: "torch 99")
-    code, out, said = bench(*given)
-    told = [line for line in said.splitlines() if "other versions" in line]
+    code, out, err = bench(*arguments)
+    warnings = [line for line in err.splitlines() if "other versions" in line]
     assert code == 0 and json.loads(out)["computed"] == 1
-    assert len(told) == 1 and "12 rows" in told[0] and "now: torch 99" in told[0]
-    assert "versions" not in bench(*given)[2]
+    assert len(warnings) == 1 and "12 rows" in warnings[0] and "now: torch 99" in warnings[0]
+    assert "versions" not in bench(*arguments)[2]
 
 
-def test_what_another_run_measured_is_taken_over(bench: Callable[..., Said], tmp_path: Path) -> None:
+def test_merge_option_reuses_measurements_of_other_runs(bench: Callable[..., CommandResult], tmp_path: Path) -> None:
     for name in ("saliency", "rollout"):
         assert bench(*command(tmp_path / name, "--methods", name))[0] == 0
-    both = (
+    options = (
         "--methods",
         "saliency,rollout",
         "--merge",
@@ -76,74 +87,72 @@ def test_what_another_run_measured_is_taken_over(bench: Callable[..., Said], tmp
         tmp_path / "rollout",
         "--json",
     )
-    code, out, _ = bench(*command(tmp_path / "both", *both))
+    code, out, _ = bench(*command(tmp_path / "both", *options))
     assert code == 0 and (json.loads(out)["computed"], json.loads(out)["there_before"]) == (0, 1)
     assert bench(*command(tmp_path / "whole", "--methods", "saliency,rollout"))[0] == 0
     assert (tmp_path / "both/table.parquet").read_bytes() == (tmp_path / "whole/table.parquet").read_bytes()
-    code, _, said = bench(*command(tmp_path / "both", "--merge", tmp_path / "nothing"))
-    assert code == 2 and "holds no benchmark run" in said
+    code, _, err = bench(*command(tmp_path / "both", "--merge", tmp_path / "nothing"))
+    assert code == 2 and "contains no benchmark run" in err
 
 
-def test_a_reason_is_said_once_for_all_methods(bench: Callable[..., Said], tmp_path: Path) -> None:
-    more = ("--methods", "saliency", "--protocols", "input-invariance")
-    code, out, _ = bench(*command(tmp_path / "run", *more))
+def test_failure_reason_is_printed_once_for_all_methods(bench: Callable[..., CommandResult], tmp_path: Path) -> None:
+    options = ("--methods", "saliency", "--protocols", "input-invariance")
+    code, out, _ = bench(*command(tmp_path / "run", *options))
     assert code == 3 and out.count("not measured") == 1
     assert "not measured: input-invariance: position, random, saliency: input-invariance needs an image model" in out
 
 
-def test_a_setting_that_a_protocol_cannot_do_without_is_asked_for(bench: Callable[..., Said], tmp_path: Path) -> None:
-    code, _, said = bench(*command(tmp_path / "run", "--methods", "saliency", "--protocols", "label-randomisation"))
-    assert code == 2 and "needs the model trained on permuted labels: other=NAME" in said
+def test_missing_required_setting_fails_before_run(bench: Callable[..., CommandResult], tmp_path: Path) -> None:
+    code, _, err = bench(*command(tmp_path / "run", "--methods", "saliency", "--protocols", "label-randomisation"))
+    assert code == 2 and "needs the model trained on permuted labels: other=NAME" in err
     assert not (tmp_path / "run").exists()
 
 
-def test_an_empty_list_of_examples_is_refused(bench: Callable[..., Said], tmp_path: Path) -> None:
+def test_empty_indices_file_fails(bench: Callable[..., CommandResult], tmp_path: Path) -> None:
     (tmp_path / "none.txt").write_text("\n")
-    code, _, said = bench(*command(tmp_path / "run", "--indices", tmp_path / "none.txt"))
-    assert code == 2 and "is empty: list the indices of examples" in said
+    code, _, err = bench(*command(tmp_path / "run", "--indices", tmp_path / "none.txt"))
+    assert code == 2 and "is empty: list the indices of examples" in err
 
 
-def test_settings_that_leave_no_example_are_told(bench: Callable[..., Said], tmp_path: Path) -> None:
-    more = ("--methods", "saliency", "--protocols", "perturb-text", "--set", "perturb-text.examples=wrong")
-    code, out, _ = bench(*command(tmp_path / "run", *more))  # the model of this task errs on none of the four
+def test_settings_without_matching_examples_fail(bench: Callable[..., CommandResult], tmp_path: Path) -> None:
+    options = ("--methods", "saliency", "--protocols", "perturb-text", "--set", "perturb-text.examples=wrong")
+    code, out, _ = bench(*command(tmp_path / "run", *options))  # the model of this task predicts all four correctly
     assert code == 3 and "not measured: perturb-text: no example meets its requirements" in out
 
 
-def test_labels_of_a_table_of_ones_own_are_read_from_the_column_that_is_named(
-    bench: Callable[..., Said], tmp_path: Path
-) -> None:
+def test_label_column_option_reads_labels_of_csv_table(bench: Callable[..., CommandResult], tmp_path: Path) -> None:
     (tmp_path / "texts.csv").write_text("text,verdict\na fine film,positive\na dull film,negative\n")
     run = ("--model", "zoo:sentiment", "--data", tmp_path / "texts.csv", "--protocols", "perturb-text")
-    more = ("--methods", "saliency", "--set", "perturb-text.judged=gold", "--out", tmp_path / "run")
-    code, out, _ = bench(*run, *more)
+    options = ("--methods", "saliency", "--set", "perturb-text.judged=gold", "--out", tmp_path / "run")
+    code, out, _ = bench(*run, *options)
     assert code == 3 and "has no true class" in out
-    code, _, _ = bench(*run, *more, "--option", "label_column=verdict")
+    code, _, _ = bench(*run, *options, "--option", "label_column=verdict")
     assert code == 0 and {row.figures["correct"] for row in ResultStore(tmp_path / "run").iter_table_rows()} == {1.0}
-    code, _, err = bench(*run, *more, "--option", "label_column=stars")
+    code, _, err = bench(*run, *options, "--option", "label_column=stars")
     assert code == 2 and "unknown column 'stars'" in err
-    code, _, err = bench(*run, *more, "--option", "label=stars")
+    code, _, err = bench(*run, *options, "--option", "label=stars")
     assert code == 2 and "did you mean 'label_column'" in err
-    code, _, err = bench(*run, *more, "--option", "label_column")
+    code, _, err = bench(*run, *options, "--option", "label_column")
     assert code == 2 and "write NAME=VALUE" in err
 
 
-def test_two_fills_say_how_far_they_agree(bench: Callable[..., Said], tmp_path: Path) -> None:
-    more = ("--methods", "saliency", "--protocols", "perturb-text", "--set", "perturb-text.fills=mask,pad")
-    code, out, _ = bench(*command(tmp_path / "run", *more))
+def test_two_fills_print_rank_agreement(bench: Callable[..., CommandResult], tmp_path: Path) -> None:
+    options = ("--methods", "saliency", "--protocols", "perturb-text", "--set", "perturb-text.fills=mask,pad")
+    code, out, _ = bench(*command(tmp_path / "run", *options))
     assert (
         code == 0 and "agreement of the ranking by text/mask/positive and by text/pad/positive: Kendall's tau-b " in out
     )
 
 
-def test_a_run_that_measures_nothing_is_a_failure(bench: Callable[..., Said], tmp_path: Path) -> None:
-    (tmp_path / "texts.csv").write_text("text\na and b\n")  # nobody says what the evidence is
-    more = ("--data", tmp_path / "texts.csv")
-    code, out, err = bench(*command(tmp_path / "run", *more))
-    assert code == 3 and "not measured: truth" in out and "no measurements produced" in err
+def test_run_without_measurements_fails(bench: Callable[..., CommandResult], tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("text\na and b\n")  # there is no evidence column
+    options = ("--data", tmp_path / "texts.csv")
+    code, out, err = bench(*command(tmp_path / "run", *options))
+    assert code == 3 and "not measured: truth" in out and "no measurements were produced" in err
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("options", "message"),
     [
         (("--data", "lost.csv"), "there is no file or folder 'lost.csv'"),
         (("--methods", "salience"), "did you mean 'saliency'"),
@@ -160,30 +169,32 @@ def test_a_run_that_measures_nothing_is_a_failure(bench: Callable[..., Said], tm
         (("--protocols", "perturb-text", "--set", "perturb-text.judged=best"), "unknown class to judge by 'best'"),
         (("--protocols", "perturb-text", "--set", "perturb-text.rounding=off"), "unknown rounding 'off'"),
         (("--engine", "cluster"), "Accepted: local, processes, ray"),
-        (("--address", "auto"), "an address is for engine='ray'"),
+        (("--address", "auto"), "an address is only for engine='ray'"),
         (("--data", "known:logik"), "did you mean 'logic'"),
         (("--indices", "no-such-file"), "is not a list of indices"),
     ],
 )
-def test_what_cannot_be_is_one_line(bench: Callable[..., Said], tmp_path: Path, more: Any, says: str) -> None:
-    code, _, err = bench(*command(tmp_path / "run", *more))
-    assert code == 2 and says in err and err.count("\n") == 1
+def test_invalid_option_prints_one_line_error(
+    bench: Callable[..., CommandResult], tmp_path: Path, options: Any, message: str
+) -> None:
+    code, _, err = bench(*command(tmp_path / "run", *options))
+    assert code == 2 and message in err and err.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_of_something_else_is_told_before_the_model_is_opened(
-    bench: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_foreign_output_folder_fails_before_model_is_loaded(
+    bench: Callable[..., CommandResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clearhead.load", lambda *args, **more: pytest.fail("opened"))
+    monkeypatch.setattr("clearhead.load", lambda *args, **options: pytest.fail("opened"))
     (tmp_path / "run").write_text("a letter")
     code, out, err = bench(*command(tmp_path / "run"))
-    assert code == 2 and "is no benchmark run" in err and not out
+    assert code == 2 and "is not a benchmark run" in err and not out
 
 
-def test_another_dtype_is_another_model(bench: Callable[..., Said], tmp_path: Path) -> None:
+def test_dtype_changes_model_hash(bench: Callable[..., CommandResult], tmp_path: Path) -> None:
     hashes = []
-    for more, chunks in (((), 1), (("--dtype", "float64"), 1), (("--dtype", "float64"), 0)):
-        code, out, _ = bench(*command(tmp_path / "run", "--methods", "saliency", "--json", *more))
+    for options, chunks in (((), 1), (("--dtype", "float64"), 1), (("--dtype", "float64"), 0)):
+        code, out, _ = bench(*command(tmp_path / "run", "--methods", "saliency", "--json", *options))
         assert code == 0 and json.loads(out)["computed"] == chunks
         hashes.append({row.model for row in ResultStore(tmp_path / "run").iter_table_rows()})
-    assert hashes[0] != hashes[1] == hashes[2] and all(len(own) == 1 for own in hashes)
+    assert hashes[0] != hashes[1] == hashes[2] and all(len(model_hashes) == 1 for model_hashes in hashes)

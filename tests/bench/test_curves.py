@@ -1,4 +1,4 @@
-"""Areas and counts as published: one curve gives 55.40 and 56.06, and float arithmetic gives the authors' counts."""
+"""Curve areas and removed counts equal the published ones, with the authors' float arithmetic."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ CURVE = (0.81432, 0.79922, 0.7817, 0.75598, 0.71788, 0.65886, 0.57622, 0.46286, 
 TENTHS = tuple(tenth / 10 for tenth in range(10))
 
 
-def test_one_curve_has_the_published_areas() -> None:
+def test_curve_areas_equal_published_values() -> None:
     te, bi = (100 * compute_curve_area(TENTHS, CURVE, convention) for convention in ("te", "bi"))
     assert round(te, 2) == 55.40 and round(bi, 2) == 56.06
     assert bi - te == pytest.approx(100 * 0.05 * CURVE[-1])
@@ -19,7 +19,7 @@ def test_one_curve_has_the_published_areas() -> None:
     assert round(100 * float(np.trapezoid(CURVE[1:], TENTHS[1:])), 2) == 47.33
 
 
-def test_what_is_measured_at_one_counts_only_where_it_is_meant_to() -> None:
+def test_value_at_fraction_one_counts_by_convention() -> None:
     x, y = (*TENTHS, 1.0), (*CURVE, 0.1)
     assert compute_curve_area(x, y, "te") == compute_curve_area(TENTHS, CURVE, "te") and compute_curve_area(
         x, y, "bi"
@@ -34,15 +34,15 @@ def test_what_is_measured_at_one_counts_only_where_it_is_meant_to() -> None:
     assert compute_curve_area((0.0, 0.3, 1.0), (0.4, 0.4, 0.4), "clearhead") == pytest.approx(0.4)
 
 
-def test_counts_are_those_of_the_authors_arithmetic() -> None:
+def test_removed_counts_equal_published_arithmetic() -> None:
     nine = [5017, 10035, 15052, 20070, 25088, 30105, 35123, 40140, 45158]
     assert compute_removed_counts(PROTOCOL_PRESETS["te-images"].fractions, 224 * 224) == nine
     boxes = PROTOCOL_PRESETS["lxmert-regions"]
-    assert [36 - gone for gone in compute_removed_counts((0.0, *boxes.fractions), 36, boxes.rounding)] == [
+    assert [36 - removed for removed in compute_removed_counts((0.0, *boxes.fractions), 36, boxes.rounding)] == [
         *(36, 27, 18, 9, 7, 5, 3, 1, 0)
     ]
-    many = PROTOCOL_PRESETS["visualbert-regions"]
-    assert [100 - gone for gone in compute_removed_counts((0.0, *many.fractions), 100, many.rounding)] == [
+    regions = PROTOCOL_PRESETS["visualbert-regions"]
+    assert [100 - removed for removed in compute_removed_counts((0.0, *regions.fractions), 100, regions.rounding)] == [
         *(100, 50, 25, 5, 4, 3, 2, 1, 0)
     ]
     news = PROTOCOL_PRESETS["bi-newsgroups"]
@@ -56,7 +56,7 @@ def test_counts_are_those_of_the_authors_arithmetic() -> None:
     assert (movies[0], movies[-1], len(movies)) == (0.52, 0.68, 9)
 
 
-def test_impossible_curves_and_counts_are_told() -> None:
+def test_invalid_curves_and_counts_raise() -> None:
     with pytest.raises(InputError, match="the first at 0"):
         compute_curve_area((0.1, 0.2), (1.0, 0.5))
     with pytest.raises(InputError, match="clearhead"):

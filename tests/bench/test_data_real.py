@@ -1,4 +1,4 @@
-"""The real files in ../shared/data, where they are present."""
+"""Dataset readers on the real files in ../shared/data, if present."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from tests.models import tokenizer
 ROOT = Path(__file__).parents[3] / "shared" / "data"
 pytestmark = [
     pytest.mark.data,
-    pytest.mark.skipif(not ROOT.is_dir(), reason=f"no data in {ROOT.parent.name}/{ROOT.name} beside the repository"),
+    pytest.mark.skipif(not ROOT.is_dir(), reason=f"no data in {ROOT.parent.name}/{ROOT.name} next to the repository"),
 ]
 
 COUNTS = {
@@ -32,7 +32,7 @@ COUNTS = {
     ("subj", "all"): 10_000,
     ("trec", "train"): 5_452,
     ("trec", "test"): 500,
-    ("custrev", "all"): 3_771,  # of 3,775 lines, four have a label alone
+    ("custrev", "all"): 3_771,  # of 3,775 lines, four have only a label
     ("eraser-movies", "train"): 1_600,  # of 1,800, without the 200 of the validation set
     ("eraser-movies", "validation"): 200,
     ("eraser-movies", "test"): 199,
@@ -54,52 +54,53 @@ CLASSES = {
 
 
 @pytest.mark.parametrize(("name", "split"), COUNTS)
-def test_counts_labels_and_licences(name: str, split: str) -> None:
+def test_dataset_has_expected_counts_labels_and_licence(name: str, split: str) -> None:
     data = load_benchmark_dataset(name, split, root=ROOT)
     assert len(data) == COUNTS[name, split] and len(data.labels) == CLASSES[name]
     assert data.licence == DATASET_REGISTRY[name].licence and set(data.splits) == {s for n, s in COUNTS if n == name}
-    some = data.select(np.random.default_rng(0).integers(0, len(data), 20).tolist())
-    assert all(isinstance(e.label, int) and 0 <= e.label < len(data.labels) for e in some)
-    assert [e.id for e in some] == [
-        e.id for e in load_benchmark_dataset(name, split, root=ROOT).select(some.indices or ())
+    sample = data.select(np.random.default_rng(0).integers(0, len(data), 20).tolist())
+    assert all(isinstance(e.label, int) and 0 <= e.label < len(data.labels) for e in sample)
+    assert [e.id for e in sample] == [
+        e.id for e in load_benchmark_dataset(name, split, root=ROOT).select(sample.indices or ())
     ]
 
 
 @pytest.mark.parametrize(("name", "split"), [key for key in COUNTS if key[0] in ("sst2", "trec", "eraser-movies")])
-def test_ids_are_distinct_and_texts_are_there(name: str, split: str) -> None:
+def test_ids_are_unique_and_texts_are_not_empty(name: str, split: str) -> None:
     data = load_benchmark_dataset(name, split, root=ROOT)
-    examples = [data[place] for place in range(0, len(data), max(1, len(data) // 300))]
+    examples = [data[index] for index in range(0, len(data), max(1, len(data) // 300))]
     assert len({e.id for e in examples}) == len(examples) and all(e.input.strip() for e in examples)
 
 
-def test_sst2_classes_are_the_right_way_round() -> None:
+def test_sst2_label_order_is_correct() -> None:
     data = load_benchmark_dataset("sst2", "test", root=ROOT)
     first = next(e for e in data if "charming and often affecting journey" in e.input)
     assert data.label_name(first.label) == "positive"
 
 
-def test_no_review_is_in_two_splits_of_eraser_movies() -> None:
+def test_eraser_movies_splits_are_disjoint() -> None:
     data = load_benchmark_dataset("eraser-movies", root=ROOT)
     ids = {split: {example.id for example in data.with_split(split)} for split in SPLITS}
     assert not ids["train"] & ids["validation"] and not (ids["train"] | ids["validation"]) & ids["test"]
     raw = (ROOT / "eraser-movies" / "train.jsonl").read_text("utf-8").splitlines()
-    assert {json.loads(line)["annotation_id"] for line in raw} >= ids["validation"]  # as published, it is
+    # in the published files the splits overlap
+    assert {json.loads(line)["annotation_id"] for line in raw} >= ids["validation"]
 
 
 SPLITS = ("train", "validation", "test")
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_evidence_cuts_out_the_rationale(split: str) -> None:
+def test_evidence_spans_equal_rationale_texts(split: str) -> None:
     data = load_benchmark_dataset("eraser-movies", split, root=ROOT)
     checked = 0
-    for place in range(0, len(data), 4):
-        example, (row, _) = data[place], data._rows[place]
-        pieces = [piece for one in example.evidence or () for piece in one]
-        written = [one["text"] for group in row["evidences"] for one in group if one["text"]]
-        for piece, text in zip(pieces, written, strict=True):
-            assert isinstance(piece, CharSpan) and " ".join(example.input[piece.start : piece.stop].split()) == text
-        checked += len(pieces)
+    for index in range(0, len(data), 4):
+        example, (row, _) = data[index], data._rows[index]
+        spans = [span for alternative in example.evidence or () for span in alternative]
+        texts = [alternative["text"] for group in row["evidences"] for alternative in group if alternative["text"]]
+        for span, text in zip(spans, texts, strict=True):
+            assert isinstance(span, CharSpan) and " ".join(example.input[span.start : span.stop].split()) == text
+        checked += len(spans)
     assert checked > 300
 
 
@@ -107,63 +108,63 @@ def units_of(kind: str, text: str, names: list[str], offsets: tuple[Span, ...]) 
     return Units("text", kind, tuple(names), (False,) * len(names), (text,), None, offsets)
 
 
-def letters(places: tuple[Span, ...], mask: np.ndarray) -> set[int]:
-    return {i for (start, stop), flag in zip(places, mask, strict=True) if flag for i in range(start, stop)}
+def marked_characters(offsets: tuple[Span, ...], mask: np.ndarray) -> set[int]:
+    return {i for (start, stop), flag in zip(offsets, mask, strict=True) if flag for i in range(start, stop)}
 
 
-def test_rationales_become_words_and_pieces() -> None:
-    """On white-space words evidence is exactly the annotated tokens; on a tokenizer's pieces it is the same letters."""
+def test_rationales_map_to_words_and_word_pieces() -> None:
+    """On white-space words evidence equals the annotated tokens; on word pieces it covers the same characters."""
     for example in load_benchmark_dataset("eraser-movies", "validation", root=ROOT)[:10]:
         text = example.input
-        places = tuple(match.span() for match in re.finditer(r"\S+", text))
-        mask = find_evidence_units(example, units_of("word", text, [text[a:b] for a, b in places], places))
+        word_offsets = tuple(match.span() for match in re.finditer(r"\S+", text))
+        mask = find_evidence_units(example, units_of("word", text, [text[a:b] for a, b in word_offsets], word_offsets))
         assert example.evidence is not None
-        wanted = [piece for one in example.evidence for piece in one if isinstance(piece, CharSpan)]
-        assert mask.tolist() == [any(p.start <= a and b <= p.stop for p in wanted) for a, b in places]
+        spans = [span for alternative in example.evidence for span in alternative if isinstance(span, CharSpan)]
+        assert mask.tolist() == [any(p.start <= a and b <= p.stop for p in spans) for a, b in word_offsets]
         encoded = tokenizer("wordpiece")(text, return_offsets_mapping=True, add_special_tokens=False, verbose=False)
         offsets = tuple((a, b) for a, b in encoded["offset_mapping"])
         names = tokenizer("wordpiece").convert_ids_to_tokens(encoded["input_ids"])
-        assert letters(offsets, find_evidence_units(example, units_of("token", text, names, offsets))) == letters(
-            places, mask
-        )
+        assert marked_characters(
+            offsets, find_evidence_units(example, units_of("token", text, names, offsets))
+        ) == marked_characters(word_offsets, mask)
 
 
-def test_masks_lie_on_their_pets() -> None:
-    """Masks have their picture's size, are never empty, and the animals' colours differ from what is around them."""
+def test_pet_masks_cover_the_animals() -> None:
+    """Masks have the size of their image, are not empty, and the animals' colours differ from the background."""
     data = load_benchmark_dataset("pets", "test", root=ROOT)
-    apart = []
-    for place in range(0, len(data), 60):
-        example = data[place]
+    contrast_gains = []
+    for index in range(0, len(data), 60):
+        example = data[index]
         [[mask]] = example.evidence or ()
         assert isinstance(mask, EvidenceMask) and mask.ignored_pixels is not None
-        picture = np.asarray(example.input, dtype=float)
-        assert picture.shape == (128, 128, 3) and mask.pixels.shape == (128, 128)
+        image = np.asarray(example.input, dtype=float)
+        assert image.shape == (128, 128, 3) and mask.pixels.shape == (128, 128)
         outside = ~mask.pixels & ~mask.ignored_pixels
         assert mask.pixels.any() and not (mask.pixels & mask.ignored_pixels).any()
-        apart.append(_contrast(picture, mask.pixels, outside) - _contrast(picture, mask.pixels.T, outside.T))
+        contrast_gains.append(_contrast(image, mask.pixels, outside) - _contrast(image, mask.pixels.T, outside.T))
         units = build_patch_units((12, 12), special_names=["[CLS]"])
         assert 0 < find_evidence_units(example, units).sum() < len(units)
-    assert np.mean(apart) > 0  # more so than under the mask turned over
+    assert np.mean(contrast_gains) > 0  # more than with the transposed mask
 
 
-def _contrast(picture: np.ndarray, inside: np.ndarray, outside: np.ndarray) -> float:
+def _contrast(image: np.ndarray, inside: np.ndarray, outside: np.ndarray) -> float:
     if not inside.any() or not outside.any():
         return 0.0
-    return float(np.abs(picture[inside].mean(0) - picture[outside].mean(0)).mean() / picture.std())
+    return float(np.abs(image[inside].mean(0) - image[outside].mean(0)).mean() / image.std())
 
 
-def test_species_follow_from_breeds() -> None:
+def test_pet_species_match_breeds() -> None:
     breeds, species = (load_benchmark_dataset("pets", "test", root=ROOT, label=kind) for kind in ("breed", "species"))
-    for place in range(0, len(breeds), 90):
-        capital = breeds.label_name(breeds[place].label)[0].isupper()
-        assert (species.label_name(species[place].label) == "cat") == capital
+    for index in range(0, len(breeds), 90):
+        capital = breeds.label_name(breeds[index].label)[0].isupper()
+        assert (species.label_name(species[index].label) == "cat") == capital
 
 
-def test_boxes_lie_in_their_pictures() -> None:
+def test_tiny_imagenet_boxes_are_within_images() -> None:
     data = load_benchmark_dataset("tiny-imagenet", root=ROOT)
-    widest = 0.0
-    for place in range(0, len(data), 100):
-        [[box]] = data[place].evidence or ()
-        assert isinstance(box, ImageBox) and data[place].input.size == (64, 64)
-        widest = max(widest, box.box[2])
-    assert widest == 1.0  # the last column counts
+    max_right = 0.0
+    for index in range(0, len(data), 100):
+        [[box]] = data[index].evidence or ()
+        assert isinstance(box, ImageBox) and data[index].input.size == (64, 64)
+        max_right = max(max_right, box.box[2])
+    assert max_right == 1.0  # boxes include the last column

@@ -1,4 +1,4 @@
-"""Masks of a detector's objects: each mask as the authors cut it, and COCO's scores over all pictures."""
+"""Detection masks: masks equal the authors' thresholding, and dataset metrics equal COCO evaluation."""
 
 from pathlib import Path
 from typing import Any
@@ -28,78 +28,87 @@ pytest.importorskip("clearhead_zoo")
 
 
 @pytest.fixture(scope="module")
-def found() -> tuple[Any, list[Example], Any]:
+def detector_examples() -> tuple[Any, list[Example], Any]:
     ex = clearhead.load("zoo:shapes-detr")
     data = load_benchmark_dataset("known", task="shapes-scenes", count=2)
     return ex, [align_label(example, data, ex) for example in data], data
 
 
-def test_every_object_found_is_a_mask_and_scores_are_cocos(found: tuple[Any, list[Example], Any]) -> None:
-    ex, examples, _ = found
-    how = DetectionMasks()
-    made = how.measure(ex, examples, explain_examples(ex, examples, [Method("saliency")], how).by_method)
+def test_detection_masks_and_coco_metrics_equal_reference(detector_examples: tuple[Any, list[Example], Any]) -> None:
+    ex, examples, _ = detector_examples
+    protocol = DetectionMasks()
+    measurements = protocol.measure(
+        ex, examples, explain_examples(ex, examples, [Method("saliency")], protocol).by_method
+    )
     truth, masks = [], []
-    for number, (one, example) in enumerate(zip(made, examples, strict=True)):
-        own = [piece for (piece,) in example.evidence or () if isinstance(piece, EvidenceMask)]
-        truth += [ObjectInstance(number, piece.label or 0, piece.pixels) for piece in own]
-        logits = _output(ex, example.input)
-        best = []
+    for image_index, (measurement, example) in enumerate(zip(measurements, examples, strict=True)):
+        objects = [annotated for (annotated,) in example.evidence or () if isinstance(annotated, EvidenceMask)]
+        truth += [ObjectInstance(image_index, annotated.label or 0, annotated.pixels) for annotated in objects]
+        logits = _class_logits(ex, example.input)
+        predicted = []
         for query, row in enumerate(logits):
             p = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
             if p[:-1].max() > 0.5:
-                part = ex.explain(example.input, method="saliency", target=DetectionQuery(query))["image"]
+                explanation = ex.explain(example.input, method="saliency", target=DetectionQuery(query))["image"]
                 label = int(p[:-1].argmax())
-                mask = compute_low_res_mask(part.heat_map(), own[0].pixels.shape)
-                masks.append(ObjectInstance(number, label, mask, float(p[label])))
-                best.append((label, mask))
+                mask = compute_low_res_mask(explanation.heat_map(), objects[0].pixels.shape)
+                masks.append(ObjectInstance(image_index, label, mask, float(p[label])))
+                predicted.append((label, mask))
         overlaps = [
-            max([(m & piece.pixels).sum() / (m | piece.pixels).sum() for kind, m in best if kind == piece.label] or [0])
-            for piece in own
+            max(
+                [
+                    (m & annotated.pixels).sum() / (m | annotated.pixels).sum()
+                    for kind, m in predicted
+                    if kind == annotated.label
+                ]
+                or [0]
+            )
+            for annotated in objects
         ]
-        assert one.figures["overlap"] == pytest.approx(np.mean(overlaps), abs=1e-6)
-        assert (one.figures["objects"], one.figures["found"]) == (len(own), len(best))
+        assert measurement.figures["overlap"] == pytest.approx(np.mean(overlaps), abs=1e-6)
+        assert (measurement.figures["objects"], measurement.figures["found"]) == (len(objects), len(predicted))
     expected = compute_coco_metrics(truth, masks), compute_coco_metrics(truth, masks, WIDE_IOU_THRESHOLDS)
-    said = how.compute_dataset_metrics(made)
-    assert said["AP"] == pytest.approx(expected[0]["AP"]) and said["AR"] == pytest.approx(expected[0]["AR"])
-    assert said["the authors' AP"] == pytest.approx(expected[1]["AP"])
-    assert how.measure(
+    metrics = protocol.compute_dataset_metrics(measurements)
+    assert metrics["AP"] == pytest.approx(expected[0]["AP"]) and metrics["AR"] == pytest.approx(expected[0]["AR"])
+    assert metrics["the authors' AP"] == pytest.approx(expected[1]["AP"])
+    assert protocol.measure(
         ex, examples, explain_examples(ex, examples, [Method("saliency")], DetectionMasks(cut="after")).by_method
     )
 
 
-def _output(ex: Any, picture: Any) -> np.ndarray:
+def _class_logits(ex: Any, image: Any) -> np.ndarray:
     import torch
 
     with torch.no_grad():
-        logits = ex.adapter.model(**ex.adapter.processor(picture, return_tensors="pt")).logits[0]
+        logits = ex.adapter.model(**ex.adapter.processor(image, return_tensors="pt")).logits[0]
     return np.asarray(logits.double())
 
 
-def test_a_run_tells_average_precision(found: tuple[Any, list[Example], Any], tmp_path: Path) -> None:
+def test_run_reports_average_precision(detector_examples: tuple[Any, list[Example], Any], tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    ex, _, data = found
+    ex, _, data = detector_examples
     run = BenchmarkRun(
         BenchmarkJob("detr", "known:shapes-scenes", ("attention",), ("detections",)), tmp_path / "run", ex, data
     )
     run()
     assert not run.collect_failure_reasons()
     (settings,) = run.protocols
-    own = [one for one in run.load_measurements(settings) if one.method == "attention"]
-    figures = run.protocols[settings].compute_dataset_metrics(own)
-    assert set(figures) >= {"AP", "AR large", "the authors' AP medium"} and len(own) == len(data)
+    measurements = [measurement for measurement in run.load_measurements(settings) if measurement.method == "attention"]
+    figures = run.protocols[settings].compute_dataset_metrics(measurements)
+    assert set(figures) >= {"AP", "AR large", "the authors' AP medium"} and len(measurements) == len(data)
 
 
-def test_masks_need_classes_and_known_cuts(found: tuple[Any, list[Example], Any]) -> None:
-    ex, examples, _ = found
-    own = explain_examples(ex, examples[:1], [Method("random")], DetectionMasks()).by_method
+def test_missing_object_masks_and_unknown_cut_raise(detector_examples: tuple[Any, list[Example], Any]) -> None:
+    ex, examples, _ = detector_examples
+    explanations = explain_examples(ex, examples[:1], [Method("random")], DetectionMasks()).by_method
     with pytest.raises(InputError, match="shapes-scenes"):
-        DetectionMasks().measure(ex, [Example("x", examples[0].input, 0)], own)
+        DetectionMasks().measure(ex, [Example("x", examples[0].input, 0)], explanations)
     with pytest.raises(InputError, match="after"):
-        DetectionMasks(cut="best").measure(ex, examples[:1], own)
+        DetectionMasks(cut="best").measure(ex, examples[:1], explanations)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_runs_come_back_as_the_mask(seed: int) -> None:
+def test_rle_round_trip(seed: int) -> None:
     mask = np.random.default_rng(seed).random((5, 7)) < 0.5
     assert np.array_equal(decode_rle(encode_rle(mask)), mask)
     for full in (True, False):

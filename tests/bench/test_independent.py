@@ -1,4 +1,4 @@
-"""The same model and explanations by other people's benchmarks: ERASER's scorer, shap's benchmark, Quantus."""
+"""Metrics compared with independent implementations: ERASER's scorer, shap's benchmark, Quantus."""
 
 import json
 import math
@@ -24,7 +24,7 @@ DOCUMENTS = {
     "b.txt": "so boring ! she hates the book because it isn't good , the movie is the book",
     "c.txt": "the film is good",
 }
-#: Groups of spans, in tokens; one span stands in two groups, and one overlaps another.
+#: Groups of token spans; one span is in two groups, and one overlaps another.
 EVIDENCES = {
     "a.txt": [[(1, 4)], [(5, 8), (10, 13)], [(1, 4)]],
     "b.txt": [[(0, 2), (3, 5)], [(4, 7)]],
@@ -32,7 +32,7 @@ EVIDENCES = {
 }
 
 
-def movies(folder: Path) -> list[dict[str, Any]]:
+def write_movies(folder: Path) -> list[dict[str, Any]]:
     (folder / "movies" / "docs").mkdir(parents=True)
     rows = []
     for name, text in DOCUMENTS.items():
@@ -46,45 +46,45 @@ def movies(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def test_erasers_scorer_says_the_same(tmp_path: Path) -> None:
-    annotations = movies(tmp_path)
+def test_rationale_metrics_equal_eraser_scorer(tmp_path: Path) -> None:
+    annotations = write_movies(tmp_path)
     ex, examples = explainer("bert/classify"), list(load_benchmark_dataset("eraser-movies", "test", root=tmp_path))
-    how = RationaleAgreement(counts=(1, 2, 4, 6), explained="predicted")
-    own = explain_examples(ex, examples, [Method("saliency")], how).by_method
-    made = how.measure(ex, examples, own)
+    protocol = RationaleAgreement(counts=(1, 2, 4, 6), explained="predicted")
+    explanations = explain_examples(ex, examples, [Method("saliency")], protocol).by_method
+    measurements = protocol.measure(ex, examples, explanations)
     gold = [eraser_scorer.spans_of(row) for row in annotations]
-    soft = []
-    for example, part in zip(examples, own["saliency"], strict=True):
-        words = find_words(part.units)
+    soft_scores = []
+    for example, explanation in zip(examples, explanations["saliency"], strict=True):
+        words = find_words(explanation.units)
         assert [example.input[a:b] for _, (a, b) in words] == DOCUMENTS[example.id].split()
-        soft.append(compute_word_scores(part.units, part.scores, words).tolist())
+        soft_scores.append(compute_word_scores(explanation.units, explanation.scores, words).tolist())
 
     def mean(figure: str) -> float:
-        return float(np.mean([one.figures[figure] for one in made]))
+        return float(np.mean([measurement.figures[figure] for measurement in measurements]))
 
-    for count in how.counts:
-        found = []
-        for name, scores in zip(DOCUMENTS, soft, strict=True):
+    for count in protocol.counts:
+        predicted = []
+        for name, scores in zip(DOCUMENTS, soft_scores, strict=True):
             top = sorted(range(len(scores)), key=lambda token: -scores[token])[:count]
             spans, start = set(), None
-            for token in range(len(scores) + 1):  # neighbours are one span
+            for token in range(len(scores) + 1):  # adjacent tokens form one span
                 if token in top and start is None:
                     start = token
                 elif token not in top and start is not None:
                     spans.add((name, start, token))
                     start = None
-            found.append(spans)
-        assert mean(f"token f1 @{count}") == pytest.approx(eraser_scorer.token_f1(gold, found), abs=1e-6)
-        assert mean(f"iou f1 @{count}") == pytest.approx(eraser_scorer.iou_f1(gold, found), abs=1e-6)
-    assert mean("auprc") == pytest.approx(eraser_scorer.auprc(gold, soft), abs=1e-6)
+            predicted.append(spans)
+        assert mean(f"token f1 @{count}") == pytest.approx(eraser_scorer.token_f1(gold, predicted), abs=1e-6)
+        assert mean(f"iou f1 @{count}") == pytest.approx(eraser_scorer.iou_f1(gold, predicted), abs=1e-6)
+    assert mean("auprc") == pytest.approx(eraser_scorer.auprc(gold, soft_scores), abs=1e-6)
 
 
-def test_erasers_comprehensiveness_and_sufficiency(tmp_path: Path) -> None:
-    movies(tmp_path)
+def test_comprehensiveness_and_sufficiency_equal_eraser_scorer(tmp_path: Path) -> None:
+    write_movies(tmp_path)
     ex, examples = explainer("bert/classify"), list(load_benchmark_dataset("eraser-movies", "test", root=tmp_path))
-    how = PROTOCOL_PRESETS["eraser"]
-    own = explain_examples(ex, examples, [Method("saliency")], how).by_method
-    made = how.measure(ex, examples, own)
+    protocol = PROTOCOL_PRESETS["eraser"]
+    explanations = explain_examples(ex, examples, [Method("saliency")], protocol).by_method
+    measurements = protocol.measure(ex, examples, explanations)
     model, tokenizer = ex.adapter.model, ex.adapter.processor
 
     def probability(ids: list[int], label: int | None) -> tuple[int, float]:
@@ -93,31 +93,33 @@ def test_erasers_comprehensiveness_and_sufficiency(tmp_path: Path) -> None:
         label = int(p.argmax()) if label is None else label
         return label, float(p[label])
 
-    whole, removed, kept = [], [], []
-    for example, part in zip(examples, own["saliency"], strict=True):
+    clean, removed, kept = [], [], []
+    for example, explanation in zip(examples, explanations["saliency"], strict=True):
         ids = tokenizer(example.input)["input_ids"]
         inner = list(range(1, len(ids) - 1))
-        order = sorted(inner, key=lambda place: -part.scores[place])
+        order = sorted(inner, key=lambda index: -explanation.scores[index])
         label, p = probability(ids, None)
         chosen = [set(order[: math.ceil(share * len(inner) - 1e-9)]) for share in (0.01, 0.05, 0.1, 0.2, 0.5)]
-        whole.append(p)
+        clean.append(p)
         removed.append([probability([t for i, t in enumerate(ids) if i not in top], label)[1] for top in chosen])
         specials = {0, len(ids) - 1}
         kept.append([probability([t for i, t in enumerate(ids) if i in top | specials], label)[1] for top in chosen])
-    for part, altered in (("positive", removed), ("keep", kept)):
-        mean = np.mean([one.figures["aopc"] for one in made if one.part.endswith(part)])
-        assert mean == pytest.approx(eraser_scorer.aopc(whole, altered), abs=1e-6)
+    for direction, altered in (("positive", removed), ("keep", kept)):
+        mean = np.mean(
+            [measurement.figures["aopc"] for measurement in measurements if measurement.part.endswith(direction)]
+        )
+        assert mean == pytest.approx(eraser_scorer.aopc(clean, altered), abs=1e-6)
 
 
-def test_shaps_benchmark_draws_the_same_curve() -> None:
-    """Sequential masking from the highest score on; shap stops at scores that are not positive, and so says less."""
+def test_perturbation_curve_equals_shap_benchmark() -> None:
+    """Sequential masking from the highest score on; shap stops at the first score that is not positive."""
     sequential = pytest.importorskip("shap.benchmark._sequential", exc_type=ImportError)
     ex, text = explainer("bert/classify"), inputs("bert/classify")[1]
     tokenizer, model = ex.adapter.processor, ex.adapter.model
     ids = np.array(tokenizer(text)["input_ids"])
     inner = np.arange(1, len(ids) - 1)
     steps = tuple((k + 1) / len(inner) for k in range(len(inner)))
-    how = TextPerturbation(fills=("mask",), fractions=steps, rounding="nearest", directions=("positive",))
+    protocol = TextPerturbation(fills=("mask",), fractions=steps, rounding="nearest", directions=("positive",))
     with torch.no_grad():
         label = int(model(input_ids=torch.tensor(ids)[None]).logits[0].argmax())
 
@@ -136,35 +138,37 @@ def test_shaps_benchmark_draws_the_same_curve() -> None:
     signed = 0
     for method in ("saliency", "input-x-gradient"):
         examples = [Example("0", text)]
-        own = explain_examples(ex, examples, [Method(method)], how).by_method
-        (one,) = how.measure(ex, examples, own)
-        scores = own[method][0].scores[inner]
-        judge = sequential.SequentialMasker("remove", "positive", Masker(), logits, ids[None])
-        judge(scores[None], "theirs")
-        theirs = judge.inner.score_values[0][0]
+        explanations = explain_examples(ex, examples, [Method(method)], protocol).by_method
+        (measurement,) = protocol.measure(ex, examples, explanations)
+        scores = explanations[method][0].scores[inner]
+        masker = sequential.SequentialMasker("remove", "positive", Masker(), logits, ids[None])
+        masker(scores[None], "theirs")
+        expected = masker.inner.score_values[0][0]
         positive = int((scores > 0).sum())
-        assert one.curves["logit"][: positive + 1] == pytest.approx(theirs[: positive + 1].tolist(), abs=1e-6)
-        assert np.ptp(theirs[positive:]) < 1e-9  # from there on shap's curve is flat
+        assert measurement.curves["logit"][: positive + 1] == pytest.approx(expected[: positive + 1].tolist(), abs=1e-6)
+        assert np.ptp(expected[positive:]) < 1e-9  # after that shap's curve is constant
         signed += positive < len(inner)
-    assert signed == 1  # of saliency, no score is below zero
+    assert signed == 1  # saliency has no negative score
 
 
-def test_quantus_flips_the_same_patches_and_finds_the_same_mass() -> None:
-    """PixelFlipping counts every channel of a pixel as a feature: a patch of 4 × 4 pixels takes three steps of 16."""
+def test_perturbation_curve_and_inside_mass_equal_quantus() -> None:
+    """PixelFlipping counts each channel of a pixel as a feature, so a patch of 4 × 4 pixels takes three steps of 16."""
     quantus = pytest.importorskip("quantus", reason="Quantus 0.6.0 is not installed (pip install quantus)")
     ex = explainer("vit/image", torch.float32)
-    examples = [Example(str(i), picture) for i, picture in enumerate(inputs("vit/image"))]
-    (sample,) = ex.adapter.make_samples(examples[0].input, _how())
-    channels, high, wide = sample.inputs["pixel_values"].shape
-    own = explain_examples(ex, examples, [Method("saliency")], ImagePerturbation()).by_method
-    rows, columns = own["saliency"][0].units.grid or (0, 0)
-    side, count = high // rows, rows * columns
-    how = ImagePerturbation(
+    examples = [Example(str(i), image) for i, image in enumerate(inputs("vit/image"))]
+    (sample,) = ex.adapter.make_samples(examples[0].input, _input_options())
+    channels, height, width = sample.inputs["pixel_values"].shape
+    explanations = explain_examples(ex, examples, [Method("saliency")], ImagePerturbation()).by_method
+    rows, columns = explanations["saliency"][0].units.grid or (0, 0)
+    side, count = height // rows, rows * columns
+    protocol = ImagePerturbation(
         fills=("centre",), fractions=tuple((k + 1) / count for k in range(count)), directions=("positive",)
     )
-    made = how.measure(ex, examples, own)
-    pixels = np.stack([ex.adapter.make_samples(e.input, _how())[0].inputs["pixel_values"].numpy() for e in examples])
-    heat = np.stack([np.kron(e.heat_map(), np.ones((side, side)))[None] for e in own["saliency"]])
+    measurements = protocol.measure(ex, examples, explanations)
+    pixels = np.stack(
+        [ex.adapter.make_samples(e.input, _input_options())[0].inputs["pixel_values"].numpy() for e in examples]
+    )
+    heat = np.stack([np.kron(e.heat_map(), np.ones((side, side)))[None] for e in explanations["saliency"]])
 
     class Logits(torch.nn.Module):
         def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -179,21 +183,23 @@ def test_quantus_flips_the_same_patches_and_finds_the_same_mass() -> None:
         return_aggregate=False,
     )
     options = {"x_batch": pixels, "y_batch": predicted, "a_batch": heat, "softmax": True, "device": "cpu"}
-    theirs = flipping(model=Logits().eval(), **options)
-    for one, curve in zip(made, theirs, strict=True):
-        assert one.curves["probability"][1:] == pytest.approx(list(curve)[channels - 1 :: channels], abs=1e-6)
+    expected_curves = flipping(model=Logits().eval(), **options)
+    for measurement, curve in zip(measurements, expected_curves, strict=True):
+        assert measurement.curves["probability"][1:] == pytest.approx(list(curve)[channels - 1 :: channels], abs=1e-6)
 
-    inside = np.zeros((high, wide), dtype=bool)
-    inside[2 : high // 2, 3 : wide - 1] = True
-    marked = [Example(e.id, e.input, None, ((EvidenceMask(inside),),)) for e in examples]
-    masses = [one.figures["inside mass"] for one in ObjectSegmentation().measure(ex, marked, own)]
+    inside = np.zeros((height, width), dtype=bool)
+    inside[2 : height // 2, 3 : width - 1] = True
+    with_masks = [Example(e.id, e.input, None, ((EvidenceMask(inside),),)) for e in examples]
+    masses = [
+        measurement.figures["inside mass"] for measurement in ObjectSegmentation().measure(ex, with_masks, explanations)
+    ]
     mass = quantus.RelevanceMassAccuracy(abs=False, normalise=False, disable_warnings=True, return_aggregate=False)
-    segments = np.broadcast_to(inside, (len(examples), 1, high, wide))
-    found = mass(model=Logits().eval(), s_batch=segments, **options)
-    assert masses == pytest.approx(list(found), abs=1e-6)
+    segments = np.broadcast_to(inside, (len(examples), 1, height, width))
+    expected_masses = mass(model=Logits().eval(), s_batch=segments, **options)
+    assert masses == pytest.approx(list(expected_masses), abs=1e-6)
 
 
-def _how() -> Any:
+def _input_options() -> Any:
     from clearhead.adapters.base import InputOptions
 
     return InputOptions()

@@ -1,4 +1,4 @@
-"""Truth: figures equal their definitions, and evidence is looked for where it lies and among what can be ranked."""
+"""The `truth` protocol: metrics equal their definitions, for every kind of evidence and target."""
 
 from dataclasses import replace
 from typing import Any
@@ -38,20 +38,20 @@ def units() -> Units:
     return Units("text", "token", WORDS, special, (text,), (0,) * len(WORDS), tuple(offsets))
 
 
-def explanation(scores: Any, of: Units | None = None, **target: Any) -> Explanation:
-    of = units() if of is None else of
-    return Explanation(of, np.asarray(scores, dtype=float), "made-up", {"kind": "label", **target}, {})
+def explanation(scores: Any, scored_units: Units | None = None, **target: Any) -> Explanation:
+    scored_units = units() if scored_units is None else scored_units
+    return Explanation(scored_units, np.asarray(scores, dtype=float), "made-up", {"kind": "label", **target}, {})
 
 
-def characters(words: str) -> tuple[CharSpan, ...]:
-    made = units()
-    assert made.offsets is not None
-    return tuple(CharSpan(*made.offsets[WORDS.index(word)]) for word in words)
+def spans_of(words: str) -> tuple[CharSpan, ...]:
+    all_units = units()
+    assert all_units.offsets is not None
+    return tuple(CharSpan(*all_units.offsets[WORDS.index(word)]) for word in words)
 
 
 def example(*sets: str) -> Example:
-    asked = units().offsets[1]  # type: ignore[index]
-    return Example("one", "ask a b c d e", 0, tuple(characters(one) for one in sets), (CharSpan(*asked),))
+    question_span = units().offsets[1]  # type: ignore[index]
+    return Example("one", "ask a b c d e", 0, tuple(spans_of(words) for words in sets), (CharSpan(*question_span),))
 
 
 @settings(deadline=None)
@@ -59,26 +59,26 @@ def example(*sets: str) -> Example:
     st.permutations(range(5)),
     st.lists(st.sets(st.sampled_from("abcde"), min_size=1, max_size=4), min_size=1, max_size=3),
 )
-def test_figures_equal_their_definitions(order: list[int], sets: list[set[str]]) -> None:
+def test_metrics_equal_reference(order: list[int], sets: list[set[str]]) -> None:
     if set().union(*sets) == set("abcde"):
         return
-    scores = [9.0, 8.0, *(float(value) for value in order), 9.5]  # special units and the question stand highest
-    sample = example(*("".join(sorted(one)) for one in sets))
+    scores = [9.0, 8.0, *(float(value) for value in order), 9.5]  # special units and the question score highest
+    sample = example(*("".join(sorted(words)) for words in sets))
     (measured,) = KnownEvidence().measure(None, [sample], {"made-up": [explanation(scores)]})  # type: ignore[arg-type]
     ranked = sorted("abcde", key=lambda name: -order["abcde".index(name)])
-    expected = replica.of_sets(ranked, sets)
+    expected = replica.metrics_of_sets(ranked, sets)
     assert measured.figures == pytest.approx(expected)
     assert set(measured.figures) == set(expected)
 
 
-def test_a_perfect_and_a_worst_ranking() -> None:
+def test_metrics_of_best_and_worst_ranking() -> None:
     best = compute_ranking_metrics(np.array([True, True, False, False]), np.array([1, 0, 2, 3]))
     worst = compute_ranking_metrics(np.array([True, True, False, False]), np.array([2, 3, 0, 1]))
     assert (best["precision"], best["average precision"], best["rank"], best["reach"]) == (1, 1, 0, 0.5)
     assert (worst["precision"], worst["rank"], worst["reach"]) == (0, 1, 1)
 
 
-def test_by_magnitude_what_speaks_against_counts_too() -> None:
+def test_magnitude_ranking_counts_negative_scores() -> None:
     scores = [0, 0, -5.0, 1.0, 0.5, 0.2, 0.1, 0]
     figures = {
         by: KnownEvidence(by=by).measure(None, [example("a")], {"m": [explanation(scores)]})[0].figures  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def test_by_magnitude_what_speaks_against_counts_too() -> None:
         KnownEvidence(by="size").measure(None, [example("a")], {"m": [explanation(scores)]})  # type: ignore[arg-type]
 
 
-def test_ties_fall_by_seed_and_missing_scores_last() -> None:
+def test_argsort_breaks_ties_by_seed_and_orders_nan() -> None:
     flat = np.zeros(50)
     assert (
         argsort_descending(flat, 0, "x").tolist()
@@ -101,25 +101,25 @@ def test_ties_fall_by_seed_and_missing_scores_last() -> None:
     assert argsort_descending(np.array([0.0, np.nan, -3.0]), 0).tolist() == [0, 2, 1]
 
 
-def test_patches_with_a_little_of_the_evidence_are_set_aside() -> None:
+def test_patches_with_little_evidence_are_excluded() -> None:
     """A 2 × 4 grid; the box covers the first column and a quarter of the second."""
     grid = build_patch_units((2, 4))
     sample = Example("p", None, 0, ((ImageBox((0.0, 0.0, 0.3125, 1.0)),),))
-    scores = np.array([5, 9, 1, 1, 4, 9, 1, 1])  # the second column, highest of all, is neither right nor wrong
+    scores = np.array([5, 9, 1, 1, 4, 9, 1, 1])  # the second column scores highest but is excluded
     (measured,) = KnownEvidence().measure(None, [sample], {"m": [explanation(scores, grid)]})  # type: ignore[arg-type]
     assert measured.figures["minimal precision"] == 1 and measured.figures["minimal reach"] == pytest.approx(2 / 6)
 
 
-def test_regions_are_evidence_by_number_and_streams_by_name() -> None:
+def test_region_evidence_is_selected_by_index_and_stream() -> None:
     boxes = ((0.0, 0.0, 0.5, 0.5), (0.0, 0.0, 0.5, 0.5), (0.5, 0.5, 1.0, 1.0))
     regions = Units("regions", "region", ("0", "1", "2"), (False,) * 3, boxes=boxes)
-    sample = replace(example("a"), evidence=((*characters("a"), UnitIndex(1, "regions")),), streams=("regions",))
+    sample = replace(example("a"), evidence=((*spans_of("a"), UnitIndex(1, "regions")),), streams=("regions",))
     both = MultiStreamExplanation({"text": explanation(np.zeros(8)), "regions": explanation([0, 1, 0], regions)})
     (measured,) = KnownEvidence().measure(None, [sample], {"m": [both]})  # type: ignore[arg-type]
     assert measured.part == "regions" and measured.figures["minimal precision"] == 1
 
 
-def test_the_detection_of_the_object_is_meant_and_none_if_it_was_not_found() -> None:
+def test_detection_of_evidence_object_is_measured() -> None:
     grid = build_patch_units((2, 2))
     sample = Example("d", None, 0, ((ImageBox((0.0, 0.0, 0.5, 0.5)),),))
     steps = [
@@ -127,16 +127,16 @@ def test_the_detection_of_the_object_is_meant_and_none_if_it_was_not_found() -> 
         {"kind": "detection", "box": [0.0, 0.0, 0.5, 0.45], "found": True},
     ]
     rows = np.array([[0.0, 0, 0, 1], [1.0, 0, 0, 0]])
-    whole = replace(
+    detection = replace(
         explanation(rows.sum(0), grid), matrix=rows, steps=("ring", "ring"), target={"kind": "several", "steps": steps}
     )
-    (measured,) = KnownEvidence().measure(None, [sample], {"m": [whole]})  # type: ignore[arg-type]
+    (measured,) = KnownEvidence().measure(None, [sample], {"m": [detection]})  # type: ignore[arg-type]
     assert measured.figures["minimal precision"] == 1
-    elsewhere = explanation([1.0, 0, 0, 0], grid, **{**steps[0]})
-    assert KnownEvidence().measure(None, [sample], {"m": [elsewhere]}) == []  # type: ignore[arg-type]
+    other_object = explanation([1.0, 0, 0, 0], grid, **{**steps[0]})
+    assert KnownEvidence().measure(None, [sample], {"m": [other_object]}) == []  # type: ignore[arg-type]
 
 
-def test_settings_are_hashed_and_checked() -> None:
+def test_settings_change_hash_and_are_validated() -> None:
     assert (
         KnownEvidence().hash == KnownEvidence().hash != KnownEvidence(seed=1).hash != KnownEvidence(by="magnitude").hash
     )
@@ -147,46 +147,49 @@ def test_settings_are_hashed_and_checked() -> None:
 
 
 @pytest.mark.parametrize("task", ZOO_TASKS)
-def test_every_known_task_is_explained_and_found_better_than_by_chance(task: str) -> None:
+def test_saliency_beats_random_on_every_zoo_task(task: str) -> None:
     pytest.importorskip("clearhead_zoo")
     ex = clearhead.load(f"zoo:{task}")
     examples = list(load_benchmark_dataset("known", task=task, count=6))
-    assert len(examples) == 6 and all(one.evidence for one in examples)
-    methods, refused = split_applicable(ex, add_controls(["saliency", "grad-sam"]))
-    assert set(map(str, methods)) | set(refused) == {"saliency", "grad-sam", "random", "position"}
+    assert len(examples) == 6 and all(item.evidence for item in examples)
+    methods, unsupported = split_applicable(ex, add_controls(["saliency", "grad-sam"]))
+    assert set(map(str, methods)) | set(unsupported) == {"saliency", "grad-sam", "random", "position"}
     truth = KnownEvidence()
     measured = truth.measure(ex, examples, explain_examples(ex, examples, methods, truth).by_method)
-    assert {one.part for one in measured} == set(examples[0].streams or measured[0].part.split(","))
+    assert {item.part for item in measured} == set(examples[0].streams or measured[0].part.split(","))
     mean = {
-        method: np.mean([one.figures["minimal average precision"] for one in measured if one.method == method])
+        method: np.mean([item.figures["minimal average precision"] for item in measured if item.method == method])
         for method in ("saliency", "random")
     }
     assert mean["saliency"] > mean["random"] + 0.1
 
 
-def test_a_method_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_method_does_not_affect_others(monkeypatch: pytest.MonkeyPatch) -> None:
     ex = clearhead.load("zoo:logic")
     examples = list(load_benchmark_dataset("known", task="logic", count=2))
     monkeypatch.setattr("clearhead.methods.random.RandomControl.compute_scores", lambda self, tape: 1 / 0)
-    got = explain_examples(ex, examples, [Method("generic"), Method("random")], KnownEvidence())
-    assert list(got.by_method) == ["generic"] and "ZeroDivisionError" in got.failure_reasons["random"]
-    got = explain_examples(ex, examples, [Method("random")], KnownEvidence())
+    results = explain_examples(ex, examples, [Method("generic"), Method("random")], KnownEvidence())
+    assert list(results.by_method) == ["generic"] and "ZeroDivisionError" in results.failure_reasons["random"]
+    results = explain_examples(ex, examples, [Method("random")], KnownEvidence())
     assert (
-        not got.by_method and "ZeroDivisionError" in got.failure_reasons["random"]
-    )  # nor does it raise where it is alone
+        not results.by_method and "ZeroDivisionError" in results.failure_reasons["random"]
+    )  # it does not raise as the only method either
 
 
-def test_a_task_that_is_not_known() -> None:
+def test_unknown_task_and_split_raise() -> None:
     with pytest.raises(InputError, match="did you mean 'logic'"):
         load_benchmark_dataset("known", task="logik")
     with pytest.raises(InputError, match="held-out"):
         load_benchmark_dataset("known", split="train")
 
 
-def test_long_lists_are_for_the_model_of_4096_tokens() -> None:
+def test_recall_4k_examples_have_long_inputs_and_valid_evidence() -> None:
     pytest.importorskip("clearhead_zoo")
-    for one in load_benchmark_dataset("known", task="recall-4k", count=3):
-        words = one.input.split()
-        assert 2 * 256 < len(words) <= 4096 - 1 and isinstance(one.evidence, tuple)
-        (key, value), *_ = one.evidence
-        assert one.input[key.start : key.stop] == words[-2] and one.input[value.start : value.stop] == one.continuation
+    for example in load_benchmark_dataset("known", task="recall-4k", count=3):
+        words = example.input.split()
+        assert 2 * 256 < len(words) <= 4096 - 1 and isinstance(example.evidence, tuple)
+        (key, value), *_ = example.evidence
+        assert (
+            example.input[key.start : key.stop] == words[-2]
+            and example.input[value.start : value.stop] == example.continuation
+        )

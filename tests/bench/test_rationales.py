@@ -1,4 +1,4 @@
-"""Rationales equal their replica; word pieces, unknown ones too, fall on the words whose characters they are."""
+"""Rationale metrics equal reference implementations; word pieces map to words by characters."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ WORDS = TEXT.split()
 
 
 def explanation(scores: Any, cut_at: int | None = None) -> Explanation:
-    """Units are half words, the last `cut_at` words on were cut off; specials around."""
+    """Units are half words between special tokens; words from index `cut_at` on are truncated."""
     names, offsets, start = ["[CLS]"], [(0, 0)], 0
     for word in WORDS[:cut_at]:
         half = len(word) // 2
@@ -36,82 +36,86 @@ def explanation(scores: Any, cut_at: int | None = None) -> Explanation:
     names, offsets = [*names, "[SEP]"], [*offsets, (0, 0)]
     special = tuple(name.startswith("[") for name in names)
     units = Units("text", "token", tuple(names), special, (TEXT,), (0,) * len(names), tuple(offsets))
-    both = [value for score in scores[:cut_at] for value in (score, score - 0.5)]
-    return Explanation(units, np.array([99.0, *both, 98.0]), "m", {}, {})
+    half_word_scores = [value for score in scores[:cut_at] for value in (score, score - 0.5)]
+    return Explanation(units, np.array([99.0, *half_word_scores, 98.0]), "m", {}, {})
 
 
-def marked(*spans: tuple[int, int]) -> Example:
+def example_with_spans(*spans: tuple[int, int]) -> Example:
     starts = [TEXT.index(word) for word in WORDS]
-    pieces = tuple(CharSpan(starts[a], starts[b - 1] + len(WORDS[b - 1])) for a, b in spans)
-    return Example("x", TEXT, 0, (pieces,))
+    evidence = tuple(CharSpan(starts[a], starts[b - 1] + len(WORDS[b - 1])) for a, b in spans)
+    return Example("x", TEXT, 0, (evidence,))
 
 
 @settings(deadline=None, max_examples=15)
 @given(st.permutations(range(1, 11)), st.sampled_from([((2, 4),), ((0, 1), (6, 9)), ((8, 10),)]), st.booleans())
-def test_figures_equal_the_replica(order: list[int], spans: Any, cut_off: bool) -> None:
+def test_rationale_metrics_equal_reference(order: list[int], spans: Any, cut_off: bool) -> None:
     stop = 7 if cut_off else None
-    how = RationaleAgreement(counts=(1, 3, 5))
-    (one,) = how.measure(None, [marked(*spans)], {"m": [explanation(order, stop)]})  # type: ignore[arg-type]
+    protocol = RationaleAgreement(counts=(1, 3, 5))
+    (measurement,) = protocol.measure(None, [example_with_spans(*spans)], {"m": [explanation(order, stop)]})  # type: ignore[arg-type]
     gold = {word for a, b in spans for word in range(a, b)}
     ranked = sorted(range(len(WORDS[:stop])), key=lambda word: -order[word])
-    for count in how.counts:
+    for count in protocol.counts:
         chosen = set(ranked[:count])
-        assert one.figures[f"token f1 @{count}"] == pytest.approx(replica.token_f1(chosen, gold))
+        assert measurement.figures[f"token f1 @{count}"] == pytest.approx(replica.token_f1(chosen, gold))
         expected = replica.iou_f1(replica.runs(chosen), [set(range(a, b)) for a, b in spans])
-        assert one.figures[f"iou f1 @{count}"] == pytest.approx(expected)
+        assert measurement.figures[f"iou f1 @{count}"] == pytest.approx(expected)
     scores = [float(order[word]) if word < len(ranked) else -1.0 for word in range(10)]
     auprc, average = replica.areas(scores, gold)
-    assert one.figures["auprc"] == pytest.approx(auprc) and one.figures["average precision"] == pytest.approx(average)
+    assert measurement.figures["auprc"] == pytest.approx(auprc) and measurement.figures[
+        "average precision"
+    ] == pytest.approx(average)
 
 
-def test_words_by_themselves_as_the_authors_have_them() -> None:
+def test_spans_setting_selects_runs_or_single_words() -> None:
     order = [10, 9, 8, 1, 2, 3, 4, 5, 6, 7]
-    sample = marked((0, 3))
-    by = {
+    sample = example_with_spans((0, 3))
+    metrics_by_spans = {
         spans: RationaleAgreement(counts=(3,), spans=spans)
         .measure(None, [sample], {"m": [explanation(order)]})[0]
         .figures  # type: ignore[arg-type]
         for spans in ("runs", "words")
     }
-    assert by["runs"]["iou f1 @3"] == 1 and by["words"]["iou f1 @3"] == 0
-    assert by["words"]["token f1 @3"] == 1
+    assert metrics_by_spans["runs"]["iou f1 @3"] == 1 and metrics_by_spans["words"]["iou f1 @3"] == 0
+    assert metrics_by_spans["words"]["token f1 @3"] == 1
     with pytest.raises(InputError, match="runs"):
         RationaleAgreement(spans="word").measure(None, [], {})  # type: ignore[arg-type]
 
 
-def test_what_was_cut_off_is_missed_and_what_speaks_against_is_zero() -> None:
+def test_truncated_words_are_missed_and_clamp_zeroes_negative_scores() -> None:
     figures = (
         RationaleAgreement(counts=(1, 20))
-        .measure(None, [marked((8, 10))], {"m": [explanation([1.0] * 10, 7)]})[0]
+        .measure(None, [example_with_spans((8, 10))], {"m": [explanation([1.0] * 10, 7)]})[0]
         .figures
     )  # type: ignore[arg-type]
     assert figures["token f1 @20"] == 0 and figures["marked"] == 2
     clamped = RationaleAgreement(counts=(1,), clamp=True).measure(
-        None, [marked((0, 1))], {"m": [explanation([-9.0] * 10)]}
+        None, [example_with_spans((0, 1))], {"m": [explanation([-9.0] * 10)]}
     )  # type: ignore[arg-type]
-    assert clamped[0].figures["average precision"] == pytest.approx(0.1)  # all are tied at zero
+    assert clamped[0].figures["average precision"] == pytest.approx(0.1)  # all scores are tied at zero
 
 
-def test_unknown_pieces_shift_nothing() -> None:
+def test_unknown_tokens_do_not_shift_word_scores() -> None:
     ex = explainer("bert/classify")
     text = "I like 日本 the movie, so boring!"
-    found = ex.explain(text, method="random")
-    words = find_words(found.units)
+    explained = ex.explain(text, method="random")
+    words = find_words(explained.units)
     assert [text[a:b] for _, (a, b) in words] == text.split()
-    scores = compute_word_scores(found.units, np.arange(len(found.units), dtype=float), words)
+    scores = compute_word_scores(explained.units, np.arange(len(explained.units), dtype=float), words)
     assert not np.isnan(scores).any() and (np.diff(scores) > 0).all()
-    assert found.units.offsets is not None
+    assert explained.units.offsets is not None
     for (_, (a, b)), score in zip(words, scores, strict=True):
-        inside = [i for i, (c, d) in enumerate(found.units.offsets) if c < b and d > a and not found.units.special[i]]
+        inside = [
+            i for i, (c, d) in enumerate(explained.units.offsets) if c < b and d > a and not explained.units.special[i]
+        ]
         assert score == max(inside)
 
 
-def test_a_span_that_is_found_by_half_counts() -> None:
+def test_iou_f1_counts_spans_from_half_overlap() -> None:
     assert compute_iou_f1([(0, 0, 2)], [(0, 0, 4)]) == 1 and compute_iou_f1([(0, 0, 1)], [(0, 0, 4)]) == 0
     assert compute_iou_f1([(0, 0, 2)], [(1, 0, 2)]) == 0 and compute_iou_f1([], [(0, 0, 2)]) == 0
 
 
-def test_areas_equal_those_of_erasers_scorer() -> None:
+def test_auprc_equals_sklearn_and_reference() -> None:
     from sklearn.metrics import auc, precision_recall_curve
 
     rng = np.random.default_rng(0)
@@ -123,6 +127,6 @@ def test_areas_equal_those_of_erasers_scorer() -> None:
     )
 
 
-def test_without_a_rationale_it_says_so() -> None:
+def test_missing_rationale_raises() -> None:
     with pytest.raises(InputError, match="no rationale"):
         RationaleAgreement().measure(None, [Example("x", TEXT, 0)], {"m": [explanation([1.0] * 10)]})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Masks: figures equal their replica, thresholds are what they say, data-set figures sum before they divide."""
+"""Segmentation protocol: metrics equal the reference, threshold rules, and dataset metrics from sums."""
 
 from typing import Any
 
@@ -29,18 +29,18 @@ from clearhead.units import build_patch_units
 from tests.bench.replicas import segmentation as replica
 
 
-class _Ex:
+class _FakeExplainer:
     class adapter:
         processor = None
 
 
 def explanation(heat: np.ndarray, side: int = 4) -> Explanation:
-    high, wide = heat.shape
-    picture = np.zeros((high * side, wide * side, 3), dtype=np.uint8)
-    return Explanation(build_patch_units((high, wide)), heat.flatten(), "m", {}, {}, image=picture)
+    height, width = heat.shape
+    image = np.zeros((height * side, width * side, 3), dtype=np.uint8)
+    return Explanation(build_patch_units((height, width)), heat.flatten(), "m", {}, {}, image=image)
 
 
-def drawn(seed: int) -> tuple[np.ndarray, Example]:
+def random_example(seed: int) -> tuple[np.ndarray, Example]:
     rng = np.random.default_rng(seed)
     inside = np.zeros((12, 16), dtype=bool)
     top, left = rng.integers(0, 6, size=2)
@@ -50,109 +50,121 @@ def drawn(seed: int) -> tuple[np.ndarray, Example]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_figures_equal_the_replica(seed: int) -> None:
-    heat, example = drawn(seed)
-    how = ObjectSegmentation(thresholds=THRESHOLD_RULES)
-    (one,) = how.measure(_Ex(), [example], {"m": [explanation(heat)]})  # type: ignore[arg-type]
+def test_segmentation_metrics_equal_reference(seed: int) -> None:
+    heat, example = random_example(seed)
+    protocol = ObjectSegmentation(thresholds=THRESHOLD_RULES)
+    (measurement,) = protocol.measure(_FakeExplainer(), [example], {"m": [explanation(heat)]})  # type: ignore[arg-type]
     mask = example.evidence[0][0]  # type: ignore[index]
-    inside, counted = mask.pixels, ~mask.ignored_pixels  # the picture has the mask's size, so no pixel moves
-    raw = upscale_bilinear(heat, (12, 16))
-    expected = replica.cut(raw, inside, counted, 0.25 * raw.max())  # of the map as it is, negative scores and all
-    assert {name: one.figures[f"{name}, raw-quarter"] for name in expected} == pytest.approx(expected)
-    values = (raw - raw.min()) / (raw.max() - raw.min())
+    inside, counted = mask.pixels, ~mask.ignored_pixels  # the image has the mask's size, so nothing is resized
+    upscaled = upscale_bilinear(heat, (12, 16))
+    # of the raw map, with negative scores
+    expected = replica.mask_metrics(upscaled, inside, counted, 0.25 * upscaled.max())
+    assert {name: measurement.figures[f"{name}, raw-quarter"] for name in expected} == pytest.approx(expected)
+    values = (upscaled - upscaled.min()) / (upscaled.max() - upscaled.min())
     levels = (values * 255).astype(np.uint8)
     for rule, threshold in (
         ("mean", values.mean()),
         ("quarter", 0.25),
         ("otsu", (replica.otsu(levels) + 1) / 255 - 1e-12),
     ):
-        expected = replica.cut(values, inside, counted, threshold)
-        found = {name: one.figures[f"{name}, {rule}"] for name in expected}
-        assert found == pytest.approx(expected)
-    assert one.figures["iou, best"] == pytest.approx(replica.best_iou(values, inside, counted))
+        expected = replica.mask_metrics(values, inside, counted, threshold)
+        actual = {name: measurement.figures[f"{name}, {rule}"] for name in expected}
+        assert actual == pytest.approx(expected)
+    assert measurement.figures["iou, best"] == pytest.approx(replica.best_iou(values, inside, counted))
     pair = (values[counted], inside[counted])
-    assert one.figures["average precision"] == pytest.approx(replica.both_channels(*pair))
-    assert one.figures["object average precision"] == pytest.approx(replica.average_precision(*pair))
-    assert one.figures["roc auc"] == pytest.approx(replica.roc_auc(*pair))
+    assert measurement.figures["average precision"] == pytest.approx(replica.both_channels(*pair))
+    assert measurement.figures["object average precision"] == pytest.approx(replica.average_precision(*pair))
+    assert measurement.figures["roc auc"] == pytest.approx(replica.roc_auc(*pair))
     top = np.unravel_index(values.argmax(), values.shape)
-    assert one.figures["pointing"] == float(inside[top])
+    assert measurement.figures["pointing"] == float(inside[top])
     mass = total = 0.0
     for i in range(12):
         for j in range(16):
             if counted[i, j]:
                 total += max(heat[i // 4, j // 4], 0)
                 mass += max(heat[i // 4, j // 4], 0) * inside[i, j]
-    assert one.figures["inside mass"] == pytest.approx(mass / total)
+    assert measurement.figures["inside mass"] == pytest.approx(mass / total)
 
 
-def test_a_data_set_sums_before_it_divides() -> None:
-    """Two pictures, one with a small object: the mean of IoUs is not the IoU of the sums."""
-    how, made = ObjectSegmentation(thresholds=("mean",)), []
+def test_dataset_metrics_are_computed_from_sums() -> None:
+    """Two images, one with a small object: the mean of IoUs differs from the IoU of the sums."""
+    protocol, measurements = ObjectSegmentation(thresholds=("mean",)), []
     for seed in range(2):
-        heat, example = drawn(seed)
-        made += how.measure(_Ex(), [example], {"m": [explanation(heat)]})  # type: ignore[arg-type]
-    rows = [one.figures for one in made]
-    both = {kind: sum(row[f"{kind} both, mean"] for row in rows) for kind in ("object", "ground")}
-    either = {kind: sum(row[f"{kind} either, mean"] for row in rows) for kind in ("object", "ground")}
-    found = summarise_segmentation(made)
-    assert found["mIoU"] == pytest.approx((both["object"] / either["object"] + both["ground"] / either["ground"]) / 2)
-    assert found["pixel accuracy"] == pytest.approx(
+        heat, example = random_example(seed)
+        measurements += protocol.measure(_FakeExplainer(), [example], {"m": [explanation(heat)]})  # type: ignore[arg-type]
+    rows = [measurement.figures for measurement in measurements]
+    intersection = {kind: sum(row[f"{kind} both, mean"] for row in rows) for kind in ("object", "ground")}
+    union = {kind: sum(row[f"{kind} either, mean"] for row in rows) for kind in ("object", "ground")}
+    metrics = summarise_segmentation(measurements)
+    assert metrics["mIoU"] == pytest.approx(
+        (intersection["object"] / union["object"] + intersection["ground"] / union["ground"]) / 2
+    )
+    assert metrics["pixel accuracy"] == pytest.approx(
         sum(row["right, mean"] for row in rows) / sum(row["counted, mean"] for row in rows)
     )
-    assert found["F1"] == pytest.approx(np.mean([row["f1, mean"] for row in rows]))
+    assert metrics["F1"] == pytest.approx(np.mean([row["f1, mean"] for row in rows]))
 
 
-def test_a_perfect_map_is_perfect() -> None:
+def test_perfect_map_has_perfect_metrics() -> None:
     inside = np.zeros((4, 6), dtype=bool)
     inside[1:3, 2:5] = True
     counted = np.ones_like(inside)
     values = inside.astype(float)
-    found = compute_mask_metrics(threshold_map(values, inside, counted, "best"), inside, counted)
-    assert found["iou"] == found["f1"] == found["pixel accuracy"] == 1 and found["row f1"] == 0.5  # two of four rows
+    metrics = compute_mask_metrics(threshold_map(values, inside, counted, "best"), inside, counted)
+    assert metrics["iou"] == metrics["f1"] == metrics["pixel accuracy"] == 1
+    assert metrics["row f1"] == 0.5  # two of four rows
     assert compute_average_precision(values.flatten(), inside.flatten()) == 1
     assert compute_inside_mass(values, inside, counted) == 1 and np.isnan(compute_inside_mass(-values, inside, counted))
     assert find_best_threshold(values.flatten(), inside.flatten()) == 0
 
 
-def test_interpretdls_pointing_game_cuts_at_a_quarter_of_the_largest_value() -> None:
-    """Four cells lie above a quarter of 8, two of them on the object; a quarter of the range (−1) lets a fifth in."""
+def test_interpretdl_pointing_threshold_is_a_quarter_of_maximum() -> None:
+    """Four cells exceed a quarter of 8, two of them on the object; a fifth exceeds a quarter of the range (−1)."""
     heat = np.array([[8.0, 3.0, 2.5, 2.1], [1.9, -4.0, -4.0, -4.0]])
     inside = np.zeros((2, 4), dtype=bool)
     inside[0, :2] = inside[1, 3] = True
-    found = compute_mask_metrics(
+    metrics = compute_mask_metrics(
         threshold_map(heat, inside, np.ones_like(inside), "raw-quarter"), inside, np.ones_like(inside)
     )
-    assert (found["precision"], found["recall"]) == (0.5, pytest.approx(2 / 3))
-    assert found["f1"] == pytest.approx(2 * 0.5 * (2 / 3) / (0.5 + 2 / 3))
+    assert (metrics["precision"], metrics["recall"]) == (0.5, pytest.approx(2 / 3))
+    assert metrics["f1"] == pytest.approx(2 * 0.5 * (2 / 3) / (0.5 + 2 / 3))
     assert threshold_map(heat, inside, np.ones_like(inside), "quarter").sum() == 5
-    how = PROTOCOL_PRESETS["idl-pointing"]
-    _, example = drawn(0)
-    (one,) = how.measure(_Ex(), [example], {"m": [explanation(drawn(0)[0])]})  # type: ignore[arg-type]
-    named = {"precision, raw-quarter", "recall, raw-quarter", "f1, raw-quarter", "roc auc", "object average precision"}
-    assert named <= one.figures.keys() and "f1, raw-quarter" in how.headline_metrics
+    protocol = PROTOCOL_PRESETS["idl-pointing"]
+    _, example = random_example(0)
+    (measurement,) = protocol.measure(_FakeExplainer(), [example], {"m": [explanation(random_example(0)[0])]})  # type: ignore[arg-type]
+    expected_names = {
+        "precision, raw-quarter",
+        "recall, raw-quarter",
+        "f1, raw-quarter",
+        "roc auc",
+        "object average precision",
+    }
+    assert expected_names <= measurement.figures.keys() and "f1, raw-quarter" in protocol.headline_metrics
 
 
 @pytest.mark.parametrize("inside", [np.ones((3, 4), dtype=bool), np.zeros((3, 4), dtype=bool)])
-def test_one_class_alone_cannot_be_told_apart(inside: np.ndarray) -> None:
+def test_roc_auc_with_one_class_is_nan(inside: np.ndarray) -> None:
     example = Example("x", None, 0, ((EvidenceMask(inside),),))
-    (one,) = ObjectSegmentation().measure(_Ex(), [example], {"m": [explanation(drawn(0)[0])]})  # type: ignore[arg-type]
-    assert np.isnan(one.figures["roc auc"]) and one.figures["recall, mean"] < 1
+    (measurement,) = ObjectSegmentation().measure(
+        _FakeExplainer(), [example], {"m": [explanation(random_example(0)[0])]}
+    )  # type: ignore[arg-type]
+    assert np.isnan(measurement.figures["roc auc"]) and measurement.figures["recall, mean"] < 1
 
 
-def test_a_flat_map_says_nothing() -> None:
-    _, example = drawn(0)
-    (one,) = ObjectSegmentation().measure(_Ex(), [example], {"m": [explanation(np.zeros((3, 4)))]})  # type: ignore[arg-type]
-    assert one.figures["object both, mean"] == 0 and np.isnan(one.figures["inside mass"])
+def test_constant_map_has_no_overlap_and_nan_mass() -> None:
+    _, example = random_example(0)
+    (measurement,) = ObjectSegmentation().measure(_FakeExplainer(), [example], {"m": [explanation(np.zeros((3, 4)))]})  # type: ignore[arg-type]
+    assert measurement.figures["object both, mean"] == 0 and np.isnan(measurement.figures["inside mass"])
 
 
-def test_otsu_is_otsus() -> None:
+def test_otsu_threshold_equals_reference() -> None:
     rng = np.random.default_rng(1)
     for _ in range(5):
         levels = np.concatenate([rng.integers(0, 90, 60), rng.integers(120, 256, 40)]).astype(np.uint8)
         assert threshold_otsu(levels) == replica.otsu(levels)
 
 
-def test_the_mask_is_cut_as_the_processor_cuts_the_picture() -> None:
+def test_mask_is_cropped_like_the_image() -> None:
     class Cropping:
         do_center_crop, do_resize = True, True
         size, crop_size = {"shortest_edge": 256}, {"height": 224, "width": 224}
@@ -166,34 +178,34 @@ def test_the_mask_is_cut_as_the_processor_cuts_the_picture() -> None:
     assert mask[:, :4].all() and not mask[:, 4:].any() and counted.all()
 
 
-def test_mosaics_ask_for_the_part_of_the_explained_class() -> None:
+def test_mosaic_evidence_covers_cells_of_the_label() -> None:
     colours = [(255, 0, 0), (0, 255, 0)]
-    one = [Example(str(i), Image.new("RGB", (6, 6), colours[i % 2]), i % 2) for i in range(6)]
-    data = BenchmarkDataset("mine", "all", "CC0", ("red", "green"), lambda: one, lambda row: row)
+    rows = [Example(str(i), Image.new("RGB", (6, 6), colours[i % 2]), i % 2) for i in range(6)]
+    data = BenchmarkDataset("mine", "all", "CC0", ("red", "green"), lambda: rows, lambda row: row)
     for layout, cells in (("pair", 1), ("square", 2)):
         for example in make_mosaics(data, 6, seed=1, layout=layout, cell_size=8):
             assert example.evidence is not None and len(example.evidence[0]) == cells
             pixels = np.asarray(example.input)
             mask, _ = build_object_mask(example, pixels.shape[:2], (0.0, 0.0, 1.0, 1.0))
-            own = colours[example.label]  # type: ignore[index]
-            assert (pixels[mask] == own).all() and not (pixels[~mask] == own).all(-1).any()
-    again = [example.evidence for example in make_mosaics(data, 6, seed=1)]
-    assert again == [example.evidence for example in make_mosaics(data, 6, seed=1)]
+            colour = colours[example.label]  # type: ignore[index]
+            assert (pixels[mask] == colour).all() and not (pixels[~mask] == colour).all(-1).any()
+    repeated = [example.evidence for example in make_mosaics(data, 6, seed=1)]
+    assert repeated == [example.evidence for example in make_mosaics(data, 6, seed=1)]
     with pytest.raises(InputError, match="two classes"):
         make_mosaics(data.select([0, 2]), 2)[0]
     with pytest.raises(InputError, match="square"):
         make_mosaics(data, 2, layout="row")
 
 
-def test_bad_settings_and_missing_masks_are_told() -> None:
-    heat, example = drawn(0)
+def test_invalid_threshold_and_missing_mask_raise() -> None:
+    heat, example = random_example(0)
     with pytest.raises(InputError, match="otsu"):
-        ObjectSegmentation(thresholds=("median",)).measure(_Ex(), [example], {})  # type: ignore[arg-type]
+        ObjectSegmentation(thresholds=("median",)).measure(_FakeExplainer(), [example], {})  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no mask"):
-        ObjectSegmentation().measure(_Ex(), [Example("x", None, 0)], {"m": [explanation(heat)]})  # type: ignore[arg-type]
+        ObjectSegmentation().measure(_FakeExplainer(), [Example("x", None, 0)], {"m": [explanation(heat)]})  # type: ignore[arg-type]
 
 
-def test_boxes_are_masks_too() -> None:
-    whole: Any = (0.0, 0.0, 1.0, 1.0)
-    mask, _ = build_object_mask(Example("x", None, 0, ((ImageBox((0.0, 0.0, 0.5, 0.5)),),)), (4, 4), whole)
+def test_box_evidence_gives_object_mask() -> None:
+    full_view: Any = (0.0, 0.0, 1.0, 1.0)
+    mask, _ = build_object_mask(Example("x", None, 0, ((ImageBox((0.0, 0.0, 0.5, 0.5)),),)), (4, 4), full_view)
     assert mask.sum() == 4 and mask[:2, :2].all()

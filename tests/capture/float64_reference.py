@@ -1,7 +1,7 @@
-"""The same pass, with whole maps in float64 in the place of whatever a streaming pass makes: what its sums are held to.
+"""The same pass with maps materialised in float64 in place of the tiles: a reference for streaming reductions.
 
-Another pass in half precision rounds otherwise, and sharp attention makes much of it. Here queries, keys, values and
-gradients stay the bytes that they are, so that all that can differ are the sums.
+A separate pass in half precision rounds differently, which sharp attention amplifies. Here queries, keys, values and
+gradients stay bitwise the same, so only the reductions can differ.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,78 +22,91 @@ from clearhead.capture.tape import AttentionCall
 from clearhead.explainer import Explainer
 
 
-def far_from_whole_maps(ex: Explainer, inputs: Any, methods: list[Any], **how: Any) -> dict[str, float]:
-    """How far each method's scores are from what they would be, of the largest; of the input that is furthest."""
-    found = ex.explain(inputs, methods, **how)
-    with whole_maps_in_float64() as swept:
-        exact = ex.explain(inputs, methods, **how)
-    assert swept, "no call was streamed"
-    return {name: max(map(far, _each(some), _each(exact[name]))) for name, some in found.items()}
+def far_from_whole_maps(ex: Explainer, inputs: Any, methods: list[Any], **options: Any) -> dict[str, float]:
+    """The largest deviation of each method's scores over all inputs, relative to the largest score."""
+    actual = ex.explain(inputs, methods, **options)
+    with whole_maps_in_float64() as replaced:
+        exact = ex.explain(inputs, methods, **options)
+    assert replaced, "no call was streamed"
+    return {name: max(map(far, _as_list(explanations), _as_list(exact[name]))) for name, explanations in actual.items()}
 
 
-def _each(explained: Any) -> list[Any]:
-    return explained if isinstance(explained, list) else [explained]
+def _as_list(explanations: Any) -> list[Any]:
+    return explanations if isinstance(explanations, list) else [explanations]
 
 
-def far(one: Any, exact: Any) -> float:
-    """Of the stream that is furthest; where a clamp has left nothing, nothing may be there."""
-    gaps = [(one[stream].scores - part.scores, part.scores) for stream, part in exact.by_stream.items()]
+def far(actual: Any, exact: Any) -> float:
+    """The largest relative deviation over streams; where the reference is zero after a clamp, zero is expected."""
+    gaps = [
+        (actual[stream].scores - explanation.scores, explanation.scores)
+        for stream, explanation in exact.by_stream.items()
+    ]
     return max(float(np.abs(gap).max() / (np.abs(scores).max() or 1)) for gap, scores in gaps)
 
 
 @contextmanager
 def whole_maps_in_float64() -> Iterator[list[str]]:
-    """In the `with`, methods fold whole maps. The list names the attention calls that did so."""
-    swept: list[str] = []
-    sweep = CallDispatcher._process_maps
+    """Within the context, methods use materialised maps. The list names the attention calls that were replaced."""
+    replaced: list[str] = []
+    original = CallDispatcher._process_maps
 
-    def witnessed(
-        visits: CallDispatcher, place: int, gradient: Tensor | None, backward: bool = False
+    def process_maps(
+        dispatcher: CallDispatcher, index: int, gradient: Tensor | None, backward: bool = False
     ) -> QKVGradients | None:
-        call, tiles = visits.calls[place], visits.tiling
+        call, tiling = dispatcher.calls[index], dispatcher.tiling
         assert call.tiled is not None
-        visits.tiling = replace(tiles, on_tile=lambda *tile: None, on_reduced=lambda *sums: None)
-        gradients = sweep(visits, place, gradient, backward)
-        visits.tiling = tiles
-        swept.append(call.module)
-        attention, slope = maps(call.tiled, gradient)
-        for number in range(tiles.tile_passes):
-            visits._handle_tile(place, number, slice(0, attention.shape[2]), attention, slope)
+        dispatcher.tiling = replace(tiling, on_tile=lambda *tile: None, on_reduced=lambda *sums: None)
+        gradients = original(dispatcher, index, gradient, backward)
+        dispatcher.tiling = tiling
+        replaced.append(call.module)
+        attention, attention_gradient = maps(call.tiled, gradient)
+        for tile_pass in range(tiling.tile_passes):
+            dispatcher._handle_tile(index, tile_pass, slice(0, attention.shape[2]), attention, attention_gradient)
         return gradients
 
-    def asked(one: DeferredCall, reductions: Sequence[MapReduction]) -> list[Tensor]:
-        swept.append("after the pass")
-        attention, slope = maps(one.tiled_call, one.output_gradient)
-        whole = AttentionCall(0, "", attention=repeat_for_targets(attention, one.num_targets), attention_gradient=slope)
-        calls = [whole if part.heads is None else whole.select_heads(part.heads) for part in reductions]
-        every = slice(0, attention.shape[2])
-        return [part.reduce_tile(call, every, every.stop) for part, call in zip(reductions, calls, strict=True)]
+    def reduce_deferred(deferred: DeferredCall, reductions: Sequence[MapReduction]) -> list[Tensor]:
+        replaced.append("after the pass")
+        attention, attention_gradient = maps(deferred.tiled_call, deferred.output_gradient)
+        materialised = AttentionCall(
+            0, "", attention=repeat_for_targets(attention, deferred.num_targets), attention_gradient=attention_gradient
+        )
+        calls = [
+            materialised if reduction.heads is None else materialised.select_heads(reduction.heads)
+            for reduction in reductions
+        ]
+        all_rows = slice(0, attention.shape[2])
+        return [
+            reduction.reduce_tile(call, all_rows, all_rows.stop)
+            for reduction, call in zip(reductions, calls, strict=True)
+        ]
 
     with (
-        mock.patch.object(CallDispatcher, "_process_maps", witnessed),
-        mock.patch.object(DeferredCall, "reduce", asked),
+        mock.patch.object(CallDispatcher, "_process_maps", process_maps),
+        mock.patch.object(DeferredCall, "reduce", reduce_deferred),
     ):
-        yield swept
+        yield replaced
 
 
 def maps(call: TiledAttention, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """A, by the model's own eager attention, and ∂y/∂A = ∂y/∂O Vᵀ: made in float64, handed over in float32."""
-    query, key, value = (part.double() for part in (call.query, call.key, call.value))
-    every = slice(0, query.shape[2]), slice(0, key.shape[2])
-    more = {name: part.double() if _real(part) else part for name, part in call.kwargs.items()}
-    added = call.compute_additive_mask(*every, torch.float64)
+    """A, by the model's eager attention, and ∂y/∂A = ∂y/∂O Vᵀ, computed in float64 and returned in float32."""
+    query, key, value = (tensor.double() for tensor in (call.query, call.key, call.value))
+    all_cells = slice(0, query.shape[2]), slice(0, key.shape[2])
+    kwargs = {name: argument.double() if _is_floating(argument) else argument for name, argument in call.kwargs.items()}
+    mask = call.compute_additive_mask(*all_cells, torch.float64)
     with torch.no_grad():
         _, attention = call.eager_forward(
-            call.module, query, key, value, None if added is None else added.double(), **more
+            call.module, query, key, value, None if mask is None else mask.double(), **kwargs
         )
-        seeing = call.compute_has_visible_key(*every)
-        attention = attention if seeing is None else attention * seeing
+        has_visible_key = call.compute_has_visible_key(*all_cells)
+        attention = attention if has_visible_key is None else attention * has_visible_key
     if gradient is None:
         return attention.float(), None
-    shared = value.repeat_interleave(query.shape[1] // value.shape[1], 1).mT
-    slopes = [one.double().transpose(1, 2) @ shared for one in gradient.split(len(query))]
-    return attention.float(), torch.cat(slopes).float()
+    value_t = value.repeat_interleave(query.shape[1] // value.shape[1], 1).mT
+    attention_gradients = [
+        target_gradient.double().transpose(1, 2) @ value_t for target_gradient in gradient.split(len(query))
+    ]
+    return attention.float(), torch.cat(attention_gradients).float()
 
 
-def _real(part: object) -> bool:
-    return isinstance(part, Tensor) and part.is_floating_point()
+def _is_floating(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

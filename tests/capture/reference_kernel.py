@@ -1,4 +1,4 @@
-"""A kernel as plain as can be, from whole maps: what every other kernel is held to."""
+"""A minimal reference kernel that materialises attention maps; the other kernels are compared with it."""
 
 from collections.abc import Sequence
 
@@ -27,8 +27,8 @@ class WholeMaps:
         return scores.softmax(-1)
 
     def forward(self, call: TiledAttention) -> tuple[Tensor, tuple[Tensor, ...]]:
-        shares = call.query.shape[1] // call.key.shape[1]
-        key, value = (part.repeat_interleave(shares, 1) for part in (call.key, call.value))
+        group_size = call.query.shape[1] // call.key.shape[1]
+        key, value = (tensor.repeat_interleave(group_size, 1) for tensor in (call.key, call.value))
         attention = self.attention(call, call.query, key)
         return (attention @ value).transpose(1, 2), (attention.sum(-1),)
 
@@ -37,24 +37,26 @@ class WholeMaps:
     ) -> tuple[QKVGradients, list[Tensor]]:
         assert torch.allclose(call.kernel_saved_tensors[0], torch.ones_like(call.kernel_saved_tensors[0]))
         with torch.enable_grad():
-            leaves = [part.clone().requires_grad_() for part in (call.query, call.key, call.value)]
-            shares = call.query.shape[1] // call.key.shape[1]
-            query, key, value = leaves[0], *(part.repeat_interleave(shares, 1) for part in leaves[1:])
+            leaves = [tensor.clone().requires_grad_() for tensor in (call.query, call.key, call.value)]
+            group_size = call.query.shape[1] // call.key.shape[1]
+            query, key, value = leaves[0], *(tensor.repeat_interleave(group_size, 1) for tensor in leaves[1:])
             attention = self.attention(call, query, key)
             output = (attention @ value).transpose(1, 2)
-            *found, slope = torch.autograd.grad(output, [*leaves, attention], gradient)
-        made = AttentionCall(0, "", attention=attention.detach(), attention_gradient=slope)
-        return (found[0], found[1], found[2]), [self._sum(one, made) for one in reductions]
+            *gradients, attention_gradient = torch.autograd.grad(output, [*leaves, attention], gradient)
+        materialised = AttentionCall(0, "", attention=attention.detach(), attention_gradient=attention_gradient)
+        return (gradients[0], gradients[1], gradients[2]), [
+            self._reduce(reduction, materialised) for reduction in reductions
+        ]
 
     def reduce_maps(
         self, call: TiledAttention, gradient: Tensor | None, reductions: Sequence[MapReduction]
     ) -> list[Tensor]:
-        slope = torch.zeros_like(call.query.transpose(1, 2)) if gradient is None else gradient
-        return self.backward(call, slope, reductions)[1]
+        output_gradient = torch.zeros_like(call.query.transpose(1, 2)) if gradient is None else gradient
+        return self.backward(call, output_gradient, reductions)[1]
 
-    def _sum(self, wanted: MapReduction, call: AttentionCall) -> Tensor:
-        own = call if wanted.heads is None else call.select_heads(wanted.heads)
-        maps = wanted.compute_maps(own)
-        if wanted.column_weights is not None:
-            return pull_columns(wanted.column_weights, maps)
-        return maps.sum(3) if wanted.row_weights is None else push_rows(wanted.row_weights, maps)
+    def _reduce(self, reduction: MapReduction, call: AttentionCall) -> Tensor:
+        selected = call if reduction.heads is None else call.select_heads(reduction.heads)
+        maps = reduction.compute_maps(selected)
+        if reduction.column_weights is not None:
+            return pull_columns(reduction.column_weights, maps)
+        return maps.sum(3) if reduction.row_weights is None else push_rows(reduction.row_weights, maps)

@@ -1,4 +1,4 @@
-"""Streaming passes leave nothing behind, whether layers are computed again or not, and whether they come to an end."""
+"""Streaming passes release their memory, with and without activation checkpointing, also when they raise."""
 
 import gc
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from clearhead.capture.attention.tiling import TilingConfig
 from clearhead.capture.tape import AttentionCall
 from clearhead.methods.generic import GenericAttention
 from clearhead.methods.generic_cross_attention import CrossStreamGenericAttention
-from tests.capture.attention.test_tiled import ASKS, batch, model_of, recorder, value
+from tests.capture.attention.test_tiled import REQUIREMENTS, make_batch, make_model, make_recorder, target_logit
 
 
-def streamed() -> list[TiledAttention]:
-    return [part for part in gc.get_objects() if type(part) is TiledAttention]
+def live_tiled_calls() -> list[TiledAttention]:
+    return [value for value in gc.get_objects() if type(value) is TiledAttention]
 
 
 def decoder() -> tuple[Any, dict[str, torch.Tensor]]:
@@ -31,43 +31,43 @@ def decoder() -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 def encoder_decoder() -> tuple[Any, dict[str, torch.Tensor]]:
-    """Whose calls are asked for sums after the pass."""
-    answer = torch.tensor([[2, 5, 9, 11]])
-    return model_of("across", "sdpa", torch.float32), decoder()[1] | {"decoder_input_ids": answer}
+    """A model whose attention calls are reduced after the pass (deferred)."""
+    decoder_ids = torch.tensor([[2, 5, 9, 11]])
+    return make_model("encoder-decoder", "sdpa", torch.float32), decoder()[1] | {"decoder_input_ids": decoder_ids}
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])
-@pytest.mark.parametrize("made", [decoder, encoder_decoder])
-def test_nothing_waits_for_the_garbage_collector(
-    made: Callable[[], tuple[Any, dict[str, torch.Tensor]]], checkpoint: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("make", [decoder, encoder_decoder])
+def test_streaming_pass_frees_tiled_calls_without_garbage_collection(
+    make: Callable[[], tuple[Any, dict[str, torch.Tensor]]], checkpoint: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What refers to itself in a circle would hold each layer's queries, keys and values until it comes; and of
-    several passes, those of one are held at a time."""
-    model, inputs = made()
+    """Reference cycles would keep each layer's queries, keys and values alive until garbage collection; of several
+    passes, those of one are alive at a time."""
+    model, inputs = make()
     model.config.decoder_start_token_id = 2
     ex = clearhead.load(model)
-    how = {"method": ["generic", "rollout"], "kernel": "streaming", "checkpoint": checkpoint}
-    several = {name: part.repeat(2, 1) for name, part in inputs.items()}
-    ex.explain(several, **how, batch_size=1)
+    options = {"method": ["generic", "rollout"], "kernel": "streaming", "checkpoint": checkpoint}
+    two_samples = {name: tensor.repeat(2, 1) for name, tensor in inputs.items()}
+    ex.explain(two_samples, **options, batch_size=1)
     gc.collect()
     gc.disable()
-    held = streamed()  # by tests before this one, which what they caught may keep alive
-    beginning, run = [], ex.recorder.run
+    alive_before = live_tiled_calls()  # by earlier tests, whose caught exceptions may keep them alive
+    alive_at_start, run = [], ex.recorder.run
 
-    def watched(*args: Any, **named: Any) -> Any:
-        beginning.append(len(streamed()))
-        return run(*args, **named)
+    def count_alive(*args: Any, **kwargs: Any) -> Any:
+        alive_at_start.append(len(live_tiled_calls()))
+        return run(*args, **kwargs)
 
-    monkeypatch.setattr(ex.recorder, "run", watched)
+    monkeypatch.setattr(ex.recorder, "run", count_alive)
     try:
-        ex.explain(several, **how, batch_size=1)
-        assert len(streamed()) == len(held)
-        assert len(beginning) >= 2 and set(beginning) == {len(held)}
-        for fold in (GenericAttention, CrossStreamGenericAttention):
-            monkeypatch.setattr(fold, "compute_scores", breaks)
+        ex.explain(two_samples, **options, batch_size=1)
+        assert len(live_tiled_calls()) == len(alive_before)
+        assert len(alive_at_start) >= 2 and set(alive_at_start) == {len(alive_before)}
+        for method in (GenericAttention, CrossStreamGenericAttention):
+            monkeypatch.setattr(method, "compute_scores", raise_broken)
         with suppress(Broken):
-            ex.explain(inputs, **how)
-        assert len(streamed()) == len(held)
+            ex.explain(inputs, **options)
+        assert len(live_tiled_calls()) == len(alive_before)
     finally:
         gc.enable()
 
@@ -76,22 +76,22 @@ class Broken(Exception):
     pass
 
 
-def breaks(*args: object) -> None:
+def raise_broken(*args: object) -> None:
     raise Broken
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])
-@pytest.mark.parametrize("where", ["forward", "target", "fold", "again"])
-def test_a_pass_that_breaks_off_leaves_nothing(where: str, checkpoint: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph knows the calls and these know it: nothing would ever collect them."""
+@pytest.mark.parametrize("where", ["forward", "target", "fold", "recompute"])
+def test_failed_streaming_pass_frees_queries(where: str, checkpoint: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The autograd graph and the attention calls refer to each other, which no garbage collector can see."""
     queries: list[StorageWeakRef] = []
-    attend, name = TiledAttention.forward, "grouped heads"
-    record = recorder(name, "sdpa", torch.float64)
+    original_forward, name = TiledAttention.forward, "grouped heads"
+    recorder = make_recorder(name, "sdpa", torch.float64)
     runs = 0
 
-    def watched(call: TiledAttention, query: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    def track_query(call: TiledAttention, query: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         queries.append(StorageWeakRef(query.untyped_storage()))
-        return attend(call, query, *others)
+        return original_forward(call, query, *others)
 
     def fold(call: AttentionCall, rows: slice, sweep: int) -> None:
         if where == "fold" and call.layer == 0:
@@ -100,20 +100,23 @@ def test_a_pass_that_breaks_off_leaves_nothing(where: str, checkpoint: bool, mon
     def second_run(*args: object) -> None:
         nonlocal runs
         runs += 1
-        if where == "forward" or (where == "again" and runs == 2):
+        if where == "forward" or (where == "recompute" and runs == 2):
             raise Broken
 
-    if where == "again" and not checkpoint:
-        pytest.skip("no layer is computed again")
-    monkeypatch.setattr(TiledAttention, "forward", watched)
-    handle = record.model.model.layers[1].mlp.register_forward_pre_hook(second_run)
+    if where == "recompute" and not checkpoint:
+        pytest.skip("no layer is recomputed")
+    monkeypatch.setattr(TiledAttention, "forward", track_query)
+    handle = recorder.model.model.layers[1].mlp.register_forward_pre_hook(second_run)
     gc.disable()
     try:
-        target, tiles = breaks if where == "target" else value, TilingConfig(fold, checkpoint_layers=checkpoint)
+        target, tiling = (
+            raise_broken if where == "target" else target_logit,
+            TilingConfig(fold, checkpoint_layers=checkpoint),
+        )
         with pytest.raises(Broken):
-            record.run(batch(name), target, ASKS, tiling=tiles)
-        gc.collect()  # what was raised knows the frames, and they know it: Python sees that
-        assert queries and all(one.expired() for one in queries)
+            recorder.run(make_batch(name), target, REQUIREMENTS, tiling=tiling)
+        gc.collect()  # the exception and its frames form a cycle that Python collects
+        assert queries and all(query.expired() for query in queries)
     finally:
         handle.remove()
         gc.enable()

@@ -1,4 +1,4 @@
-"""What comes out of each layer, with its gradient: the whole stream h^0 … h^L, on both ways of recording."""
+"""Hidden states h^0 … h^L with their gradients, from both capture sources."""
 
 import copy
 
@@ -11,7 +11,7 @@ SUBJECTS = ["bert/classify", "albert/classify", "modernbert/mask", "deberta/clas
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_what_comes_out_of_a_layer_goes_into_the_next(subject):
+def test_hidden_state_equals_input_of_next_layer(subject):
     tape = explainer(subject).record(inputs(subject), ("block_input_gradient", "hidden_state_gradient"))
     for below, above in zip(tape.calls[:-1], tape.calls[1:], strict=True):
         torch.testing.assert_close(below.hidden_state, above.block_input, rtol=0, atol=0)
@@ -19,21 +19,21 @@ def test_what_comes_out_of_a_layer_goes_into_the_next(subject):
 
 
 @pytest.mark.parametrize("subject", ["bert/classify", "deberta/classify"])
-def test_the_last_hidden_state_is_the_models_own(subject):
-    """Its gradient lies at the pooled token alone (check 3 of the specification)."""
+def test_last_hidden_state_and_gradient_equal_model_output(subject):
+    """Its gradient is nonzero at the pooled token only (check 3 of the specification)."""
     ex = explainer(subject)
     raw = inputs(subject)[0]
     last = ex.record(raw, "hidden_state_gradient").calls[-1]
     model = copy.deepcopy(ex.adapter.model)
-    given = {name: part[None] for name, part in ex.adapter.make_samples(raw, how()).pop().inputs.items()}
-    real = model(**given, output_hidden_states=True)
-    torch.testing.assert_close(last.hidden_state, real.hidden_states[-1], rtol=1e-12, atol=1e-12)
-    (gradient,) = torch.autograd.grad(real.logits.max(), real.hidden_states[-1])
+    batch = {name: tensor[None] for name, tensor in ex.adapter.make_samples(raw, input_options()).pop().inputs.items()}
+    expected = model(**batch, output_hidden_states=True)
+    torch.testing.assert_close(last.hidden_state, expected.hidden_states[-1], rtol=1e-12, atol=1e-12)
+    (gradient,) = torch.autograd.grad(expected.logits.max(), expected.hidden_states[-1])
     torch.testing.assert_close(last.hidden_state_gradient, gradient, rtol=1e-9, atol=1e-12)
     assert last.hidden_state_gradient[0].abs().sum(-1).nonzero().flatten().tolist() == [0]
 
 
-def how():
+def input_options():
     from clearhead.adapters import InputOptions
 
     return InputOptions()

@@ -1,4 +1,4 @@
-"""A call is one computation, not one module: shared layers, self- and cross-attention, each has its own record."""
+"""Each attention call is recorded separately: shared layers, self- and cross-attention."""
 
 import copy
 
@@ -11,15 +11,15 @@ from clearhead.capture.recorder import Recorder
 from tests.invariants import cases
 from tests.models import inputs
 
-ASKS = ("attention", "attention_gradient", "input_gradient")
+REQUIREMENTS = ("attention", "attention_gradient", "input_gradient")
 
 
-def test_a_layer_that_is_called_three_times():
-    tape = cases.explainer("albert/classify").record(inputs("albert/classify"), (*ASKS, "block_input"))
+def test_shared_layer_is_recorded_once_per_call():
+    tape = cases.explainer("albert/classify").record(inputs("albert/classify"), (*REQUIREMENTS, "block_input"))
     assert len({call.module for call in tape.calls}) == 1 and len(tape.calls) == 3
-    for part in ("attention", "attention_gradient", "block_input"):
-        one, two, three = (getattr(call, part) for call in tape.calls)
-        assert not torch.equal(one, two) and not torch.equal(two, three)
+    for field in ("attention", "attention_gradient", "block_input"):
+        first, second, third = (getattr(call, field) for call in tape.calls)
+        assert not torch.equal(first, second) and not torch.equal(second, third)
 
 
 def bart():
@@ -31,8 +31,8 @@ def bart():
 def marian():
     sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "vocab_size": 50}
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
-    own = {"pad_token_id": 0, "decoder_start_token_id": 0, "init_std": 0.3, "max_position_embeddings": 30}
-    return transformers.MarianModel(transformers.MarianConfig(**sizes, **heads, **own))
+    options = {"pad_token_id": 0, "decoder_start_token_id": 0, "init_std": 0.3, "max_position_embeddings": 30}
+    return transformers.MarianModel(transformers.MarianConfig(**sizes, **heads, **options))
 
 
 def t5():
@@ -46,8 +46,8 @@ def t5_uneven():
 
 
 @pytest.mark.parametrize("make", [bart, marian, t5, t5_uneven], ids=lambda make: make.__name__)
-def test_self_and_cross_attention(make):
-    """Kinds and order are right, and maps and gradients are those that the model itself returns under eager."""
+def test_encoder_decoder_calls_have_correct_kind_order_and_gradients(make):
+    """Kinds and order are right; maps and gradients equal those that the model returns with eager attention."""
     torch.manual_seed(5)
     model = make().double().eval()
     mask = torch.ones(2, 7, dtype=torch.long)
@@ -61,26 +61,26 @@ def test_self_and_cross_attention(make):
     def value(output):
         return output.last_hidden_state[:, -1, 3]
 
-    tape = Recorder(model).record(batch, value, ASKS)
-    twin = copy.deepcopy(model)
-    twin.set_attn_implementation("eager")
-    output = twin(**batch, output_attentions=True)
-    decoder = [part for pair in zip(output.decoder_attentions, output.cross_attentions, strict=True) for part in pair]
-    real = [*output.encoder_attentions, *decoder]
-    gradients = torch.autograd.grad(value(output).sum(), real)
+    tape = Recorder(model).record(batch, value, REQUIREMENTS)
+    eager_model = copy.deepcopy(model)
+    eager_model.set_attn_implementation("eager")
+    output = eager_model(**batch, output_attentions=True)
+    decoder = [maps for pair in zip(output.decoder_attentions, output.cross_attentions, strict=True) for maps in pair]
+    expected = [*output.encoder_attentions, *decoder]
+    gradients = torch.autograd.grad(value(output).sum(), expected)
     encoders, pairs = len(output.encoder_attentions), len(output.cross_attentions)
     assert [call.kind for call in tape.calls] == ["self"] * encoders + ["self", "cross"] * pairs
     assert [call.layer for call in tape.calls] == list(range(encoders + 2 * pairs))
-    assert len({call.module for call in tape.calls}) == len(real)
+    assert len({call.module for call in tape.calls}) == len(expected)
     sides = [call.module.split(".")[0] for call in tape.calls]
     assert sides == ["encoder"] * encoders + ["decoder"] * 2 * pairs
-    for call, attention, gradient in zip(tape.calls, real, gradients, strict=True):
+    for call, attention, gradient in zip(tape.calls, expected, gradients, strict=True):
         assert (call.attention - attention).abs().max() <= 1e-12
-        assert gradient.any(), "the reference itself must say something"
+        assert gradient.any(), "the reference gradient must not be zero"
         assert (call.attention_gradient - gradient).abs().max() <= 1e-12 * gradient.abs().max(), call.module
 
 
-def test_an_encoder_decoder_is_not_explained_as_if_it_were_an_encoder():
+def test_encoder_decoder_classifier_raises_unsupported():
     sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "vocab_size": 50, "num_labels": 3}
     config = transformers.BartConfig(**sizes, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48)
     with pytest.raises(clearhead.UnsupportedError, match="BartForSequenceClassification is an encoder–decoder"):

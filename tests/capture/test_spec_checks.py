@@ -1,4 +1,4 @@
-"""Ready-made checks of spec/analysis.md, section 7.4 (3, 5 and 7), and the tape folded by hand."""
+"""Checks 3, 5 and 7 of spec/analysis.md, section 7.4, and methods applied to a recorded tape."""
 
 import copy
 
@@ -14,13 +14,13 @@ from tests import models
 from tests.invariants import cases
 
 
-def test_last_layer_gradients_stand_in_the_pooled_row_alone():
+def test_last_layer_attention_gradient_is_nonzero_only_in_pooled_row():
     """Check 3: gradient support of A^L is row 0 only; of h^L (the last layer's output) position 0 only."""
     ex = cases.explainer("bert/classify")
     tape = ex.record(models.TEXTS, ("attention_gradient",))
     last, before = tape.calls[-1].attention_gradient, tape.calls[-2].attention_gradient
     assert last[:, :, 0].any() and not last[:, :, 1:].any()
-    assert before[0, :, 1:].any(), "in the layer below, every row counts"
+    assert before[0, :, 1:].any(), "in the layer below, every row has a gradient"
     batch, outputs = cases.collated(ex, models.TEXTS), []
     keep = ex.adapter.model.bert.encoder.layer[-1].register_forward_hook(lambda m, a, out: outputs.append(out))
     with keep:
@@ -28,12 +28,12 @@ def test_last_layer_gradients_stand_in_the_pooled_row_alone():
     hidden = outputs[-1][0] if isinstance(outputs[-1], tuple) else outputs[-1]
     (gradient,) = torch.autograd.grad(logits[:, 0].sum(), hidden)
     assert gradient[:, 0].any() and not gradient[:, 1:].any()
-    # So CAT, which sums over the inputs of layers, leaves the last output out: it would speak for one position only.
+    # So CAT sums over the inputs of layers and leaves the last output out: that has a gradient at one position only.
     assert ex.record(models.TEXTS, ("block_input_gradient",)).calls[-1].block_input_gradient[0, 1:].any()
 
 
 @pytest.mark.parametrize("subject", ["bert/mask", "roberta/mask", "deberta/mask"])
-def test_last_layer_gradients_stand_in_the_masked_row_alone(subject):
+def test_last_layer_attention_gradient_is_nonzero_only_in_mask_token_row(subject):
     ex = cases.explainer(subject)
     token = models.tokenizer(models.TEXT[subject.split("/")[0]][1]).mask_token
     for raw in models.inputs(subject):
@@ -43,34 +43,36 @@ def test_last_layer_gradients_stand_in_the_masked_row_alone(subject):
 
 
 @pytest.mark.parametrize("subject", [s for s in cases.TEXT_SUBJECTS if not s.startswith("modernbert")])
-def test_recording_with_padding_is_eager_with_padding(subject):
-    """Check 7: attention in a padded batch is that of the model's own eager code, and padding is never looked at."""
+def test_recorded_attention_equals_eager_with_padding(subject):
+    """Check 7: attention in a padded batch equals that of the model's eager code; no token attends to padding."""
     ex = cases.explainer(subject)
     batch = cases.collated(ex, models.inputs(subject))
-    twin = copy.deepcopy(ex.adapter.model)
-    twin.set_attn_implementation("eager")
+    eager_model = copy.deepcopy(ex.adapter.model)
+    eager_model.set_attn_implementation("eager")
     with torch.no_grad():
-        real = twin(**batch, output_attentions=True).attentions
+        expected = eager_model(**batch, output_attentions=True).attentions
     tape = ex.record(models.inputs(subject), ("attention",))
-    hidden = batch["attention_mask"] == 0
-    assert hidden.any()
-    for call, attention in zip(tape.calls, real, strict=True):
+    is_padding = batch["attention_mask"] == 0
+    assert is_padding.any()
+    for call, attention in zip(tape.calls, expected, strict=True):
         assert (call.attention - attention).abs().max() <= 1e-12
-        looked_at = call.attention.sum(1) * (~hidden)[:, :, None] * hidden[:, None, :]  # by words, at padding
-        assert not looked_at.any()
+        attention_to_padding = (
+            call.attention.sum(1) * (~is_padding)[:, :, None] * is_padding[:, None, :]
+        )  # by tokens, to padding
+        assert not attention_to_padding.any()
 
 
 @pytest.mark.parametrize("subject", cases.TEXT_SUBJECTS)
-def test_masked_specials_have_empty_columns(subject):
-    """Check 5: hide the first and last token with the attention mask, and nothing looks at them."""
+def test_masked_special_tokens_get_no_attention(subject):
+    """Check 5: no token attends to the first and last token where the attention mask hides them."""
     if subject.startswith("deberta"):
-        pytest.skip("DeBERTa zeroes the rows of masked tokens, too: covered by test_recording_with_padding…")
+        pytest.skip("DeBERTa zeroes the rows of masked tokens, too: covered by the test with padding")
     ex = cases.explainer(subject)
-    given = {name: part[:1] for name, part in cases.model_inputs(subject).items()}
-    length = int(given["attention_mask"].sum())
-    given = {name: part[:, :length].clone() for name, part in given.items()}
-    given["attention_mask"][:, [0, length - 1]] = 0
-    tape = ex.record(given, ("attention", "attention_gradient"))
+    inputs = {name: tensor[:1] for name, tensor in cases.model_inputs(subject).items()}
+    length = int(inputs["attention_mask"].sum())
+    inputs = {name: tensor[:, :length].clone() for name, tensor in inputs.items()}
+    inputs["attention_mask"][:, [0, length - 1]] = 0
+    tape = ex.record(inputs, ("attention", "attention_gradient"))
     for call in tape.calls:
         rows = call.attention[0, :, 1:-1]
         assert not rows[..., [0, -1]].any() and rows[..., 1:-1].any()
@@ -78,19 +80,21 @@ def test_masked_specials_have_empty_columns(subject):
 
 
 @pytest.mark.parametrize("subject", cases.SUBJECTS)
-def test_a_kept_tape_folded_by_hand_gives_the_same_scores(subject):
-    """What `record` keeps is what `explain` folds on the fly: the two ways meet."""
+def test_methods_on_recorded_tape_equal_explain(subject):
+    """Methods applied to what `record` keeps give the scores that `explain` accumulates during the pass."""
     ex, raws = cases.explainer(subject), models.inputs(subject)
     names = [name for name in cases.FROM_TAPE if cases.applies(name, subject)]
-    tape = ex.record(raws, {ask for name in names for ask in METHOD_REGISTRY[name].declaration.requires})
+    tape = ex.record(
+        raws, {requirement for name in names for requirement in METHOD_REGISTRY[name].declaration.requires}
+    )
     samples = [sample for raw in raws for sample in ex.adapter.make_samples(raw, InputOptions())]
-    plan = TargetBatch(ex.adapter, samples, [[make_target(None)]] * len(samples))
+    targets = TargetBatch(ex.adapter, samples, [[make_target(None)]] * len(samples))
     for name in names:
-        reading = MethodRun(Method(name), plan, ex.recorder.self_test)
+        method_run = MethodRun(Method(name), targets, ex.recorder.self_test)
         for call in reversed(tape.calls):
             if call.attention is not None:
-                reading.process_call(call)
-        scores = reading.compute_scores(tape)[ex.adapter.stream].scores[:, 0]
+                method_run.process_call(call)
+        scores = method_run.compute_scores(tape)[ex.adapter.stream].scores[:, 0]
         results = cases.batched(subject, name)
         size = cases.size(results)
         for i, e in enumerate(results[name]):
@@ -98,11 +102,11 @@ def test_a_kept_tape_folded_by_hand_gives_the_same_scores(subject):
             assert not scores[i, len(e) :].any() or name == "position", "padding has no score"
 
 
-def test_a_recorder_needs_no_explainer():
-    """Recording knows no method and no subject: a model, a batch and a number are enough."""
+def test_recorder_works_without_explainer():
+    """Recording needs neither a method nor a model adapter: a model, a batch and a scalar are enough."""
     ex = cases.explainer("bert/classify")
     batch = cases.collated(ex, models.TEXTS)
     tape = Recorder(ex.adapter.model).record(batch, lambda output: output.logits[:, 1], ("attention_gradient",))
     expected = ex.record(models.TEXTS, ("attention_gradient",), target=1)
-    for one, other in zip(tape.calls, expected.calls, strict=True):
-        assert torch.equal(one.attention_gradient, other.attention_gradient)
+    for call, reference in zip(tape.calls, expected.calls, strict=True):
+        assert torch.equal(call.attention_gradient, reference.attention_gradient)

@@ -1,4 +1,4 @@
-"""Two threads explain with two models, with one, or with two that share a configuration – and others use the model."""
+"""Thread safety: two models, one model, models with a shared config, and plain forward passes during recording."""
 
 import copy
 import threading
@@ -16,79 +16,83 @@ METHODS = ["generic", "cat", "saliency", "rollout"]
 ROUNDS = 15
 
 
-def same(one, other):
-    # Threads may get other kernels, so the last bits may differ.
-    return all(cases.gap(one[method].scores, other[method].scores) <= 1e-10 for method in METHODS)
+def is_same(actual, expected):
+    # Threads may use other kernels, so the last bits may differ.
+    return all(cases.gap(actual[method].scores, expected[method].scores) <= 1e-10 for method in METHODS)
 
 
-def in_threads(*work):
-    """Each function many times in a thread of its own, all started together; what they return, or raise."""
-    start = threading.Barrier(len(work))
+def in_threads(*functions):
+    """Run each function ROUNDS times in its own thread, started together; return the results or raise."""
+    start = threading.Barrier(len(functions))
 
     def repeat(function):
         start.wait()
         return [function(round_) for round_ in range(ROUNDS)]
 
-    with ThreadPoolExecutor(len(work)) as pool:
-        return [task.result() for task in [pool.submit(repeat, function) for function in work]]
+    with ThreadPoolExecutor(len(functions)) as pool:
+        return [task.result() for task in [pool.submit(repeat, function) for function in functions]]
 
 
-def explaining(ex, texts):
+def explain_texts(ex, texts):
     return lambda round_: (round_ % len(texts), ex.explain(texts[round_ % len(texts)], method=METHODS))
 
 
 @pytest.mark.parametrize("names", [("bert", "bert"), ("bert", "distilbert"), ("deberta", "albert")], ids="+".join)
-def test_two_models(names):
+def test_two_models_in_threads_equal_sequential(names):
     texts = models.TEXTS
-    alone = [[models.explainer(f"{n}/classify").explain(text, method=METHODS) for text in texts] for n in names]
-    both = [models.explainer(f"{name}/classify") for name in names]
-    for expected, results in zip(alone, in_threads(*(explaining(ex, texts) for ex in both)), strict=True):
-        assert all(same(got, expected[i]) for i, got in results)
+    sequential = [[models.explainer(f"{n}/classify").explain(text, method=METHODS) for text in texts] for n in names]
+    explainers = [models.explainer(f"{name}/classify") for name in names]
+    for expected, results in zip(sequential, in_threads(*(explain_texts(ex, texts) for ex in explainers)), strict=True):
+        assert all(is_same(actual, expected[i]) for i, actual in results)
 
 
 @pytest.mark.parametrize("name", ["bert", "deberta"])
 @pytest.mark.parametrize("explainers", [1, 2])
-def test_one_model(name, explainers):
-    """Also on first use, when both threads come to the self-test with inputs of different lengths."""
+def test_one_model_in_two_threads_equals_sequential(name, explainers):
+    """Also on first use, when both threads run the self-test with inputs of different lengths."""
     subject = f"{name}/classify"
     expected = [models.explainer(subject).explain(text, method=METHODS) for text in models.TEXTS]
     first = models.explainer(subject)
     second = first if explainers == 1 else clearhead.load(first.adapter.model, first.adapter.processor)
-    backwards = models.TEXTS[::-1]
-    one, other = in_threads(explaining(first, models.TEXTS), explaining(second, backwards))
-    assert all(same(got, expected[i]) for i, got in one)
-    assert all(same(got, expected[len(expected) - 1 - i]) for i, got in other)
+    reversed_texts = models.TEXTS[::-1]
+    first_results, second_results = in_threads(
+        explain_texts(first, models.TEXTS), explain_texts(second, reversed_texts)
+    )
+    assert all(is_same(actual, expected[i]) for i, actual in first_results)
+    assert all(is_same(actual, expected[len(expected) - 1 - i]) for i, actual in second_results)
 
 
-def test_two_models_that_share_a_configuration():
-    """The attention implementation is a flag on the configuration: the two must not switch it under each other."""
-    one = models.explainer("bert/classify")
-    twin = copy.deepcopy(one.adapter.model)
-    for module in twin.modules():
+def test_models_with_shared_config_share_a_lock_and_equal_sequential():
+    """The attention implementation is a flag on the config, which the two must not switch concurrently."""
+    first = models.explainer("bert/classify")
+    copied_model = copy.deepcopy(first.adapter.model)
+    for module in copied_model.modules():
         if hasattr(module, "config"):
-            module.config = one.adapter.model.config
-    two = clearhead.load(twin, one.adapter.processor)
-    assert two.recorder.lock is one.recorder.lock
+            module.config = first.adapter.model.config
+    second = clearhead.load(copied_model, first.adapter.processor)
+    assert second.recorder.lock is first.recorder.lock
     expected = [models.explainer("bert/classify").explain(text, method=METHODS) for text in models.TEXTS]
-    for results in in_threads(explaining(one, models.TEXTS), explaining(two, models.TEXTS[::-1])):
+    for results in in_threads(explain_texts(first, models.TEXTS), explain_texts(second, models.TEXTS[::-1])):
         lengths = [len(expected[i]["generic"]) for i in range(3)]
-        for _, got in results:
-            assert same(got, expected[lengths.index(len(got["generic"]))])
-    assert one.adapter.model.config._attn_implementation == "sdpa"
+        for _, actual in results:
+            assert is_same(actual, expected[lengths.index(len(actual["generic"]))])
+    assert first.adapter.model.config._attn_implementation == "sdpa"
 
 
-def test_truncated_and_whole_texts_at_once():
-    """Truncation is a setting of the tokenizer: threads must not see each other's."""
+def test_truncation_does_not_leak_between_threads():
+    """Truncation is a setting of the tokenizer, which must not leak between threads."""
     ex, text = models.explainer("bert/classify"), models.TEXTS[1]
-    whole, cut = ex.explain(text), ex.explain(text, max_length=7)
-    assert len(cut) == 7 < len(whole)
-    one, other = in_threads(lambda _: len(ex.explain(text)), lambda _: len(ex.explain(text, max_length=7)))
-    assert set(one) == {len(whole)} and set(other) == {7}
+    full, truncated = ex.explain(text), ex.explain(text, max_length=7)
+    assert len(truncated) == 7 < len(full)
+    full_lengths, truncated_lengths = in_threads(
+        lambda _: len(ex.explain(text)), lambda _: len(ex.explain(text, max_length=7))
+    )
+    assert set(full_lengths) == {len(full)} and set(truncated_lengths) == {7}
 
 
 @pytest.mark.parametrize("name", ["bert", "modernbert", "deberta"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_a_plain_pass_beside_a_recorded_one(name, implementation):
+def test_plain_forward_is_correct_during_recording_in_another_thread(name, implementation):
     """The user's own padded batches give the right logits while another thread records the same model."""
     ex = models.explainer(f"{name}/classify", torch.float32)
     model, batch = ex.adapter.model, cases.collated(ex, models.TEXTS)
@@ -99,61 +103,64 @@ def test_a_plain_pass_beside_a_recorded_one(name, implementation):
         with torch.no_grad():
             return model(**batch).logits
 
-    real, expected = plain(0), ex.explain(models.TEXTS[0], method=METHODS)
+    expected_logits, expected = plain(0), ex.explain(models.TEXTS[0], method=METHODS)
     results, logits = in_threads(lambda _: ex.explain(models.TEXTS[0], method=METHODS), plain)
-    assert all(cases.gap(got, real) <= 1e-5 for got in logits)
-    for got in results:
-        assert all(cases.gap(got[method].scores, expected[method].scores) <= 1e-5 for method in METHODS)
+    assert all(cases.gap(actual, expected_logits) <= 1e-5 for actual in logits)
+    for actual in results:
+        assert all(cases.gap(actual[method].scores, expected[method].scores) <= 1e-5 for method in METHODS)
 
 
-@pytest.mark.parametrize("moment", ["masks made before the switch", "masks made after it"])
+@pytest.mark.parametrize("moment", ["masks before the switch", "masks after the switch"])
 @pytest.mark.parametrize("subject", ["bert/classify", "modernbert/mask"])
-def test_the_flag_switches_in_the_middle_of_a_plain_pass(moment, subject):
-    """Another thread's pass stands between its masks and its attention while recording starts, or ends.
+def test_plain_forward_survives_implementation_switch_between_mask_and_use(moment, subject):
+    """Another thread's pass is paused between its masks and its attention while recording starts, or ends.
 
-    It must go on the way it began: sdpa's masks are of another kind than eager's.
+    It must keep its implementation: sdpa's masks are of another kind than eager's.
     """
     ex = models.explainer(subject)
     model, raws = ex.adapter.model, models.inputs(subject)
     batch = cases.collated(ex, raws)
     with torch.no_grad():
-        real = model(**batch).logits
+        expected_logits = model(**batch).logits
     ex.explain(raws[0])
-    recording, standing, go_on = (threading.Event() for _ in range(3))
+    recording, paused, resume = (threading.Event() for _ in range(3))
     logits, thread_of_user = [], []
 
-    def use():
+    def run_plain_pass():
         thread_of_user.append(threading.get_ident())
         with torch.no_grad():
             logits.append(model(**batch).logits)
 
-    thread = threading.Thread(target=use)
+    thread = threading.Thread(target=run_plain_pass)
     first_layer = next(m for name, m in model.named_modules() if name.endswith((".layer.0", ".layers.0")))
 
-    def stand(module, args):
+    def pause_in_first_layer(module, args):
         if thread_of_user and threading.get_ident() == thread_of_user[0]:
-            standing.set()
-            assert go_on.wait(20)
-        elif moment == "masks made before the switch":
-            go_on.set()  # the recorder is inside its forward pass: the flag is switched
+            paused.set()
+            assert resume.wait(20)
+        elif moment == "masks before the switch":
+            resume.set()  # the recorder is inside its forward pass and has switched the flag
             thread.join(20)
 
-    def inside(module, args):
-        if threading.get_ident() == main and moment == "masks made after it" and not recording.is_set():
+    def start_plain_pass(module, args):
+        if threading.get_ident() == main and moment == "masks after the switch" and not recording.is_set():
             recording.set()
             thread.start()
-            assert standing.wait(20)
+            assert paused.wait(20)
 
     main = threading.get_ident()
-    handles = [first_layer.register_forward_pre_hook(stand), model.register_forward_pre_hook(inside)]
-    if moment == "masks made before the switch":
+    handles = [
+        first_layer.register_forward_pre_hook(pause_in_first_layer),
+        model.register_forward_pre_hook(start_plain_pass),
+    ]
+    if moment == "masks before the switch":
         thread.start()
-        assert standing.wait(20)
-    got = ex.explain(raws[0])
-    go_on.set()
+        assert paused.wait(20)
+    explanation = ex.explain(raws[0])
+    resume.set()
     thread.join(20)
     for handle in handles:
         handle.remove()
     assert len(logits) == 1
-    assert cases.gap(logits[0], real) <= cases.tolerance(subject)
-    assert np.allclose(got.scores, ex.explain(raws[0]).scores, rtol=1e-9, atol=0)
+    assert cases.gap(logits[0], expected_logits) <= cases.tolerance(subject)
+    assert np.allclose(explanation.scores, ex.explain(raws[0]).scores, rtol=1e-9, atol=0)

@@ -1,4 +1,4 @@
-"""Values and output projection, recorded, rebuild what the attention block really put out: A·V·W_oᵀ + b."""
+"""Recorded values and output projection rebuild the output of the attention block: A·V·W_oᵀ + b."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.models import image_model, text_model
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "vocab_size": 50, "num_labels": 3}
 
 
-def made(cls, config):
+def build_model(cls, config):
     torch.manual_seed(3)
     return cls(config).double().eval()
 
@@ -18,17 +18,17 @@ def made(cls, config):
 def gpt2():
     sizes = {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": 50, "n_positions": 20, "num_labels": 3}
     config = transformers.GPT2Config(**sizes, pad_token_id=0, initializer_range=0.3)
-    return made(transformers.GPT2ForSequenceClassification, config)
+    return build_model(transformers.GPT2ForSequenceClassification, config)
 
 
 def llama():
     """Grouped queries: four heads share two sets of keys and values."""
-    own = {"num_key_value_heads": 2, "intermediate_size": 48, "pad_token_id": 0, "initializer_range": 0.3}
-    config = transformers.LlamaConfig(**SMALL, **own, attention_bias=True)
-    return made(transformers.LlamaForSequenceClassification, config)
+    options = {"num_key_value_heads": 2, "intermediate_size": 48, "pad_token_id": 0, "initializer_range": 0.3}
+    config = transformers.LlamaConfig(**SMALL, **options, attention_bias=True)
+    return build_model(transformers.LlamaForSequenceClassification, config)
 
 
-#: How to make the model, which module projects the heads back, and how exact its eager softmax is.
+#: The factory of the model, the suffix of its output projection, and the tolerance.
 MODELS = {
     "bert": (lambda: text_model("bert")[0], "attention.output.dense", 1e-12),
     "roberta": (lambda: text_model("roberta")[0], "attention.output.dense", 1e-12),
@@ -44,8 +44,8 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_block_output_is_rebuilt(name):
-    make, ending, within = MODELS[name]
+def test_attention_values_and_projection_rebuild_block_output(name):
+    make, ending, tolerance = MODELS[name]
     model = make()
     if name in ("vit", "dinov2", "swin"):
         batch, leaf = {"pixel_values": torch.rand(2, 3, 16, 16, dtype=torch.float64)}, "pixel_values"
@@ -55,30 +55,32 @@ def test_the_block_output_is_rebuilt(name):
         mask[1, 5:] = 0
         batch, leaf = {"input_ids": ids, "attention_mask": mask}, "input_ids"
     projections = [module for path, module in model.named_modules() if path.endswith(ending)]
-    real = []
-    handles = [module.register_forward_hook(lambda module, args, output: real.append(output)) for module in projections]
+    outputs = []
+    handles = [
+        module.register_forward_hook(lambda module, args, output: outputs.append(output)) for module in projections
+    ]
     recorder = Recorder(model)
     recorder.run_self_test(batch, (leaf,))
-    real.clear()
-    asks = ("attention", "values", "output_projection")
-    tape = recorder.record(batch, lambda output: output.logits[:, 0], asks, leaves=(leaf,))
+    outputs.clear()
+    requirements = ("attention", "values", "output_projection")
+    tape = recorder.record(batch, lambda output: output.logits[:, 0], requirements, leaves=(leaf,))
     for handle in handles:
         handle.remove()
-    assert len(real) == len(tape.calls)
-    for place, (call, expected) in enumerate(zip(tape.calls, real, strict=True)):
-        assert call.values.shape[1] == call.attention.shape[1], "values are there for every head"
-        bias = projections[place % len(projections)].bias
+    assert len(outputs) == len(tape.calls)
+    for index, (call, expected) in enumerate(zip(tape.calls, outputs, strict=True)):
+        assert call.values.shape[1] == call.attention.shape[1], "values are recorded for every head"
+        bias = projections[index % len(projections)].bias
         heads = (call.attention @ call.values).transpose(1, 2).flatten(2)
         rebuilt = heads @ call.output_projection.T + (0 if bias is None else bias.detach())
         assert rebuilt.shape == expected.shape
-        assert (rebuilt - expected).abs().max() <= within * expected.abs().max()
+        assert (rebuilt - expected).abs().max() <= tolerance * expected.abs().max()
 
 
-def test_grouped_heads_share_their_values():
+def test_grouped_heads_share_values():
     model = llama()
     batch = {"input_ids": torch.randint(5, 50, (1, 6))}
     tape = Recorder(model).record(batch, lambda output: output.logits[:, 0], ("values", "attention"))
     for call in tape.calls:
         assert torch.equal(call.values[:, 0], call.values[:, 1]) and torch.equal(call.values[:, 2], call.values[:, 3])
         assert not torch.equal(call.values[:, 1], call.values[:, 2])
-        assert not call.attention.triu(1).any(), "a decoder looks back only"
+        assert not call.attention.triu(1).any(), "decoder attention is causal"

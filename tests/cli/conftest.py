@@ -1,4 +1,4 @@
-"""Small models as folders, and the command line called as a person calls it, without a new process each time."""
+"""Fixtures: small saved models, and in-process calls of the command line."""
 
 import json
 import re
@@ -18,8 +18,8 @@ LABELS = ("NEGATIVE", "NEUTRAL", "POSITIVE")
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a command printed, and its exit code; the notes on the device and dtype of models are kept apart."""
+class CommandResult:
+    """Output and exit code of a command; notes on device and dtype have their own field."""
 
     code: int
     out: str
@@ -31,43 +31,45 @@ class Said:
         return json.loads(self.out)
 
 
-Clearhead = Callable[..., Said]
+Clearhead = Callable[..., CommandResult]
 
 
 @pytest.fixture
 def clearhead(capsys: pytest.CaptureFixture[str]) -> Clearhead:
-    def call(*arguments: object) -> Said:
-        capsys.readouterr()  # what making the models printed is not the command's
-        with pytest.raises(SystemExit) as ended:
+    def call(*arguments: object) -> CommandResult:
+        capsys.readouterr()  # drop what building the models printed
+        with pytest.raises(SystemExit) as exit_info:
             main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
+        assert isinstance(exit_info.value.code, int)
         lines = captured.err.splitlines(keepends=True)
         notes = [line for line in lines if DEVICE_NOTE_PATTERN.match(line)]
         errors = [line for line in lines if line not in notes]
-        return Said(ended.value.code, captured.out, "".join(errors), tuple(notes))
+        return CommandResult(exit_info.value.code, captured.out, "".join(errors), tuple(notes))
 
     return call
 
 
 @pytest.fixture
-def refused(clearhead: Clearhead) -> Callable[..., str]:
-    """A command that must fail with one line, no output and no traceback; gives that line."""
+def run_failing(clearhead: Clearhead) -> Callable[..., str]:
+    """Run a command that must fail with a one-line error, no output and no traceback; return that line."""
 
     def call(*arguments: object, code: int = 2) -> str:
-        said = clearhead(*arguments)
-        assert said.out == ""
-        assert said.err.startswith("clearhead: ") and said.err.count("\n") == 1 and said.err.endswith("\n"), said.err
-        assert "Traceback" not in said.err
-        assert said.code == code, said.err
-        return said.err.strip()
+        result = clearhead(*arguments)
+        assert result.out == ""
+        assert result.err.startswith("clearhead: ") and result.err.count("\n") == 1 and result.err.endswith("\n"), (
+            result.err
+        )
+        assert "Traceback" not in result.err
+        assert result.code == code, result.err
+        return result.err.strip()
 
     return call
 
 
 @pytest.fixture(scope="session")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny text classifier in a folder."""
+    """The folder of a tiny text classifier."""
     folder = tmp_path_factory.mktemp("models") / "bert"
     model, tokenizer = text_model("bert", dtype=torch.float32)
     model.config.id2label = dict(enumerate(LABELS))
@@ -77,28 +79,28 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _in_a_folder(tmp_path_factory: pytest.TempPathFactory, name: str, *given: Any, **settings: Any) -> Path:
+def save_text_model(tmp_path_factory: pytest.TempPathFactory, name: str, *arguments: Any, **settings: Any) -> Path:
     folder = tmp_path_factory.mktemp("models") / name
-    for part in text_model(*given, dtype=torch.float32, **settings):
-        part.save_pretrained(folder)
+    for component in text_model(*arguments, dtype=torch.float32, **settings):
+        component.save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
-def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny masked language model in a folder."""
-    return _in_a_folder(tmp_path_factory, "masked", "bert", "ForMaskedLM")
+def masked_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny masked language model."""
+    return save_text_model(tmp_path_factory, "masked_lm", "bert", "ForMaskedLM")
 
 
 @pytest.fixture(scope="session")
-def measuring(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that measures, in a folder."""
-    return _in_a_folder(tmp_path_factory, "measuring", "bert", num_labels=1)
+def regressor(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny regression model."""
+    return save_text_model(tmp_path_factory, "regressor", "bert", num_labels=1)
 
 
 @pytest.fixture(scope="session")
 def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny image classifier in a folder."""
+    """The folder of a tiny image classifier."""
     folder = tmp_path_factory.mktemp("models") / "vit"
     model, processor = image_model("vit", torch.float32)
     model.save_pretrained(folder)
@@ -106,6 +108,6 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder, by name."""
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of every file of a folder by relative path."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}

@@ -1,4 +1,4 @@
-"""`--device`, `--dtype` and `--revision`: every command that loads a model has them, and their defaults are printed."""
+"""`--device`, `--dtype` and `--revision`: every command that loads a model has them and prints their defaults."""
 
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ def list_commands(command: Any, path: str = "") -> dict[str, set[str]]:
     subcommands = getattr(command, "commands", {})
     if not subcommands:
         return {path: {name for parameter in command.params for name in parameter.opts}}
-    found: dict[str, set[str]] = {}
+    options_by_command: dict[str, set[str]] = {}
     for name, subcommand in subcommands.items():
-        found |= list_commands(subcommand, f"{path} {name}".strip())
-    return found
+        options_by_command |= list_commands(subcommand, f"{path} {name}".strip())
+    return options_by_command
 
 
 COMMANDS = list_commands(typer.main.get_command(app))
@@ -38,19 +38,19 @@ def test_commands_that_load_a_model_have_the_device_options(name: str) -> None:
 
 
 def test_options_have_one_spelling() -> None:
-    every = set().union(*COMMANDS.values())
-    assert not every & {"--method", "--batch", "--label", "--labels", "--beside", "--how"}
+    all_options = set().union(*COMMANDS.values())
+    assert not all_options & {"--method", "--batch", "--label", "--labels", "--beside", "--how"}
     assert COMMANDS["convert"] >= {"--class-names", "--head-file", "--num-heads"}
     for name in ("explain", "compare", "bench", "bias code", "concept explain"):
         assert "--methods" in COMMANDS[name]
 
 
 def test_methods_are_separated_by_commas_and_repeated(clearhead: Clearhead, bert: Path) -> None:
-    said = clearhead("explain", "So", "-m", bert, "--methods", "generic,rollout", "--methods", "attcat", "--json")
-    assert [one["method"] for one in said.json] == ["generic", "rollout", "attcat"]
+    result = clearhead("explain", "So", "-m", bert, "--methods", "generic,rollout", "--methods", "attcat", "--json")
+    assert [document["method"] for document in result.json] == ["generic", "rollout", "attcat"]
 
 
-def test_auto_is_the_cpu_without_a_gpu_and_cuda_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_device_is_cuda_if_available_else_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == resolve_device(None) == resolve_device() == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -58,31 +58,31 @@ def test_auto_is_the_cpu_without_a_gpu_and_cuda_with_one(monkeypatch: pytest.Mon
     assert resolve_device("cpu") == torch.device("cpu")
 
 
-def test_half_precision_is_converted_below_a_billion_parameters() -> None:
+def test_half_precision_becomes_float32_below_a_billion_parameters() -> None:
     for half in (torch.float16, torch.bfloat16):
         assert resolve_dtype(None, half, MAX_FLOAT32_PARAMETERS - 1) == torch.float32
         assert resolve_dtype(None, half, MAX_FLOAT32_PARAMETERS) == half
         assert resolve_dtype("auto", half, 1) == half
         assert resolve_dtype("float64", half, MAX_FLOAT32_PARAMETERS) == torch.float64
-    assert resolve_dtype(None, torch.float64, 1) == torch.float64, "nothing is narrowed"
+    assert resolve_dtype(None, torch.float64, 1) == torch.float64, "float64 is kept"
 
 
-def test_the_dtype_rule_of_a_loaded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for part in text_model("bert", dtype=torch.float16):
-        part.save_pretrained(tmp_path)
+def test_load_applies_the_dtype_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for component in text_model("bert", dtype=torch.float16):
+        component.save_pretrained(tmp_path)
     assert ch.load(tmp_path).adapter.dtype == torch.float32
     monkeypatch.setattr("clearhead.loader._count_parameters", lambda model: 10**9)
     assert ch.load(tmp_path).adapter.dtype == torch.float16
 
 
-def test_a_model_given_as_an_object_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_object_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     model, tokenizer = text_model("bert", dtype=torch.float32)
     assert ch.load(model, tokenizer).adapter.model is model
     assert ch.load(model, tokenizer, device="auto").adapter.model is model
 
 
-def test_defaults_are_printed_but_not_beside_json(clearhead: Clearhead, bert: Path) -> None:
+def test_device_note_is_printed_for_defaults_but_not_with_json(clearhead: Clearhead, bert: Path) -> None:
     command = ("explain", "I like the movie", "-m", bert)
     note = f"note: {bert}: device cpu, dtype float32 (see --device and --dtype)\n"
     assert clearhead(*command, "--device", "cpu").device_notes == (note,)
@@ -90,5 +90,5 @@ def test_defaults_are_printed_but_not_beside_json(clearhead: Clearhead, bert: Pa
     assert clearhead(*command, "--json").device_notes == ()
 
 
-def test_device_options_of_methods_need_a_model(refused: Any) -> None:
-    assert "add --model" in refused("methods", "--dtype", "float64")
+def test_device_options_of_methods_need_a_model(run_failing: Any) -> None:
+    assert "add --model" in run_failing("methods", "--dtype", "float64")

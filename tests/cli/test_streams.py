@@ -1,4 +1,4 @@
-"""Several streams and several steps on the command line: what is typed, what is shown, what is refused."""
+"""Multi-stream and multi-step explanations on the command line: options, output and errors."""
 
 import csv
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from tests.render import example_results
 TEXT = "I like the movie."
 
 
-def wav2vec() -> Any:
-    """A tiny classifier of sounds with its feature extractor."""
+def make_audio_classifier() -> Any:
+    """Make a tiny audio classifier with its feature extractor."""
     torch.manual_seed(7)
     config = transformers.Wav2Vec2Config(
         hidden_size=32,
@@ -39,7 +39,7 @@ def wav2vec() -> Any:
     return transformers.Wav2Vec2ForSequenceClassification(config).eval(), transformers.Wav2Vec2FeatureExtractor()
 
 
-MAKERS: dict[str, Callable[[], Any]] = {
+MODEL_FACTORIES: dict[str, Callable[[], Any]] = {
     "clip": lambda: (dual_models.model("clip", torch.float32), dual_models.processor("clip")),
     "decoder": lambda: example_results.decoder(torch.float32),
     "bart": lambda: example_results.bart(torch.float32),
@@ -47,87 +47,98 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "tagger": lambda: models.text_model("bert", "ForTokenClassification", torch.float32),
     "reader": lambda: models.text_model("bert", "ForQuestionAnswering", torch.float32, num_labels=2),
     "encoder": lambda: models.text_model("bert", "Model", torch.float32),
-    "wav2vec": wav2vec,
+    "wav2vec": make_audio_classifier,
 }
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A tiny model in a folder, by name."""
-    place = tmp_path_factory.mktemp("streams")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the folder of a tiny saved model by name."""
+    root = tmp_path_factory.mktemp("streams")
 
-    def saved(name: str) -> Path:
-        if not (place / name).exists():
-            for part in MAKERS[name]():
-                part.save_pretrained(place / name)
-        return place / name
+    def save(name: str) -> Path:
+        if not (root / name).exists():
+            for component in MODEL_FACTORIES[name]():
+                component.save_pretrained(root / name)
+        return root / name
 
-    return saved
+    return save
 
 
-Folder = Callable[[str], Path]
+ModelFolder = Callable[[str], Path]
 
 
 @pytest.fixture
-def dog(tmp_path: Path) -> Path:
+def dog_image(tmp_path: Path) -> Path:
     Image.fromarray(example_results.picture()).save(tmp_path / "dog.png")
     return tmp_path / "dog.png"
 
 
 @pytest.fixture
-def bark(tmp_path: Path) -> Path:
+def bark_audio(tmp_path: Path) -> Path:
     wave = np.sin(np.linspace(0, 40, 2000) ** 2)
     wavfile.write(tmp_path / "bark.wav", 16_000, (wave * 32_000).astype(np.int16))
     return tmp_path / "bark.wav"
 
 
-def same(said: dict[str, Any], expected: Any) -> None:
-    again = ch.from_dict(said)
-    assert again.streams == expected.streams and again.steps == expected.steps
-    assert again.target["name"] == expected.target["name"]
-    for stream, part in expected.by_stream.items():
-        np.testing.assert_allclose(again[stream].scores, part.scores, rtol=1e-3, atol=1e-5)
+def assert_same_explanation(document: dict[str, Any], expected: Any) -> None:
+    reloaded = ch.from_dict(document)
+    assert reloaded.streams == expected.streams and reloaded.steps == expected.steps
+    assert reloaded.target["name"] == expected.target["name"]
+    for stream, explanation in expected.by_stream.items():
+        np.testing.assert_allclose(reloaded[stream].scores, explanation.scores, rtol=1e-3, atol=1e-5)
 
 
-def test_a_text_and_a_picture_by_name(clearhead: Clearhead, folder: Folder, dog: Path, tmp_path: Path) -> None:
-    model, page, kept = folder("clip"), tmp_path / "out.html", tmp_path / "why.safetensors"
-    command = ("explain", "--model", model, "--text", TEXT, "--image", dog)
-    said = clearhead(*command, "--html", page, "--save", kept)
-    assert said.code == 0 and "text" in said.out and "image" in said.out and said.out.count("cosine with") == 1
-    expected = ch.load(model).explain(text=TEXT, image=dog)
-    same(clearhead(*command, "--json").json, expected)
+def test_text_and_image_options_equal_python_api(
+    clearhead: Clearhead, model_folder: ModelFolder, dog_image: Path, tmp_path: Path
+) -> None:
+    model, page, saved = model_folder("clip"), tmp_path / "out.html", tmp_path / "why.safetensors"
+    command = ("explain", "--model", model, "--text", TEXT, "--image", dog_image)
+    result = clearhead(*command, "--html", page, "--save", saved)
+    assert result.code == 0 and "text" in result.out and "image" in result.out and result.out.count("cosine with") == 1
+    expected = ch.load(model).explain(text=TEXT, image=dog_image)
+    assert_same_explanation(clearhead(*command, "--json").json, expected)
     assert page.read_text("utf-8").count('class="ch-plain"') == 1
-    assert clearhead("show", kept).out == said.out
-    assert clearhead("show", kept, "--words").code == 0
-    same(clearhead("show", kept, "--json").json, expected)
-    # what has no name is what is missing
-    same(clearhead("explain", TEXT, "--model", model, "--image", dog, "--json").json, expected)
-    same(clearhead("explain", dog, "--model", model, "--text", TEXT, "--json").json, expected)
+    assert clearhead("show", saved).out == result.out
+    assert clearhead("show", saved, "--words").code == 0
+    assert_same_explanation(clearhead("show", saved, "--json").json, expected)
+    # a positional input is the stream that no option gives
+    assert_same_explanation(clearhead("explain", TEXT, "--model", model, "--image", dog_image, "--json").json, expected)
+    assert_same_explanation(clearhead("explain", dog_image, "--model", model, "--text", TEXT, "--json").json, expected)
 
 
-def test_many_texts_and_one_picture(clearhead: Clearhead, folder: Folder, dog: Path, tmp_path: Path) -> None:
-    command = ("explain", "-m", folder("clip"), "--text", TEXT, "--text", "So boring!", "--image", dog)
-    said = clearhead(*command, "--json").json
-    assert [one["parts"]["text"]["units"]["texts"] for one in said] == [[TEXT], ["So boring!"]]
+def test_several_texts_with_one_image_are_explained_and_aggregated(
+    clearhead: Clearhead, model_folder: ModelFolder, dog_image: Path, tmp_path: Path
+) -> None:
+    command = ("explain", "-m", model_folder("clip"), "--text", TEXT, "--text", "So boring!", "--image", dog_image)
+    documents = clearhead(*command, "--json").json
+    assert [document["parts"]["text"]["units"]["texts"] for document in documents] == [[TEXT], ["So boring!"]]
     clearhead(*command, "--save", tmp_path / "kept")
-    told = clearhead("show", tmp_path / "kept", "--json").json
-    assert {row["name"] for row in told["generic"]["rows"]} >= {"movie", "boring"}
+    aggregated = clearhead("show", tmp_path / "kept", "--json").json
+    assert {row["name"] for row in aggregated["generic"]["rows"]} >= {"movie", "boring"}
 
 
-def test_a_contrast_of_texts_and_a_profile(clearhead: Clearhead, folder: Folder, dog: Path) -> None:
-    command = ("explain", "-m", folder("clip"), "--text", TEXT, "--image", dog, "--json")
-    ex, given = ch.load(folder("clip")), {"text": TEXT, "image": dog}
-    same(clearhead(*command, "--against", "a book").json, ex.explain(**given, target=ch.Contrast(None, "a book")))
-    same(clearhead(*command, "--scale", "logit").json, ex.explain(**given, scale="logit"))
+def test_contrast_scale_and_profile_apply_to_image_text_model(
+    clearhead: Clearhead, model_folder: ModelFolder, dog_image: Path
+) -> None:
+    command = ("explain", "-m", model_folder("clip"), "--text", TEXT, "--image", dog_image, "--json")
+    ex, inputs = ch.load(model_folder("clip")), {"text": TEXT, "image": dog_image}
+    assert_same_explanation(
+        clearhead(*command, "--against", "a book").json, ex.explain(**inputs, target=ch.Contrast(None, "a book"))
+    )
+    assert_same_explanation(clearhead(*command, "--scale", "logit").json, ex.explain(**inputs, scale="logit"))
     profiled = clearhead(*command, "--profile", "mm_clip").json["parts"]["text"]
     assert profiled["provenance"]["profile"] == "mm_clip" and profiled["target"]["scale"] == "logit"
 
 
-def test_comparison_of_streams(clearhead: Clearhead, folder: Folder, dog: Path, tmp_path: Path) -> None:
+def test_compare_reports_agreement_per_stream(
+    clearhead: Clearhead, model_folder: ModelFolder, dog_image: Path, tmp_path: Path
+) -> None:
     page = tmp_path / "compare.html"
-    command = ("compare", "--text", TEXT, "--image", dog, "-m", folder("clip"), "--methods", "generic,rollout")
-    said = clearhead(*command, "--html", page, "--json")
-    assert said.json["agreement"]["values"].keys() == {"text", "image"} and "<html" in page.read_text("utf-8")
+    options = ("--text", TEXT, "--image", dog_image, "--methods", "generic,rollout")
+    command = ("compare", *options, "-m", model_folder("clip"))
+    result = clearhead(*command, "--html", page, "--json")
+    assert result.json["agreement"]["values"].keys() == {"text", "image"} and "<html" in page.read_text("utf-8")
     assert "rollout" in clearhead(*command).out
 
 
@@ -152,99 +163,123 @@ def test_comparison_of_streams(clearhead: Clearhead, folder: Folder, dog: Path, 
         (("--target", "step -1", "--answer", " It is"), {"answer": " It is", "target": ch.GeneratedToken(-1)}),
     ],
 )
-def test_what_a_language_model_says(
-    clearhead: Clearhead, folder: Folder, options: tuple[Any, ...], arguments: dict[str, Any]
+def test_language_model_options_equal_python_arguments(
+    clearhead: Clearhead, model_folder: ModelFolder, options: tuple[Any, ...], arguments: dict[str, Any]
 ) -> None:
-    said = clearhead("explain", TEXT, "-m", folder("decoder"), "--json", *options)
-    same(said.json, ch.load(folder("decoder")).explain(TEXT, **arguments))
+    result = clearhead("explain", TEXT, "-m", model_folder("decoder"), "--json", *options)
+    assert_same_explanation(result.json, ch.load(model_folder("decoder")).explain(TEXT, **arguments))
 
 
-def test_a_matrix_in_the_terminal(clearhead: Clearhead, folder: Folder) -> None:
-    said = clearhead("explain", TEXT, "-m", folder("bart"), "--answer", "She hates it")
-    expected = ch.load(folder("bart")).explain(TEXT, answer="She hates it")
-    assert said.code == 0 and said.out.count("Step by step") == 2
-    assert all(step in said.out for step in expected.steps)
+def test_terminal_shows_step_matrix_of_both_streams(clearhead: Clearhead, model_folder: ModelFolder) -> None:
+    result = clearhead("explain", TEXT, "-m", model_folder("bart"), "--answer", "She hates it")
+    expected = ch.load(model_folder("bart")).explain(TEXT, answer="She hates it")
+    assert result.code == 0 and result.out.count("Step by step") == 2
+    assert all(step in result.out for step in expected.steps)
 
 
-def test_objects_by_query(clearhead: Clearhead, folder: Folder, dog: Path) -> None:
-    command, ex = ("explain", dog, "-m", folder("detr"), "--json"), ch.load(folder("detr"))
-    same(clearhead(*command, "--target", "query 2").json, ex.explain(dog, target=ch.DetectionQuery(2)))
-    same(clearhead(*command, "--target", "query 2 = star").json, ex.explain(dog, target=ch.DetectionQuery(2, "star")))
-    assert clearhead("explain", "--image", dog, "-m", folder("detr")).code == 0
+def test_detection_query_targets_equal_python_api(
+    clearhead: Clearhead, model_folder: ModelFolder, dog_image: Path
+) -> None:
+    command, ex = ("explain", dog_image, "-m", model_folder("detr"), "--json"), ch.load(model_folder("detr"))
+    assert_same_explanation(
+        clearhead(*command, "--target", "query 2").json, ex.explain(dog_image, target=ch.DetectionQuery(2))
+    )
+    assert_same_explanation(
+        clearhead(*command, "--target", "query 2 = star").json,
+        ex.explain(dog_image, target=ch.DetectionQuery(2, "star")),
+    )
+    assert clearhead("explain", "--image", dog_image, "-m", model_folder("detr")).code == 0
 
 
-def test_tokens_and_answers_in_a_text(clearhead: Clearhead, folder: Folder) -> None:
-    tagger, reader = ch.load(folder("tagger")), ch.load(folder("reader"))
-    tag, read = ("explain", TEXT, "-m", folder("tagger"), "--json"), ("explain", TEXT, "-m", folder("reader"), "--json")
-    same(
+def test_token_label_and_answer_span_targets_equal_python_api(clearhead: Clearhead, model_folder: ModelFolder) -> None:
+    tagger, reader = ch.load(model_folder("tagger")), ch.load(model_folder("reader"))
+    tag, read = (
+        ("explain", TEXT, "-m", model_folder("tagger"), "--json"),
+        ("explain", TEXT, "-m", model_folder("reader"), "--json"),
+    )
+    assert_same_explanation(
         clearhead(*tag, "--target", "token 2 = LABEL_1").json, tagger.explain(TEXT, target=ch.TokenLabel(2, "LABEL_1"))
     )
-    same(clearhead(*tag, "--target", "token movie").json, tagger.explain(TEXT, target=ch.TokenLabel("movie")))
-    same(clearhead(*tag).json, tagger.explain(TEXT))
+    assert_same_explanation(
+        clearhead(*tag, "--target", "token movie").json, tagger.explain(TEXT, target=ch.TokenLabel("movie"))
+    )
+    assert_same_explanation(clearhead(*tag).json, tagger.explain(TEXT))
     pair = (TEXT, "She hates the book")
-    same(clearhead(*read, "--pair", pair[1]).json, reader.explain(pair))
-    said = clearhead(*read, "--pair", pair[1], "--target", "answer start").json
-    same(said, reader.explain(pair, target=ch.AnswerSpan("start")))
+    assert_same_explanation(clearhead(*read, "--pair", pair[1]).json, reader.explain(pair))
+    document = clearhead(*read, "--pair", pair[1], "--target", "answer start").json
+    assert_same_explanation(document, reader.explain(pair, target=ch.AnswerSpan("start")))
 
 
-def test_why_two_texts_are_alike(clearhead: Clearhead, folder: Folder) -> None:
+def test_text_similarity_equals_python_api(clearhead: Clearhead, model_folder: ModelFolder) -> None:
     similarity = ("--task", "similarity", "--readout", "mean", "--pair", "She hates the book", "--json")
-    said = clearhead("explain", TEXT, "-m", folder("encoder"), *similarity)
-    ex = ch.load(folder("encoder"), task="similarity", readout="mean")
-    same(said.json, ex.explain((TEXT, "She hates the book")))
+    result = clearhead("explain", TEXT, "-m", model_folder("encoder"), *similarity)
+    ex = ch.load(model_folder("encoder"), task="similarity", readout="mean")
+    assert_same_explanation(result.json, ex.explain((TEXT, "She hates the book")))
 
 
-def test_sounds(clearhead: Clearhead, folder: Folder, bark: Path, tmp_path: Path) -> None:
-    model = folder("wav2vec")
-    rate, wave = wavfile.read(bark)
+def test_audio_file_equals_waveform_and_stereo_is_averaged(
+    clearhead: Clearhead, model_folder: ModelFolder, bark_audio: Path, tmp_path: Path
+) -> None:
+    model = model_folder("wav2vec")
+    rate, wave = wavfile.read(bark_audio)
     expected = ch.load(model).explain((wave.astype(np.float32) / 2**15, rate))
     assert expected.units.kind == "frame"
-    for given in ((bark,), ("--audio", bark)):
-        same(clearhead("explain", *given, "-m", model, "--json").json, expected)
+    for arguments in ((bark_audio,), ("--audio", bark_audio)):
+        assert_same_explanation(clearhead("explain", *arguments, "-m", model, "--json").json, expected)
     stereo = tmp_path / "stereo.wav"
     wavfile.write(stereo, 16_000, np.stack([wave, wave], axis=1))
     mixed = clearhead("explain", stereo, "-m", model, "--json")
-    same(mixed.json, expected)
+    assert_same_explanation(mixed.json, expected)
     assert "stereo.wav' has 2 channels; their mean is explained" in mixed.err
-    assert expected.tokens[-1] in clearhead("explain", bark, "-m", model, "--html", tmp_path / "x.html").out
+    assert expected.tokens[-1] in clearhead("explain", bark_audio, "-m", model, "--html", tmp_path / "x.html").out
 
 
-def test_a_table_of_texts_and_pictures(clearhead: Clearhead, folder: Folder, dog: Path, tmp_path: Path) -> None:
+def test_table_with_image_column_writes_results_and_row_errors(
+    clearhead: Clearhead, model_folder: ModelFolder, dog_image: Path, tmp_path: Path
+) -> None:
     table, out = tmp_path / "pairs.csv", tmp_path / "out"
     with table.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(
             [("text", "picture"), (TEXT, "dog.png"), ("So boring!", "lost.png"), (" ", "dog.png")]
         )
-    said = clearhead("explain", table, "-m", folder("clip"), "--image-column", "picture", "--out", out)
-    assert said.code == 3 and "2 rows of 3 could not be explained" in said.err
+    result = clearhead("explain", table, "-m", model_folder("clip"), "--image-column", "picture", "--out", out)
+    assert result.code == 3 and "2 rows of 3 could not be explained" in result.err
     with (out / "index.csv").open(encoding="utf-8") as file:
         (line,) = csv.DictReader(file)
-    same(ch.load_explanation(out / line["file"]).to_dict(), ch.load(folder("clip")).explain(text=TEXT, image=dog))
+    assert_same_explanation(
+        ch.load_explanation(out / line["file"]).to_dict(),
+        ch.load(model_folder("clip")).explain(text=TEXT, image=dog_image),
+    )
     assert line["target"] == TEXT and line["top"]
     problems = (out / "errors.csv").read_text("utf-8")
-    assert "there is no picture" in problems and "the text is empty" in problems
+    assert "there is no image" in problems and "the text is empty" in problems
 
 
-def test_ready_examples_of_the_zoo(clearhead: Clearhead, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zoo_examples_are_deterministic_and_explained_by_number(
+    clearhead: Clearhead, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("clearhead_zoo")
     from clearhead_zoo import examples
 
     for name in examples.list_models_with_examples():
-        one, again, other = (examples.make_example_input(name, number) for number in (3, 3, 4))
-        assert one.keys() <= {"text", "image", "regions"}
-        told = [(given.get("text"), np.asarray(given.get("image", 0)).tobytes()) for given in (one, again, other)]
-        assert told[0] == told[1] != told[2]
-    load, detr = ch.load, folder("detr")
-    monkeypatch.setattr(ch, "load", lambda name, **how: load(detr, **how), raising=False)
-    said = clearhead("explain", "-m", "zoo:shapes-detr", "--example", 3, "--target", "query 1", "--json")
-    same(
-        said.json,
+        example, repeated, next_example = (examples.make_example_input(name, number) for number in (3, 3, 4))
+        assert example.keys() <= {"text", "image", "regions"}
+        contents = [
+            (inputs.get("text"), np.asarray(inputs.get("image", 0)).tobytes())
+            for inputs in (example, repeated, next_example)
+        ]
+        assert contents[0] == contents[1] != contents[2]
+    load, detr = ch.load, model_folder("detr")
+    monkeypatch.setattr(ch, "load", lambda name, **options: load(detr, **options), raising=False)
+    result = clearhead("explain", "-m", "zoo:shapes-detr", "--example", 3, "--target", "query 1", "--json")
+    assert_same_explanation(
+        result.json,
         load(detr).explain(examples.make_example_input("shapes-detr", 3)["image"], target=ch.DetectionQuery(1)),
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "drawn"),
+    ("name", "arguments", "fragments"),
     [
         ("spell", ("cat",), ('"corner":"step"',)),  # letters × phonemes
         ("recall", ("k7 v2 k3 v9 k3 →",), ('"shape":"text"',)),
@@ -254,23 +289,29 @@ def test_ready_examples_of_the_zoo(clearhead: Clearhead, folder: Folder, monkeyp
         ("shapes-detr", ("--example", 3), ('"shape":"grid"', '"box":[')),
     ],
 )
-def test_one_command_explains_a_model_of_the_zoo_with_a_picture(
-    name: str, given: tuple[Any, ...], drawn: tuple[str, ...], clearhead: Clearhead, dog: Path, tmp_path: Path
+def test_one_command_writes_html_of_a_zoo_model(
+    name: str,
+    arguments: tuple[Any, ...],
+    fragments: tuple[str, ...],
+    clearhead: Clearhead,
+    dog_image: Path,
+    tmp_path: Path,
 ) -> None:
     if name not in ch.zoo_models():
         pytest.skip(f"zoo:{name} is not installed")
     page = tmp_path / "why.html"
-    said = clearhead("explain", "-m", f"zoo:{name}", *(dog if one == "DOG" else one for one in given), "--html", page)
-    assert said.code == 0, said.err
-    told = page.read_text("utf-8")
-    assert all(kind in told for kind in drawn)
+    inputs = [dog_image if argument == "DOG" else argument for argument in arguments]
+    result = clearhead("explain", "-m", f"zoo:{name}", *inputs, "--html", page)
+    assert result.code == 0, result.err
+    html = page.read_text("utf-8")
+    assert all(fragment in html for fragment in fragments)
 
 
-Refused = Callable[..., str]
+RunFailing = Callable[..., str]
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "says"),
+    ("model", "options", "message"),
     [
         ("clip", (), "nothing to explain"),
         ("clip", (TEXT,), "takes text and image: give each of them once, --text … --image …"),
@@ -278,7 +319,7 @@ Refused = Callable[..., str]
         ("clip", ("--text", TEXT), "missing: image="),
         ("clip", ("--text", TEXT, "--image", "lost.png"), "there is no image 'lost.png'"),
         ("clip", ("--text", TEXT, "--image", "DOG", "--audio", "BARK"), "leave out --audio"),
-        ("clip", ("--text", TEXT, "--image", "DOG", "--target", "step 1"), "measures how alike two inputs are"),
+        ("clip", ("--text", TEXT, "--image", "DOG", "--target", "step 1"), "measures the similarity of two inputs"),
         ("clip", ("--text", "a", "--text", "b", "--image", *["DOG", "--image"] * 2, "DOG"), "2 times --text"),
         ("clip", ("--text", TEXT, "--image", "DOG", "--profile", "mm_clp"), "did you mean 'mm_clip'?"),
         ("clip", ("--text", TEXT, "--image", "DOG", "--scale", "odds"), "unknown scale 'odds'"),
@@ -288,7 +329,7 @@ Refused = Callable[..., str]
         ("decoder", (TEXT, "--target", "step 1", "--step", "2"), "both name a position"),
         ("decoder", (TEXT, "--target", "step 1", "--mask", "2"), "--mask selects a masked token"),
         ("decoder", (TEXT, "--step", "9", "--answer", " It is"), "step 9 does not exist"),
-        ("decoder", (TEXT, "--answer", ""), "the answer is empty"),
+        ("decoder", (TEXT, "--answer", ""), "answer= is empty"),
         ("decoder", (TEXT, "--max-new-tokens", "0"), "--max-new-tokens"),
         ("detr", ("DOG", "--target", "query 9"), "query 9 does not exist"),
         ("detr", ("DOG", "--pair", TEXT), "--pair is for models that take two texts"),
@@ -297,32 +338,44 @@ Refused = Callable[..., str]
         ("wav2vec", ("--audio", "lost.wav"), "there is no audio file 'lost.wav'"),
         ("wav2vec", ("--audio", "DOG"), "is not a readable audio file"),
         ("tagger", (TEXT, "--target", "token 99"), "token 99 does not exist"),
-        ("tagger", (TEXT, "--target", "query 1"), "is no target of BertForTokenClassification"),
-        ("bert", (TEXT, "--target", "step 1"), "gives one answer as a whole"),
-        ("bert", (TEXT, "--example", "3"), "--example is an input itself"),
+        ("tagger", (TEXT, "--target", "query 1"), "is not a target of BertForTokenClassification"),
+        ("bert", (TEXT, "--target", "step 1"), "makes one prediction per input"),
+        ("bert", (TEXT, "--example", "3"), "--example already selects the input"),
         ("bert", ("--example", "3"), "--example is for models of the zoo"),
-        ("bert", ("--text", TEXT, "--image-column", "picture"), "--image-column is for data"),
+        ("bert", ("--text", TEXT, "--image-column", "picture"), "--image-column needs data"),
     ],
 )
-def test_what_does_not_go_together(
-    refused: Refused, folder: Folder, bert: Path, dog: Path, bark: Path, model: str, options: tuple[str, ...], says: str
+def test_incompatible_inputs_and_options_are_rejected(
+    run_failing: RunFailing,
+    model_folder: ModelFolder,
+    bert: Path,
+    dog_image: Path,
+    bark_audio: Path,
+    model: str,
+    options: tuple[str, ...],
+    message: str,
 ) -> None:
-    given = [{"DOG": str(dog), "BARK": str(bark)}.get(option, option) for option in options]
-    place = bert if model == "bert" else folder(model)
-    assert says in refused("explain", *given, "-m", place)
+    arguments = [{"DOG": str(dog_image), "BARK": str(bark_audio)}.get(option, option) for option in options]
+    path = bert if model == "bert" else model_folder(model)
+    assert message in run_failing("explain", *arguments, "-m", path)
     if "--image-column" not in options:
-        assert says in refused("compare", *given, "-m", place) or len(options) == 1
+        assert message in run_failing("compare", *arguments, "-m", path) or len(options) == 1
 
 
-def test_data_and_streams_that_do_not_go_together(
-    refused: Refused, folder: Folder, bert: Path, dog: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_incompatible_data_options_are_rejected(
+    run_failing: RunFailing,
+    model_folder: ModelFolder,
+    bert: Path,
+    dog_image: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.csv").write_text("text,picture\nhello,dog.png\n")
-    run = ("explain", "a.csv", "--out", "results")
-    assert "name its column of images with --image-column" in refused(*run, "-m", folder("clip"))
-    assert "leave out --image-column" in refused(*run, "-m", bert, "--image-column", "picture")
-    assert "unknown column 'image'" in refused(*run, "-m", folder("clip"), "--image-column", "image")
-    assert "--text is for single inputs" in refused(*run, "-m", bert, "--text", TEXT)
-    assert "no model of the zoo takes audio" in refused("explain", "--audio", dog)
+    command = ("explain", "a.csv", "--out", "results")
+    assert "name its column of images with --image-column" in run_failing(*command, "-m", model_folder("clip"))
+    assert "leave out --image-column" in run_failing(*command, "-m", bert, "--image-column", "picture")
+    assert "unknown column 'image'" in run_failing(*command, "-m", model_folder("clip"), "--image-column", "image")
+    assert "--text is for single inputs" in run_failing(*command, "-m", bert, "--text", TEXT)
+    assert "no model of the zoo takes audio" in run_failing("explain", "--audio", dog_image)
     assert not (tmp_path / "results").exists()

@@ -1,4 +1,4 @@
-"""A model without a direction: what is removed, from which layer, and that the model is itself again afterwards."""
+"""Removal of a direction from a model: which states of which layers change, and that the model is restored."""
 
 import pytest
 import torch
@@ -32,12 +32,12 @@ def random_pairs():
 def test_states_equal_output_hidden_states(subject):
     ex, raws = explainer(subject), inputs(subject)
     result = compute_layer_states(ex, raws, ["embeddings", 0, -1], batch_size=2)
-    for raw, own in zip(raws, result, strict=True):
-        batch = ex.adapter.collate(ex.adapter.make_samples(raw, how()))
+    for raw, captured in zip(raws, result, strict=True):
+        batch = ex.adapter.collate(ex.adapter.make_samples(raw, input_options()))
         with torch.no_grad():
-            real = ex.adapter.model(**batch, output_hidden_states=True).hidden_states
+            hidden_states = ex.adapter.model(**batch, output_hidden_states=True).hidden_states
         for layer, index in (("embeddings", 0), (0, 1)):
-            torch.testing.assert_close(own.states[layer], real[index][0], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(captured.states[layer], hidden_states[index][0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("subject", ["bert/mask", "albert/classify", "vit/image", "deberta/classify"])
@@ -60,20 +60,20 @@ def test_removed_direction_is_zero_in_its_layers_only(subject):
         )
 
 
-def test_removal_is_active_while_a_method_records():
+def test_removal_is_active_while_a_method_runs():
     ex, q = explainer("bert/classify"), direction()
-    plain = ex.explain(TEXTS[0], method="grad-sam").scores
+    unchanged = ex.explain(TEXTS[0], method="grad-sam").scores
     with ablated_directions(ex, {0: q}):
-        other = ex.explain(TEXTS[0], method="grad-sam").scores
-    assert abs(plain - other).max() > 1e-6
-    assert (ex.explain(TEXTS[0], method="grad-sam").scores == plain).all()
+        ablated = ex.explain(TEXTS[0], method="grad-sam").scores
+    assert abs(unchanged - ablated).max() > 1e-6
+    assert (ex.explain(TEXTS[0], method="grad-sam").scores == unchanged).all()
     assert not ex.adapter.model._forward_pre_hooks
 
 
 def test_hooks_are_removed_when_a_pass_fails():
     ex = explainer("bert/classify")
     with (
-        pytest.raises(InputError, match="8 wide, but the layer's states are 32"),
+        pytest.raises(InputError, match="8 features, but the states of the layer have 32"),
         ablated_directions(ex, {0: direction(8)}),
     ):
         ex.explain(TEXTS[0], method="grad-sam")
@@ -90,15 +90,15 @@ def test_pca_direction_is_the_principal_component_of_pairs():
     centred = torch.cat([first - (first + second) / 2, second - (first + second) / 2])
     _, _, v = torch.linalg.svd(centred)
     assert abs(fit_pca_direction(first, second).q[0] @ v[0]) == pytest.approx(1, abs=1e-10)
-    with pytest.raises(InputError, match="takes pairs, but the sets hold 60 and 59"):
+    with pytest.raises(InputError, match="takes pairs, but the sets contain 60 and 59"):
         fit_pca_direction(first, second[1:])
 
 
 def test_conceptor_negation_damps_each_axis_by_its_variance():
     first, second = random_pairs()
     first, second = first + 3, second + 3
-    every = torch.cat([first, second])
-    r = every.T @ every / 120
+    stacked = torch.cat([first, second])
+    r = stacked.T @ stacked / 120
     values, axes = torch.linalg.eigh(r)
     expected = axes @ torch.diag(1 - values / (values + 0.25)) @ axes.T
     result = compute_conceptor_negation(first, second, aperture=2.0)
@@ -112,15 +112,15 @@ def test_removal_cost_is_measured_on_the_same_inputs():
     labels = [int(ex.explain(text, method="grad-sam").prediction["index"]) for text in TEXTS]
     result = compute_classification_cost(ex, TEXTS, labels, {2: q})
     assert result["accuracy before"].mean == 1 and result["loss difference"].mean != 0
-    nothing = compute_classification_cost(ex, TEXTS, labels, {2: torch.eye(32).double()})
-    assert nothing["loss difference"].mean == pytest.approx(0, abs=1e-12)
+    identity = compute_classification_cost(ex, TEXTS, labels, {2: torch.eye(32).double()})
+    assert identity["loss difference"].mean == pytest.approx(0, abs=1e-12)
     with pytest.raises(InputError, match="there are 3 inputs and 2 labels"):
         compute_classification_cost(ex, TEXTS, labels[:2], {2: q})
     with pytest.raises(InputError, match="is not a masked language model"):
         compute_masked_lm_cost(ex, TEXTS, {2: q})
 
 
-def how():
+def input_options():
     from clearhead.adapters import InputOptions
 
     return InputOptions()

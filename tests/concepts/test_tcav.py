@@ -1,4 +1,4 @@
-"""TCAV: steps against their definitions, a model whose concepts are known, and the rate of false alarms."""
+"""TCAV: each step against its definition, known concepts, and the false-positive rate."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ from clearhead.errors import ClearheadError, InputError
 from tests.models import explainer, inputs
 
 
-def examples(n, shift=None, width=12, seed=0):
+def make_activations(n, shift=None, width=12, seed=0):
     result = torch.randn(n, width, generator=torch.Generator().manual_seed(seed)).double()
     return ConceptActivations(result if shift is None else result + shift, list(range(n)))
 
@@ -47,104 +47,106 @@ def axis(width=12, size=3.0):
 
 @pytest.mark.parametrize("classifier", CLASSIFIERS)
 def test_vectors_point_to_the_concept_and_swapped_scores_are_mirrored(classifier):
-    concept, counter = examples(30, axis(size=5.0)), examples(34, seed=1)
+    concept, counter = make_activations(30, axis(size=5.0)), make_activations(34, seed=1)
     vector = fit_concept_vector(concept, counter, classifier)
     assert vector.q[0, 0] > 0.7 and vector.q[0].norm() == pytest.approx(1)
     assert vector.held_out_metrics.accuracy > 0.8 and vector.held_out_metrics.count == 20
-    own = [g[None] for g in torch.randn(25, 12, generator=torch.Generator().manual_seed(2)).double()]
-    both = compute_relative_tcav({"a": concept, "b": counter}, own, classifier)
+    gradients = [g[None] for g in torch.randn(25, 12, generator=torch.Generator().manual_seed(2)).double()]
+    both = compute_relative_tcav({"a": concept, "b": counter}, gradients, classifier)
     assert both["a", "b"] == 1 - both["b", "a"] and 0 < both["a", "b"] < 1
 
 
 def test_indistinguishable_sets_are_rejected():
     with pytest.raises(InputError, match=r"stripes cannot be distinguished from dots: accuracy 0\.\d\d on 20 held-out"):
-        fit_concept_vector(examples(30), examples(30, seed=1), threshold=0.9, names=("stripes", "dots"))
+        fit_concept_vector(make_activations(30), make_activations(30, seed=1), threshold=0.9, names=("stripes", "dots"))
     with pytest.raises(InputError, match="concept has 2 inputs: a concept vector needs at least 3"):
-        fit_concept_vector(examples(2), examples(30))
-    with pytest.raises(InputError, match="different widths: 12 and 5"):
-        fit_concept_vector(examples(9), examples(9, width=5))
+        fit_concept_vector(make_activations(2), make_activations(30))
+    with pytest.raises(InputError, match="different numbers of features: 12 and 5"):
+        fit_concept_vector(make_activations(9), make_activations(9, width=5))
     with pytest.raises(InputError, match="unknown classifier 'forest'"):
-        fit_concept_vector(examples(9), examples(9), "forest")
+        fit_concept_vector(make_activations(9), make_activations(9), "forest")
 
 
 @pytest.mark.parametrize("pool", ["class", "mean", "token", "flat"])
 @pytest.mark.parametrize("subject", ["vit/image", "bert/classify"])
 def test_sensitivity_is_the_derivative_along_the_concept(subject, pool):
-    """The model is run again with the moved units a little further along v."""
+    """Finite differences: the model runs again with the states moved along v."""
     ex, raws = explainer(subject), inputs(subject)[:2]
-    raws = [raws[0]] * 2 if pool == "flat" else raws  # of one length
+    raws = [raws[0]] * 2 if pool == "flat" else raws  # of equal length
     layer, eps = 1, 1e-6
-    shown = compute_activations(ex, raws * 2, [layer], pool)[layer]
-    width = shown.activations.shape[1]
+    captured = compute_activations(ex, raws * 2, [layer], pool)[layer]
+    width = captured.activations.shape[1]
     v = torch.randn(width, generator=torch.Generator().manual_seed(4)).double()
     vector = fit_concept_vector(
-        examples(9, width=width), examples(9, width=width, seed=1), "mean-difference", threshold=None
+        make_activations(9, width=width), make_activations(9, width=width, seed=1), "mean-difference", threshold=None
     )
     vector = type(vector)(**{**vars(vector), "q": (v / v.norm())[None]})
-    own = compute_target_gradients(ex, raws, [layer], pool, 1)[layer]
-    s, maps = compute_sensitivities(own, vector), compute_concept_map(own, vector)
+    gradients = compute_target_gradients(ex, raws, [layer], pool, 1)[layer]
+    sensitivities, maps = compute_sensitivities(gradients, vector), compute_concept_map(gradients, vector)
     for i, raw in enumerate(raws):
-        assert len(maps[i]) == len(own[i]) and maps[i].sum() == pytest.approx(float(s[i]))
-        numbers = [_moved(ex, raw, layer, pool, vector.q[0] * step) for step in (eps, -eps)]
-        assert float(s[i]) == pytest.approx((numbers[0] - numbers[1]) / (2 * eps), rel=1e-3, abs=1e-7)
+        assert len(maps[i]) == len(gradients[i]) and maps[i].sum() == pytest.approx(float(sensitivities[i]))
+        logits = [_compute_logit_with_moved_states(ex, raw, layer, pool, vector.q[0] * step) for step in (eps, -eps)]
+        assert float(sensitivities[i]) == pytest.approx((logits[0] - logits[1]) / (2 * eps), rel=1e-3, abs=1e-7)
 
 
-def _moved(ex, raw, layer, pool, step):
-    """The logit of class 1 with the units' states moved."""
+def _compute_logit_with_moved_states(ex, raw, layer, pool, step):
+    """Return the logit of class 1 with the states of the pooled units moved by `step`."""
     from clearhead.adapters import InputOptions
     from clearhead.concepts.layer_hooks import find_hook_points, hooked_layers
 
     sample = ex.adapter.make_samples(raw, InputOptions())[0]
-    inside = torch.tensor([not special for special in sample.units.special])
+    is_moved = torch.tensor([not special for special in sample.units.special])
     if pool == "class":
-        inside = torch.arange(len(inside)) == 0
+        is_moved = torch.arange(len(is_moved)) == 0
 
-    def act(states):
-        return states + (step.view(1, len(inside), -1) if pool == "flat" else inside[:, None] * step)
+    def move_states(states):
+        return states + (step.view(1, len(is_moved), -1) if pool == "flat" else is_moved[:, None] * step)
 
-    with torch.no_grad(), hooked_layers(ex.adapter.model, {find_hook_points(ex)[layer + 1]: act}):
+    with torch.no_grad(), hooked_layers(ex.adapter.model, {find_hook_points(ex)[layer + 1]: move_states}):
         return float(ex.adapter.model(**ex.adapter.collate([sample])).logits[0, 1])
 
 
 def test_saved_vectors_round_trip(tmp_path):
-    vector = fit_concept_vector(examples(20, axis()), examples(20, seed=1))
+    vector = fit_concept_vector(make_activations(20, axis()), make_activations(20, seed=1))
     loaded = Directions.load(Directions({3: vector}).save(tmp_path / "v.safetensors"))[3]
-    own = [torch.ones(1, 12).double()]
+    gradients = [torch.ones(1, 12).double()]
     torch.testing.assert_close(
-        compute_sensitivities(own, loaded), compute_sensitivities(own, vector), rtol=1e-14, atol=0
+        compute_sensitivities(gradients, loaded), compute_sensitivities(gradients, vector), rtol=1e-14, atol=0
     )
     assert loaded.held_out_metrics == vector.held_out_metrics
 
 
-def one_draw(seed, shift=None, sets=8, size=10, width=48):
-    """Inputs of a class whose gradients nearly agree, as they do in trained models, and a concept."""
+def run_trial(seed, shift=None, sets=8, size=10, width=48):
+    """Test a concept on gradients that nearly agree, as those of trained models do."""
     generator = torch.Generator().manual_seed(seed)
-    own = [(axis(width, 1.0) + 0.1 * torch.randn(width, generator=generator).double())[None] for _ in range(20)]
-    others = [examples(size, width=width, seed=1000 * seed + i) for i in range(1, sets + 1)]
-    concept = examples(size, shift, width, 1000 * seed)
-    chance = compute_random_magnitudes(fit_random_vectors(others, "mean-difference"), own)
-    return evaluate_concept(fit_against_random_sets(concept, others, "mean-difference"), own, chance, threshold=None)
+    gradients = [(axis(width, 1.0) + 0.1 * torch.randn(width, generator=generator).double())[None] for _ in range(20)]
+    random_sets = [make_activations(size, width=width, seed=1000 * seed + i) for i in range(1, sets + 1)]
+    concept = make_activations(size, shift, width, 1000 * seed)
+    random_magnitudes = compute_random_magnitudes(fit_random_vectors(random_sets, "mean-difference"), gradients)
+    return evaluate_concept(
+        fit_against_random_sets(concept, random_sets, "mean-difference"), gradients, random_magnitudes, threshold=None
+    )
 
 
 def test_random_concepts_are_rarely_significant():
-    """At 5 %, in 200 draws: more than 19 false alarms would be a chance of one in a thousand."""
-    drawn = [one_draw(seed) for seed in range(200)]
-    assert sum(one.p < 0.05 for one in drawn) <= 19
-    assert sum(one.p_random < 0.05 for one in drawn) <= 19
-    # the usual test is why: it takes every second of them for real
-    assert sum(one.p_uncorrected < 0.05 for one in drawn) > 60
+    """At 5 % in 200 trials, more than 19 false positives have probability 0.001."""
+    trials = [run_trial(seed) for seed in range(200)]
+    assert sum(trial.p < 0.05 for trial in trials) <= 19
+    assert sum(trial.p_random < 0.05 for trial in trials) <= 19
+    # the uncorrected test, for comparison, has many false positives
+    assert sum(trial.p_uncorrected < 0.05 for trial in trials) > 60
 
 
-def test_concept_equal_to_the_class_is_significant():
-    drawn = [one_draw(seed, axis(48, 5.0)) for seed in range(5)]
-    assert all(one.is_significant for one in correct_concept_tests(drawn))
-    assert all(one.score > 0.95 and one.effect > 3 and one.magnitude > 0 for one in drawn)
-    against = one_draw(7, -axis(48, 5.0))
-    assert against.score < 0.05 and against.magnitude < 0 and against.p < 0.05
+def test_concept_aligned_with_class_gradient_is_significant():
+    trials = [run_trial(seed, axis(48, 5.0)) for seed in range(5)]
+    assert all(trial.is_significant for trial in correct_concept_tests(trials))
+    assert all(trial.score > 0.95 and trial.effect > 3 and trial.magnitude > 0 for trial in trials)
+    opposite = run_trial(7, -axis(48, 5.0))
+    assert opposite.score < 0.05 and opposite.magnitude < 0 and opposite.p < 0.05
 
 
 def test_absent_concept_has_no_score():
-    vectors = fit_against_random_sets(examples(20), [examples(20, seed=i) for i in (1, 2, 3)])
+    vectors = fit_against_random_sets(make_activations(20), [make_activations(20, seed=i) for i in (1, 2, 3)])
     line = evaluate_concept(vectors, [torch.ones(1, 12).double()], np.ones(3))
     assert "cannot be distinguished from random inputs" in line.refused and np.isnan(line.score)
     assert not correct_concept_tests([line])[0].is_significant
@@ -159,20 +161,21 @@ def test_tcav_on_an_image_model_end_to_end():
     assert all(line.runs == 4 and line.inputs == 3 and 0 <= line.low <= line.score <= line.high <= 1 for line in lines)
     rerun = run_tcav(ex, inputs("vit/image"), concepts, random, [0, -1], target=0, runs=4, threshold=None)
     assert lines == rerun.concept_tests
-    for layer, own in rerun.relative_scores.items():
-        assert own["striped", "dotted"] == 1 - own["dotted", "striped"]
+    for layer, scores in rerun.relative_scores.items():
+        assert scores["striped", "dotted"] == 1 - scores["dotted", "striped"]
         q = rerun.concept_vectors["dotted"][layer].q[0]
-        moved = compute_target_gradients(ex, inputs("vit/image"), [layer], "token", 0)[
+        gradients = compute_target_gradients(ex, inputs("vit/image"), [layer], "token", 0)[
             layer
         ]  # all units but the class token
-        for result, own in zip(rerun.sensitivity_maps["dotted"][layer], moved, strict=True):
-            np.testing.assert_allclose(result[1:], (own @ q)[1:], atol=1e-12)
-            assert layer == 2 or abs(result[1:]).max() > 0  # above the last layer, only the class token is read
+        for sensitivity_map, gradient in zip(rerun.sensitivity_maps["dotted"][layer], gradients, strict=True):
+            np.testing.assert_allclose(sensitivity_map[1:], (gradient @ q)[1:], atol=1e-12)
+            # above the last layer, only the class token is read
+            assert layer == 2 or abs(sensitivity_map[1:]).max() > 0
 
 
 def test_random_sets_do_not_overlap():
     sets = split_random_sets(45, 10, 20)
-    assert len(sets) == 4 and len({one for chosen in sets for one in chosen}) == 40
+    assert len(sets) == 4 and len({index for random_set in sets for index in random_set}) == 40
     with pytest.raises(InputError, match="45 random inputs make 2 sets of 20"):
         split_random_sets(45, 20, 20)
 
@@ -192,12 +195,12 @@ def test_textures_differ_and_are_reproducible():
 
 
 def test_textures_are_blended_into_images():
-    picture = np.full((20, 30, 3), 100, np.uint8)
-    (one,) = overlay_texture([picture], "striped", opacity=0.25)
-    assert one.shape == picture.shape and one.dtype == np.uint8 and abs(one.astype(int) - 75).max() <= 64
-    assert one.std() > 5
+    image = np.full((20, 30, 3), 100, np.uint8)
+    (blended,) = overlay_texture([image], "striped", opacity=0.25)
+    assert blended.shape == image.shape and blended.dtype == np.uint8 and abs(blended.astype(int) - 75).max() <= 64
+    assert blended.std() > 5
     with pytest.raises(InputError, match="opacity=0: it must be above 0"):
-        overlay_texture([picture], "striped", opacity=0)
+        overlay_texture([image], "striped", opacity=0)
 
 
 def test_concept_sets_from_folders_and_words(tmp_path):
@@ -215,7 +218,7 @@ def test_concept_sets_from_folders_and_words(tmp_path):
             call()
 
 
-def test_bad_requests():
+def test_invalid_requests_raise():
     ex = explainer("bert/classify")
     texts = inputs("bert/classify")
     with pytest.raises(InputError, match="unknown pool 'cls'"):
@@ -230,11 +233,11 @@ def test_bad_requests():
         compute_activations(explainer("swin/image"), inputs("swin/image"), [1])
 
 
-def test_single_text_is_not_taken_as_a_list():
+def test_single_text_instead_of_a_list_raises():
     ex = explainer("bert/classify")
     for call in (
         lambda: compute_activations(ex, "superb", [1]),
         lambda: compute_target_gradients(ex, "superb", [1], target=0),
     ):
-        with pytest.raises(InputError, match="a list of inputs is needed, but 'superb' is one text"):
+        with pytest.raises(InputError, match="expected a list of inputs, but 'superb' is one text"):
             call()

@@ -1,4 +1,4 @@
-"""Passes that nobody records through torch.compile, for real: the same numbers, and a model that stays as it was."""
+"""Forward passes without recording through torch.compile: the same scores, and an unchanged model."""
 
 import copy
 import shutil
@@ -10,7 +10,7 @@ import transformers
 import clearhead
 from tests.invariants import model_snapshot
 
-compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler: g++")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler: g++")
 
 
 def bert():
@@ -21,41 +21,41 @@ def bert():
     ).eval()
 
 
-@compiler
-def test_the_same_numbers_and_an_untouched_model():
-    model, given = bert(), {"input_ids": torch.arange(5, 13)[None]}
-    expected = clearhead.load(model).explain(given, ["occlusion", "generic"])
+@needs_compiler
+def test_compiled_scores_equal_eager_and_model_is_unchanged():
+    model, inputs = bert(), {"input_ids": torch.arange(5, 13)[None]}
+    expected = clearhead.load(model).explain(inputs, ["occlusion", "generic"])
     before = model_snapshot.of_model(model)
     torch._dynamo.utils.counters.clear()
     ex = clearhead.load(model, compiled=True)
-    found = ex.explain(given, ["occlusion", "generic"])
+    actual = ex.explain(inputs, ["occlusion", "generic"])
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # something was compiled
     assert model_snapshot.of_model(model) == before
-    for name, e in found.items():
+    for name, explanation in actual.items():
         assert abs(expected[name].scores).max() > 1e-4
-        assert abs(e.scores - expected[name].scores).max() <= 1e-5 * abs(expected[name].scores).max()
+        assert abs(explanation.scores - expected[name].scores).max() <= 1e-5 * abs(expected[name].scores).max()
 
 
 def test_recorded_passes_are_never_compiled(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda *args, **how: pytest.fail("compiled"))
+    monkeypatch.setattr(torch, "compile", lambda *args, **options: pytest.fail("compiled"))
     clearhead.load(bert(), compiled=True).explain({"input_ids": torch.arange(5, 13)[None]}, ["generic", "saliency"])
 
 
-def test_a_copy_compiles_its_own_model(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda run, **how: run)
-    ex, given = clearhead.load(bert(), compiled=True), {"input_ids": torch.arange(5, 13)[None]}
-    expected, other = ex.explain(given, "occlusion").scores, copy.deepcopy(ex)
+def test_deepcopy_of_explainer_compiles_its_own_model(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda run, **options: run)
+    ex, inputs = clearhead.load(bert(), compiled=True), {"input_ids": torch.arange(5, 13)[None]}
+    expected, copied = ex.explain(inputs, "occlusion").scores, copy.deepcopy(ex)
     with torch.no_grad():
         ex.adapter.model.classifier.weight.zero_()
-    assert (other.explain(given, "occlusion").scores == expected).all()
+    assert (copied.explain(inputs, "occlusion").scores == expected).all()
 
 
-def test_models_that_are_compiled_already():
+def test_compiled_module_raises_and_in_place_compile_is_accepted():
     model = bert()
     with pytest.raises(clearhead.InputError, match=r"give the original \(model\._orig_mod\), with compiled=True"):
         clearhead.load(torch.compile(model))
     clearhead.load(torch.compile(model)._orig_mod)
-    given = {"input_ids": torch.arange(5, 13)[None]}
-    expected = clearhead.load(model).explain(given)
-    model.compile(backend="eager")  # modules inside it can be listened to
-    assert (clearhead.load(model).explain(given).scores == expected.scores).all()
+    inputs = {"input_ids": torch.arange(5, 13)[None]}
+    expected = clearhead.load(model).explain(inputs)
+    model.compile(backend="eager")  # its modules still run their hooks
+    assert (clearhead.load(model).explain(inputs).scores == expected.scores).all()

@@ -1,4 +1,4 @@
-"""Altered inputs of a decoder share the keys and values of the words before their first change, exactly."""
+"""KV cache of the common prefix: altered decoder inputs share keys and values before their first change, exactly."""
 
 import pytest
 import torch
@@ -22,108 +22,110 @@ GPT2 = {
 MODELS = {
     "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)),
     "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, initializer_range=0.3)),
-    "windows": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**SHAPE, sliding_window=4)),
+    "sliding window": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**SHAPE, sliding_window=4)),
 }
 METHODS = ["occlusion", clearhead.Method("shap", evaluations=40), clearhead.Method("kernel-shap", evaluations=60)]
 
 
-def made(name):
+def make_model(name):
     torch.manual_seed(0)
     return MODELS[name]().double().eval()
 
 
 @pytest.fixture
-def given():
+def inputs():
     torch.manual_seed(1)
     return {"input_ids": torch.randint(5, 40, (1, 14))}
 
 
-def counted(model):
-    """How many words go through the model."""
-    words = []
-    model.get_input_embeddings().register_forward_hook(lambda module, args, output: words.append(args[0].numel()))
-    return words
+def count_tokens(model):
+    """Record the number of tokens of each forward pass."""
+    token_counts = []
+    model.get_input_embeddings().register_forward_hook(
+        lambda module, args, output: token_counts.append(args[0].numel())
+    )
+    return token_counts
 
 
-def apart(monkeypatch):
-    """Nothing is shared."""
+def disable_sharing(monkeypatch):
+    """Disable the sharing of prefixes."""
     monkeypatch.setattr(kv_prefix.KVPrefix, "find_common_length", lambda self, other: 0)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_the_same_numbers_as_apart(name, method, given, monkeypatch):
-    shared = clearhead.load(made(name)).explain(given, method)
-    apart(monkeypatch)
-    alone = clearhead.load(made(name)).explain(given, method)
-    assert abs(alone.scores).max() > 1e-3
-    assert abs(shared.scores - alone.scores).max() <= 1e-6 * abs(alone.scores).max()
-    assert shared.certificate["checks"]["evaluations"] == alone.certificate["checks"]["evaluations"]
+def test_shared_prefix_scores_equal_unshared(name, method, inputs, monkeypatch):
+    shared = clearhead.load(make_model(name)).explain(inputs, method)
+    disable_sharing(monkeypatch)
+    unshared = clearhead.load(make_model(name)).explain(inputs, method)
+    assert abs(unshared.scores).max() > 1e-3
+    assert abs(shared.scores - unshared.scores).max() <= 1e-6 * abs(unshared.scores).max()
+    assert shared.certificate["checks"]["evaluations"] == unshared.certificate["checks"]["evaluations"]
 
 
-def test_words_in_common_go_through_once(given, monkeypatch):
-    """Each of 14 words is hidden in turn. The input itself and the last seven of these have seven words in common, the
-    next four three of these, two more one, and the first none."""
-    model = made("llama")
+def test_common_prefix_runs_once(inputs, monkeypatch):
+    """Each of 14 tokens is masked in turn. The input itself and the last seven of these share a prefix of seven tokens,
+    the next four share three, two more share one, and the first shares none."""
+    model = make_model("llama")
     ex = clearhead.load(model)
-    ex.explain(given, "occlusion")  # tests itself, and that the cache is exact
-    words = counted(model)
-    ex.explain(given, "occlusion")
-    assert sorted(words) == sorted([14, 7, 8 * (14 - 7), 4 * (14 - 3), 2 * (14 - 1), 14])
-    words.clear()
-    apart(monkeypatch)
-    ex.explain(given, "occlusion")
-    assert sum(words) == 14 + 15 * 14
+    ex.explain(inputs, "occlusion")  # runs the self-test and the check of the cache
+    token_counts = count_tokens(model)
+    ex.explain(inputs, "occlusion")
+    assert sorted(token_counts) == sorted([14, 7, 8 * (14 - 7), 4 * (14 - 3), 2 * (14 - 1), 14])
+    token_counts.clear()
+    disable_sharing(monkeypatch)
+    ex.explain(inputs, "occlusion")
+    assert sum(token_counts) == 14 + 15 * 14
 
 
-def test_windows_share_too(given):
-    """The cache that is handed to the model keeps every key, and the model's mask does the rest."""
-    model = made("windows")
+def test_sliding_window_model_shares_prefix(inputs):
+    """The cache passed to the model keeps every key, and the model's mask applies the window."""
+    model = make_model("sliding window")
     ex = clearhead.load(model)
-    ex.explain(given, "occlusion")
+    ex.explain(inputs, "occlusion")
     assert kv_prefix._exact_cache_by_recorder[ex.recorder] is True
 
 
 @pytest.fixture
-def several():
-    """Two inputs: what the first shows of a cache is known before the second is asked."""
+def two_inputs():
+    """Two inputs: the result of the cache check on the first is known before the second."""
     torch.manual_seed(1)
     return {"input_ids": torch.randint(5, 40, (2, 14))}
 
 
-def test_a_cache_that_forgets_is_not_used(given, monkeypatch):
-    """A layer of another kind (a window, a recurrent state) does not keep every key."""
+def test_cache_layer_of_other_type_is_not_used(inputs, monkeypatch):
+    """A cache layer of another type (a window, a recurrent state) does not keep every key."""
     monkeypatch.setattr(kv_prefix, "DynamicLayer", type("Another", (), {}))
-    ex = clearhead.load(made("llama"))
-    ex.explain(given, "occlusion")
+    ex = clearhead.load(make_model("llama"))
+    ex.explain(inputs, "occlusion")
     assert kv_prefix._exact_cache_by_recorder[ex.recorder] is False
 
 
-def test_a_cache_that_is_wrong_is_not_used(several, monkeypatch):
-    """Whatever a model does with its cache: numbers that come out otherwise are not used."""
-    expected = clearhead.load(made("llama")).explain(several, "occlusion")
-    real = kv_prefix.KVPrefix._repeat_cache
+def test_inexact_cache_is_not_used(two_inputs, monkeypatch):
+    """If outputs with the cache differ from those without it, the cache is not used."""
+    expected = clearhead.load(make_model("llama")).explain(two_inputs, "occlusion")
+    original = kv_prefix.KVPrefix._repeat_cache
 
-    def spoilt(self, count, length):
-        cache = real(self, count, length)
+    def corrupt_cache(self, count, length):
+        cache = original(self, count, length)
         cache.layers[0].values *= 3
         return cache
 
-    monkeypatch.setattr(kv_prefix.KVPrefix, "_repeat_cache", spoilt)
-    ex = clearhead.load(made("llama"))
-    for found, real in zip(ex.explain(several, "occlusion"), expected, strict=True):
-        assert abs(found.scores - real.scores).max() <= 1e-9
+    monkeypatch.setattr(kv_prefix.KVPrefix, "_repeat_cache", corrupt_cache)
+    ex = clearhead.load(make_model("llama"))
+    for actual, reference in zip(ex.explain(two_inputs, "occlusion"), expected, strict=True):
+        assert abs(actual.scores - reference.scores).max() <= 1e-9
     assert kv_prefix._exact_cache_by_recorder[ex.recorder] is False
 
 
-def test_recurrent_states_are_not_shared(several, monkeypatch):
-    """Its short convolutions keep a state, not keys."""
+def test_recurrent_state_is_not_shared(two_inputs, monkeypatch):
+    """LFM2's short convolutions keep a state, not keys."""
     shape = {**SHAPE, "layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}
     torch.manual_seed(0)
     model = transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**shape)).double().eval()
     ex = clearhead.load(model)
-    shared = ex.explain(several, "occlusion")
+    shared = ex.explain(two_inputs, "occlusion")
     assert kv_prefix._exact_cache_by_recorder[ex.recorder] is False
-    apart(monkeypatch)
-    for found, real in zip(shared, clearhead.load(model).explain(several, "occlusion"), strict=True):
-        assert abs(found.scores - real.scores).max() <= 1e-9
+    disable_sharing(monkeypatch)
+    for actual, expected in zip(shared, clearhead.load(model).explain(two_inputs, "occlusion"), strict=True):
+        assert abs(actual.scores - expected.scores).max() <= 1e-9

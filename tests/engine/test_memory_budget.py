@@ -1,4 +1,4 @@
-"""A budget of memory: kept by counting, and the same results whatever it is."""
+"""Memory budget: tensors are counted, the budget is kept, and results do not depend on it."""
 
 import gc
 from collections.abc import Collection
@@ -19,7 +19,7 @@ from clearhead.engine.memory_budget import (
 from tests import models
 from tests.invariants import cases, model_snapshot
 
-#: One method of each kind of passes, none of which takes long.
+#: One fast method of each pass type.
 METHODS = [
     "generic",
     "flow",
@@ -32,66 +32,66 @@ METHODS = [
 TEXTS = [*models.TEXTS, "I like the wonderful film and the book"]
 
 
-def explained(ex: Explainer, **how: object) -> dict[str, list[clearhead.Explanation]]:
-    return ex.explain(TEXTS, METHODS, batch_size=6, **how)
+def explain_texts(ex: Explainer, **options: object) -> dict[str, list[clearhead.Explanation]]:
+    return ex.explain(TEXTS, METHODS, batch_size=6, **options)
 
 
-def peak(ex: Explainer, **how: object) -> tuple[int, dict[str, list[clearhead.Explanation]]]:
-    """What the tensors of one call take at most, and its results."""
+def measure_peak(ex: Explainer, **options: object) -> tuple[int, dict[str, list[clearhead.Explanation]]]:
+    """The peak tensor memory of one call, and its results."""
     gc.collect()
     with TensorMemoryMeter() as meter:
-        found = explained(ex, **how)
-    return meter.peak_bytes, found
+        explanations = explain_texts(ex, **options)
+    return meter.peak_bytes, explanations
 
 
-def test_every_kind_is_asked() -> None:
-    kinds = {cls.declaration.pass_type for cls in clearhead.methods.METHOD_REGISTRY.values()}
-    asked = [clearhead.Method(one) if isinstance(one, str) else one for one in METHODS]
-    assert {one.declaration.pass_type for one in asked} == kinds
+def test_methods_cover_every_pass_type() -> None:
+    pass_types = {cls.declaration.pass_type for cls in clearhead.methods.METHOD_REGISTRY.values()}
+    methods = [clearhead.Method(method) if isinstance(method, str) else method for method in METHODS]
+    assert {method.declaration.pass_type for method in methods} == pass_types
 
 
-def test_passes_keep_to_the_budget_and_the_results_are_the_same() -> None:
+def test_peak_stays_within_budget_and_scores_are_the_same() -> None:
     ex = models.explainer("bert/classify")
-    ex.explain(TEXTS[0])  # what is tested once is not counted
-    free, expected = peak(ex)
-    for part in (2, 6):
-        allowed = free // part
-        taken, found = peak(ex, memory=allowed)
-        assert taken <= allowed, f"{taken} of {allowed}"
-        for name, explanations in found.items():
-            for e, other in zip(explanations, expected[name], strict=True):
-                largest = max(float(np.abs(one.scores).max()) for one in expected[name])
-                cases.assert_alike(e, other, 1e-9, largest)
-        assert taken > allowed / 8, "the budget is made use of"
+    ex.explain(TEXTS[0])  # the self-test on first use is not measured
+    unlimited, expected = measure_peak(ex)
+    for divisor in (2, 6):
+        allowed = unlimited // divisor
+        used, actual = measure_peak(ex, memory=allowed)
+        assert used <= allowed, f"{used} of {allowed}"
+        for name, explanations in actual.items():
+            for explanation, reference in zip(explanations, expected[name], strict=True):
+                largest = max(float(np.abs(each.scores).max()) for each in expected[name])
+                cases.assert_alike(explanation, reference, 1e-9, largest)
+        assert used > allowed / 8, "the budget is used"
 
 
 @pytest.mark.parametrize("subject", ["vit/image", "modernbert/mask"])
-def test_other_subjects(subject: str) -> None:
+def test_budget_preserves_scores_of_other_models(subject: str) -> None:
     ex, raws = models.explainer(subject), models.inputs(subject)
     methods = ["generic", "attcat", "saliency"]
-    free, kept = (ex.explain(raws, methods, **how) for how in ({}, {"memory": "1 MiB"}))
+    unlimited, limited = (ex.explain(raws, methods, **options) for options in ({}, {"memory": "1 MiB"}))
     for name in methods:
-        for e, other in zip(kept[name], free[name], strict=True):
-            cases.assert_alike(e, other, cases.tolerance(subject), float(np.abs(other.scores).max()))
+        for explanation, reference in zip(limited[name], unlimited[name], strict=True):
+            cases.assert_alike(explanation, reference, cases.tolerance(subject), float(np.abs(reference.scores).max()))
 
 
-def test_steps_are_run_in_parts_too() -> None:
-    """Labels of many tokens: their targets share a pass as far as there is room."""
+def test_targets_of_token_classifier_are_split_within_budget() -> None:
+    """Token classification: the targets of all tokens share a pass as far as the budget allows."""
     labels = {0: "O", 1: "PER", 2: "LOC"}
     ex = clearhead.load(models.text_model("bert", "ForTokenClassification", id2label=labels))
     text = "She hates the book because it isn't good"
     ex.explain(text)
-    with TensorMemoryMeter() as free:
+    with TensorMemoryMeter() as unlimited:
         expected = ex.explain(text)
     assert expected.steps is not None and len(expected.steps) > 3
-    with TensorMemoryMeter() as kept:
-        e = ex.explain([text, text], memory=free.peak_bytes // 2)[1]
-    assert kept.peak_bytes <= free.peak_bytes // 2
-    cases.assert_alike(e, expected, 1e-9)
+    with TensorMemoryMeter() as limited:
+        explanation = ex.explain([text, text], memory=unlimited.peak_bytes // 2)[1]
+    assert limited.peak_bytes <= unlimited.peak_bytes // 2
+    cases.assert_alike(explanation, expected, 1e-9)
 
 
-def test_passes_of_two_methods_are_counted_each_by_its_own_rows() -> None:
-    """One takes a megabyte a row, the other little, in many rows: the mean of both would be too few for the first."""
+def test_pass_sizes_are_measured_separately() -> None:
+    """One takes 1 MiB a row, the other 1 KiB in many rows: the mean of both would underestimate the first."""
     budget, width = MemoryBudget(2**30), 10
     with budget.measure_batch(["path"], width, torch.device("cpu")), budgeted_passes("path", 1, width):
         for rows, each in ((1, 2**20), (64, 2**10)):
@@ -101,7 +101,7 @@ def test_passes_of_two_methods_are_counted_each_by_its_own_rows() -> None:
     assert budget.required_bytes == 2**20
 
 
-def test_too_small_for_one_says_how_much_one_needs() -> None:
+def test_budget_below_one_input_raises_with_required_memory() -> None:
     ex = models.explainer("bert/classify")
     ex.explain(TEXTS[0])
     with TensorMemoryMeter() as meter:
@@ -117,47 +117,47 @@ def test_too_small_for_one_says_how_much_one_needs() -> None:
 
 
 @pytest.mark.parametrize("memory", ["much", "2 GiBs", "-1GiB", "0", "", True, "2.GiB"])
-def test_what_is_no_memory(memory: object) -> None:
-    with pytest.raises(InputError, match="is not an amount of memory: pass for example"):
+def test_invalid_memory_amount_raises(memory: object) -> None:
+    with pytest.raises(InputError, match="is not an amount of memory: give, for example,"):
         models.explainer("bert/classify").explain(TEXTS[0], memory=memory)  # type: ignore[arg-type]
 
 
-def test_a_pass_that_is_stopped_leaves_the_model_as_it_was() -> None:
+def test_stopped_pass_leaves_model_unchanged() -> None:
     ex = models.explainer("bert/classify")
     ex.explain(TEXTS[0])
     before = model_snapshot.of_model(ex.adapter.model)
-    for memory in ("1KiB", "60KiB"):  # stopped forwards; stopped, or found to need too much, later
+    for memory in ("1KiB", "60KiB"):  # stopped in the forward pass; stopped later
         with pytest.raises(InputError, match="is too small"):
             ex.explain(TEXTS[1], METHODS[:3], memory=memory)
         assert model_snapshot.changes(before, model_snapshot.of_model(ex.adapter.model)) == []
 
 
-def test_a_pass_that_is_too_large_is_run_again_with_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was learned may be wrong: then the counting itself stops the pass."""
-    ex, tried = models.explainer("bert/classify"), []
+def test_pass_over_budget_is_retried_with_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the estimate is wrong, the memory meter stops the pass."""
+    ex, batch_rows = models.explainer("bert/classify"), []
     ex.explain(TEXTS[0])
-    with TensorMemoryMeter() as free:
+    with TensorMemoryMeter() as unlimited:
         expected = ex.explain(TEXTS)
 
-    class Sanguine(MemoryBudget):
+    class UnderestimatingBudget(MemoryBudget):
         def compute_batch_rows(self, kinds: Collection[str], width: int) -> int:
-            return min(self._cap_rows(kind, width, 6) for kind in kinds)
+            return min(self._cap_rows(pass_type, width, 6) for pass_type in kinds)
 
         def shrink_after_exceeding(self) -> None:
-            tried.append(self.batch_rows)
+            batch_rows.append(self.batch_rows)
             super().shrink_after_exceeding()
 
-    monkeypatch.setattr("clearhead.explainer.MemoryBudget", Sanguine)
-    with TensorMemoryMeter() as kept:
-        found = ex.explain(TEXTS, memory=int(free.peak_bytes * 0.4))
-    assert tried == [4, 2]
-    assert kept.peak_bytes <= free.peak_bytes * 0.5  # what was too much was noticed once it was there
-    for e, other in zip(found, expected, strict=True):
-        cases.assert_alike(e, other, 1e-9)
+    monkeypatch.setattr("clearhead.explainer.MemoryBudget", UnderestimatingBudget)
+    with TensorMemoryMeter() as limited:
+        actual = ex.explain(TEXTS, memory=int(unlimited.peak_bytes * 0.4))
+    assert batch_rows == [4, 2]
+    assert limited.peak_bytes <= unlimited.peak_bytes * 0.5  # an allocation is counted after it was made
+    for explanation, reference in zip(actual, expected, strict=True):
+        cases.assert_alike(explanation, reference, 1e-9)
 
 
-class TestMeter:
-    def test_counts_what_lives(self) -> None:
+class TestTensorMemoryMeter:
+    def test_counts_live_storages_once(self) -> None:
         weight = torch.ones(100)
         with TensorMemoryMeter() as meter:
             _ = weight.view(10, 10), weight[3:], weight.detach()
@@ -172,16 +172,16 @@ class TestMeter:
             del b, c
         assert (meter.live_bytes, meter.peak_bytes) == (0, 8000)
 
-    def test_counts_graphs(self) -> None:
+    def test_counts_tensors_saved_for_backward(self) -> None:
         x = torch.ones(1000, requires_grad=True)
         with TensorMemoryMeter() as meter:
             y = x.exp().exp().sum()
-            assert meter.live_bytes == 8004  # the results that both need on their way back
+            assert meter.live_bytes == 8004  # the results that both need in the backward pass
             torch.autograd.grad(y, x)
             del y
         assert meter.live_bytes == 0 and meter.peak_bytes >= 12000
 
-    def test_stops_forwards_and_backwards(self) -> None:
+    def test_limit_raises_in_forward_and_backward(self) -> None:
         x = torch.ones(1000, requires_grad=True)
         with pytest.raises(MemoryBudgetExceededError), TensorMemoryMeter(limit_bytes=6000):
             x.exp().sin()
@@ -189,11 +189,11 @@ class TestMeter:
         with pytest.raises(MemoryBudgetExceededError), TensorMemoryMeter(limit_bytes=3000):
             torch.autograd.grad(y, x)
 
-    def test_changes_no_number(self) -> None:
+    def test_metering_preserves_scores_bitwise(self) -> None:
         ex = models.explainer("bert/classify")
-        plain = explained(ex)
+        plain = explain_texts(ex)
         with TensorMemoryMeter():
-            metered = explained(ex)
+            metered = explain_texts(ex)
         for name in plain:
-            for one, other in zip(plain[name], metered[name], strict=True):
-                np.testing.assert_array_equal(one.scores, other.scores)
+            for explanation, reference in zip(plain[name], metered[name], strict=True):
+                np.testing.assert_array_equal(explanation.scores, reference.scores)

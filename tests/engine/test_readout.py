@@ -1,4 +1,4 @@
-"""Which row speaks for a target is checked for every target, and the certificate says so only where it was seen."""
+"""The read-out position is checked for every target; the certificate states it only if a gradient was found."""
 
 import pytest
 import torch
@@ -8,11 +8,11 @@ import clearhead
 from tests.models import TEXTS, explainer, text_model, tokenizer
 
 
-def third(output: object) -> torch.Tensor:
+def fourth_row(output: object) -> torch.Tensor:
     return output.last_hidden_state[:, 3, 0]
 
 
-def mean(output: object) -> torch.Tensor:
+def mean_of_rows(output: object) -> torch.Tensor:
     return output.last_hidden_state.mean((1, 2))
 
 
@@ -22,21 +22,23 @@ def encoder() -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize("target", [third, mean])
-def test_a_function_of_other_rows_is_refused(encoder: torch.nn.Module, target: object) -> None:
+@pytest.mark.parametrize("target", [fourth_row, mean_of_rows])
+def test_target_outside_read_out_row_raises(encoder: torch.nn.Module, target: object) -> None:
     ex = clearhead.load(encoder, tokenizer("wordpiece"))
     with pytest.raises(clearhead.UnsupportedError, match="depends on rows"):
         ex.explain(TEXTS[0], target=target)
 
 
-def test_a_row_by_its_number(encoder: torch.nn.Module) -> None:
-    e = clearhead.load(encoder, tokenizer("wordpiece"), readout=3).explain(TEXTS[0], target=third)
-    assert e.certificate["readout"] == 3 and e.certificate["readout_checked"]
-    whole = clearhead.load(encoder, tokenizer("wordpiece"), readout=3).explain(TEXTS[0], target=third, rows="all")
-    assert e.scores == pytest.approx(whole.matrix[3])
+def test_readout_accepts_row_index(encoder: torch.nn.Module) -> None:
+    explanation = clearhead.load(encoder, tokenizer("wordpiece"), readout=3).explain(TEXTS[0], target=fourth_row)
+    assert explanation.certificate["readout"] == 3 and explanation.certificate["readout_checked"]
+    matrix_explanation = clearhead.load(encoder, tokenizer("wordpiece"), readout=3).explain(
+        TEXTS[0], target=fourth_row, rows="all"
+    )
+    assert explanation.scores == pytest.approx(matrix_explanation.matrix[3])
 
 
-def test_each_function_is_checked_by_itself() -> None:
+def test_each_target_function_is_checked_separately() -> None:
     ex = explainer("bert/classify")
     assert ex.explain(TEXTS[0]).certificate["readout_checked"]
     hidden = []
@@ -45,17 +47,17 @@ def test_each_function_is_checked_by_itself() -> None:
         ex.explain(TEXTS[0], target=lambda output: hidden[-1][:, 2, 0])
 
 
-def test_nothing_seen_is_not_called_checked() -> None:
+def test_zero_gradient_is_not_certified_as_checked() -> None:
     model, tok = text_model("bert")
     torch.nn.init.zeros_(model.classifier.weight)
-    e = clearhead.load(model, tok).explain(TEXTS[0])
-    assert not e.certificate["readout_checked"] and not e.scores.any()
+    explanation = clearhead.load(model, tok).explain(TEXTS[0])
+    assert not explanation.certificate["readout_checked"] and not explanation.scores.any()
 
 
-def test_targets_need_not_be_hashable() -> None:
-    class Own(dict):
+def test_target_may_be_unhashable() -> None:
+    class DictTarget(dict):
         def __call__(self, output: transformers.utils.ModelOutput) -> torch.Tensor:
             return output.logits[:, 1]
 
     ex = explainer("bert/classify")
-    assert ex.explain(TEXTS[0], target=Own()).scores == pytest.approx(ex.explain(TEXTS[0], target=1).scores)
+    assert ex.explain(TEXTS[0], target=DictTarget()).scores == pytest.approx(ex.explain(TEXTS[0], target=1).scores)

@@ -1,4 +1,4 @@
-"""Which words matter most in a data set, and a table of everything."""
+"""Aggregation of explanations by word, label and position, and conversion to a data frame."""
 
 import sys
 from dataclasses import replace
@@ -15,24 +15,24 @@ def explanations() -> list[Explanation]:
     return explainer("bert/classify").explain(["Good good film", "a good book", *TEXTS], "input-x-gradient")
 
 
-@pytest.mark.parametrize("how", ["sum", "mean"])
-def test_by_word(how: str) -> None:
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_aggregate_by_word(reduction: str) -> None:
     es = explanations()
-    found = clearhead.aggregate(es, by="word", reduction=how)
+    aggregation = clearhead.aggregate(es, by="word", reduction=reduction)
     words = [e.words() for e in es]
     good = [float(w.scores[i]) for w in words for i, name in enumerate(w.tokens) if name.lower() == "good"]
     assert len(good) == 4  # one in TEXTS, too
-    row = next(row for row in found.rows if row[0] == "good")
-    assert row == ("good", pytest.approx(sum(good) if how == "sum" else np.mean(good)), 4)
-    scores = [score for _, score, _ in found.rows]
-    assert scores == sorted(scores, reverse=True) and found.top(2) == [row[:2] for row in found.rows[:2]]
-    assert not {"[cls]", "[sep]"} & {name for name, _, _ in found.rows}
-    if how == "sum":
-        inside = sum(float(e.scores[e.units.content_indices()].sum()) for e in es)
-        assert sum(scores) == pytest.approx(inside)
+    row = next(row for row in aggregation.rows if row[0] == "good")
+    assert row == ("good", pytest.approx(sum(good) if reduction == "sum" else np.mean(good)), 4)
+    scores = [score for _, score, _ in aggregation.rows]
+    assert scores == sorted(scores, reverse=True) and aggregation.top(2) == [row[:2] for row in aggregation.rows[:2]]
+    assert not {"[cls]", "[sep]"} & {name for name, _, _ in aggregation.rows}
+    if reduction == "sum":
+        total = sum(float(e.scores[e.units.content_indices()].sum()) for e in es)
+        assert sum(scores) == pytest.approx(total)
 
 
-def test_by_label_and_position() -> None:
+def test_aggregate_by_label_and_position() -> None:
     es = explanations()
     labels = clearhead.aggregate(es, by="label")
     assert {name for name, _, _ in labels.rows} == {e.target["name"] for e in es}
@@ -57,17 +57,17 @@ def test_single_explanation_is_accepted() -> None:
     assert clearhead.aggregate(e) == clearhead.aggregate([e])  # type: ignore[arg-type]
 
 
-def test_mixed_methods_and_scales_are_refused() -> None:
+def test_invalid_aggregations_raise() -> None:
     ex = explainer("bert/classify")
-    several = ex.explain(TEXTS[0], ["generic", "cat"])
+    by_method = ex.explain(TEXTS[0], ["generic", "cat"])
     with pytest.raises(InputError, match="different methods"):
-        clearhead.aggregate(list(several.values()))
+        clearhead.aggregate(list(by_method.values()))
     with pytest.raises(InputError, match="different scales"):
         clearhead.aggregate([ex.explain(TEXTS[0]), ex.explain(TEXTS[0], scale="probability")])
     with pytest.raises(InputError, match="the list is empty"):
         clearhead.aggregate([])
-    with pytest.raises(InputError, match="holds a str"):
-        clearhead.aggregate(several)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="contains a str"):
+        clearhead.aggregate(by_method)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="unknown by 'words': did you mean 'word'"):
         clearhead.aggregate(explanations(), by="words")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="unknown reduction 'median'"):
@@ -86,7 +86,7 @@ def test_data_frame_has_one_row_per_unit() -> None:
     assert len(clearhead.to_frame(es[0])) == len(es[0])  # type: ignore[arg-type]
 
 
-def test_data_frame_without_pandas_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_frame_without_pandas_raises_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InputError, match="pip install pandas"):
         clearhead.to_frame(explanations())

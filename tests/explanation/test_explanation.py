@@ -1,4 +1,4 @@
-"""The result: what it holds, how it adds up, and that it survives a file and JSON."""
+"""Explanation: fields, merging, subtraction, and round trips through files and JSON."""
 
 import json
 from dataclasses import replace
@@ -21,14 +21,14 @@ from tests.models import MASKED_TEXTS, PAIR, TEXTS, explainer, inputs, text_mode
 SCHEMA = json.loads((files("clearhead.explanation") / "explanation.schema.json").read_text("utf-8"))
 
 
-def made(scores: Any, **more: Any) -> Explanation:
+def make_explanation(scores: Any, **fields: Any) -> Explanation:
     scores = np.asarray(scores, dtype=float)
     names = [f"t{i}" for i in range(len(scores))]
     target = {"kind": "label", "name": "x", "scale": "logit", "value": 1.0}
-    return Explanation(build_numbered_units(len(scores), "text", names), scores, "m", target, {}, **more)
+    return Explanation(build_numbered_units(len(scores), "text", names), scores, "m", target, {}, **fields)
 
 
-#: The names of what `results` gives.
+#: The keys of `results()`.
 SHAPES = (
     "text",
     "pair",
@@ -49,11 +49,11 @@ SHAPES = (
 
 @cache
 def results() -> dict[str, Explanation]:
-    """One of every shape that a result can have."""
+    """One explanation of each kind."""
     text, image = explainer("bert/classify", torch.float32), explainer("vit/image", torch.float32)
-    picture = inputs("vit/image")[0]
+    image_input = inputs("vit/image")[0]
     masked = explainer("roberta/mask")
-    every = {
+    explanations = {
         "text": text.explain(TEXTS[1], Method("generic", layers=(-2, None)), per="head"),
         "pair": text.explain(PAIR, "attcat", target=2, scale="probability"),
         "words": text.explain(PAIR, "input-x-gradient").words(),
@@ -67,16 +67,18 @@ def results() -> dict[str, Explanation]:
         ),
         "masked": masked.explain(MASKED_TEXTS[0].format(mask="<mask>")),
         "ids": clearhead.load(text.adapter.model).explain({"input_ids": torch.tensor([[5, 6, 7]])}),
-        "image": image.explain(picture, "saliency", target=Contrast(1, 0)),
-        "heads": image.explain(picture, "generic", per="head"),
+        "image": image.explain(image_input, "saliency", target=Contrast(1, 0)),
+        "heads": image.explain(image_input, "generic", per="head"),
     }
-    every["dropped"] = replace(every["text"], scores=np.where(np.arange(len(every["text"])) == 1, np.nan, 1.0))
-    assert tuple(every) == SHAPES
-    return every
+    explanations["dropped"] = replace(
+        explanations["text"], scores=np.where(np.arange(len(explanations["text"])) == 1, np.nan, 1.0)
+    )
+    assert tuple(explanations) == SHAPES
+    return explanations
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_json_round_trip_follows_the_schema(name: str) -> None:
+def test_json_round_trip_is_exact_and_valid(name: str) -> None:
     e = results()[name]
     text = json.dumps(e.to_dict(), allow_nan=False)
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(text))
@@ -87,42 +89,42 @@ def test_json_round_trip_follows_the_schema(name: str) -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_file_round_trip(name: str, tmp_path: Path) -> None:
     e = results()[name]
-    back = clearhead.load_explanation(e.save(tmp_path / "e.safetensors"))
-    assert back == e and back.units == e.units
-    for part in ("scores", "matrix", "per_layer", "per_head", "image"):
-        mine, theirs = getattr(e, part), getattr(back, part)
-        assert (mine is None) == (theirs is None), part
-        assert mine is None or (mine.dtype == theirs.dtype and np.array_equal(mine, theirs, equal_nan=True))
+    opened = clearhead.load_explanation(e.save(tmp_path / "e.safetensors"))
+    assert opened == e and opened.units == e.units
+    for field in ("scores", "matrix", "per_layer", "per_head", "image"):
+        saved, loaded = getattr(e, field), getattr(opened, field)
+        assert (saved is None) == (loaded is None), field
+        assert saved is None or (saved.dtype == loaded.dtype and np.array_equal(saved, loaded, equal_nan=True))
 
 
 def test_schema_describes_every_field() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert SCHEMA["properties"]["version"]["const"] == EXPLANATION_VERSION
 
-    def described(part: Any, path: str) -> None:
-        for key, value in part.get("properties", {}).items():
+    def assert_described(schema: Any, path: str) -> None:
+        for key, value in schema.get("properties", {}).items():
             assert value.get("description") or SCHEMA["$defs"][value["$ref"].rpartition("/")[2]].get("description"), (
                 path + key
             )
-            described(value, f"{path}{key}.")
+            assert_described(value, f"{path}{key}.")
 
-    described(SCHEMA, "")
-    for name, part in SCHEMA["$defs"].items():
-        described(part, f"{name}.")
-    e = results()["heads"].to_dict()  # what a result really holds is described, in the open objects, too
-    for part in ("certificate", "provenance"):
-        assert set(e[part]) <= set(SCHEMA["$defs"][part]["properties"])
+    assert_described(SCHEMA, "")
+    for name, schema in SCHEMA["$defs"].items():
+        assert_described(schema, f"{name}.")
+    e = results()["heads"].to_dict()  # the keys of the open objects are described, too
+    for section in ("certificate", "provenance"):
+        assert set(e[section]) <= set(SCHEMA["$defs"][section]["properties"])
     assert set(results()["text"].to_dict()["provenance"]) <= set(SCHEMA["$defs"]["provenance"]["properties"])
 
 
-def test_invalid_json_is_refused() -> None:
+def test_invalid_json_raises() -> None:
     good = results()["text"].to_dict()
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**good, "scores": ["a"]}, SCHEMA)
-    with pytest.raises(InputError, match="newer clearhead"):
+    with pytest.raises(InputError, match="newer version of clearhead"):
         clearhead.from_dict({**good, "version": EXPLANATION_VERSION + 1})
     for wrong in ({}, {**good, "schema": "other"}, {**good, "version": "1"}, {**good, "scores": ["a"]}):
-        with pytest.raises(InputError, match="not an explanation that clearhead wrote"):
+        with pytest.raises(InputError, match="not an explanation saved by clearhead"):
             clearhead.from_dict(wrong)
     for wrong in (
         {**good, "scores": [1.0]},
@@ -133,7 +135,7 @@ def test_invalid_json_is_refused() -> None:
             clearhead.from_dict(wrong)
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_other_files_raise(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     (tmp_path / "text").write_text("hello")
@@ -141,11 +143,11 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     for name, message in [("none", "no file"), ("text", "not an explanation"), ("other", "not an explanation")]:
         with pytest.raises(InputError, match=message):
             clearhead.load_explanation(tmp_path / name)
-    with pytest.raises(InputError, match="newer clearhead"):
+    with pytest.raises(InputError, match="newer version of clearhead"):
         explanation_from_arrays({**results()["text"].to_dict(), "version": 9}, {})
 
 
-def test_fields_of_an_explanation() -> None:
+def test_explanation_fields_are_consistent() -> None:
     e = results()["text"]
     assert e.stream == "text" and e.tokens == list(e.units.names) and len(e) == len(e.scores) and e["text"] is e
     assert e.base_value is None
@@ -167,11 +169,11 @@ def test_fields_of_an_explanation() -> None:
     assert "probability" not in results()["regression"].prediction and "value" in results()["regression"].prediction
     with pytest.raises(InputError, match="unknown stream 'image'"):
         e["image"]
-    assert "9 tokens" in repr(made(range(9))) and "17 patches" in repr(results()["image"])
+    assert "9 tokens" in repr(make_explanation(range(9))) and "17 patches" in repr(results()["image"])
 
 
 def test_top_keeps_order_of_ties_and_skips_special_units() -> None:
-    e = made([1, 3, 2, 3, 2, float("nan")])
+    e = make_explanation([1, 3, 2, 3, 2, float("nan")])
     assert [name for name, _ in e.top()] == ["t1", "t3", "t2", "t4", "t0"]
     marked = replace(e, units=replace(e.units, special=(False, True, False, False, False, False)))
     assert [name for name, _ in marked.top(2)] == ["t3", "t2"]
@@ -179,7 +181,7 @@ def test_top_keeps_order_of_ties_and_skips_special_units() -> None:
 
 
 def test_nan_scores_do_not_spread_to_other_words() -> None:
-    """A profile that drops special tokens (NaN) leaves the words, sentences and regions of the others their scores."""
+    """If a profile drops special tokens (NaN), the other words, sentences and regions keep their scores."""
     text = "[MASK] hates the book. It isn't good"
     e = explainer("bert/mask").explain(text, "attcat", profile="gender_mlm")
     kept = np.where(np.isnan(e.scores), 0, e.scores)
@@ -192,9 +194,9 @@ def test_nan_scores_do_not_spread_to_other_words() -> None:
     rows = explainer("bert/mask").explain(text, "attention", profile="gender_mlm", rows="all").words()
     assert not np.isnan(rows.matrix[:, 1:-1]).any() and np.isnan(rows.matrix[:, 0]).all()
     assert len(clearhead.aggregate([e]).rows) == len(set(e.words().units.names[1:-1]))
-    picture = explainer("vit/image").explain(inputs("vit/image")[0], "generic", profile="mm_vit")
-    regions = picture.regions((2, 2))
-    assert np.isnan(regions.scores[0]) and np.nansum(regions.scores) == pytest.approx(np.nansum(picture.scores))
+    image = explainer("vit/image").explain(inputs("vit/image")[0], "generic", profile="mm_vit")
+    regions = image.regions((2, 2))
+    assert np.isnan(regions.scores[0]) and np.nansum(regions.scores) == pytest.approx(np.nansum(image.scores))
 
 
 def test_word_scores_are_sums_and_matrix_rows_are_means() -> None:
@@ -204,12 +206,12 @@ def test_word_scores_are_sums_and_matrix_rows_are_means() -> None:
     assert len(words) < len(e) and words.scores.sum() == pytest.approx(e.scores.sum())
     assert words.matrix is not None and words.matrix.shape == (len(words), len(words))
     assert words.matrix.sum(1) == pytest.approx(np.ones(len(words)))  # rows of attention still sum to one
-    assert words.matrix[0] == pytest.approx(words.scores)  # the read-out is the first row, before and after
+    assert words.matrix[0] == pytest.approx(words.scores)  # the read-out is the first row in both
     assert words.words().units == words.units
-    share = ex.explain(TEXTS[1], "generic", per="head").words()
-    assert share.per_layer is not None and share.per_head is not None
-    assert share.per_layer.sum(0) == pytest.approx(share.scores)
-    assert share.per_head.sum((0, 1)) == pytest.approx(share.scores)
+    contributions = ex.explain(TEXTS[1], "generic", per="head").words()
+    assert contributions.per_layer is not None and contributions.per_head is not None
+    assert contributions.per_layer.sum(0) == pytest.approx(contributions.scores)
+    assert contributions.per_head.sum((0, 1)) == pytest.approx(contributions.scores)
 
 
 @pytest.mark.parametrize("scale", ["logit", "probability"])
@@ -244,71 +246,79 @@ def test_difference_of_nonlinear_methods_is_marked() -> None:
     def kind(a: Explanation, b: Explanation) -> str:
         return (a - b).target["kind"]
 
-    one = ex.explain(TEXTS[0], "input-x-gradient", target=0)
+    logit = ex.explain(TEXTS[0], "input-x-gradient", target=0)
     assert kind(ex.explain(TEXTS[0], target=0), ex.explain(TEXTS[0], target=1)) == "difference of scores"
-    assert kind(one, ex.explain(TEXTS[0], "attcat", target=1)) == "difference of scores"
+    assert kind(logit, ex.explain(TEXTS[0], "attcat", target=1)) == "difference of scores"
     p = ex.explain(TEXTS[0], "input-x-gradient", target=1, scale="probability")
-    assert kind(one, p) == "difference of scores" and (one - p).target["scale"] is None
+    assert kind(logit, p) == "difference of scores" and (logit - p).target["scale"] is None
     norm = Method("input-x-gradient", reduce="l2")
     assert kind(*(ex.explain(TEXTS[0], norm, target=i) for i in (0, 1))) == "difference of scores"
-    assert (one - one).signed and (one - one).method == "input-x-gradient"
-    assert (one - p).provenance["minus"]["method"] == "input-x-gradient"
+    assert (logit - logit).signed and (logit - logit).method == "input-x-gradient"
+    assert (logit - p).provenance["minus"]["method"] == "input-x-gradient"
     rows = [ex.explain(TEXTS[0], "generic", rows="all", target=i) for i in (0, 1)]
     assert (rows[0] - rows[1]).matrix == pytest.approx(rows[0].matrix - rows[1].matrix)
 
 
 def test_base_values_are_subtracted() -> None:
-    assert (made([1, 2], base_value=0.0) - made([0, 1], base_value=0.5)).base_value == -0.5
-    assert (made([1, 2], base_value=1.0) - made([0, 1])).base_value is None
-    assert isinstance((made([1.0], base_value=1.0) - made([1.0], base_value=0.0)).base_value, float)
+    assert (make_explanation([1, 2], base_value=0.0) - make_explanation([0, 1], base_value=0.5)).base_value == -0.5
+    assert (make_explanation([1, 2], base_value=1.0) - make_explanation([0, 1])).base_value is None
+    assert isinstance(
+        (make_explanation([1.0], base_value=1.0) - make_explanation([1.0], base_value=0.0)).base_value, float
+    )
 
 
 def test_subtraction_requires_the_same_input() -> None:
     text, image = explainer("bert/classify"), explainer("vit/image")
     with pytest.raises(InputError, match="same input"):
         text.explain(TEXTS[0]) - text.explain(TEXTS[1])
-    one, other = image.explain(inputs("vit/image")[:2])
-    assert one.units == other.units
+    first, second = image.explain(inputs("vit/image")[:2])
+    assert first.units == second.units
     with pytest.raises(InputError, match="same input"):
-        one - other
+        first - second
     with pytest.raises(TypeError):
-        one - 1
+        first - 1
 
 
-def test_equality() -> None:
-    assert made([1, float("nan")]) == made([1, float("nan")]) and made([1, 2]) != made([1, 3]) and made([1]) != 1
-    pictures = [replace(made([1]), image=np.full((2, 2, 3), i, dtype=np.uint8)) for i in (0, 1)]
-    assert pictures[0] != pictures[1] and pictures[0] != made([1])
+def test_equality_compares_scores_with_nan_and_images() -> None:
+    assert (
+        make_explanation([1, float("nan")]) == make_explanation([1, float("nan")])
+        and make_explanation([1, 2]) != make_explanation([1, 3])
+        and make_explanation([1]) != 1
+    )
+    pictures = [replace(make_explanation([1]), image=np.full((2, 2, 3), i, dtype=np.uint8)) for i in (0, 1)]
+    assert pictures[0] != pictures[1] and pictures[0] != make_explanation([1])
 
 
 def test_to_json_value_returns_plain_types() -> None:
-    e = made([1.0], certificate={"error": float("inf"), "count": np.int64(3), "dtype": torch.float32, "flag": np.True_})
+    e = make_explanation(
+        [1.0], certificate={"error": float("inf"), "count": np.int64(3), "dtype": torch.float32, "flag": np.True_}
+    )
     assert e.to_dict()["certificate"] == {"error": None, "count": 3, "dtype": "torch.float32", "flag": True}
 
 
-def test_heat_map_of_an_image() -> None:
+def test_heat_map_has_grid_shape_and_raises_without_grid() -> None:
     e = results()["heads"]
     assert e.heat_map().shape == e.units.grid
     assert e.heat_map()[1, 2] == e.scores[e.tokens.index("1,2")]
-    with pytest.raises(InputError, match="no grid"):
-        made([1]).heat_map()
+    with pytest.raises(InputError, match="not on a grid"):
+        make_explanation([1]).heat_map()
 
 
-def test_the_example_in_the_documentation_follows_the_schema() -> None:
+def test_documentation_example_is_valid() -> None:
     page = Path(__file__).parents[2] / "docs" / "explanation.md"
     example = json.loads(page.read_text("utf-8").split("```json\n")[1].split("```")[0])
     jsonschema.validate(example, SCHEMA)
     assert clearhead.from_dict(example).top(1) == [("boring", 0.31)]
 
 
-def _damaged(form: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """A copy with one thing in it changed."""
+def _with_value(form: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy with one value replaced."""
     form = json.loads(json.dumps(form))
-    *way, last = path.split(".")
-    part: Any = form
-    for key in way:
-        part = part[int(key) if isinstance(part, list) else key]
-    part[last] = value
+    *parents, last = path.split(".")
+    node: Any = form
+    for key in parents:
+        node = node[int(key) if isinstance(node, list) else key]
+    node[last] = value
     return form
 
 
@@ -345,15 +355,15 @@ DAMAGES: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "path", "value"), DAMAGES)
-def test_damaged_data_is_refused(name: str, path: str, value: Any) -> None:
-    with pytest.raises(InputError) as said:
-        clearhead.from_dict(_damaged(results()[name].to_dict(), path, value))
-    assert "\n" not in str(said.value)
+def test_damaged_data_raises_one_line_error(name: str, path: str, value: Any) -> None:
+    with pytest.raises(InputError) as error:
+        clearhead.from_dict(_with_value(results()[name].to_dict(), path, value))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("wrong", [[], None, "text", 3, [1], {"schema": []}])
-def test_data_of_another_type_is_refused(wrong: Any) -> None:
-    with pytest.raises(InputError, match="not an explanation that clearhead wrote"):
+def test_from_dict_of_other_data_raises(wrong: Any) -> None:
+    with pytest.raises(InputError, match="not an explanation saved by clearhead"):
         clearhead.from_dict(wrong)
 
 
@@ -367,17 +377,17 @@ def test_file_metadata_must_be_a_mapping(metadata: str, tmp_path: Path) -> None:
 
 
 def test_models_of_one_class_are_distinguished_by_logits() -> None:
-    """Models given as objects go by their class: their difference is no contrast of two targets of one model."""
+    """Models passed as objects are named by class, so a difference between two of them is not a contrast."""
     ex = explainer("bert/classify")
-    other = clearhead.load(text_model("bert", initializer_range=0.2))
-    one, two = (e.explain(TEXTS[0], "input-x-gradient", target=0) for e in (ex, other))
-    assert one.provenance["model"] == two.provenance["model"]
-    assert (one - two).target["kind"] == "difference of scores"
-    alone, *_ = ex.explain(TEXTS, "input-x-gradient", target=1)  # in a batch, so that the last bits may differ
-    assert (one - alone).target["kind"] == "contrast"
+    other_explainer = clearhead.load(text_model("bert", initializer_range=0.2))
+    first, second = (e.explain(TEXTS[0], "input-x-gradient", target=0) for e in (ex, other_explainer))
+    assert first.provenance["model"] == second.provenance["model"]
+    assert (first - second).target["kind"] == "difference of scores"
+    batched, *_ = ex.explain(TEXTS, "input-x-gradient", target=1)  # in a batch, where the last bits may differ
+    assert (first - batched).target["kind"] == "contrast"
 
 
-def test_models_without_classes_are_not_distinguished() -> None:
+def test_difference_of_models_without_logits_is_not_a_contrast() -> None:
     encoder = clearhead.load(text_model("bert", "Model"))
     a, b = (
         encoder.explain(TEXTS[0], "input-x-gradient", target=lambda output, i=i: output.last_hidden_state[:, 0, i])

@@ -1,4 +1,4 @@
-"""The explanation of an input of several streams: its parts, its forms, and what is made of many of them."""
+"""Multi-stream explanations: streams, serialisation, comparison and aggregation."""
 
 import json
 from importlib.resources import files
@@ -25,7 +25,7 @@ def clip() -> clearhead.Explainer:
     return dual_models.explainer("clip")
 
 
-def joint(kind: str) -> MultiStreamExplanation:
+def multi_stream(kind: str) -> MultiStreamExplanation:
     explanation = every()[kind]
     assert isinstance(explanation, MultiStreamExplanation)
     return explanation
@@ -38,23 +38,23 @@ def validator(kind: str) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(SCHEMAS[kind], registry=registry)
 
 
-class TestForms:
+class TestSerialisation:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_json_round_trip_follows_the_schema(self, kind: str) -> None:
+    def test_json_round_trip_is_exact_and_valid(self, kind: str) -> None:
         explanation = every()[kind]
         form = json.loads(json.dumps(explanation.to_dict(), allow_nan=False))
         is_joint = isinstance(explanation, MultiStreamExplanation)
         validator("multi_stream_explanation" if is_joint else "explanation").validate(form)
-        again = clearhead.from_dict(form)
-        assert type(again) is type(explanation) and again.streams == explanation.streams
+        restored = clearhead.from_dict(form)
+        assert type(restored) is type(explanation) and restored.streams == explanation.streams
         for stream, part in explanation.by_stream.items():
-            assert again[stream].to_dict() == part.to_dict()
+            assert restored[stream].to_dict() == part.to_dict()
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_file_round_trip(self, kind: str, tmp_path: Path) -> None:
         explanation = every()[kind]
-        again = clearhead.load_explanation(explanation.save(tmp_path / "e.safetensors"))
-        assert again == explanation and repr(again) == repr(explanation)
+        restored = clearhead.load_explanation(explanation.save(tmp_path / "e.safetensors"))
+        assert restored == explanation and repr(restored) == repr(explanation)
         assert [file.name for file in tmp_path.iterdir()] == ["e.safetensors"]
 
     def test_schema_describes_every_field(self) -> None:
@@ -62,13 +62,13 @@ class TestForms:
             jsonschema.Draft202012Validator.check_schema(schema)
         assert all(part.get("description") for part in SCHEMAS["multi_stream_explanation"]["properties"].values())
 
-    def test_invalid_json_is_refused(self) -> None:
-        good = joint("text and picture").to_dict()
+    def test_invalid_json_raises(self) -> None:
+        good = multi_stream("text and picture").to_dict()
         text, image = good["parts"]["text"], good["parts"]["image"]
-        with pytest.raises(InputError, match="newer clearhead"):
+        with pytest.raises(InputError, match="newer version of clearhead"):
             clearhead.from_dict({**good, "version": 2})
         for wrong in ({"version": "1"}, {"parts": []}, {"parts": {}}):
-            with pytest.raises(InputError, match="not an explanation that clearhead wrote"):
+            with pytest.raises(InputError, match="not an explanation saved by clearhead"):
                 clearhead.from_dict({**good, **wrong})
         with pytest.raises(InputError, match="'text' has the units of 'image'"):
             clearhead.from_dict({**good, "parts": {"text": image, "image": text}})
@@ -90,23 +90,23 @@ class TestForms:
             {"steps": [{"value": "much"}] * 5},
         ],
     )
-    def test_damaged_steps_are_refused(self, wrong: dict[str, Any]) -> None:
-        form = joint("objects")["image"].to_dict()
+    def test_damaged_steps_raise(self, wrong: dict[str, Any]) -> None:
+        form = multi_stream("objects")["image"].to_dict()
         assert len(form["steps"]) == 5
         with pytest.raises(InputError, match="damaged"):
             clearhead.from_dict({**form, "target": {**form["target"], **wrong}})
 
     def test_single_and_multi_stream_files_are_distinguished(self, tmp_path: Path) -> None:
-        both = joint("text and picture")
+        both = multi_stream("text and picture")
         form = both.to_dict()["parts"]["text"]
         assert isinstance(clearhead.from_dict(form), Explanation)
-        with pytest.raises(InputError, match="not an explanation that clearhead wrote"):
+        with pytest.raises(InputError, match="not an explanation saved by clearhead"):
             clearhead.from_dict({**form, "schema": "clearhead/joint-explanation"})
 
 
-class TestParts:
-    def test_streams_by_name(self) -> None:
-        both = joint("text and picture")
+class TestStreams:
+    def test_streams_are_accessed_by_name(self) -> None:
+        both = multi_stream("text and picture")
         assert both.streams == ("text", "image") and [part.stream for part in both] == ["text", "image"]
         assert both["image"].image is both.image and both.by_stream["text"] is both["text"]
         with pytest.raises(InputError, match="unknown stream 'audio'"):
@@ -114,18 +114,18 @@ class TestParts:
         for name in ("scores", "units", "matrix", "heat_map"):
             with pytest.raises(InputError, match=rf"use e\['text'\]\.{name} or e\['image'\]\.{name}"):
                 getattr(both, name)
-        one = every()["sound"]
-        assert list(one.by_stream) == ["audio"] and one.by_stream["audio"] is one
+        single = every()["sound"]
+        assert list(single.by_stream) == ["audio"] and single.by_stream["audio"] is single
 
     def test_only_texts_are_merged_into_words_and_sentences(self) -> None:
-        both = joint("text and picture")
+        both = multi_stream("text and picture")
         assert both.words()["text"].units.kind == "word" and both.words()["image"] is both["image"]
         assert both.sentences()["text"].units.kind == "sentence" and len(both.sentences()["text"].top(9)) == 1
         with pytest.raises(InputError, match="frames, not words"):
             every()["sound"].words()
 
     def test_step_selects_all_streams(self) -> None:
-        objects = joint("objects")
+        objects = multi_stream("objects")
         third = objects.step(2)
         assert third.steps is None and third.target == objects.target["steps"][2]
         for stream, part in objects.by_stream.items():
@@ -133,65 +133,65 @@ class TestParts:
             np.testing.assert_array_equal(third[stream].scores, part.matrix[2])
             np.testing.assert_allclose(part.matrix.sum(0), part.scores)
 
-    def test_subtraction_by_stream(self) -> None:
+    def test_subtraction_is_per_stream(self) -> None:
         ex = clip()
-        one, other = (ex.explain(text=TEXT, image=picture(), scale=scale) for scale in ("cosine", "logit"))
-        gap = one - other
-        assert isinstance(gap, MultiStreamExplanation) and gap.streams == one.streams
-        np.testing.assert_allclose(gap["text"].scores, one["text"].scores - other["text"].scores)
+        first, second = (ex.explain(text=TEXT, image=picture(), scale=scale) for scale in ("cosine", "logit"))
+        difference = first - second
+        assert isinstance(difference, MultiStreamExplanation) and difference.streams == first.streams
+        np.testing.assert_allclose(difference["text"].scores, first["text"].scores - second["text"].scores)
         with pytest.raises(TypeError):
-            one - one["text"]
+            first - first["text"]
 
 
-class TestMany:
-    def test_agreement_by_stream(self) -> None:
+class TestComparisonAndAggregation:
+    def test_agreement_is_per_stream(self) -> None:
         methods = ["generic", "rollout"]
-        found = clearhead.compare(clip(), methods=methods, text=TEXT, image=picture())
-        assert list(found.agreements) == ["text", "image"]
+        comparison = clearhead.compare(clip(), methods=methods, text=TEXT, image=picture())
+        assert list(comparison.agreements) == ["text", "image"]
         with pytest.raises(InputError, match=r"agreements\['text'\] or agreements\['image'\]"):
-            found.agreement  # noqa: B018
-        form = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+            comparison.agreement  # noqa: B018
+        form = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
         assert np.shape(form["agreement"]["values"]["image"]) == (2, 2)
-        alone = clearhead.Comparison({name: found[name]["text"] for name in methods})
-        assert alone.agreement == pytest.approx(found.agreements["text"])
+        single = clearhead.Comparison({name: comparison[name]["text"] for name in methods})
+        assert single.agreement == pytest.approx(comparison.agreements["text"])
         detector = {"a": every()["objects"], "b": every()["objects"]}
-        assert list(clearhead.Comparison(detector).agreements) == ["image"]  # queries are no input
+        assert list(clearhead.Comparison(detector).agreements) == ["image"]  # object queries are not input units
         with pytest.raises(InputError, match="hold several"):
             clearhead.compare(clip(), methods=methods, text=[TEXT, "So boring!"], image=picture())
 
-    def test_aggregation(self) -> None:
-        both = joint("text and picture")
+    def test_aggregation_counts_units_of_all_streams(self) -> None:
+        both = multi_stream("text and picture")
         words = clearhead.aggregate([both, both], by="word")
         assert {name: count for name, _, count in words.rows}["movie"] == 2
         kept = [part.scores[part.units.content_indices()].sum() for part in both]
         assert clearhead.aggregate(both, by="label").rows[0][1] == pytest.approx(sum(kept))
-        places = {name for name, _, _ in clearhead.aggregate([both], by="position").rows}
-        assert {"text 1", "image 1"} <= places and "1" not in places
+        positions = {name for name, _, _ in clearhead.aggregate([both], by="position").rows}
+        assert {"text 1", "image 1"} <= positions and "1" not in positions
         with pytest.raises(InputError, match="patches, not words"):
             clearhead.aggregate([every()["one object"]], by="word")
 
     def test_data_frame_names_streams(self) -> None:
-        both = joint("text and picture")
+        both = multi_stream("text and picture")
         frame = clearhead.to_frame([both, every()["continuation"]])
         assert len(frame) == len(both) + len(every()["continuation"])
         assert frame.groupby("stream").size().to_dict().keys() == {"text", "image"}
 
 
-class TestReading:
-    def test_given_answer_is_part_of_the_provenance(self) -> None:
+class TestReadingOptions:
+    def test_continuation_is_part_of_provenance(self) -> None:
         for make in (decoder, bart):
             ex = clearhead.load(make())
             assert ex.explain(TEXT, answer=" It is").provenance["reading"] == {"answer": " It is"}
             ids = ex.explain([TEXT, TEXT], answer=[(5, 6), " It is"])
             assert ids[0].provenance["reading"] == {"answer": [5, 6]}
             assert isinstance(ids[1].provenance["reading"]["answer"], list)
-            said = ex.explain(TEXT, target=clearhead.GeneratedToken(), max_new_tokens=2)
-            assert said.provenance["reading"] == {"max_new_tokens": 2}
+            generated = ex.explain(TEXT, target=clearhead.GeneratedToken(), max_new_tokens=2)
+            assert generated.provenance["reading"] == {"max_new_tokens": 2}
 
     @pytest.mark.parametrize(
         "target", [clearhead.GeneratedToken(0), clearhead.DetectionQuery(1), clearhead.TokenLabel(2)]
     )
-    def test_position_target_of_a_single_output_is_refused(self, target: Any) -> None:
+    def test_position_target_of_single_output_raises(self, target: Any) -> None:
         ex = joint_models.explainer("lxmert")
-        with pytest.raises(InputError, match="gives one answer as a whole"):
+        with pytest.raises(InputError, match="makes one prediction per input"):
             ex.explain(text=TEXT, regions=joint_models.regions(3), target=target)

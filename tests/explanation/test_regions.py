@@ -1,4 +1,4 @@
-"""Patches merged into regions of a picture, and scores merged by their sizes."""
+"""Merging of patches into image regions, and of scores by absolute value."""
 
 from dataclasses import replace
 from functools import cache
@@ -14,53 +14,59 @@ from tests import dual_models, models
 
 
 @cache
-def picture() -> Explanation:
+def image_explanation() -> Explanation:
     """4 × 4 patches of 4 × 4 pixels."""
     return models.explainer("vit/image").explain(models.inputs("vit/image")[0], "input-x-gradient")
 
 
-def grid() -> np.ndarray:
-    return picture().heat_map()
+def patch_scores() -> np.ndarray:
+    return image_explanation().heat_map()
 
 
-def test_grid_of_rows_and_columns() -> None:
-    e = picture().regions((2, 2))
+def test_regions_of_rows_and_columns_sum_patches() -> None:
+    e = image_explanation().regions((2, 2))
     assert e.tokens == ["[CLS]", "0,0", "0,1", "1,0", "1,1"] and e.units.kind == "region"
-    assert e.scores[1] == pytest.approx(grid()[:2, :2].sum()) and e.scores[4] == pytest.approx(grid()[2:, 2:].sum())
-    assert e.scores[0] == picture().scores[0] and e.scores.sum() == pytest.approx(picture().scores.sum())
+    assert e.scores[1] == pytest.approx(patch_scores()[:2, :2].sum()) and e.scores[4] == pytest.approx(
+        patch_scores()[2:, 2:].sum()
+    )
+    assert e.scores[0] == image_explanation().scores[0] and e.scores.sum() == pytest.approx(
+        image_explanation().scores.sum()
+    )
     assert e.units.boxes == (None, (0, 0, 0.5, 0.5), (0.5, 0, 1, 0.5), (0, 0.5, 0.5, 1), (0.5, 0.5, 1, 1))
 
 
 @pytest.mark.parametrize("pixels", [False, True])
-def test_boxes_by_name(pixels: bool) -> None:
-    """The left half, and a strip that cuts patches in two; the rest is a region, too."""
+def test_named_boxes_split_patches_by_area(pixels: bool) -> None:
+    """The left half, and a strip that cuts patches in two; the rest is another region."""
     size = 16 if pixels else 1
     boxes = {"left": (0, 0, 0.5 * size, size), "strip": (0.5 * size, 0, size, 0.375 * size)}
-    e = picture().regions(boxes)
+    e = image_explanation().regions(boxes)
     assert e.tokens == ["[CLS]", "left", "strip", "elsewhere"]
-    right = grid()[:, 2:]
+    right = patch_scores()[:, 2:]
     strip = right[0].sum() + right[1].sum() / 2
-    assert e.scores[1:] == pytest.approx([grid()[:, :2].sum(), strip, right.sum() - strip])
+    assert e.scores[1:] == pytest.approx([patch_scores()[:, :2].sum(), strip, right.sum() - strip])
 
 
-def test_overlapping_regions_both_count() -> None:
-    e = picture().regions([(0, 0, 1, 0.5), (0, 0, 0.5, 0.5)])
+def test_overlapping_regions_count_shared_patches_twice() -> None:
+    e = image_explanation().regions([(0, 0, 1, 0.5), (0, 0, 0.5, 0.5)])
     assert e.tokens[1:] == ["region 0", "region 1", "elsewhere"]
-    assert e.scores[1:] == pytest.approx([grid()[:2].sum(), grid()[:2, :2].sum(), grid()[2:].sum()])
+    assert e.scores[1:] == pytest.approx(
+        [patch_scores()[:2].sum(), patch_scores()[:2, :2].sum(), patch_scores()[2:].sum()]
+    )
 
 
 @pytest.mark.parametrize("fine", [False, True])
-def test_label_map(fine: bool) -> None:
-    """Of patches or of pixels; what is negative lies in no region."""
-    where = np.array([[0, 0, 3, 3], [0, -1, -1, 3], [0, -1, -1, 3], [0, 0, 3, 3]])
-    given = where.repeat(4, 0).repeat(4, 1) if fine else where
-    e = picture().regions(given)
+def test_label_map_defines_regions(fine: bool) -> None:
+    """A map over patches or pixels; negative labels belong to no region."""
+    labels = np.array([[0, 0, 3, 3], [0, -1, -1, 3], [0, -1, -1, 3], [0, 0, 3, 3]])
+    label_map = labels.repeat(4, 0).repeat(4, 1) if fine else labels
+    e = image_explanation().regions(label_map)
     assert e.tokens[1:] == ["region 0", "region 3", "elsewhere"]
-    assert e.scores[1:] == pytest.approx([grid()[where == number].sum() for number in (0, 3, -1)])
+    assert e.scores[1:] == pytest.approx([patch_scores()[labels == number].sum() for number in (0, 3, -1)])
     assert e.units.boxes is not None and e.units.boxes[3] == (0.25, 0.25, 0.75, 0.75)
 
 
-def test_all_arrays_are_merged() -> None:
+def test_regions_merge_per_layer_per_head_and_matrix() -> None:
     ex = models.explainer("vit/image")
     raw = models.inputs("vit/image")[0]
     e = ex.explain(raw, "generic", per="head").regions((2, 2))
@@ -71,10 +77,10 @@ def test_all_arrays_are_merged() -> None:
     assert rolled.matrix.sum(1) == pytest.approx(np.ones(5))
 
 
-def test_absolute_values_are_added_up() -> None:
-    e = picture().regions((2, 2), absolute=True)
-    assert e.scores[1] == pytest.approx(np.abs(grid()[:2, :2]).sum())
-    assert not e.signed and picture().signed
+def test_absolute_merging_sums_absolute_values() -> None:
+    e = image_explanation().regions((2, 2), absolute=True)
+    assert e.scores[1] == pytest.approx(np.abs(patch_scores()[:2, :2]).sum())
+    assert not e.signed and image_explanation().signed
     text = models.explainer("bert/classify").explain(models.TEXTS[1], "input-x-gradient")
     _, parents = text.units.merge("word")
     for absolute in (False, True):
@@ -82,12 +88,12 @@ def test_absolute_values_are_added_up() -> None:
         sizes = np.abs(text.scores) if absolute else text.scores
         assert words.scores == pytest.approx([sizes[parents == i].sum() for i in range(len(words))])
     assert text.words().scores.min() < 0 <= text.words(absolute=True).scores.min()
-    whole = text.sentences(absolute=True)
-    assert whole.scores[1] == pytest.approx(np.abs(text.scores[1:-1]).sum())
-    assert text.words(absolute=True).sentences().scores == pytest.approx(whole.scores)
+    sentences = text.sentences(absolute=True)
+    assert sentences.scores[1] == pytest.approx(np.abs(text.scores[1:-1]).sum())
+    assert text.words(absolute=True).sentences().scores == pytest.approx(sentences.scores)
 
 
-def test_aggregation_of_absolute_values() -> None:
+def test_absolute_aggregation_sums_absolute_values() -> None:
     es = models.explainer("bert/classify").explain(models.TEXTS, "input-x-gradient")
     for by in ("word", "position", "label"):
         signed, sizes = (
@@ -95,12 +101,12 @@ def test_aggregation_of_absolute_values() -> None:
             for absolute in (False, True)
         )
         assert {row[0] for row in signed.rows} == {row[0] for row in sizes.rows}
-        inside = sum(float(np.abs(e.scores[e.units.content_indices()]).sum()) for e in es)
-        assert sum(row[1] for row in sizes.rows) == pytest.approx(inside)
-        assert sum(row[1] for row in signed.rows) < inside
+        total = sum(float(np.abs(e.scores[e.units.content_indices()]).sum()) for e in es)
+        assert sum(row[1] for row in sizes.rows) == pytest.approx(total)
+        assert sum(row[1] for row in signed.rows) < total
 
 
-def test_regions_of_a_multi_stream_explanation() -> None:
+def test_regions_merge_only_the_image_stream() -> None:
     e = dual_models.explainer("clip").explain(text="So boring!", image=dual_models.pictures()[0])
     merged = e.regions((1, 2))
     assert merged["image"].units.kind == "region" and merged["text"] is e["text"]
@@ -109,7 +115,7 @@ def test_regions_of_a_multi_stream_explanation() -> None:
 
 
 def test_regions_can_be_saved_and_displayed(tmp_path: Path) -> None:
-    e = picture().regions({"left": (0, 0, 0.5, 1)}, absolute=True)
+    e = image_explanation().regions({"left": (0, 0, 0.5, 1)}, absolute=True)
     assert clearhead.load_explanation(e.save(tmp_path / "e.safetensors")) == e
     assert "left" in e.html() and e.plot("regions")
     assert "e.regions(" in format_python_snippet(e) and format_cli_command(e) is None
@@ -118,7 +124,7 @@ def test_regions_can_be_saved_and_displayed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("regions", "message"),
     [
         ((0, 2), r"regions must be \(rows, columns\), boxes"),
         ("left", r"regions must be"),
@@ -132,20 +138,20 @@ def test_regions_can_be_saved_and_displayed(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_invalid_regions_are_refused(where: object, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        picture().regions(where)  # type: ignore[arg-type]
+def test_invalid_regions_raise(regions: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        image_explanation().regions(regions)  # type: ignore[arg-type]
 
 
-def test_units_without_patches_are_refused() -> None:
+def test_regions_of_units_without_patches_raise() -> None:
     text = models.explainer("bert/classify").explain("So boring!")
     with pytest.raises(InputError, match=r"only patches of an image .* these units are tokens"):
         text.regions((2, 2))
-    twice = picture().regions((2, 2))
+    merged = image_explanation().regions((2, 2))
     with pytest.raises(InputError, match="these units are regions"):
-        twice.regions((1, 1))
+        merged.regions((1, 1))
 
 
-def test_patches_are_divided_without_the_image() -> None:
-    e = replace(picture(), image=None).regions([(0, 0, 1, 0.375)])
-    assert e.scores[1] == pytest.approx(grid()[0].sum() + grid()[1].sum() / 2)
+def test_regions_work_without_stored_image() -> None:
+    e = replace(image_explanation(), image=None).regions([(0, 0, 1, 0.375)])
+    assert e.scores[1] == pytest.approx(patch_scores()[0].sum() + patch_scores()[1].sum() / 2)

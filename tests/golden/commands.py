@@ -11,7 +11,7 @@ Commands = dict[str, dict[str, str]]
 
 
 def describe_commands() -> Commands:
-    """Return every command by the words that call it, with what it takes by name or position."""
+    """Return every command by its full name, with its options by name and its arguments by position."""
     described: Commands = {}
     _add_command(described, "clearhead", typer.main.get_command(app))
     return described

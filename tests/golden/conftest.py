@@ -1,4 +1,4 @@
-"""Golden files are those of one version of transformers."""
+"""Golden files are valid for one version of transformers."""
 
 import pytest
 import transformers
@@ -8,7 +8,7 @@ from tests.golden.storage import GOLDEN_FOLDER, load_json
 
 @pytest.fixture
 def same_transformers() -> None:
-    """Skip a test whose golden figures are those of another transformers: its models may compute otherwise."""
+    """Skip a test if the golden files were written with another version of transformers, whose models may differ."""
     written = load_json(GOLDEN_FOLDER, "versions")["transformers"]
     if transformers.__version__.split(".")[:2] != written.split(".")[:2]:
-        pytest.skip(f"the golden files are those of transformers {written}, and this is {transformers.__version__}")
+        pytest.skip(f"the golden files were written with transformers {written}; installed: {transformers.__version__}")

@@ -1,7 +1,7 @@
-"""Tiny models whose scores are frozen, and what each of them is asked to explain.
+"""Tiny models with golden scores, and the inputs of each.
 
-Weights are drawn with numpy, by the name of each parameter: they depend neither on how this version of transformers
-initialises a model nor on the random numbers of this torch.
+Weights are drawn with numpy from the name of each parameter: they depend neither on the initialisation of transformers
+nor on the random numbers of torch.
 """
 
 import zlib
@@ -23,7 +23,7 @@ from tests import custom_models, dual_models, joint_models, models, vision_langu
 FLOAT64 = 1e-9
 FLOAT32_INSIDE = 1e-6
 
-#: With this seed almost no score of a method that clamps is zero throughout.
+#: With this seed almost no method with a clamp has scores that are all zero.
 _SEED = 4
 _TEXTS = ["She hates the book because it isn't good", "So boring!"]
 _LAYERS = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -41,26 +41,26 @@ class GoldenModel:
 
 
 def build_model(name: str) -> tuple[Any, ...]:
-    """Build a golden model with its golden weights; its processor follows, if it has one."""
+    """Build a golden model with its golden weights; return it and its processor, if it has one."""
     model, *processor = GOLDEN_MODELS[name].build()
     fill_weights(model)
     return model, *processor
 
 
 def load_explainer(name: str, model: Any, *processor: Any) -> clearhead.Explainer:
-    """Load a golden model that was built before."""
+    """Load a golden model that `build_model` returned."""
     readout = GOLDEN_MODELS[name].readout
     return clearhead.load(model, *processor, **({"readout": readout} if readout else {}))
 
 
 @cache
 def get_explainer(name: str) -> clearhead.Explainer:
-    """Return the explainer of a golden model, which is built once."""
+    """Return the cached explainer of a golden model."""
     return load_explainer(name, *build_model(name))
 
 
 def fill_weights(model: nn.Module) -> None:
-    """Replace every parameter by random numbers that follow from its name and shape alone.
+    """Replace every parameter by random numbers that depend only on its name and shape.
 
     Args:
         model: Its weight matrices get a gain of 1.5 and at most a standard deviation of 0.3, so that attention is far

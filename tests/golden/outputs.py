@@ -1,6 +1,6 @@
-"""What commands print with `--json`, on tiny models: the keys, and the values that are neither prose nor chance.
+"""The output of commands with `--json` on tiny models: keys and values, without prose and values that vary.
 
-Each output becomes a flat table from a path of keys to a value, so that a change can be read line by line.
+Each output becomes a flat table from a path of keys to a value, so that a diff shows each change in one line.
 """
 
 import contextlib
@@ -22,25 +22,25 @@ from tests.golden.models import fill_weights
 
 Outputs = dict[str, Any]
 
-#: Paths that hold what is of this machine or this moment.
+#: Keys of values that depend on the machine or the time.
 VOLATILE = ("versions", "seconds", "python", "torch", "transformers", "clearhead-zoo", "capture_error", "rebuild_error")
-#: Strings of more words than this are prose.
+#: Strings with more words than this are prose.
 _MOST_WORDS = 3
-#: Of longer arrays of numbers, two sums do.
+#: Longer arrays of numbers are replaced by two sums.
 _MOST_NUMBERS = 8
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """A command line; `needs` names those that must run before it, since it reads what they write."""
+    """A command line; `needs` names the invocations that must run before it, because it reads their output files."""
 
     arguments: str
     needs: tuple[str, ...] = ()
-    #: Whether its numbers are the same on every machine; what is trained is not.
+    #: Whether its floats are the same on every machine; results of training are not.
     has_stable_floats: bool = True
-    #: Below this many keys, only the types of values are kept.
+    #: From this nesting depth on, only the types of values are kept.
     depth: int | None = None
-    #: Of a longer list of mappings, the first elements and the length are kept.
+    #: The number of elements that are kept of a list of mappings, besides its length.
     elements: int = 4
 
 
@@ -115,7 +115,7 @@ INVOCATIONS: dict[str, Invocation] = {
 
 
 class Workspace:
-    """A folder with tiny models and files, in which commands are run once each."""
+    """A folder with tiny models and files, in which each command runs once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -125,7 +125,7 @@ class Workspace:
             _write_files()
 
     def run(self, name: str) -> Outputs:
-        """Return the flat output of a command, which is run the first time."""
+        """Return the flat output of a command, which runs at the first request."""
         if name not in self._outputs:
             invocation = INVOCATIONS[name]
             for other in invocation.needs:
@@ -137,15 +137,15 @@ class Workspace:
 
 
 def run_command(arguments: list[str]) -> str:
-    """Run a command in this process and return what it printed; it must succeed."""
-    printed, said = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+    """Run a command in this process and return its output; it must succeed."""
+    printed, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
         try:
             main(arguments)
         except SystemExit as end:
             code = end.code
     if code != 0:
-        raise RuntimeError(f"clearhead {shlex.join(arguments)} ended with {code}: {said.getvalue()}")
+        raise RuntimeError(f"clearhead {shlex.join(arguments)} ended with {code}: {errors.getvalue()}")
     return printed.getvalue()
 
 
@@ -156,7 +156,7 @@ def compute_outputs(folder: Path) -> dict[str, Outputs]:
 
 
 def flatten(entry: Any, invocation: Invocation) -> Outputs:
-    """Return what a JSON value holds, by path: prose as `<text>`, and what varies as its type."""
+    """Return the values of a JSON document by path: prose as `<text>`, and values that vary as their type."""
     return dict(_flatten(entry, (), invocation))
 
 
@@ -179,7 +179,7 @@ def _flatten(entry: Any, path: tuple[str, ...], invocation: Invocation) -> Itera
 def _flatten_list(entry: list[Any], path: tuple[str, ...], invocation: Invocation) -> Iterator[tuple[str, Any]]:
     numbers = _as_numbers(entry)
     if numbers is not None and numbers.size > _MOST_NUMBERS:
-        weights = np.cos(np.arange(numbers.size))  # so that the order counts
+        weights = np.cos(np.arange(numbers.size))  # so that a change of order is detected
         summary = {
             "shape": str(numbers.shape),
             "sum": float(np.nansum(numbers)),
@@ -200,7 +200,7 @@ def _as_numbers(entry: list[Any]) -> np.ndarray | None:
         flat = array.ravel().tolist()
         if all(item is None or type(item) in (int, float) for item in flat) and any(item is not None for item in flat):
             return array.astype(np.float64)
-    except ValueError:  # its lists are of different lengths
+    except ValueError:  # the lists have different lengths
         pass
     return None
 

@@ -1,4 +1,4 @@
-"""How many passes typical calls take: forward calls of the model, gradients, and materialised attention maps."""
+"""The number of passes of typical calls: forward calls of the model, gradients, and materialised attention maps."""
 
 import warnings
 from collections.abc import Iterator
@@ -68,13 +68,13 @@ class PassCounts:
     maps: int = 0
 
 
-#: A softmax over more entries than this is over a vocabulary.
+#: A softmax over more entries than this is taken over a vocabulary.
 _MOST_KEYS = 100
 _SOFTMAXES = (torch.ops.aten.softmax, torch.ops.aten._softmax, torch.ops.aten._safe_softmax)
 
 
 class _MapCounter(TorchDispatchMode):
-    """Counts the attention maps (head × query × key of one sample) whose softmax is computed as a whole."""
+    """Counts the attention maps (head × query × key of one sample) whose softmax is materialised."""
 
     def __init__(self, counts: PassCounts) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def count_passes(model: nn.Module) -> Iterator[PassCounts]:
 
 
 def count_call(name: str) -> dict[str, dict[str, int]]:
-    """Count what a call takes: first, when the model is tested before anything is explained, and then again."""
+    """Count the passes of a call: the first one, which includes the recorder's self-test, and a second one."""
     call = CALLS[name]
     model, *processor = build_model(call.model_name)
     explainer = load_explainer(call.model_name, model, *processor)
@@ -130,7 +130,7 @@ def count_call(name: str) -> dict[str, dict[str, int]]:
 
 
 def count_methods() -> dict[str, dict[str, int]]:
-    """Count what each method takes for one text, on a model that was tested before."""
+    """Count the passes of each method for one text, after the recorder's self-test."""
     model, *processor = build_model("bert-classifier")
     explainer = load_explainer("bert-classifier", model, *processor)
     counts = {}

@@ -55,7 +55,7 @@ BUDGETS: dict[str, dict[str, int]] = {
     **{name: {"steps": 3} for name in ("integrated-gradients", "layer-conductance", "tam")},
     **{name: {"steps": 3} for name in ("beyond-intuition-head", "beyond-intuition-token")},
 }
-#: Methods whose scores are a sum over heads, so that they are asked for the contribution of each.
+#: Methods whose scores are a sum over heads, so that contributions per head are requested.
 PER_HEAD = (
     *("attcat", "attention", "attention-gradient", "attention-x-gradient", "generic", "grad-sam", "partial-lrp"),
     "transformer-attribution",
@@ -63,7 +63,7 @@ PER_HEAD = (
 _PREFIXED = ("attention", "attention-gradcam", "rollout")
 _MM_METHODS = ("generic", *_PREFIXED, "partial-lrp", "transformer-attribution")
 _BI_METHODS = ("transformer-attribution", "partial-lrp", *_PREFIXED)
-#: Which profiles are frozen on which model, and for which methods.
+#: The profiles with golden scores on each model, and their methods.
 PROFILES: dict[str, dict[str, tuple[str, ...]]] = {
     "bert-classifier": {
         "attcat_paper": ("attcat",),
@@ -112,7 +112,7 @@ PROFILES: dict[str, dict[str, tuple[str, ...]]] = {
     "visual-bert": {"mm_visualbert": _MM_METHODS},
     "detr": {"mm_detr": _MM_METHODS},
 }
-#: Models on which nothing but profiles is frozen.
+#: Models that have golden scores of profiles only.
 PROFILES_ONLY = ("vit-12-layers", "beit-12-layers", "dinov2-12-layers")
 
 
@@ -128,7 +128,7 @@ class Case:
 _ALL_ROWS = {"rows": "all"}
 _LATE_LAYERS = {"layers": (1, None)}
 _TWO_HEADS = {"heads": (0, 2), "layers": (None, None)}
-#: Options that a renamed or moved code path could lose, each on a model that has it.
+#: Options that a renamed or moved code path could lose, each on a model that supports it.
 VARIANTS: dict[str, dict[str, Case]] = {
     "bert-classifier": {
         **{
@@ -152,7 +152,7 @@ VARIANTS: dict[str, dict[str, Case]] = {
         "shap@present": Case("shap", {"evaluations": 100, "context": "present"}),
         "smoothgrad@absolute": Case("smoothgrad", {"samples": 3, "reduce": "abs"}),
         "transformer-attribution@normalised": Case("transformer-attribution", {"normalise": True}),
-        # The same numbers by other code paths: streamed attention, layers computed twice, small batches.
+        # The same scores through other code paths: streamed attention, activation checkpointing, small batches.
         "generic@tiles": Case("generic", arguments={"kernel": "tiles"}),
         "rollout@checkpoint": Case("rollout", arguments={"checkpoint": True}),
         "integrated-gradients@memory": Case("integrated-gradients", {"steps": 3}, {"memory": "1MiB"}),
@@ -204,7 +204,7 @@ def list_cases(model_name: str) -> dict[str, Case]:
 
 
 def compute_case(model_name: str, case_name: str) -> dict[str, np.ndarray]:
-    """Return the arrays of one case by key; of a method that does not apply, the fact that it refuses."""
+    """Return the arrays of one case by key; for a method that does not apply, a marker that it is rejected."""
     case = list_cases(model_name)[case_name]
     arguments = {**GOLDEN_MODELS[model_name].arguments(), **case.arguments}
     with warnings.catch_warnings():
@@ -259,7 +259,7 @@ def _list_arrays(explanation: clearhead.Explanation) -> dict[str, np.ndarray]:
 
 
 def _collect_numbers(entry: Any, values: list[float], indices: list[int]) -> None:
-    """Append the numbers of a description in their order, whatever its keys are called."""
+    """Append the numbers of a description in their order, independent of its keys."""
     if isinstance(entry, Mapping):
         for inner in entry.values():
             _collect_numbers(inner, values, indices)

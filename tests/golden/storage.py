@@ -1,4 +1,4 @@
-"""Where golden files are, and how they are read and written: the same arrays always give the same bytes."""
+"""Read and write golden files: the same arrays always give the same bytes."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ def load_arrays(folder: Path, model_name: str) -> dict[str, np.ndarray]:
 
 
 def save_json(folder: Path, name: str, content: Any) -> None:
-    """Write a table of golden facts, one entry a line, so that a change of it can be read as a diff."""
+    """Write a golden table with one entry per line, so that a diff shows each change."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(
         json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
@@ -33,5 +33,5 @@ def save_json(folder: Path, name: str, content: Any) -> None:
 
 
 def load_json(folder: Path, name: str) -> Any:
-    """Read a table of golden facts."""
+    """Read a golden table."""
     return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))

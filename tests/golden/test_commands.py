@@ -1,4 +1,4 @@
-"""Commands, options, defaults and the JSON that commands print are those of the golden files (`make golden`)."""
+"""Commands, options, defaults and JSON output equal the golden files (`make golden`)."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _ABSENT = object()
 
 
 def list_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return a line for each entry that is gone, new or different; floats may differ by rounding."""
+    """Return a line for each entry that is missing, new or different; floats may differ by rounding."""
     changes = []
     for key in sorted(old.keys() | new.keys()):
         before, after = old.get(key, _ABSENT), new.get(key, _ABSENT)
@@ -36,9 +36,13 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return Workspace(tmp_path_factory.mktemp("commands"))
 
 
-def test_commands_and_their_options_are_the_golden_ones() -> None:
+def test_commands_and_options_equal_golden_commands() -> None:
     old, new = (
-        {f"{command} {option}": what for command, options in table.items() for option, what in options.items()}
+        {
+            f"{command} {option}": description
+            for command, options in table.items()
+            for option, description in options.items()
+        }
         | dict.fromkeys(table, "command")
         for table in (load_json(GOLDEN_FOLDER, "commands"), describe_commands())
     )
@@ -48,14 +52,14 @@ def test_commands_and_their_options_are_the_golden_ones() -> None:
 
 @pytest.mark.usefixtures("same_transformers")
 @pytest.mark.parametrize("name", INVOCATIONS)
-def test_json_of_a_command_is_the_golden_one(name: str, workspace: Workspace) -> None:
+def test_json_output_equals_golden_output(name: str, workspace: Workspace) -> None:
     if "zoo:" in INVOCATIONS[name].arguments or name == "models":
         pytest.importorskip("clearhead_zoo")
     changes = list_changes(load_json(GOLDEN_FOLDER, "outputs")[name], workspace.run(name))
     assert not changes, "\n".join([f"clearhead {INVOCATIONS[name].arguments} --json changed:", *changes])
 
 
-def test_every_command_with_json_is_frozen() -> None:
+def test_every_command_with_json_has_golden_output() -> None:
     printing = {command for command, options in describe_commands().items() if "--json" in options}
     called = {f"clearhead {' '.join(invocation.arguments.split()[:2])}" for invocation in INVOCATIONS.values()}
     called |= {f"clearhead {invocation.arguments.split()[0]}" for invocation in INVOCATIONS.values()}
@@ -63,7 +67,7 @@ def test_every_command_with_json_is_frozen() -> None:
     assert load_json(GOLDEN_FOLDER, "outputs").keys() == INVOCATIONS.keys()
 
 
-def test_a_changed_output_is_noticed() -> None:
+def test_changed_output_is_detected() -> None:
     output = {"a": [0.1] * 9, "b": {"c": "x", "d": "more than three words"}, "versions": {"e": 1}}
     flat = flatten(output, Invocation(""))
     assert flat == {

@@ -1,4 +1,4 @@
-"""`scripts/compare_scores.py` notices a difference in the last bit."""
+"""`scripts/compare_scores.py` detects a difference in the last bit."""
 
 import importlib.util
 import subprocess
@@ -21,7 +21,7 @@ def script() -> ModuleType:
     return module
 
 
-def test_last_bit_is_compared(script: ModuleType) -> None:
+def test_arrays_are_compared_to_the_last_bit(script: ModuleType) -> None:
     scores = np.array([0.1, np.nan, -0.0])
     assert script.compare_arrays(scores, scores.copy()) is None
     for changed in ([np.nextafter(0.1, 1), np.nan, -0.0], [0.1, np.nan, 0.0], [0.1, 0.0, -0.0]):
@@ -30,11 +30,11 @@ def test_last_bit_is_compared(script: ModuleType) -> None:
 
 
 def test_missing_and_new_arrays_are_differences(script: ModuleType) -> None:
-    one, other = {"a": np.ones(1), "b": np.ones(1)}, {"b": np.ones(1), "c": np.ones(1)}
-    assert script.compare_scores(one, other) == {"a": "is gone", "c": "is new"}
+    old, new = {"a": np.ones(1), "b": np.ones(1)}, {"b": np.ones(1), "c": np.ones(1)}
+    assert script.compare_scores(old, new) == {"a": "is gone", "c": "is new"}
     assert script.compare_passes({"a": {"forward": 1}}, {"a": {"forward": 2}}).keys() == {"a"}
 
 
 def test_folder_without_golden_tests_is_an_error(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, SCRIPT, tmp_path], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "has no tests/golden/write.py" in done.stderr
+    process = subprocess.run([sys.executable, SCRIPT, tmp_path], capture_output=True, text=True, check=False)
+    assert process.returncode == 2 and "has no tests/golden/write.py" in process.stderr

@@ -1,4 +1,4 @@
-"""Every method and profile computes what it computed when the golden scores were written (`make golden`)."""
+"""The scores of every method and profile equal the golden scores (`make golden`)."""
 
 from functools import cache
 
@@ -26,20 +26,20 @@ def load_golden(model_name: str) -> dict[str, dict[str, np.ndarray]]:
     return by_case
 
 
-def assert_close(key: str, computed: np.ndarray, golden: np.ndarray, allowed: float) -> None:
-    """Compare two arrays entry by entry; what is NaN in one must be NaN in the other, and integers must be equal."""
+def assert_close(key: str, computed: np.ndarray, golden: np.ndarray, tolerance: float) -> None:
+    """Compare two arrays entry by entry; NaN must be at the same positions, and integers must be equal."""
     assert computed.shape == golden.shape and computed.dtype == golden.dtype, key
     if not np.issubdtype(golden.dtype, np.floating):
-        allowed = 0.0
+        tolerance = 0.0
     difference = np.abs(computed.astype(np.float64) - golden.astype(np.float64))
-    assert np.array_equal(np.isnan(computed), np.isnan(golden)), f"{key}: NaN at other positions"
+    assert np.array_equal(np.isnan(computed), np.isnan(golden)), f"{key}: NaN at different positions"
     largest = np.nanmax(difference, initial=0.0)
-    assert largest <= allowed, f"{key} differs by {largest:.1e}, allowed {allowed:.1e}"
+    assert largest <= tolerance, f"{key} differs by {largest:.1e}, allowed {tolerance:.1e}"
 
 
 @pytest.mark.usefixtures("same_transformers")
 @pytest.mark.parametrize(("model_name", "case_name"), CASES, ids=[f"{model}-{case}" for model, case in CASES])
-def test_scores_are_the_golden_scores(model_name: str, case_name: str) -> None:
+def test_scores_equal_golden_scores(model_name: str, case_name: str) -> None:
     golden = load_golden(model_name)[case_name]
     computed = scores.compute_case(model_name, case_name)
     assert computed.keys() == golden.keys()
@@ -59,20 +59,20 @@ def test_every_golden_array_belongs_to_a_case(model_name: str) -> None:
     assert load_golden(model_name).keys() == scores.list_cases(model_name).keys()
 
 
-def test_every_method_is_frozen() -> None:
+def test_every_registered_method_has_golden_scores() -> None:
     registered = {name for name, method in METHOD_REGISTRY.items() if method.__module__.startswith("clearhead.")}
     assert set(scores.METHODS) == registered
 
 
-def test_every_profile_is_frozen_with_every_method_it_has() -> None:
-    frozen: dict[str, set[str]] = {}
+def test_every_method_of_every_profile_has_golden_scores() -> None:
+    golden_profiles: dict[str, set[str]] = {}
     for profiles in scores.PROFILES.values():
         for profile, methods in profiles.items():
-            frozen.setdefault(profile, set()).update(methods)
-    assert frozen == {name: set(profile.methods) for name, profile in REGISTERED_PROFILES.items()}
+            golden_profiles.setdefault(profile, set()).update(methods)
+    assert golden_profiles == {name: set(profile.methods) for name, profile in REGISTERED_PROFILES.items()}
 
 
-def test_a_changed_score_is_noticed() -> None:
+def test_changed_score_is_detected() -> None:
     golden = load_golden("bert-classifier")["generic"]["generic/0/text/scores"]
     with pytest.raises(AssertionError, match="differs by"):
         assert_close("scores", golden * (1 + 1e-6), golden, 1e-9 * float(np.abs(golden).max()))

@@ -1,4 +1,4 @@
-"""Typical calls take as many passes as when the golden counts were written (`make golden`)."""
+"""The number of passes of typical calls equals the golden counts (`make golden`)."""
 
 import pytest
 
@@ -9,13 +9,13 @@ pytestmark = [pytest.mark.usefixtures("same_transformers"), pytest.mark.filterwa
 
 
 @pytest.mark.parametrize("name", passes.CALLS)
-def test_a_call_takes_the_golden_number_of_passes(name: str) -> None:
+def test_pass_counts_of_each_call_equal_golden_counts(name: str) -> None:
     golden = load_json(GOLDEN_FOLDER, "passes")
     counted = passes.count_call(name)
     assert counted == {key: golden[key] for key in counted}
 
 
-def test_each_method_takes_the_golden_number_of_passes() -> None:
+def test_pass_counts_of_each_method_equal_golden_counts() -> None:
     golden = load_json(GOLDEN_FOLDER, "passes")
     counted = passes.count_methods()
     assert counted == {key: golden[key] for key in counted}
@@ -26,7 +26,7 @@ def test_every_golden_count_belongs_to_a_call() -> None:
     assert load_json(GOLDEN_FOLDER, "passes").keys() == calls | {f"one text, {name}" for name in passes.METHODS}
 
 
-def test_a_further_pass_is_noticed() -> None:
+def test_every_pass_is_counted() -> None:
     model, *processor = passes.build_model("bert-classifier")
     explainer = passes.load_explainer("bert-classifier", model, *processor)
     with passes.count_passes(model) as once:

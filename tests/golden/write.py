@@ -1,6 +1,6 @@
 """Write the golden files: `python -m tests.golden.write`, or `make golden`, from the root of the repository.
 
-Do so only where behaviour is meant to change, and say in the commit which of it did.
+Do so only for an intended change of behaviour, and describe the change in the commit.
 """
 
 import argparse
@@ -29,19 +29,19 @@ from tests.golden.storage import GOLDEN_FOLDER, save_arrays, save_json
 
 
 def write_scores(folder: Path) -> None:
-    """Write the scores of every golden model, and the version of transformers that its code is from."""
+    """Write the scores of every golden model, and the version of transformers."""
     for name in GOLDEN_MODELS:
         save_arrays(folder, name, compute_golden_scores(name))
     save_json(folder, "versions", {"transformers": transformers.__version__})
 
 
 def write_passes(folder: Path) -> None:
-    """Write how many passes typical calls take."""
+    """Write the number of passes of typical calls."""
     save_json(folder, "passes", compute_pass_counts())
 
 
 def write_commands(folder: Path) -> None:
-    """Write the commands with their options, and what each prints with --json."""
+    """Write the commands with their options, and the output of each with --json."""
     save_json(folder, "commands", describe_commands())
     with tempfile.TemporaryDirectory() as workspace:
         save_json(folder, "outputs", compute_outputs(Path(workspace)))
@@ -56,8 +56,8 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.golden.write", description=__doc__)
-    parser.add_argument("--out", type=Path, default=GOLDEN_FOLDER, help="where the files go (default: %(default)s)")
-    parser.add_argument("--only", nargs="+", choices=WRITERS, default=list(WRITERS), help="write these alone")
+    parser.add_argument("--out", type=Path, default=GOLDEN_FOLDER, help="folder of the files (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", choices=WRITERS, default=list(WRITERS), help="write only these")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for name in arguments.only:

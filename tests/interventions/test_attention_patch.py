@@ -1,4 +1,4 @@
-"""The patcher: what is put in place of attention, where, and that nothing else changes."""
+"""Attention patching: replaced weights by layer, head and row, with everything else unchanged."""
 
 import pytest
 import torch
@@ -11,11 +11,11 @@ from clearhead.targets import make_target
 from tests.invariants.model_snapshot import of_model as snapshot
 from tests.models import TEXTS, explainer
 
-#: One model through transformers' interface, one through what its modules return.
+#: One model captured through transformers' interface, one through the returned attentions.
 MODELS = ("bert/classify", "deberta/classify")
 
 
-def made(name, texts=TEXTS):
+def make_batch(name, texts=TEXTS):
     ex = explainer(name)
     samples = [s for text in texts for s in ex.adapter.make_samples(text, InputOptions())]
     ex.capabilities.run_self_test(samples)
@@ -26,74 +26,74 @@ def uniform(attention, visible, layer):
     return visible.to(attention.dtype).expand_as(attention)
 
 
-def same(attention, visible, layer):
+def identity(attention, visible, layer):
     return attention.clone()
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_same_attention_gives_the_same_logits_also_in_padded_batches(name):
-    ex, plan = made(name)
+def test_identity_patch_preserves_logits_in_padded_batch(name):
+    ex, targets = make_batch(name)
     with torch.no_grad():
-        real = ex.adapter.model(**plan.model_inputs).logits
-        output, _, _ = run_patched_forward(ex.recorder, plan.model_inputs, [AttentionPatch(same)])
-    assert torch.allclose(output.logits, real, atol=1e-12)
+        expected = ex.adapter.model(**targets.model_inputs).logits
+        output, _, _ = run_patched_forward(ex.recorder, targets.model_inputs, [AttentionPatch(identity)])
+    assert torch.allclose(output.logits, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_rows_that_nobody_reads_change_nothing_and_the_row_that_is_read_does(name):
-    ex, plan = made(name)
-    rows = torch.ones(plan.num_samples, plan.max_units, dtype=torch.bool)
+def test_only_patches_of_pooled_row_in_last_layer_change_logits(name):
+    ex, targets = make_batch(name)
+    rows = torch.ones(targets.num_samples, targets.max_units, dtype=torch.bool)
     rows[:, 0] = False
     with torch.no_grad():
-        clean, _, _ = run_patched_forward(ex.recorder, plan.model_inputs, [])
-        others, _, _ = run_patched_forward(
-            ex.recorder, plan.model_inputs, [AttentionPatch(uniform, layers=[2], query_mask=rows)]
+        clean, _, _ = run_patched_forward(ex.recorder, targets.model_inputs, [])
+        other_rows, _, _ = run_patched_forward(
+            ex.recorder, targets.model_inputs, [AttentionPatch(uniform, layers=[2], query_mask=rows)]
         )
-        pooled, _, _ = run_patched_forward(
-            ex.recorder, plan.model_inputs, [AttentionPatch(uniform, layers=[2], query_mask=~rows)]
+        pooled_row, _, _ = run_patched_forward(
+            ex.recorder, targets.model_inputs, [AttentionPatch(uniform, layers=[2], query_mask=~rows)]
         )
-    assert torch.equal(others.logits, clean.logits)
-    assert (pooled.logits - clean.logits).abs().min() > 1e-6
+    assert torch.equal(other_rows.logits, clean.logits)
+    assert (pooled_row.logits - clean.logits).abs().min() > 1e-6
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_uniform_weights_lie_on_visible_keys_alone(name):
-    ex, plan = made(name)
+def test_uniform_patch_is_normalised_over_visible_keys(name):
+    ex, targets = make_batch(name)
     with torch.no_grad():
-        _, calls, _ = run_patched_forward(ex.recorder, plan.model_inputs, [AttentionPatch(uniform)])
-    for i, sample in enumerate(plan.truncated_samples):
+        _, calls, _ = run_patched_forward(ex.recorder, targets.model_inputs, [AttentionPatch(uniform)])
+    for i, sample in enumerate(targets.truncated_samples):
         length = len(sample.units)
         for call in calls:
-            own = call.attention[i, :, :length]
-            assert torch.allclose(own[..., :length], torch.tensor(1 / length, dtype=own.dtype))
-            assert not own[..., length:].any()
+            attention = call.attention[i, :, :length]
+            assert torch.allclose(attention[..., :length], torch.tensor(1 / length, dtype=attention.dtype))
+            assert not attention[..., length:].any()
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_heads_layers_and_rows_are_chosen(name):
-    ex, plan = made(name)
-    rows = torch.zeros(plan.num_samples, plan.max_units, dtype=torch.bool)
+def test_patch_changes_only_selected_layer_head_and_row(name):
+    ex, targets = make_batch(name)
+    rows = torch.zeros(targets.num_samples, targets.max_units, dtype=torch.bool)
     rows[:, 1] = True
     with torch.no_grad():
-        _, clean, _ = run_patched_forward(ex.recorder, plan.model_inputs, [])
+        _, clean, _ = run_patched_forward(ex.recorder, targets.model_inputs, [])
         _, calls, _ = run_patched_forward(
-            ex.recorder, plan.model_inputs, [AttentionPatch(uniform, layers=[1], heads=[2], query_mask=rows)]
+            ex.recorder, targets.model_inputs, [AttentionPatch(uniform, layers=[1], heads=[2], query_mask=rows)]
         )
     changed = (calls[1].attention != clean[1].attention).any(-1).nonzero()
     assert {(head, row) for _, head, row in changed.tolist()} == {(2, 1)}
     assert torch.equal(calls[0].attention, clean[0].attention)
-    assert not torch.equal(calls[2].attention, clean[2].attention)  # live: it attends anew
+    assert not torch.equal(calls[2].attention, clean[2].attention)  # not frozen: later layers recompute attention
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_frozen_pins_what_comes_after(name):
-    ex, plan = made(name)
+def test_clean_attention_freezes_later_layers(name):
+    ex, targets = make_batch(name)
     with torch.no_grad():
-        _, clean, _ = run_patched_forward(ex.recorder, plan.model_inputs, [])
+        _, clean, _ = run_patched_forward(ex.recorder, targets.model_inputs, [])
         pinned = [call.attention for call in clean]
-        live, _, _ = run_patched_forward(ex.recorder, plan.model_inputs, [AttentionPatch(uniform, layers=[0])])
+        live, _, _ = run_patched_forward(ex.recorder, targets.model_inputs, [AttentionPatch(uniform, layers=[0])])
         frozen, calls, _ = run_patched_forward(
-            ex.recorder, plan.model_inputs, [AttentionPatch(uniform, layers=[0])], clean_attention=pinned
+            ex.recorder, targets.model_inputs, [AttentionPatch(uniform, layers=[0])], clean_attention=pinned
         )
     assert torch.equal(calls[1].attention, pinned[1]) and torch.equal(calls[2].attention, pinned[2])
     assert not torch.equal(calls[0].attention, pinned[0])
@@ -101,15 +101,15 @@ def test_frozen_pins_what_comes_after(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_flow_to_what_the_weights_are_made_from(name):
-    ex, plan = made(name, TEXTS[:1])
-    logits = torch.zeros(plan.max_units, dtype=torch.float64, requires_grad=True)
+def test_gradients_flow_into_learned_attention_weights(name):
+    ex, targets = make_batch(name, TEXTS[:1])
+    logits = torch.zeros(targets.max_units, dtype=torch.float64, requires_grad=True)
 
     def learned(attention, visible, layer):
         return logits.softmax(-1).expand_as(attention)
 
     def loss():
-        output, _, _ = run_patched_forward(ex.recorder, plan.model_inputs, [AttentionPatch(learned, layers=[1, 2])])
+        output, _, _ = run_patched_forward(ex.recorder, targets.model_inputs, [AttentionPatch(learned, layers=[1, 2])])
         return output.logits[0, 0]
 
     gradient = torch.autograd.grad(loss(), logits)[0]
@@ -121,40 +121,40 @@ def test_gradients_flow_to_what_the_weights_are_made_from(name):
     assert gradient[3] == pytest.approx(((up - down) / 2e-6).item(), rel=1e-5)
 
 
-def test_a_silent_head_is_one_whose_part_of_the_output_projection_is_zero():
-    ex, plan = made("bert/classify")
+def test_zero_patch_equals_zeroed_output_projection_of_head():
+    ex, targets = make_batch("bert/classify")
 
-    def nothing(attention, visible, layer):
+    def zeros(attention, visible, layer):
         return torch.zeros_like(attention)
 
     with torch.no_grad():
         output, _, _ = run_patched_forward(
-            ex.recorder, plan.model_inputs, [AttentionPatch(nothing, layers=[1], heads=[2], keep_row_sums=False)]
+            ex.recorder, targets.model_inputs, [AttentionPatch(zeros, layers=[1], heads=[2], keep_row_sums=False)]
         )
         model = ex.adapter.model
         model.bert.encoder.layer[1].attention.output.dense.weight[:, 16:24] = 0
-        cut = model(**plan.model_inputs).logits
-    assert torch.allclose(output.logits, cut, atol=1e-12)
+        expected = model(**targets.model_inputs).logits
+    assert torch.allclose(output.logits, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_model_is_as_before_also_when_a_patch_raises(name):
-    ex, plan = made(name)
+def test_model_is_unchanged_after_patch_raises(name):
+    ex, targets = make_batch(name)
     before = snapshot(ex.adapter.model)
 
-    def wrong(attention, visible, layer):
+    def raise_value_error(attention, visible, layer):
         raise ValueError("no weights")
 
     with pytest.raises(ValueError, match="no weights"):
-        run_patched_forward(ex.recorder, plan.model_inputs, [AttentionPatch(wrong, layers=[1])])
+        run_patched_forward(ex.recorder, targets.model_inputs, [AttentionPatch(raise_value_error, layers=[1])])
     assert snapshot(ex.adapter.model) == before
     with torch.no_grad():
-        real = ex.adapter.model(**plan.model_inputs).logits
-        again, _, _ = run_patched_forward(ex.recorder, plan.model_inputs, [])
-    assert torch.allclose(again.logits, real, atol=1e-12)
+        expected = ex.adapter.model(**targets.model_inputs).logits
+        output, _, _ = run_patched_forward(ex.recorder, targets.model_inputs, [])
+    assert torch.allclose(output.logits, expected, atol=1e-12)
 
 
-def test_heads_that_are_not_there_are_refused():
-    ex, plan = made("bert/classify")
+def test_head_out_of_range_raises():
+    ex, targets = make_batch("bert/classify")
     with pytest.raises(InputError, match="4 heads"):
-        run_patched_forward(ex.recorder, plan.model_inputs, [AttentionPatch(same, heads=[4])])
+        run_patched_forward(ex.recorder, targets.model_inputs, [AttentionPatch(identity, heads=[4])])

@@ -1,4 +1,4 @@
-"""Everything about a user's model and processor that a call could leave changed, as plain data to compare."""
+"""Snapshots of everything about a user's model and processor that a call could change, as plain data."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def of_model(model: nn.Module) -> dict[str, Any]:
-    """Weights, flags, hooks and attributes of every module, every configuration, and the state around them."""
+    """Weights, flags, hooks and attributes of every module, every config, and the global state of torch."""
     from clearhead.capture.session import find_configs
 
     tensors = [*model.named_parameters(), *model.named_buffers()]
@@ -43,15 +43,15 @@ def of_processor(processor: Any) -> dict[str, Any]:
 
 
 def changes(before: dict[str, Any], after: dict[str, Any], path: str = "") -> list[str]:
-    """Where two snapshots differ, in words."""
-    found = []
+    """The differences of two snapshots, as lines of text."""
+    differences = []
     for key in before.keys() | after.keys():
-        one, two = before.get(key, "absent"), after.get(key, "absent")
-        if isinstance(one, dict) and isinstance(two, dict):
-            found += changes(one, two, f"{path}{key} › ")
-        elif one != two:
-            found.append(f"{path}{key}: {one!r:.80} → {two!r:.80}")
-    return sorted(found)
+        old, new = before.get(key, "absent"), after.get(key, "absent")
+        if isinstance(old, dict) and isinstance(new, dict):
+            differences += changes(old, new, f"{path}{key} › ")
+        elif old != new:
+            differences.append(f"{path}{key}: {old!r:.80} → {new!r:.80}")
+    return sorted(differences)
 
 
 def _bytes(tensor: Tensor) -> bytes:
@@ -63,19 +63,19 @@ def _hooks(table: Any) -> list[tuple[Any, int]]:
 
 
 def _all_hooks(module: nn.Module) -> dict[str, Any]:
-    """Every table of hooks that torch has (forward, pre, backward, with keyword arguments, always called, state)."""
+    """Every hook dictionary of torch (forward, pre, backward, with kwargs, always called, state)."""
     return {name: _hooks(table) for name, table in vars(module).items() if "hooks" in name and isinstance(table, dict)}
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Plain values as they are, everything else by identity; hooks and tensors are compared apart."""
-    apart = ("_parameters", "_buffers", "_modules")
+    """Plain values by value, everything else by identity; hooks and tensors are compared separately."""
+    registries = ("_parameters", "_buffers", "_modules")
     plain = (bool, int, float, str, type(None), tuple)
     return {
         name: value if isinstance(value, plain) else id(value)
         for name, value in vars(module).items()
-        if name not in apart and not ("hooks" in name and isinstance(value, dict))
-    } | {name: sorted(vars(module)[name]) for name in apart}
+        if name not in registries and not ("hooks" in name and isinstance(value, dict))
+    } | {name: sorted(vars(module)[name]) for name in registries}
 
 
 def _config(config: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Law 5: what a method declares holds, on analytic models with known answers and on random ones."""
+"""Invariant 5: declared properties of methods hold, on analytic models with known scores and on random models."""
 
 from functools import cache
 
@@ -18,7 +18,7 @@ from tests.methods import coalition_values
 
 @cache
 def uniform(kind):
-    """A model whose every query looks at all keys alike: the weights of queries and keys are zero."""
+    """A model with uniform attention: the weights of queries and keys are zero."""
     model, processor = models.text_model("bert") if kind == "text" else models.image_model("vit")
     for name, module in model.named_modules():
         if name.endswith(("query", "key", "q_proj", "k_proj")):
@@ -29,7 +29,7 @@ def uniform(kind):
 
 @cache
 def linear(kind):
-    """A model that is linear in its input: uniform attention, no norms, no non-linearity. Values and heads stay."""
+    """A model that is linear in its input: uniform attention, no norms, no non-linearity."""
     ex = uniform(kind)
     model, processor = ex.adapter.model, ex.adapter.processor
     if kind == "text":
@@ -48,15 +48,15 @@ def raw_inputs(kind):
     return models.inputs("bert/classify" if kind == "text" else "vit/image")
 
 
-def without(kind, ex, raw, unit):
-    """The target's value when one unit's input vector is zero (all of them if `unit` is None)."""
+def target_without_unit(kind, ex, raw, unit):
+    """The target's value if one unit's input vector is zero (all of them if `unit` is None)."""
     model, batch = ex.adapter.model, cases.collated(ex, [raw])
     label = ex.explain(raw, method="saliency").target["index"]
     with torch.no_grad():
         if kind == "text":
-            vectors = model.get_input_embeddings()(batch.pop("input_ids"))
-            vectors[:, slice(None) if unit is None else unit] = 0
-            return float(model(inputs_embeds=vectors, **batch).logits[0, label])
+            embeddings = model.get_input_embeddings()(batch.pop("input_ids"))
+            embeddings[:, slice(None) if unit is None else unit] = 0
+            return float(model(inputs_embeds=embeddings, **batch).logits[0, label])
         pixels, size = batch["pixel_values"].clone(), model.config.patch_size
         if unit is None:
             pixels.zero_()
@@ -73,38 +73,43 @@ def rows_sum_to_one(method):
     for subject in cases.SUBJECTS:
         if not cases.applies(method, subject):
             continue
-        within = 1e-6 if cases.tolerance(subject) > 1e-9 else 1e-12  # a softmax in float32 sums to one in float32
+        tolerance = 1e-6 if cases.tolerance(subject) > 1e-9 else 1e-12  # a softmax in float32 sums to one in float32
         for variant in cases.variants(method):
             for e in cases.batched(subject, method)[str(variant)]:
                 if e.matrix is not None:
-                    assert np.abs(e.matrix.sum(1) - 1).max() <= within
+                    assert np.abs(e.matrix.sum(1) - 1).max() <= tolerance
                 else:
-                    assert abs(e.scores.sum() - 1) <= within
+                    assert abs(e.scores.sum() - 1) <= tolerance
                 assert e.scores.min() >= 0
     for kind in ("text", "image"):
         # With uniform attention U in all of L layers: ((I + U)/2)^L = I/2^L + (1 − 1/2^L) U, and E_h A = U.
         for e in uniform(kind).explain(raw_inputs(kind), method=method):
-            even, first = np.full(len(e), 1 / len(e)), np.eye(len(e))[0]
-            depth = uniform(kind).recorder.self_test.num_calls
-            known = {"attention": even, "rollout": first / 2**depth + (1 - 1 / 2**depth) * even}
-            if method in known:
-                assert cases.gap(e.scores, known[method]) <= 1e-6
+            uniform_scores, first = np.full(len(e), 1 / len(e)), np.eye(len(e))[0]
+            num_layers = uniform(kind).recorder.self_test.num_calls
+            expected = {
+                "attention": uniform_scores,
+                "rollout": first / 2**num_layers + (1 - 1 / 2**num_layers) * uniform_scores,
+            }
+            if method in expected:
+                assert cases.gap(e.scores, expected[method]) <= 1e-6
 
 
 def exact_on_linear_models(method):
-    """Each score is what the target loses without the unit, and the scores add up to what it loses without all."""
+    """Each score is the loss of the target without the unit, and scores sum to the loss without all units."""
     for kind in ("text", "image"):
         ex = linear(kind)
         for e, raw in zip(ex.explain(raw_inputs(kind), method=method), raw_inputs(kind), strict=True):
             full = e.target["value"]
-            lost = np.array([full - without(kind, ex, raw, unit) for unit in range(len(e))])
-            assert np.abs(lost).max() > 1e-3, "the model is trivial"
-            assert cases.gap(e.scores, lost) <= (1e-9 if kind == "text" else 1e-6)
-            assert abs(e.scores.sum() - (full - without(kind, ex, raw, None))) <= 1e-6 * np.abs(lost).max() * len(e)
+            losses = np.array([full - target_without_unit(kind, ex, raw, unit) for unit in range(len(e))])
+            assert np.abs(losses).max() > 1e-3, "the model is trivial"
+            assert cases.gap(e.scores, losses) <= (1e-9 if kind == "text" else 1e-6)
+            assert abs(e.scores.sum() - (full - target_without_unit(kind, ex, raw, None))) <= 1e-6 * np.abs(
+                losses
+            ).max() * len(e)
 
 
 def complete(method):
-    """The scores add up to what the target gains over the base value."""
+    """The scores sum to the target's value minus the base value."""
     for kind in ("text", "image"):
         for e in linear(kind).explain(raw_inputs(kind), method=method):
             assert np.abs(e.scores).max() > 1e-3, "the model is trivial"
@@ -115,73 +120,75 @@ def complete(method):
 
 
 def complete_in_the_limit(method):
-    """Exactly so on linear models, and elsewhere the more so the more steps there are."""
+    """Complete on linear models, and elsewhere with an error that decreases with the number of steps."""
     for kind in ("text", "image"):
         for e in linear(kind).explain(raw_inputs(kind), method=method):
             assert np.abs(e.scores).max() > 1e-3, "the model is trivial"
             assert abs(e.base_value + e.scores.sum() - e.target["value"]) <= (1e-9 if kind == "text" else 1e-6)
     ex, raw = cases.explainer("bert/classify"), models.inputs("bert/classify")[0]
     few, many = (ex.explain(raw, method=clearhead.Method(method, steps=steps)) for steps in (20, 160))
-    missing, left = (abs(e.base_value + e.scores.sum() - e.target["value"]) for e in (few, many))
-    assert left <= missing / 8 and left <= 1e-3 * np.abs(many.scores).max()
+    missing, remaining = (abs(e.base_value + e.scores.sum() - e.target["value"]) for e in (few, many))
+    assert remaining <= missing / 8 and remaining <= 1e-3 * np.abs(many.scores).max()
 
 
-def nothing_for_what_does_not_count(method):
-    """Where attention carries nothing, the first token decides alone, and no other unit gets a score."""
+def zero_for_irrelevant_units(method):
+    """With zero values, attention carries nothing, so no token but the first gets a score."""
     model, tokenizer = models.text_model("bert")
-    ex, how = clearhead.load(model, tokenizer), clearhead.Method(method, reduce="l2")
-    assert all(e.scores[1:-1].min() > 1e-6 for e in ex.explain(raw_inputs("text"), method=how))
+    ex, l2_method = clearhead.load(model, tokenizer), clearhead.Method(method, reduce="l2")
+    assert all(e.scores[1:-1].min() > 1e-6 for e in ex.explain(raw_inputs("text"), method=l2_method))
     for layer in model.bert.encoder.layer:
         nn.init.zeros_(layer.attention.self.value.weight)
-    for e in ex.explain(raw_inputs("text"), method=how):
+    for e in ex.explain(raw_inputs("text"), method=l2_method):
         assert not e.scores[1:].any()
 
 
 def implementation_invariant(method):
-    """Rows of attention sum to one: what is added to all values can be taken off after them, and nothing changes."""
+    """Rows of attention sum to one, so a shift of all values can be undone in the output bias without any change."""
     plain, tokenizer = models.text_model("bert")
-    other, _ = models.text_model("bert")
-    other.load_state_dict(plain.state_dict())
-    for layer in other.bert.encoder.layer:
-        inside, output = layer.attention.self.value, layer.attention.output.dense
+    shifted_model, _ = models.text_model("bert")
+    shifted_model.load_state_dict(plain.state_dict())
+    for layer in shifted_model.bert.encoder.layer:
+        value, output = layer.attention.self.value, layer.attention.output.dense
         with torch.no_grad():
-            inside.bias += 3
+            value.bias += 3
             output.bias -= 3 * output.weight.sum(1)
-    one, two = (clearhead.load(model, tokenizer).explain(raw_inputs("text"), method=method) for model in (plain, other))
-    for a, b in zip(one, two, strict=True):
+    original, shifted = (
+        clearhead.load(model, tokenizer).explain(raw_inputs("text"), method=method) for model in (plain, shifted_model)
+    )
+    for a, b in zip(original, shifted, strict=True):
         assert abs(a.target["value"] - b.target["value"]) < 1e-9, "another function"
         assert cases.gap(a.scores, b.scores) <= 1e-9
 
 
 def exact_on_additive_games(method):
-    """On a linear model a unit's share is what it brings over what stands in its place, whoever else is there."""
+    """On a linear model a unit's score is its marginal contribution, for every coalition."""
     for kind, subject in (("text", "bert/classify"), ("image", "vit/image")):
         ex, raws = linear(kind), raw_inputs(kind)
         for e, raw in zip(ex.explain(raws, method=method), raws, strict=True):
             players, units, value = coalition_values.game(subject, raw, ex=ex)
-            brought = [value([player]) - value([]) for player in players]
-            assert np.abs(brought).max() > 1e-3, "the model is trivial"
-            assert cases.gap(e.scores, coalition_values.on_units(brought, players, units)) <= (
+            contributions = [value([player]) - value([]) for player in players]
+            assert np.abs(contributions).max() > 1e-3, "the model is trivial"
+            assert cases.gap(e.scores, coalition_values.on_units(contributions, players, units)) <= (
                 1e-9 if kind == "text" else 1e-6
             )
 
 
 def conserves_relevance(method):
-    """What arrives at the words of a text is what the target started with: one."""
+    """The relevance at the input tokens sums to the relevance of the target: one."""
     for subject in cases.TEXT_SUBJECTS:
         for e in cases.batched(subject, method)[method]:
             assert abs(e.scores.sum() - 1) <= 1e-5
-            assert np.abs(e.scores).max() > 0.01, "relevance is spread, not lost"
+            assert np.abs(e.scores).max() > 0.01, "relevance must not vanish"
     ex = cases.explainer("bert/classify")
     for e in ex.explain(models.inputs("bert/classify"), method=method, target=_both):
-        assert abs(e.scores.sum() - 0.5) <= 1e-5, "one for a class, and minus a half for the other"
+        assert abs(e.scores.sum() - 0.5) <= 1e-5, "one for a class minus one half for the other"
 
 
 def _both(output):
     return output.logits[:, 0] - output.logits[:, 1] / 2
 
 
-#: How each axiom that a method may declare is checked. A method that declares another one fails until it stands here.
+#: The check of each axiom that a method may declare. A method that declares another one fails.
 CHECKS = {
     "rows sum to one": rows_sum_to_one,
     "exact on linear models": exact_on_linear_models,
@@ -189,7 +196,7 @@ CHECKS = {
     "complete": complete,
     "complete in the limit": complete_in_the_limit,
     "conserves relevance": conserves_relevance,
-    "nothing for what does not count": nothing_for_what_does_not_count,
+    "zero for units without effect": zero_for_irrelevant_units,
     "implementation invariant": implementation_invariant,
 }
 DECLARED = [(name, axiom) for name in cases.METHODS for axiom in METHOD_REGISTRY[name].declaration.axioms]
@@ -197,12 +204,12 @@ DECLARED = [(name, axiom) for name in cases.METHODS for axiom in METHOD_REGISTRY
 
 @pytest.mark.parametrize(("method", "axiom"), DECLARED, ids=[f"{name} – {axiom}" for name, axiom in DECLARED])
 def test_declared_axiom(method, axiom):
-    assert axiom in CHECKS, f"{method} declares {axiom!r}, which nothing checks: write the check"
+    assert axiom in CHECKS, f"{method} declares {axiom!r}, which has no check: write one"
     CHECKS[axiom](method)
 
 
-def test_the_checks_can_fail():
-    """An axiom is no axiom if every method has it."""
+def test_checks_reject_methods_without_the_axiom():
+    """Checks fail for methods without the property."""
     with pytest.raises(AssertionError):
         rows_sum_to_one("generic")
     with pytest.raises(AssertionError):
@@ -217,11 +224,11 @@ def test_the_checks_can_fail():
         complete("gradient-shap")
 
 
-# Everything else that a declaration says ------------------------------------------------------------------------------
+# Other declared properties --------------------------------------------------------------------------------------------
 
 
 def declaring(**declared):
-    """Parametrises a test by the methods that declare this."""
+    """Parametrises a test by the methods with these declared values."""
     names = [
         name
         for name in cases.METHODS
@@ -244,12 +251,12 @@ def test_unsigned_scores_are_never_negative(method):
     for subject in subjects_of(method):
         for variant in unsigned:
             for e in cases.batched(subject, method)[str(variant)]:
-                for part in (e.scores, e.matrix, e.per_layer, e.per_head):
-                    assert part is None or part.min() >= 0, f"{variant} is declared unsigned, not so on {subject}"
+                for array in (e.scores, e.matrix, e.per_layer, e.per_head):
+                    assert array is None or array.min() >= 0, f"{variant} is declared unsigned, not so on {subject}"
 
 
 def ignores_target(method, subject):
-    """Whether another target gives exactly the same scores, with all options of a method."""
+    """Whether another target gives bitwise the same scores, with all options of a method."""
     targets = [other_label(subject, e) for e in cases.batched(subject, "random")["random"]]
     results = cases.batched(subject, method)
     variants = list(cases.variants(method))
@@ -264,53 +271,57 @@ def ignores_target(method, subject):
 @declaring(target="none")
 def test_methods_without_a_target_ignore_it(method):
     for subject in subjects_of(method):
-        assert ignores_target(method, subject), f"{method} is declared to need no target, but sees it on {subject}"
+        assert ignores_target(method, subject), (
+            f"{method} is declared to need no target, but depends on it on {subject}"
+        )
 
 
 @declaring(target="any")
-def test_methods_with_a_target_see_it(method):
+def test_methods_with_a_target_depend_on_it(method):
     for subject in subjects_of(method):
-        assert not ignores_target(method, subject), f"{method} does not see its target on {subject}"
+        assert not ignores_target(method, subject), f"{method} does not depend on its target on {subject}"
 
 
-#: Relevance of a contrast starts with a sum of zero, which these keep: they refuse it (tests/methods/test_lrp.py).
+#: Relevance of a contrast sums to zero, so these raise an error for it (tests/methods/test_lrp.py).
 KEEP_SUMS = ("lrp", "transformer-attribution")
 
 
 @declaring(target="any")
-def test_linear_in_the_target(method):
-    """The scores of a contrast are the difference of the two targets' scores, where a method declares it."""
+def test_linear_methods_give_contrast_as_difference(method):
+    """If declared, the scores of a contrast are the difference of the two targets' scores."""
     is_linear = METHOD_REGISTRY[method].declaration.linear_in_target
-    asked = cases.with_few([method])[0]
+    small_method = cases.with_few([method])[0]
     for subject in subjects_of(method):
         ex, raw = cases.explainer(subject), models.inputs(subject)[1]
-        a = ex.explain(raw, method=asked)
+        a = ex.explain(raw, method=small_method)
         assert a.provenance["linear_in_target"] == is_linear
         if method in KEEP_SUMS:
             continue
         label, other = a.target["index"], other_label(subject, a)
-        b = ex.explain(raw, method=asked, target=other)
-        contrast = ex.explain(raw, method=asked, target=clearhead.Contrast(label, other))
+        b = ex.explain(raw, method=small_method, target=other)
+        contrast = ex.explain(raw, method=small_method, target=clearhead.Contrast(label, other))
         size = max(np.abs(a.scores).max(), np.abs(b.scores).max())
         difference = cases.gap(a.scores - b.scores, contrast.scores, size)
-        # ModernBERT's and Swin's input × gradient is all rounding: a norm follows the embedding at once.
+        # ModernBERT's and Swin's input × gradient is only rounding, as a norm directly follows the embedding.
         if is_linear and size > 1e-6:
-            assert difference <= cases.allowed(method, subject), f"{method} is not linear in the target of {subject}"
+            assert difference <= cases.method_tolerance(method, subject), (
+                f"{method} is not linear in the target of {subject}"
+            )
 
 
 @pytest.mark.parametrize("method", cases.METHODS)
-def test_shares_add_up(method):
-    """parts="contributions": heads add up to their layer, layers to the scores. "depths": the last is the scores."""
-    parts = METHOD_REGISTRY[method].declaration.layer_scores
+def test_head_and_layer_contributions_sum_to_scores(method):
+    """For "contributions", heads sum to layers and layers to the scores; for "depths", the last layer is the scores."""
+    layer_scores = METHOD_REGISTRY[method].declaration.layer_scores
     for subject in subjects_of(method):
         results = cases.batched(subject, method)
         size = cases.size(results)
         for e in (e for explanations in results.values() for e in explanations):
-            if parts is None:
+            if layer_scores is None:
                 assert e.per_layer is None and e.per_head is None
             elif e.per_layer is not None:
-                whole = e.per_layer.sum(0) if parts == "contributions" else e.per_layer[-1]
-                assert cases.gap(whole, e.scores, size) <= 1e-12, subject
+                total = e.per_layer.sum(0) if layer_scores == "contributions" else e.per_layer[-1]
+                assert cases.gap(total, e.scores, size) <= 1e-12, subject
             if e.per_head is not None:
                 assert cases.gap(e.per_head.sum(1), e.per_layer, size) <= 1e-12, subject
 
@@ -318,23 +329,37 @@ def test_shares_add_up(method):
 @pytest.mark.parametrize(
     "method", [name for name in cases.METHODS if "rows" in METHOD_REGISTRY[name].declaration.supports]
 )
-def test_the_read_out_row_of_the_matrix_is_the_scores(method):
-    """rows="all" shows every row; the read-out of those rows is what one gets without it."""
+def test_read_out_row_of_matrix_equals_scores(method):
+    """The read-out of the matrix for rows="all" equals the scores without this option."""
     with_rows = [variant for variant in cases.variants(method) if variant.get_option("rows") == "all"]
     for subject in subjects_of(method):
         for variant in with_rows:
             plain = clearhead.Method(method, **{k: v for k, v in variant.options if k != "rows"})
-            alone = cases.explainer(subject).explain(models.inputs(subject), method=plain)
-            for every, one in zip(cases.batched(subject, method)[str(variant)], alone, strict=True):
-                assert cases.gap(every.scores, one.scores) <= cases.allowed(method, subject), (subject, variant)
+            expected = cases.explainer(subject).explain(models.inputs(subject), method=plain)
+            for matrix_explanation, explanation in zip(
+                cases.batched(subject, method)[str(variant)], expected, strict=True
+            ):
+                assert cases.gap(matrix_explanation.scores, explanation.scores) <= cases.method_tolerance(
+                    method, subject
+                ), (subject, variant)
 
 
 @pytest.mark.parametrize("name", cases.METHODS)
-def test_declarations_are_complete(name):
-    d = METHOD_REGISTRY[name].declaration
-    assert d.name == name and d.citation and d.cost and d.family and d.taxonomy
-    needs_backward = any(ask.endswith("gradient") for ask in d.requires)
-    assert ("backward" in d.cost) == needs_backward, f"{name}: {d.cost!r} does not fit what it asks for"
-    asks_about_target = needs_backward or d.pass_type == "values"
-    assert asks_about_target == (d.target == "any"), f"{name}: a target matters exactly where it is asked about"
-    assert not (d.model_agnostic and d.requires)
+def test_declarations_are_complete_and_consistent(name):
+    declaration = METHOD_REGISTRY[name].declaration
+    assert (
+        declaration.name == name
+        and declaration.citation
+        and declaration.cost
+        and declaration.family
+        and declaration.taxonomy
+    )
+    needs_backward = any(requirement.endswith("gradient") for requirement in declaration.requires)
+    assert ("backward" in declaration.cost) == needs_backward, (
+        f"{name}: {declaration.cost!r} does not match its requirements"
+    )
+    depends_on_target = needs_backward or declaration.pass_type == "values"
+    assert depends_on_target == (declaration.target == "any"), (
+        f"{name}: a target matters exactly if gradients or values depend on it"
+    )
+    assert not (declaration.model_agnostic and declaration.requires)

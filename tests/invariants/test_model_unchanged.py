@@ -1,4 +1,4 @@
-"""Law 2: the user's model is bit-identical before and after, hooks and flags included, also when a call raises."""
+"""Invariant 2: the user's model is bitwise identical before and after a call, with hooks and flags, also on errors."""
 
 import threading
 from functools import cache
@@ -18,16 +18,16 @@ SUBJECTS = pytest.mark.parametrize("subject", cases.SUBJECTS)
 ERRORS = pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 
 
-class Users:
-    """A model as a user has it: in training, partly frozen, with a gradient, hooks and an attribute of their own."""
+class UserModel:
+    """A user's model in training mode: partly frozen, with a gradient, hooks and a custom attribute."""
 
     def __init__(self, subject, implementation="sdpa"):
-        made = models.explainer(subject).adapter
-        self.model, self.inputs = made.model, models.inputs(subject)
+        adapter = models.explainer(subject).adapter
+        self.model, self.inputs = adapter.model, models.inputs(subject)
         name, task = subject.split("/")
-        self.processor = made.processor if task == "image" else models.tokenizer(models.TEXT[name][1])
+        self.processor = adapter.processor if task == "image" else models.tokenizer(models.TEXT[name][1])
         if self.model.config._attn_implementation != implementation:
-            # DeBERTa has no sdpa; it stays as it is.
+            # DeBERTa has no sdpa and stays eager.
             if implementation == "sdpa":
                 assert name == "deberta"
             else:
@@ -38,135 +38,142 @@ class Users:
             parameter.requires_grad_(False)
         parameters[1].grad = torch.ones_like(parameters[1])
         next(m for m in self.model.modules() if isinstance(m, torch.nn.Dropout)).eval()
-        self.heard = []
-        self.model.register_forward_hook(lambda module, args, output: self.heard.append(1))
+        self.hook_calls = []
+        self.model.register_forward_hook(lambda module, args, output: self.hook_calls.append(1))
         self.model.register_forward_pre_hook(lambda module, args, kwargs: None, with_kwargs=True)
-        self.layers[-1].register_full_backward_hook(lambda module, into, out: None)
+        self.layers[-1].register_full_backward_hook(lambda module, grad_input, grad_output: None)
         self.model.note = "mine"
-        self.before = self.now()
+        self.before = self.snapshot()
 
     @property
     def layers(self):
         blocks = {id(block) for block in map_modules_to_layers(self.model).values()}
         inner = [m for m in self.model.modules() if id(m) in blocks]
-        return [m for m in inner if any("Attention" in type(part).__name__ for part in m.modules())]
+        return [m for m in inner if any("Attention" in type(module).__name__ for module in m.modules())]
 
-    def now(self):
+    def snapshot(self):
         return model_snapshot.of_model(self.model) | {"processor": model_snapshot.of_processor(self.processor)}
 
-    def assert_untouched(self):
-        assert model_snapshot.changes(self.before, self.now()) == []
-        free = []
+    def assert_unchanged(self):
+        assert model_snapshot.changes(self.before, self.snapshot()) == []
+        acquired = []
         lock = clearhead.capture.session.get_model_lock(self.model)
-        thread = threading.Thread(target=lambda: free.append(lock.acquire(blocking=False) and lock.release() is None))
+        thread = threading.Thread(
+            target=lambda: acquired.append(lock.acquire(blocking=False) and lock.release() is None)
+        )
         thread.start()
         thread.join()
-        assert free == [True], "the model's lock is still held"
+        assert acquired == [True], "the model's lock is still held"
 
 
-def test_a_snapshot_sees_changes():
-    """The measure itself: each kind of change that a recorder could make is seen."""
-    users = Users("bert/classify")
-    users.assert_untouched()
-    model = users.model
+def test_snapshot_detects_every_kind_of_change():
+    """Each kind of change that a recorder could make is detected."""
+    user_model = UserModel("bert/classify")
+    user_model.assert_unchanged()
+    model = user_model.model
     parameter = next(model.parameters())
-    trespasses = {
+    changes = {
         "tensors": lambda: parameter.data.view(-1)[:1].add_(1e-12),
         "requires_grad": lambda: parameter.requires_grad_(not parameter.requires_grad),
         "gradients": lambda: setattr(parameter, "grad", torch.zeros_like(parameter)),
         "attributes": lambda: setattr(model.bert.encoder, "training", False),
         "hooks": lambda: model.bert.register_forward_pre_hook(lambda *a: None, with_kwargs=True),
         "configs": lambda: setattr(model.config, "_attn_implementation_internal", "clearhead"),
-        "processor": lambda: users.processor.backend_tokenizer.enable_truncation(7),
+        "processor": lambda: user_model.processor.backend_tokenizer.enable_truncation(7),
         "random numbers": lambda: torch.rand(1),
     }
     try:
-        for kind, trespass in trespasses.items():
-            before = users.now()
-            trespass()
-            assert {change.split(" › ")[0].split(":")[0] for change in model_snapshot.changes(before, users.now())} == {
-                kind
-            }
+        for kind, apply_change in changes.items():
+            before = user_model.snapshot()
+            apply_change()
+            assert {
+                change.split(" › ")[0].split(":")[0] for change in model_snapshot.changes(before, user_model.snapshot())
+            } == {kind}
     finally:
-        users.processor.backend_tokenizer.no_truncation()
+        user_model.processor.backend_tokenizer.no_truncation()
 
 
 @cache
-def loaded(subject):
-    """A user's model and its explainer, for tests that take a snapshot of their own."""
-    users = Users(subject)
-    return users, clearhead.load(users.model, users.processor)
+def load_user_model(subject):
+    """A user's model and its explainer, for tests that take their own snapshot."""
+    user_model = UserModel(subject)
+    return user_model, clearhead.load(user_model.model, user_model.processor)
 
 
 @SUBJECTS
 @pytest.mark.parametrize("method", cases.METHODS)
-def test_every_method(method, subject):
-    """Where it explains, and where it refuses. A method does not know which kernel the model runs with: sdpa alone."""
-    users, ex = loaded(subject)
-    users.before = users.now()
-    [asked] = cases.with_few([method])
+def test_explain_leaves_model_unchanged(method, subject):
+    """Also where the method is unsupported. With sdpa only, as methods do not depend on the implementation."""
+    user_model, ex = load_user_model(subject)
+    user_model.before = user_model.snapshot()
+    [small_method] = cases.with_few([method])
     if cases.applies(method, subject):
-        ex.explain(users.inputs[0], method=asked)
+        ex.explain(user_model.inputs[0], method=small_method)
     else:
         with pytest.raises(clearhead.UnsupportedError):
-            ex.explain(users.inputs[0], method=asked)
-    users.assert_untouched()
+            ex.explain(user_model.inputs[0], method=small_method)
+    user_model.assert_unchanged()
 
 
 @SUBJECTS
 @IMPLEMENTATIONS
-def test_every_public_call(subject, implementation):
-    """All methods in one call among them: they share passes, and the scores are those of each method alone."""
-    users = Users(subject, implementation)
-    ex = clearhead.load(users.model, users.processor)
-    users.assert_untouched()
+def test_public_calls_leave_model_unchanged(subject, implementation):
+    """Includes all methods in one call: they share passes, and scores equal those of separate calls."""
+    user_model = UserModel(subject, implementation)
+    ex = clearhead.load(user_model.model, user_model.processor)
+    user_model.assert_unchanged()
     ex.methods()
-    users.assert_untouched()
-    able = cases.applying(subject)
-    together = ex.explain(users.inputs, **cases.everything(subject), batch_size=2)
-    users.assert_untouched()
-    clearhead.compare(ex, users.inputs[0], methods=able[:2])
-    users.assert_untouched()
-    assert clearhead.verify(able[0], ex, users.inputs[0]).ok
-    users.assert_untouched()
-    returned = ex.recorder.self_test.capture_source == "returned"
+    user_model.assert_unchanged()
+    applicable = cases.applying(subject)
+    results = ex.explain(user_model.inputs, **cases.all_explain_arguments(subject), batch_size=2)
+    user_model.assert_unchanged()
+    clearhead.compare(ex, user_model.inputs[0], methods=applicable[:2])
+    user_model.assert_unchanged()
+    assert clearhead.verify(applicable[0], ex, user_model.inputs[0]).ok
+    user_model.assert_unchanged()
+    returns_attentions = ex.recorder.self_test.capture_source == "returned"
     ex.record(
-        users.inputs, [a for a in Requirement.__args__ if not (returned and a in ("values", "output_projection"))]
+        user_model.inputs,
+        [
+            requirement
+            for requirement in Requirement.__args__
+            if not (returns_attentions and requirement in ("values", "output_projection"))
+        ],
     )
-    users.assert_untouched()
-    assert users.heard, "the user's own hooks still run"
-    # Training mode is suspended, not obeyed: neither dropout nor the user's hooks play a part in the scores.
-    cases.assert_all_alike(together, subject, reference=cases.batched)
+    user_model.assert_unchanged()
+    assert user_model.hook_calls, "the user's hooks still run"
+    # Training mode is suspended: neither dropout nor the user's hooks affect the scores.
+    cases.assert_all_alike(results, subject, reference=cases.batched)
 
 
 @pytest.mark.parametrize("subject", cases.TEXT_SUBJECTS)
-def test_truncation_stays_with_the_call(subject):
-    """Neither the user's tokenizer nor the next call notices that a call truncated, or from which side."""
-    users = Users(subject)
-    ex = clearhead.load(users.model, users.processor)
-    mask = users.processor.mask_token
-    text = f"she {mask} the book because {mask} boring" if subject.endswith("mask") else users.inputs[1]
+def test_truncation_does_not_leak_into_tokenizer_or_next_call(subject):
+    """Truncation and its side do not leak into the user's tokenizer or into the next call."""
+    user_model = UserModel(subject)
+    ex = clearhead.load(user_model.model, user_model.processor)
+    mask = user_model.processor.mask_token
+    text = f"she {mask} the book because {mask} boring" if subject.endswith("mask") else user_model.inputs[1]
     target = clearhead.MaskedToken(mask_index=0) if subject.endswith("mask") else None
     first = ex.explain(text, target=target, max_length=7)
     ex.explain(text, target=target, max_length=7, truncation_side="left")
-    again = ex.explain(text, target=target, max_length=7)
+    repeated = ex.explain(text, target=target, max_length=7)
     assert first.certificate["truncated_tokens"] > 0
-    assert again.tokens == first.tokens
-    users.assert_untouched()
+    assert repeated.tokens == first.tokens
+    user_model.assert_unchanged()
 
 
 @pytest.fixture
-def raising():
-    """Methods whose fold raises, registered for one test."""
+def register_raising():
+    """Registers methods that raise, for one test."""
     names = []
 
-    def make(name, error, place, asks):
+    def make(name, error, hook_name, requirements):
         def fail(self, *args):
-            raise error("in the fold")
+            raise error("in the method")
 
-        cls = type(name.title(), (AttributionMethod,), {place: fail})
+        cls = type(name.title(), (AttributionMethod,), {hook_name: fail})
         declared = {"family": "control", "cost": "nothing", "citation": "–", "signed": False, "target": "none"}
-        register_method(name, requires=asks, **declared)(cls)
+        register_method(name, requires=requirements, **declared)(cls)
         names.append(name)
 
     yield make
@@ -177,56 +184,56 @@ def raising():
 @SUBJECTS
 @ERRORS
 @IMPLEMENTATIONS
-def test_a_target_that_raises(subject, error, implementation):
-    users = Users(subject, implementation)
-    ex = clearhead.load(users.model, users.processor)
+def test_model_is_unchanged_after_target_raises(subject, error, implementation):
+    user_model = UserModel(subject, implementation)
+    ex = clearhead.load(user_model.model, user_model.processor)
 
     def target(output):
         raise error("in the target")
 
     with pytest.raises(error, match="in the target"):
-        ex.explain(users.inputs, method=cases.applying(subject), target=target)
-    users.assert_untouched()
+        ex.explain(user_model.inputs, method=cases.applying(subject), target=target)
+    user_model.assert_unchanged()
     with pytest.raises(error, match="in the target"):
-        ex.record(users.inputs, ("input_gradient", "attention_gradient"), target=target)
-    users.assert_untouched()
+        ex.record(user_model.inputs, ("input_gradient", "attention_gradient"), target=target)
+    user_model.assert_unchanged()
 
 
 @SUBJECTS
 @ERRORS
 @pytest.mark.parametrize("when", ["at first use", "later"])
-def test_a_forward_that_raises(subject, error, when):
-    """A hook of the user's own that raises in the second layer: in the self-test, and in a recorded pass."""
-    users = Users(subject)
-    ex = clearhead.load(users.model, users.processor)
-    able = cases.with_few(cases.of_each_kind(subject))
-    good = ex.explain(users.inputs[0], method=able) if when == "later" else None
+def test_model_is_unchanged_after_forward_raises(subject, error, when):
+    """A user hook raises in the second layer, in the self-test or in a recorded pass."""
+    user_model = UserModel(subject)
+    ex = clearhead.load(user_model.model, user_model.processor)
+    applicable = cases.with_few(cases.one_method_per_pass_type(subject))
+    expected = ex.explain(user_model.inputs[0], method=applicable) if when == "later" else None
 
     def fail(module, args, output):
         raise error("in the second layer")
 
-    users.before = users.now()
-    with users.layers[1].register_forward_hook(fail):
-        for asked in (*able, able):
+    user_model.before = user_model.snapshot()
+    with user_model.layers[1].register_forward_hook(fail):
+        for method in (*applicable, applicable):
             with pytest.raises(error, match="in the second layer"):
-                ex.explain(users.inputs, method=asked)
+                ex.explain(user_model.inputs, method=method)
         with pytest.raises(error, match="in the second layer"):
-            ex.record(users.inputs, ("attention_gradient",))
+            ex.record(user_model.inputs, ("attention_gradient",))
         with pytest.raises(error, match="in the second layer"):
-            clearhead.compare(ex, users.inputs[0], methods=able[:2])
+            clearhead.compare(ex, user_model.inputs[0], methods=applicable[:2])
         if when == "at first use":
             with pytest.raises(error, match="in the second layer"):
                 ex.methods()
-    users.assert_untouched()
-    again = ex.explain(users.inputs[0], method=able)
-    for method in good or ():
-        cases.assert_alike(again[method], good[method], 0.0)
+    user_model.assert_unchanged()
+    repeated = ex.explain(user_model.inputs[0], method=applicable)
+    for method in expected or ():
+        cases.assert_alike(repeated[method], expected[method], 0.0)
 
 
 @SUBJECTS
 @ERRORS
 @pytest.mark.parametrize(
-    ("place", "asks"),
+    ("hook_name", "requirements"),
     [
         ("process_call", ("attention",)),
         ("process_call", ("attention", "attention_gradient")),
@@ -235,21 +242,23 @@ def test_a_forward_that_raises(subject, error, when):
     ],
     ids=["process_call", "process_call in the backward pass", "compute_scores", "setup"],
 )
-def test_a_fold_that_raises(subject, error, place, asks, raising):
-    raising("raising", error, place, asks)
-    users = Users(subject)
-    ex = clearhead.load(users.model, users.processor)
-    refused = subject in cases.WINDOWED and place == "process_call"
-    with pytest.raises(clearhead.UnsupportedError if refused else error, match="windows" if refused else "in the fold"):
-        ex.explain(users.inputs, method=["saliency", "raising", "random"])
-    users.assert_untouched()
+def test_model_is_unchanged_after_method_raises(subject, error, hook_name, requirements, register_raising):
+    register_raising("raising", error, hook_name, requirements)
+    user_model = UserModel(subject)
+    ex = clearhead.load(user_model.model, user_model.processor)
+    is_unsupported = subject in cases.WINDOWED and hook_name == "process_call"
+    with pytest.raises(
+        clearhead.UnsupportedError if is_unsupported else error, match="windows" if is_unsupported else "in the method"
+    ):
+        ex.explain(user_model.inputs, method=["saliency", "raising", "random"])
+    user_model.assert_unchanged()
 
 
 @SUBJECTS
-def test_wrong_input_changes_nothing(subject):
-    users = Users(subject)
-    ex = clearhead.load(users.model, users.processor)
+def test_model_is_unchanged_after_invalid_arguments(subject):
+    user_model = UserModel(subject)
+    ex = clearhead.load(user_model.model, user_model.processor)
     for wrong in ({"target": "no such label"}, {"scale": "no such scale"}, {"layers": (7, 9)}, {"batch_size": 0}):
         with pytest.raises(clearhead.ClearheadError):
-            ex.explain(users.inputs, method="generic" if subject not in cases.WINDOWED else "saliency", **wrong)
-        users.assert_untouched()
+            ex.explain(user_model.inputs, method="generic" if subject not in cases.WINDOWED else "saliency", **wrong)
+        user_model.assert_unchanged()

@@ -13,7 +13,7 @@ from tests.invariants import model_snapshot
 #: Signed and unsigned methods, a control, and one with a mixing matrix.
 METHODS = ["saliency", "generic", "random", "rollout"]
 #: Protocols that need another model or other data than a classifier of texts or images.
-ELSEWHERE = {
+NOT_APPLICABLE = {
     "detections": "a detector",
     "label-randomisation": "a second model, trained on permuted labels",
     "mosaic": "images of two classes side by side",
@@ -43,8 +43,8 @@ def measure(explainer, protocol, examples):
     return [repr(measurement) for measurement in protocol.measure(explainer, examples, explanations)]
 
 
-@pytest.mark.parametrize("name", sorted(PROTOCOL_REGISTRY.keys() - ELSEWHERE.keys()))
-def test_the_model_is_unchanged_and_a_second_run_gives_the_same(name):
+@pytest.mark.parametrize("name", sorted(PROTOCOL_REGISTRY.keys() - NOT_APPLICABLE.keys()))
+def test_protocol_leaves_model_unchanged_and_is_deterministic(name):
     protocol = PROTOCOL_REGISTRY[name](**SETTINGS.get(name, {}))
     counts = []
     for model_name in ("bert/classify", "vit/image"):
@@ -59,4 +59,4 @@ def test_the_model_is_unchanged_and_a_second_run_gives_the_same(name):
         assert model_snapshot.changes(before, model_snapshot.of_model(explainer.adapter.model)) == []
         assert first == second
         counts.append(len(first))
-    assert max(counts) > 0, "nothing was measured: state in ELSEWHERE what the protocol needs"
+    assert max(counts) > 0, "nothing was measured: state in NOT_APPLICABLE what the protocol needs"

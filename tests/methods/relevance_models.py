@@ -1,4 +1,4 @@
-"""The models that `tests/replicas/relevance.py` can walk, their inputs in one padded batch, and each walked alone."""
+"""The models that `tests/replicas/relevance.py` supports, explained in a padded batch and by the replica one by one."""
 
 from functools import cache
 from typing import Any
@@ -14,13 +14,16 @@ from tests.replicas.plain_pass import Seen
 
 SUBJECTS = ("bert/classify", "vit/image")
 VARIANTS = ("ours", "orig")
-#: Of the maximum: rounding grows where relevance is divided by what is next to nothing. ViT's softmax is float32's.
-WITHIN = {"bert/classify": 1e-9, "vit/image": 1e-7}
+#: Relative to the maximum: division by values near zero amplifies rounding. ViT computes its softmax in float32.
+TOLERANCES = {"bert/classify": 1e-9, "vit/image": 1e-7}
 
 
-class Pure(torch.overrides.TorchFunctionMode):
-    """A softmax that is asked to run in float32 runs in the format of its input: its last bits hang on the processor,
-    and relevance propagation makes them larger by several orders of magnitude."""
+class InputDtypeSoftmax(torch.overrides.TorchFunctionMode):
+    """Computes a softmax in the dtype of its input, also where float32 is requested.
+
+    The last bits of a float32 softmax depend on the processor, and relevance propagation amplifies them by several
+    orders of magnitude.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -29,25 +32,25 @@ class Pure(torch.overrides.TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def explained(subject: str, method: str, options: dict[str, Any], **how: Any) -> list[clearhead.Explanation]:
-    """All inputs of a subject in one batch."""
+def explain_batch(subject: str, method: str, options: dict[str, Any], **how: Any) -> list[clearhead.Explanation]:
+    """Explain all inputs of a subject in one batch."""
     ex = replica_comparison.explainer(subject)
-    with Pure():
+    with InputDtypeSoftmax():
         return ex.explain(models.inputs(subject), clearhead.Method(method, **options), target=1, **how)
 
 
 @cache
-def walked(subject: str, variant: str) -> list[tuple[relevance.Found, Seen, np.ndarray]]:
-    """Each input by itself: the walk, an ordinary pass, and the read-out."""
-    found = []
+def walk_batch(subject: str, variant: str) -> list[tuple[relevance.RelevanceRecord, Seen, np.ndarray]]:
+    """Return for each input by itself: the relevance of the replica, a plain pass, and the read-out."""
+    records = []
     for raw in models.inputs(subject):
-        with Pure():
-            seen, readout = replica_comparison.slow(subject, raw, lambda z: z[1])
-        found.append((walk(subject, raw, variant), seen, readout))
-    return found
+        with InputDtypeSoftmax():
+            seen, readout = replica_comparison.record_plain_pass(subject, raw, lambda z: z[1])
+        records.append((walk_input(subject, raw, variant), seen, readout))
+    return records
 
 
-def walk(subject: str, raw: Any, variant: str) -> relevance.Found:
+def walk_input(subject: str, raw: Any, variant: str) -> relevance.RelevanceRecord:
     model, inputs = replica_comparison.explainer(subject).adapter.model, replica_comparison.model_inputs(subject, raw)
     if subject.endswith("/image"):
         return relevance.vit(model, inputs["pixel_values"][0].numpy(), 1, variant)

@@ -1,4 +1,4 @@
-"""Raw attention against its replica, and what must hold of it whatever the model."""
+"""Raw attention equals its reference implementation, and its rows sum to one for any model."""
 
 import numpy as np
 import pytest
@@ -8,23 +8,23 @@ from tests.methods import replica_comparison
 
 
 @pytest.mark.parametrize("subject", replica_comparison.SUBJECTS)
-def test_equals_its_replica(subject: str) -> None:
-    replica_comparison.assert_twins("attention", subject)
+def test_equals_reference_implementation(subject: str) -> None:
+    replica_comparison.assert_equals_reference("attention", subject)
 
 
-@pytest.mark.parametrize("subject", replica_comparison.FEW)
-def test_every_row(subject: str) -> None:
-    replica_comparison.assert_twins("attention", subject, every_row=True)
+@pytest.mark.parametrize("subject", replica_comparison.ONE_PER_READOUT)
+def test_all_rows_equal_reference(subject: str) -> None:
+    replica_comparison.assert_equals_reference("attention", subject, all_rows=True)
 
 
-@pytest.mark.parametrize("layers", replica_comparison.RANGES, ids=str)
+@pytest.mark.parametrize("layers", replica_comparison.LAYER_RANGES, ids=str)
 @pytest.mark.parametrize("heads", [None, *replica_comparison.HEADS], ids=str)
-def test_layers_and_heads(layers: tuple, heads: tuple | None) -> None:
-    replica_comparison.assert_twins("attention", "bert/classify", layers=layers, heads=heads)
-    replica_comparison.assert_twins("attention", "beit/image", layers=layers, heads=heads, every_row=True)
+def test_selected_layers_and_heads_equal_reference(layers: tuple, heads: tuple | None) -> None:
+    replica_comparison.assert_equals_reference("attention", "bert/classify", layers=layers, heads=heads)
+    replica_comparison.assert_equals_reference("attention", "beit/image", layers=layers, heads=heads, all_rows=True)
 
 
-@pytest.mark.parametrize("subject", replica_comparison.FEW)
+@pytest.mark.parametrize("subject", replica_comparison.ONE_PER_READOUT)
 def test_rows_sum_to_one(subject: str) -> None:
     inputs = models.inputs(subject)
     for e in replica_comparison.explainer(subject).explain(inputs, "attention", layers=(0, None), rows="all"):

@@ -1,4 +1,4 @@
-"""The gradient of attention against its replica."""
+"""The gradient of attention equals its reference implementation."""
 
 import numpy as np
 import pytest
@@ -11,27 +11,27 @@ METHOD = "attention-gradient"
 
 
 @pytest.mark.parametrize("subject", replica_comparison.SUBJECTS)
-def test_equals_its_replica(subject: str) -> None:
-    replica_comparison.assert_twins(METHOD, subject)
+def test_equals_reference_implementation(subject: str) -> None:
+    replica_comparison.assert_equals_reference(METHOD, subject)
 
 
-@pytest.mark.parametrize("subject", replica_comparison.FEW)
-def test_every_row(subject: str) -> None:
-    replica_comparison.assert_twins(METHOD, subject, every_row=True)
+@pytest.mark.parametrize("subject", replica_comparison.ONE_PER_READOUT)
+def test_all_rows_equal_reference(subject: str) -> None:
+    replica_comparison.assert_equals_reference(METHOD, subject, all_rows=True)
 
 
-@pytest.mark.parametrize("layers", replica_comparison.RANGES, ids=str)
+@pytest.mark.parametrize("layers", replica_comparison.LAYER_RANGES, ids=str)
 @pytest.mark.parametrize("heads", [None, *replica_comparison.HEADS], ids=str)
-def test_layers_and_heads(layers: tuple, heads: tuple | None) -> None:
-    replica_comparison.assert_twins(METHOD, "bert/classify", layers=layers, heads=heads)
+def test_selected_layers_and_heads_equal_reference(layers: tuple, heads: tuple | None) -> None:
+    replica_comparison.assert_equals_reference(METHOD, "bert/classify", layers=layers, heads=heads)
 
 
 @pytest.mark.parametrize("target", replica_comparison.TARGETS)
-def test_targets(target: str) -> None:
-    replica_comparison.assert_twins(METHOD, "bert/classify", target=target)
+def test_targets_and_scales_equal_reference(target: str) -> None:
+    replica_comparison.assert_equals_reference(METHOD, "bert/classify", target=target)
 
 
-def test_a_difference_explains_the_contrast() -> None:
+def test_difference_of_explanations_equals_the_contrast() -> None:
     ex, (text, *_) = replica_comparison.explainer("bert/classify"), models.inputs("bert/classify")
     difference = ex.explain(text, METHOD, target=2) - ex.explain(text, METHOD, target=0)
     assert difference.target["kind"] == "contrast"

@@ -1,4 +1,4 @@
-"""Attention times its gradient against its replica."""
+"""Attention times its gradient equals its reference implementation."""
 
 import numpy as np
 import pytest
@@ -11,27 +11,27 @@ METHOD = "attention-x-gradient"
 
 
 @pytest.mark.parametrize("subject", replica_comparison.SUBJECTS)
-def test_equals_its_replica(subject: str) -> None:
-    replica_comparison.assert_twins(METHOD, subject)
+def test_equals_reference_implementation(subject: str) -> None:
+    replica_comparison.assert_equals_reference(METHOD, subject)
 
 
-@pytest.mark.parametrize("subject", replica_comparison.FEW)
-def test_every_row(subject: str) -> None:
-    replica_comparison.assert_twins(METHOD, subject, every_row=True)
+@pytest.mark.parametrize("subject", replica_comparison.ONE_PER_READOUT)
+def test_all_rows_equal_reference(subject: str) -> None:
+    replica_comparison.assert_equals_reference(METHOD, subject, all_rows=True)
 
 
-@pytest.mark.parametrize("layers", replica_comparison.RANGES, ids=str)
+@pytest.mark.parametrize("layers", replica_comparison.LAYER_RANGES, ids=str)
 @pytest.mark.parametrize("heads", [None, *replica_comparison.HEADS], ids=str)
-def test_layers_and_heads(layers: tuple, heads: tuple | None) -> None:
-    replica_comparison.assert_twins(METHOD, "bert/classify", layers=layers, heads=heads)
+def test_selected_layers_and_heads_equal_reference(layers: tuple, heads: tuple | None) -> None:
+    replica_comparison.assert_equals_reference(METHOD, "bert/classify", layers=layers, heads=heads)
 
 
 @pytest.mark.parametrize("target", replica_comparison.TARGETS)
-def test_targets(target: str) -> None:
-    replica_comparison.assert_twins(METHOD, "bert/classify", target=target)
+def test_targets_and_scales_equal_reference(target: str) -> None:
+    replica_comparison.assert_equals_reference(METHOD, "bert/classify", target=target)
 
 
-def test_a_difference_explains_the_contrast() -> None:
+def test_difference_of_explanations_equals_the_contrast() -> None:
     ex, (text, *_) = replica_comparison.explainer("bert/classify"), models.inputs("bert/classify")
     difference = ex.explain(text, METHOD, target=2) - ex.explain(text, METHOD, target=0)
     assert difference.target["kind"] == "contrast"
@@ -39,8 +39,8 @@ def test_a_difference_explains_the_contrast() -> None:
     np.testing.assert_allclose(difference.scores, contrast.scores, atol=1e-12 * np.abs(contrast.scores).max())
 
 
-def test_generic_is_its_positive_part_in_one_layer() -> None:
-    """Where no head's product is negative the two are the same: Generic Attention clamps, this one does not."""
+def test_generic_equals_the_positive_part_for_one_layer_and_head() -> None:
+    """For one layer and one head the methods differ only in the clamp of Generic Attention."""
     ex, (text, *_) = replica_comparison.explainer("bert/classify"), models.inputs("bert/classify")
     signed = ex.explain(text, "attention-x-gradient", layers=(2, 3), heads=[1]).scores
     clamped = ex.explain(text, "generic", layers=(2, 3), heads=[1]).scores

@@ -1,4 +1,4 @@
-"""Encoder–decoders: rows and columns in the place of matrices, from whole maps and streaming, give the same scores."""
+"""Encoder–decoders: rows and columns instead of matrices, materialised and streamed, give the same scores."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,115 +24,130 @@ from tests.adapters.test_encoder_decoder import ANSWERS, NEAR, SOURCES, WORDS, e
 from tests.capture.reference_kernel import WholeMaps
 
 METHODS = ["generic", "rollout", Method("generic", heads=(1, 2)), Method("generic", layers=(1, None)), "attention"]
-ALL = {"inputs": SOURCES, "answer": ANSWERS}  # every word of each answer: several targets in a pass, padded
+ALL_ARGUMENTS = {
+    "inputs": SOURCES,
+    "answer": ANSWERS,
+}  # all tokens of each continuation: several targets in a pass, padded
 
 
-def near(found: Any, expected: Any, within: float) -> None:
+def assert_results_close(results: Any, expected: Any, tolerance: float) -> None:
     sizes = []
-    for method, explained in expected.items():
-        for one, other in zip(listed(found[method]), listed(explained), strict=True):
-            for stream, part in other.by_stream.items():
-                size = np.abs(part.matrix if part.matrix is not None else part.scores).max()
+    for method, expected_explanations in expected.items():
+        for explanation, expected_explanation in zip(
+            as_list(results[method]), as_list(expected_explanations), strict=True
+        ):
+            for stream, expected_stream in expected_explanation.by_stream.items():
+                size = np.abs(
+                    expected_stream.matrix if expected_stream.matrix is not None else expected_stream.scores
+                ).max()
                 sizes.append(size)
-                for mine, yours in ((one[stream].scores, part.scores), (one[stream].matrix, part.matrix)):
-                    assert yours is None or np.abs(mine - yours).max() <= within * size, (method, stream)
-    assert np.mean(np.array(sizes) > 0) > 0.7  # a clamp may leave nothing
+                for actual, wanted in (
+                    (explanation[stream].scores, expected_stream.scores),
+                    (explanation[stream].matrix, expected_stream.matrix),
+                ):
+                    assert wanted is None or np.abs(actual - wanted).max() <= tolerance * size, (method, stream)
+    assert np.mean(np.array(sizes) > 0) > 0.7  # a clamp may leave only zeros
 
 
-def listed(explained: Any) -> list[Any]:
-    return explained if isinstance(explained, list) else [explained]
+def as_list(result: Any) -> list[Any]:
+    return result if isinstance(result, list) else [result]
 
 
-def case(name: str) -> tuple[clearhead.Explainer, dict[str, Any], float]:
+def get_case(name: str) -> tuple[clearhead.Explainer, dict[str, Any], float]:
     if name == "detr":
         return detection.explainer("detr"), {"inputs": detection.pixels(), "target": DetectionQuery(1, 2)}, 1e-9
-    return explainer(name), ALL, NEAR[name]
+    return explainer(name), ALL_ARGUMENTS, NEAR[name]
 
 
 @pytest.mark.parametrize("name", ["bart", "t5", "detr"])
-def test_rows_are_those_of_the_matrices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ex, how, within = case(name)
-    found = ex.explain(**how, method=METHODS)
-    multiplied = []
+def test_row_computation_equals_matrix_computation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ex, arguments, tolerance = get_case(name)
+    results = ex.explain(**arguments, method=METHODS)
+    matrix_calls = []
     for cls in (CrossStreamGenericAttention, CrossStreamAttentionRollout):
         monkeypatch.setattr(
-            cls, "_compute_by_rows", lambda fold, *maps: multiplied.append(fold) or fold._compute_by_matrices()
+            cls, "_compute_by_rows", lambda method, *maps: matrix_calls.append(method) or method._compute_by_matrices()
         )
-    near(found, ex.explain(**how, method=METHODS), within)
-    assert multiplied
+    assert_results_close(results, ex.explain(**arguments, method=METHODS), tolerance)
+    assert matrix_calls
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("name", ["bart", "t5", "detr"])
-def test_streaming_is_materialised(name: str, checkpoint: bool) -> None:
+def test_streamed_attention_equals_materialised_attention(name: str, checkpoint: bool) -> None:
     if not models.on_interface(name):
         pytest.skip(f"this transformers' {name} does not use the attention interface")
-    ex, how, within = case(name)
-    found = ex.explain(**how, method=METHODS, kernel="tiles", checkpoint=checkpoint)
-    near(found, ex.explain(**how, method=METHODS, kernel="materialised"), max(within, 1e-7))
-    ran = {one.certificate["kernel"] for explained in found.values() for one in listed(explained)}
-    assert ran == {"streaming: torch tiles" + (", layers computed twice" if checkpoint else "")}
+    ex, arguments, tolerance = get_case(name)
+    results = ex.explain(**arguments, method=METHODS, kernel="tiles", checkpoint=checkpoint)
+    assert_results_close(results, ex.explain(**arguments, method=METHODS, kernel="materialised"), max(tolerance, 1e-7))
+    kernels = {e.certificate["kernel"] for result in results.values() for e in as_list(result)}
+    assert kernels == {"streaming: torch tiles" + (", layers computed twice" if checkpoint else "")}
 
 
-class NoColumns(WholeMaps):
-    """Takes every call, but leaves columns to tiles."""
+class RowsOnlyKernel(WholeMaps):
+    """Supports every call, but leaves column reductions to tiles."""
 
     def supports(self, call: TiledAttention, reductions: Sequence[MapReduction]) -> bool:
-        return all(one.column_weights is None for one in reductions)
+        return all(reduction.column_weights is None for reduction in reductions)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "ran"),
-    [(CPUKernel(), "cached tiles"), (WholeMaps(), "whole maps"), (NoColumns(), "torch tiles and whole maps")],
+    ("kernel", "kernel_name"),
+    [(CPUKernel(), "cached tiles"), (WholeMaps(), "whole maps"), (RowsOnlyKernel(), "torch tiles and whole maps")],
 )
-def test_kernels_make_what_is_asked_after_the_pass(kernel: Any, ran: str) -> None:
+def test_deferred_reductions_of_each_kernel_equal_materialised_attention(kernel: Any, kernel_name: str) -> None:
     ex = clearhead.load(made("bart").float(), WORDS)
     ex.recorder.kernel = kernel
-    found = ex.explain(**ALL, method=METHODS, kernel="streaming")
-    near(found, ex.explain(**ALL, method=METHODS, kernel="materialised"), 1e-5)
-    assert found["generic"][0].certificate["kernel"] == f"streaming: {ran}"
+    results = ex.explain(**ALL_ARGUMENTS, method=METHODS, kernel="streaming")
+    assert_results_close(results, ex.explain(**ALL_ARGUMENTS, method=METHODS, kernel="materialised"), 1e-5)
+    assert results["generic"][0].certificate["kernel"] == f"streaming: {kernel_name}"
 
 
-class Sizes(TorchDispatchMode):
-    """The largest square that a tensor has in it, where it has numbers (an outline has none)."""
+class LargestSquareMode(TorchDispatchMode):
+    """Records the side of the largest square in the last two axes of any tensor that is not on the meta device."""
 
     largest = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for part in tree_leaves(found):
-            if isinstance(part, torch.Tensor) and part.dim() > 1 and part.is_floating_point() and not part.is_meta:
-                self.largest = max(self.largest, min(part.shape[-2:]))
-        return found
+        output = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(output):
+            if (
+                isinstance(tensor, torch.Tensor)
+                and tensor.dim() > 1
+                and tensor.is_floating_point()
+                and not tensor.is_meta
+            ):
+                self.largest = max(self.largest, min(tensor.shape[-2:]))
+        return output
 
 
-def test_nothing_has_units_times_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a source that is far longer than the model is wide."""
+def test_streamed_attention_allocates_no_full_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a source that is much longer than the model is wide."""
     ex, source = explainer("bart"), {"input_ids": torch.randint(5, 90, (1, 68))}
-    given = source | {"decoder_input_ids": torch.tensor([[2, 5, 9]])}
+    inputs = source | {"decoder_input_ids": torch.tensor([[2, 5, 9]])}
     monkeypatch.setattr(ex.recorder, "tile_rows", 3)
-    how = {"method": ["generic", "rollout"], "target": GeneratedToken(1)}
-    ex.explain(given, **how, kernel="tiles")  # the recorder tests itself, with whole maps
-    with Sizes() as streaming:
-        ex.explain(given, **how, kernel="tiles")
-    with Sizes() as materialised:
-        ex.explain(given, **how, kernel="materialised")
-    assert streaming.largest <= 48 < 68 == materialised.largest  # a layer is 48 wide inside
+    arguments = {"method": ["generic", "rollout"], "target": GeneratedToken(1)}
+    ex.explain(inputs, **arguments, kernel="tiles")  # the recorder's self-test materialises maps
+    with LargestSquareMode() as streaming:
+        ex.explain(inputs, **arguments, kernel="tiles")
+    with LargestSquareMode() as materialised:
+        ex.explain(inputs, **arguments, kernel="materialised")
+    assert streaming.largest <= 48 < 68 == materialised.largest  # 48 is the hidden size of the feed-forward layers
 
 
-def test_what_the_target_does_not_depend_on_has_no_relevance() -> None:
-    """The decoder, where the number is the encoder's."""
+def test_decoder_has_no_relevance_for_a_target_in_the_encoder() -> None:
+    """The target is computed from the encoder's last hidden state."""
     ex = explainer("bart")
-    found: list[AttentionCall] = []
+    calls: list[AttentionCall] = []
     inputs = {"input_ids": torch.randint(5, 90, (1, 9)), "decoder_input_ids": torch.tensor([[2, 5, 9]])}
     tiles = TilingConfig(tile_passes=0, defers_reductions=True)
 
     def value(output: Any) -> torch.Tensor:
         return output.encoder_last_hidden_state.square().sum((1, 2))
 
-    ex.recorder.run(inputs, value, ["attention_gradient"], found.append, tiling=tiles)
+    ex.recorder.run(inputs, value, ["attention_gradient"], calls.append, tiling=tiles)
     sums: dict[str, list[float]] = {}
-    for call in found:
+    for call in calls:
         assert call.deferred is not None
         rows = torch.ones(1, 1, call.deferred.tiled_call.meta_attention.shape[2], dtype=torch.float64)
         sums.setdefault(call.query_stream, []).append(
@@ -142,14 +157,14 @@ def test_what_the_target_does_not_depend_on_has_no_relevance() -> None:
 
 
 @pytest.mark.parametrize("options", [{"aggregate": False}, {"normalise": False}, {"fusion": "mean-clamp"}])
-def test_what_needs_matrices_says_so(options: dict[str, Any]) -> None:
+def test_options_that_need_matrices_are_rejected_with_tiles(options: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError, match=r"generic\(.*\) cannot be computed tile by tile"):
         explainer("bart").explain(SOURCES[0], Method("generic", **options), answer=ANSWERS[0], kernel="tiles")
 
 
 @pytest.mark.parametrize("cls", [CrossStreamGenericAttention, CrossStreamAttentionRollout])
-def test_streams_that_look_at_each_other_need_whole_maps(cls: Any) -> None:
-    alone, between = {("text", "text"), ("image", "image")}, ("text", "image")
-    for back, whole in ((set(), False), ({("image", "text")}, True)):
-        pairs = dict.fromkeys({*alone, between, *back}, range(2))
-        assert cls(unit_contexts={}, layers=pairs).needs_full_maps is whole
+def test_mutual_cross_attention_needs_full_maps(cls: Any) -> None:
+    within, between = {("text", "text"), ("image", "image")}, ("text", "image")
+    for reverse, needs_full_maps in ((set(), False), ({("image", "text")}, True)):
+        pairs = dict.fromkeys({*within, between, *reverse}, range(2))
+        assert cls(unit_contexts={}, layers=pairs).needs_full_maps is needs_full_maps

@@ -1,4 +1,4 @@
-"""Layer conductance against its replica and captum; every layer's scores add up."""
+"""Layer conductance equals its reference implementation and captum; the scores of every layer are complete."""
 
 from typing import Any
 
@@ -18,27 +18,31 @@ LAYERS = {
 }
 
 
-def runner(one: replica_inputs.Case, label: int) -> Any:
-    walker = one.walker
-    name = "pixel_values" if walker.pixels else "inputs_embeds"
+def make_target_function(case: replica_inputs.Case, label: int) -> Any:
+    evaluator = case.evaluator
+    name = "pixel_values" if evaluator.pixels else "inputs_embeds"
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        rest = {key: part.expand(len(x), *part.shape[1:]) for key, part in walker.inputs.items()}
-        return walker.model(**{name: x}, **rest).logits[:, label]
+        rest = {key: tensor.expand(len(x), *tensor.shape[1:]) for key, tensor in evaluator.inputs.items()}
+        return evaluator.model(**{name: x}, **rest).logits[:, label]
 
     return run
 
 
 @pytest.mark.parametrize("subject", LAYERS)
-def test_equals_its_replica(subject: str) -> None:
-    ex, ways = replica_comparison.explainer(subject), np.linspace(0, 1, 5)
+def test_equals_reference_implementation(subject: str) -> None:
+    ex, points = replica_comparison.explainer(subject), np.linspace(0, 1, 5)
     method = Method("layer-conductance", steps=4, baseline="mean" if subject != "vit/image" else "zero")
     results = ex.explain(models.inputs(subject), method, layers=(0, None))
-    for e, one in zip(results, replica_inputs.cases(subject), strict=True):
-        model, run = one.walker.model, runner(one, e.target["index"])
-        baseline = np.zeros_like(one.walker.x) if subject == "vit/image" else replica_inputs.mean_word(subject, one)
+    for e, case in zip(results, replica_inputs.make_cases(subject), strict=True):
+        model, run = case.evaluator.model, make_target_function(case, e.target["index"])
+        baseline = (
+            np.zeros_like(case.evaluator.x)
+            if subject == "vit/image"
+            else replica_inputs.compute_mean_baseline(subject, case)
+        )
         for depth, layer in enumerate(LAYERS[subject](model)):
-            expected = replica.scores(model, layer, lambda x, run=run: run(x)[0], one.walker.x, baseline, ways)
+            expected = replica.scores(model, layer, lambda x, run=run: run(x)[0], case.evaluator.x, baseline, points)
             assert replica_comparison.gap(e.per_layer[depth], expected) < (1e-9 if subject != "vit/image" else 1e-5)
         np.testing.assert_array_equal(e.scores, e.per_layer[-1])
 
@@ -48,12 +52,12 @@ def test_equals_its_replica(subject: str) -> None:
 def test_equals_captum(subject: str, rule: str) -> None:
     from captum.attr import LayerConductance
 
-    ex, one = replica_comparison.explainer(subject), replica_inputs.cases(subject)[1]
+    ex, case = replica_comparison.explainer(subject), replica_inputs.make_cases(subject)[1]
     method = Method("layer-conductance", steps=9, rule=rule, baseline="zero")
     e = ex.explain(models.inputs(subject)[1], method, layers=(0, None), profile="captum")
-    x = torch.tensor(one.walker.x)
-    run = runner(one, e.target["index"])
-    for depth, layer in enumerate(LAYERS[subject](one.walker.model)):
+    x = torch.tensor(case.evaluator.x)
+    run = make_target_function(case, e.target["index"])
+    for depth, layer in enumerate(LAYERS[subject](case.evaluator.model)):
         theirs = LayerConductance(run, layer).attribute(
             x, torch.zeros_like(x), n_steps=9, method={"gauss-legendre": "gausslegendre"}.get(rule, "riemann_trapezoid")
         )
@@ -62,27 +66,27 @@ def test_equals_captum(subject: str, rule: str) -> None:
         assert replica_comparison.gap(e.per_layer[depth], expected) < (1e-7 if subject == "bert/classify" else 1e-5)
 
 
-def test_every_layer_adds_up() -> None:
+def test_scores_of_every_layer_sum_to_the_target_minus_the_base_value() -> None:
     ex = replica_comparison.explainer("bert/classify")
     for raw in models.inputs("bert/classify"):
         e = ex.explain(raw, Method("layer-conductance", steps=300), layers=(0, None))
-        gained = e.target["value"] - e.base_value
-        assert np.abs(e.per_layer.sum(1) - gained).max() < 1e-4 * np.abs(e.per_layer).max()
-        gap = abs(e.scores.sum() - gained) / np.abs(e.scores).max()
+        difference = e.target["value"] - e.base_value
+        assert np.abs(e.per_layer.sum(1) - difference).max() < 1e-4 * np.abs(e.per_layer).max()
+        gap = abs(e.scores.sum() - difference) / np.abs(e.scores).max()
         assert e.certificate["checks"]["completeness_gap"] == pytest.approx(gap, abs=1e-12)
 
 
-def test_stretches_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Points that integrated gradients want first come in another order: the same stretches all the same."""
+def test_shared_path_points_do_not_change_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integrated gradients request path points in another order; the segments between points stay the same."""
     ex, text = replica_comparison.explainer("bert/classify"), models.TEXTS[0]
     method = Method("layer-conductance", steps=6)
     other = Method("integrated-gradients", steps=3, rule="riemann-left")
-    alone = ex.explain(text, method)
+    single = ex.explain(text, method)
     monkeypatch.setattr("clearhead.engine.passes.path.MAX_PATH_ROWS", 2)
-    together = ex.explain(text, [other, method])
-    assert replica_comparison.gap(together[str(method)].scores, alone.scores) < 1e-10
+    results = ex.explain(text, [other, method])
+    assert replica_comparison.gap(results[str(method)].scores, single.scores) < 1e-10
 
 
-def test_half_the_depth_by_default() -> None:
+def test_default_layers_cover_half_the_depth() -> None:
     e = replica_comparison.explainer("bert/classify").explain(models.TEXTS[0], "layer-conductance")
     assert e.provenance["layers"] == [0, 2] and len(e.per_layer) == 2

@@ -1,4 +1,4 @@
-"""Occlusion against its replica: every kind of subject, windows, words, replacements."""
+"""Occlusion equals its reference implementation for all kinds of models, windows and words; provenance."""
 
 import numpy as np
 import pytest
@@ -13,27 +13,27 @@ SUBJECTS = ("bert/classify", "roberta/classify", "deberta/classify", "albert/mas
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_equals_its_replica(subject: str) -> None:
+def test_equals_reference_implementation(subject: str) -> None:
     raws = models.inputs(subject)
     for e, raw in zip(replica_comparison.explainer(subject).explain(raws, "occlusion"), raws, strict=True):
         players, units, value = coalition_values.game(subject, raw)
-        slow = coalition_values.on_units(occlusion.scores(players, value), players, units)
-        assert replica_comparison.gap(e.scores, slow) < (
+        expected = coalition_values.on_units(occlusion.scores(players, value), players, units)
+        assert replica_comparison.gap(e.scores, expected) < (
             1e-6 if subject.split("/")[0] in replica_comparison.FLOAT32_SOFTMAX else 1e-10
         )
 
 
 @pytest.mark.parametrize("target", replica_comparison.TARGETS)
-def test_targets(target: str) -> None:
-    """On every scale, the loss of what the target is on that scale."""
-    wanted, scale, of_classes = replica_comparison.TARGETS[target]
+def test_targets_and_scales_equal_reference(target: str) -> None:
+    """On every scale, scores are differences of the target on that scale."""
+    clearhead_target, scale, of_classes = replica_comparison.TARGETS[target]
     subject, raw = "bert/classify", models.TEXTS[1]
-    e = replica_comparison.explainer(subject).explain(raw, "occlusion", wanted, scale=scale)
+    e = replica_comparison.explainer(subject).explain(raw, "occlusion", clearhead_target, scale=scale)
     games = [coalition_values.game(subject, raw, label) for label in range(3)]
     players, units, _ = games[0]
 
-    def value(there):
-        return float(of_classes(torch.tensor([worth(there) for _, _, worth in games], dtype=torch.float64)))
+    def value(present):
+        return float(of_classes(torch.tensor([game_value(present) for _, _, game_value in games], dtype=torch.float64)))
 
     assert (
         replica_comparison.gap(e.scores, coalition_values.on_units(occlusion.scores(players, value), players, units))
@@ -41,7 +41,7 @@ def test_targets(target: str) -> None:
     )
 
 
-def test_windows_of_a_text() -> None:
+def test_text_windows_equal_reference() -> None:
     subject, raw = "bert/classify", models.TEXTS[0]
     players, units, value = coalition_values.game(subject, raw)
     windows = [players[i : i + 3] for i in range(len(players) - 2)]
@@ -54,7 +54,7 @@ def test_windows_of_a_text() -> None:
     )
 
 
-def test_windows_of_a_picture_are_squares() -> None:
+def test_image_windows_are_squares_and_equal_reference() -> None:
     subject, raw = "dinov2/image", models.inputs("dinov2/image")[0]
     players, units, value = coalition_values.game(subject, raw)
     grid = np.reshape(players, (4, 4))
@@ -68,7 +68,7 @@ def test_windows_of_a_picture_are_squares() -> None:
     )
 
 
-def test_a_window_wider_than_the_text_takes_it_all() -> None:
+def test_window_wider_than_the_text_removes_all_tokens() -> None:
     subject, raw = "bert/classify", models.TEXTS[2]
     players, _, value = coalition_values.game(subject, raw)
     e = replica_comparison.explainer(subject).explain(raw, clearhead.Method("occlusion", window=50))
@@ -76,22 +76,24 @@ def test_a_window_wider_than_the_text_takes_it_all() -> None:
     assert np.ptp(e.scores[players]) < 1e-12
 
 
-def test_words_go_as_a_whole_and_add_up() -> None:
+def test_tokens_of_a_word_are_removed_together_and_share_its_score() -> None:
     subject, raw = "bert/classify", models.TEXTS[1]
     e = replica_comparison.explainer(subject).explain(raw, clearhead.Method("occlusion", unit="word"))
     players, _, value = coalition_values.game(subject, raw)
     words = e.words()
     parents = e.units.find_parents("word")
-    assert len(words) < len(e), "no word has several tokens"
-    for place, score in enumerate(words.scores):
-        own = set(np.flatnonzero(parents == place)) & set(players)
-        lost = value(players) - value([p for p in players if p not in own]) if own else 0.0
-        assert score == pytest.approx(lost, abs=1e-10)
-        assert len({round(float(e.scores[i]), 10) for i in own}) <= 1, "each token of a word has the same share"
+    assert len(words) < len(e), "the text must have a word of several tokens"
+    for index, score in enumerate(words.scores):
+        removed = set(np.flatnonzero(parents == index)) & set(players)
+        difference = value(players) - value([p for p in players if p not in removed]) if removed else 0.0
+        assert score == pytest.approx(difference, abs=1e-10)
+        assert len({round(float(e.scores[i]), 10) for i in removed}) <= 1, (
+            "each token of a word must have the same score"
+        )
 
 
-def test_the_class_is_that_of_the_whole_input() -> None:
-    """Without some word the model finds another class more likely: the target stays what it was."""
+def test_target_class_is_that_of_the_full_input() -> None:
+    """Without its words the model predicts another class for this text; the target does not change."""
     subject = "bert/classify"
     raw = next(
         text
@@ -106,15 +108,15 @@ def test_the_class_is_that_of_the_whole_input() -> None:
     assert e.scores.sum() == pytest.approx(value(players) - value([]), rel=1e-9)
 
 
-def test_says_what_stood_in_for_the_absent() -> None:
+def test_provenance_states_replacement_and_players() -> None:
     e = replica_comparison.explainer("bert/classify").explain(models.TEXTS[0], "occlusion")
     assert (e.provenance["replacement"], e.provenance["players"]) == ("mask", "token")
     assert e.certificate["checks"]["evaluations"] == len(e) - 2 + 1
 
 
 @pytest.mark.parametrize("window", [0, -1, 1.5, True, "two"])
-def test_bad_windows(window) -> None:
-    with pytest.raises(clearhead.InputError, match=r"window=.* is not possible"):
+def test_invalid_windows_are_rejected(window) -> None:
+    with pytest.raises(clearhead.InputError, match=r"window=.* is not valid"):
         replica_comparison.explainer("bert/classify").explain(
             models.TEXTS[0], clearhead.Method("occlusion", window=window)
         )

@@ -1,5 +1,5 @@
-"""Partial LRP, Transformer Attribution and Generic Attention by relevance where streams look at each other: authors'
-numbers for LXMERT, VisualBERT and DETR, and the laws."""
+"""Partial LRP, Transformer Attribution and Generic Attention with relevance on models with cross-attention: the
+authors' scores of LXMERT, VisualBERT and DETR, and invariants."""
 
 from functools import cache
 from typing import Any
@@ -38,9 +38,9 @@ def arrays(model: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("model", ["lxmert", "visual_bert", "detr"])
-def test_copies_are_the_originals(model: str) -> None:
+def test_copied_files_equal_original_fixtures(model: str) -> None:
     if not ORIGINALS.is_dir():
-        pytest.skip(f"{ORIGINALS} is absent: only the copies are here")
+        pytest.skip(f"{ORIGINALS} is absent: only the copies are available")
     with np.load(ORIGINALS / model / "cases.npz") as file:
         for key, copied in arrays(model).items():
             np.testing.assert_array_equal(copied, file[key], err_msg=key)
@@ -48,7 +48,7 @@ def test_copies_are_the_originals(model: str) -> None:
 
 @CASES
 @pytest.mark.parametrize("theirs", LXMERT)
-def test_lxmert_gives_the_authors_scores(case: str, which: str, theirs: str) -> None:
+def test_lxmert_scores_equal_authors(case: str, which: str, theirs: str) -> None:
     target = int(arrays("lxmert")[f"{case}/{which}/target"])
     e = published("lxmert").explain(given(case), LXMERT[theirs], target=target, profile="mm_lxmert")
     for stream, matrix in (("text", "R_t_t"), ("regions", "R_t_i")):
@@ -57,7 +57,7 @@ def test_lxmert_gives_the_authors_scores(case: str, which: str, theirs: str) -> 
 
 @CASES
 @pytest.mark.parametrize("theirs", VISUAL_BERT)
-def test_visual_bert_gives_the_authors_scores(case: str, which: str, theirs: str) -> None:
+def test_visual_bert_scores_equal_authors(case: str, which: str, theirs: str) -> None:
     names = ("input_ids", "attention_mask", "visual_embeds", "visual_attention_mask", "visual_token_type_ids")
     inputs = {name: torch.as_tensor(inputs_of("visual_bert")[f"{case}/{name}"]) for name in names}
     target = int(arrays("visual_bert")[f"{case}/{which}/target"])
@@ -68,16 +68,16 @@ def test_visual_bert_gives_the_authors_scores(case: str, which: str, theirs: str
 
 @pytest.mark.parametrize("case", ["case0", "case1"])
 @pytest.mark.parametrize("query", ["q0_pred", "q3_pred", "q5_c2"])
-def test_detr_gives_the_authors_scores(case: str, query: str) -> None:
-    """Of the last layer in which queries look at the picture."""
+def test_detr_scores_equal_authors(case: str, query: str) -> None:
+    """The scores are those of the last cross-attention layer."""
     pixels = {"pixel_values": torch.as_tensor(Detection.arrays()[f"{case}/pixel_values"])}
-    index, label = (int(arrays("detr")[f"{case}/{query}/target_{part}"]) for part in ("index", "class"))
-    known = {"transformer-attribution": "transformer_att", "partial-lrp": "partial_lrp"}
+    index, label = (int(arrays("detr")[f"{case}/{query}/target_{field}"]) for field in ("index", "class"))
+    array_names = {"transformer-attribution": "transformer_att", "partial-lrp": "partial_lrp"}
     target = clearhead.DetectionQuery(index, label)
     with Wide():
-        found = Detection.explainer().explain(pixels, list(known), target=target, profile="mm_detr")
-    for method, theirs in known.items():
-        assert gap(found[method]["image"].scores, arrays("detr")[f"{case}/{query}/{theirs}/scores"]) < 1e-6
+        results = Detection.explainer().explain(pixels, list(array_names), target=target, profile="mm_detr")
+    for method, theirs in array_names.items():
+        assert gap(results[method]["image"].scores, arrays("detr")[f"{case}/{query}/{theirs}/scores"]) < 1e-6
 
 
 @pytest.mark.parametrize("case", ["case0", "case1"])
@@ -86,11 +86,13 @@ def test_detr_gives_the_authors_scores(case: str, query: str) -> None:
     ("theirs", "options"),
     [("ours_lrp", {}), ("ours_nonorm_lrp", {"normalise": False}), ("ours_noself10_lrp", {"within": False})],
 )
-def test_generic_by_relevance_on_detr(case: str, query: str, theirs: str, options: dict[str, bool]) -> None:
+def test_detr_generic_with_relevance_equals_authors(
+    case: str, query: str, theirs: str, options: dict[str, bool]
+) -> None:
     pixels = {"pixel_values": torch.as_tensor(Detection.arrays()[f"{case}/pixel_values"])}
     with np.load(DATA / "detr" / "relevance.npz") as file:
         expected = file[f"{case}/{query}/{theirs}/scores"]
-        index, label = (int(file[f"{case}/{query}/target_{part}"]) for part in ("index", "class"))
+        index, label = (int(file[f"{case}/{query}/target_{field}"]) for field in ("index", "class"))
     method = Method("generic", lrp=True, **options)
     with Wide():
         e = Detection.explainer().explain(
@@ -103,27 +105,27 @@ METHODS: list[Any] = ["partial-lrp", "transformer-attribution", "lrp", "attn-lrp
 
 
 @pytest.mark.parametrize("name", ["lxmert", "blip", "bridge_tower"])
-def test_batched_is_single(name: str) -> None:
-    """Texts and numbers of regions of different lengths, in one padded batch."""
-    ex, many = joint_models.explainer(name), joint_models.inputs(name)
-    together = ex.explain(**joint_models.together(many), method=METHODS)
-    for i, one in enumerate(many):
-        for method, alone in ex.explain(**one, method=METHODS).items():
-            for stream in alone.streams:
-                assert np.abs(alone[stream].scores).max() > 1e-9
-                assert gap(together[method][i][stream].scores, alone[stream].scores) < 1e-7, (method, stream)
+def test_padded_batch_equals_single(name: str) -> None:
+    """Texts of different lengths and different numbers of regions, in one padded batch."""
+    ex, inputs = joint_models.explainer(name), joint_models.inputs(name)
+    batch = ex.explain(**joint_models.together(inputs), method=METHODS)
+    for i, single_input in enumerate(inputs):
+        for method, single in ex.explain(**single_input, method=METHODS).items():
+            for stream in single.streams:
+                assert np.abs(single[stream].scores).max() > 1e-9
+                assert gap(batch[method][i][stream].scores, single[stream].scores) < 1e-7, (method, stream)
 
 
-def test_relevance_arrives_at_both_streams() -> None:
-    """One at the target; all of it arrives, but for what the boxes of regions take, which are no features of theirs."""
+def test_relevance_reaches_both_streams() -> None:
+    """Relevance starts with one; all of it arrives, except for the part of the box coordinates of the regions."""
     e = joint_models.explainer("lxmert").explain(**joint_models.inputs("lxmert")[0], method="lrp")
     text, regions = (e[stream].scores.sum() for stream in ("text", "regions"))
     assert 0.9 < text + regions < 1.1
     assert min(text, regions) > 0.1
 
 
-def test_a_cosine_gives_half_to_each_input() -> None:
-    """A product of two: text and picture get one half each."""
+def test_cosine_target_splits_relevance_equally() -> None:
+    """The cosine is a product of two embeddings: text and image get one half each."""
     e = dual_models.explainer("siglip").explain(text="I like the movie.", image=dual_models.pictures()[0], method="lrp")
     assert e["text"].scores.sum() == pytest.approx(0.5, abs=1e-6)
     assert e["image"].scores.sum() == pytest.approx(0.5, abs=1e-6)

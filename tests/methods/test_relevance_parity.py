@@ -1,4 +1,4 @@
-"""Relevance propagation against Transformer-Explainability's own numbers, by its profiles (tests/data/parity)."""
+"""Relevance propagation with its profiles equals Transformer-Explainability's code (tests/data/parity)."""
 
 from functools import cache
 from types import SimpleNamespace
@@ -13,18 +13,18 @@ import clearhead
 from clearhead import Method
 from tests.methods import replica_comparison
 from tests.methods import test_parity as parity
-from tests.methods.relevance_models import Pure
-from tests.methods.test_parity import CASES, DATA, ORIGINALS, explainer, without_class_token
+from tests.methods.relevance_models import InputDtypeSoftmax
+from tests.methods.test_parity import CASES, DATA, ORIGINALS, explainer, zero_class_token
 from tests.replicas import lrp, partial_lrp, relevance
 from tests.replicas import transformer_attribution as attribution
 
-#: Of the maximum, in float64.
-WITHIN = 1e-6
-#: The authors' numbers were made where float32's softmax rounds as on AVX2; elsewhere its last bit is another, and
-#: relevance propagation makes that larger (their own float32 noise is up to 5e-3).
-SINGLE = 1e-6 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 1e-3
-#: ViT's softmax as the authors have it (in float64), and as transformers has it.
-SOFTMAX = [("cases", WITHIN), ("cases_softmax32", SINGLE)]
+#: Relative to the maximum, in float64.
+FLOAT64_TOLERANCE = 1e-6
+#: The authors' arrays were computed with AVX2; other processors round a float32 softmax differently in the last bit,
+#: and relevance propagation amplifies the difference (the float32 noise of the authors' code is up to 5e-3).
+FLOAT32_TOLERANCE = 1e-6 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 1e-3
+#: ViT's softmax in float64 as in the authors' code, and in float32 as in transformers.
+SOFTMAX_CASES = [("cases", FLOAT64_TOLERANCE), ("cases_softmax32", FLOAT32_TOLERANCE)]
 
 
 @cache
@@ -33,9 +33,9 @@ def arrays(model: str) -> dict[str, np.ndarray]:
         return {name: file[name] for name in file.files}
 
 
-def test_copies_are_the_originals() -> None:
+def test_copied_files_equal_original_fixtures() -> None:
     if not ORIGINALS.is_dir():
-        pytest.skip(f"{ORIGINALS} is absent: only the copies are here")
+        pytest.skip(f"{ORIGINALS} is absent: only the copies are available")
     for model in ("bert", "vit"):
         for key, copied in arrays(model).items():
             folder, file, inside = key.split("/", 2)
@@ -45,9 +45,9 @@ def test_copies_are_the_originals() -> None:
 @cache
 def originals(folder: str, file: str) -> dict[str, np.ndarray]:
     if not ORIGINALS.is_dir():
-        pytest.skip(f"{ORIGINALS} is absent: these figures of {folder} are there alone")
-    with np.load(ORIGINALS / folder / f"{file}.npz") as known:
-        return {name: known[name] for name in known.files}
+        pytest.skip(f"{ORIGINALS} is absent: these arrays of {folder} are not copied")
+    with np.load(ORIGINALS / folder / f"{file}.npz") as arrays_of_case:
+        return {name: arrays_of_case[name] for name in arrays_of_case.files}
 
 
 def bert_inputs(case: str) -> dict[str, Tensor]:
@@ -67,86 +67,97 @@ class TestBert:
         assert e.target["index"] == index
         return e.scores
 
-    def test_transformer_attribution(self, case: str, which: str) -> None:
-        """The last layer alone by default, as in their pipeline."""
+    def test_bert_transformer_attribution_equals_authors(self, case: str, which: str) -> None:
+        """The default is the last layer alone, as in the authors' pipeline."""
         last = self.ours(case, which, "transformer-attribution")
-        assert replica_comparison.gap(last, self.theirs(case, which, "generate_LRP_start2")[0]) < WITHIN
+        assert replica_comparison.gap(last, self.theirs(case, which, "generate_LRP_start2")[0]) < FLOAT64_TOLERANCE
         for start in (0, 1):
             ours = self.ours(case, which, "transformer-attribution", layers=(start, None))
-            assert replica_comparison.gap(ours, self.theirs(case, which, f"generate_LRP_start{start}")[0]) < WITHIN
+            assert (
+                replica_comparison.gap(ours, self.theirs(case, which, f"generate_LRP_start{start}")[0])
+                < FLOAT64_TOLERANCE
+            )
 
-    def test_transformer_attribution_of_the_notebook(self, case: str, which: str) -> None:
+    def test_bert_transformer_attribution_of_the_notebook_equals_authors(self, case: str, which: str) -> None:
         ours = self.ours(case, which, "transformer-attribution", "te_bert_notebook")
         theirs = self.theirs(case, which, "generate_LRP_start0")[0]
-        assert replica_comparison.gap(ours, (theirs - theirs.min()) / (theirs.max() - theirs.min())) < WITHIN
+        assert replica_comparison.gap(ours, (theirs - theirs.min()) / (theirs.max() - theirs.min())) < FLOAT64_TOLERANCE
 
-    def test_transformer_attribution_by_the_other_rules(self, case: str, which: str) -> None:
+    def test_bert_transformer_attribution_with_orig_rules_equals_authors(self, case: str, which: str) -> None:
         ours = self.ours(case, which, Method("transformer-attribution", rules="orig"), layers=(0, None))
-        assert replica_comparison.gap(ours, self.theirs(case, which, "generate_LRP_start0_origlrp")[0]) < WITHIN
+        assert (
+            replica_comparison.gap(ours, self.theirs(case, which, "generate_LRP_start0_origlrp")[0]) < FLOAT64_TOLERANCE
+        )
 
-    def test_partial_lrp(self, case: str, which: str) -> None:
+    def test_bert_partial_lrp_equals_authors(self, case: str, which: str) -> None:
         ours = self.ours(case, which, "partial-lrp")
-        assert replica_comparison.gap(ours, self.theirs(case, which, "generate_LRP_last_layer_orig")[0]) < WITHIN
+        assert (
+            replica_comparison.gap(ours, self.theirs(case, which, "generate_LRP_last_layer_orig")[0])
+            < FLOAT64_TOLERANCE
+        )
         ours = self.ours(case, which, Method("partial-lrp", rules="ours"))
-        assert replica_comparison.gap(ours, self.theirs(case, which, "generate_LRP_last_layer_ours")[0]) < WITHIN
+        assert (
+            replica_comparison.gap(ours, self.theirs(case, which, "generate_LRP_last_layer_ours")[0])
+            < FLOAT64_TOLERANCE
+        )
 
-    def test_lrp(self, case: str, which: str) -> None:
+    def test_bert_lrp_equals_authors(self, case: str, which: str) -> None:
         ours = self.ours(case, which, "lrp")
-        assert replica_comparison.gap(ours, self.theirs(case, which, "generate_full_lrp_orig")[0]) < WITHIN
+        assert replica_comparison.gap(ours, self.theirs(case, which, "generate_full_lrp_orig")[0]) < FLOAT64_TOLERANCE
         ours = self.ours(case, which, Method("lrp", rules="ours"))
-        assert replica_comparison.gap(ours, self.theirs(case, which, "generate_full_lrp_ours")[0]) < WITHIN
+        assert replica_comparison.gap(ours, self.theirs(case, which, "generate_full_lrp_ours")[0]) < FLOAT64_TOLERANCE
 
-    def test_baselines(self, case: str, which: str) -> None:
-        known = {
+    def test_bert_attention_rollout_and_gradcam_equal_authors(self, case: str, which: str) -> None:
+        array_names = {
             "attention": "generate_attn_last_layer",
             "rollout": "generate_rollout_start0",
             "attention-gradcam": "generate_attn_gradcam",
         }
-        for method, name in known.items():
+        for method, name in array_names.items():
             assert replica_comparison.gap(self.ours(case, which, method), self.theirs(case, which, name)[0]) < 1e-9
 
-    def test_relevance_of_every_map(self, case: str, which: str) -> None:
-        """The replica walks as the authors do, mask included: what it is held to is their P_b of each layer."""
+    def test_reference_relevance_of_bert_maps_equals_authors(self, case: str, which: str) -> None:
+        """The replica, including the mask, equals the authors' P_b of each layer."""
         inputs, index = bert_inputs(case), int(self.theirs(case, which, "target"))
         for variant in ("ours", "orig"):
             ids, mask = inputs["input_ids"][0].tolist(), inputs["attention_mask"][0].tolist()
-            found = relevance.bert(explainer("bert").adapter.model, ids, index, variant, mask)
+            record = relevance.bert(explainer("bert").adapter.model, ids, index, variant, mask)
             theirs = arrays("bert")[f"bert_recorded/cases/{case}/{which}/attn_cam_{variant}"]
-            for layer, maps in enumerate(found.maps):
+            for layer, maps in enumerate(record.maps):
                 assert replica_comparison.gap(maps, theirs[layer, 0]) < 1e-9
 
 
-@pytest.mark.parametrize("more", [1, 4])
+@pytest.mark.parametrize("padding", [1, 4])
 @pytest.mark.parametrize("case", ["case0", "case1"])
-def test_padded_inputs_as_the_authors_code_takes_them(case: str, more: int) -> None:
-    """Padding stays, and is part of the maps: by the replica, which is held to the authors' numbers above."""
-    plain = bert_inputs(case)
-    inputs = {name: torch.nn.functional.pad(part, (0, more)) for name, part in plain.items()}
+def test_padded_inputs_with_profile_equal_reference(case: str, padding: int) -> None:
+    """Padding stays and is part of the maps; the expected scores come from the replica, which is tested above."""
+    unpadded = bert_inputs(case)
+    inputs = {name: torch.nn.functional.pad(tensor, (0, padding)) for name, tensor in unpadded.items()}
     ex, units = explainer("bert"), inputs["input_ids"].shape[1]
     methods = ["transformer-attribution", "partial-lrp", "lrp"]
-    ours = ex.explain(inputs, methods, target=1, profile="te_bert_eraser")
-    gradients = ex.record(plain, "attention_gradient", target=1).calls
-    wide = np.zeros((3, 4, units, units))
+    results = ex.explain(inputs, methods, target=1, profile="te_bert_eraser")
+    gradients = ex.record(unpadded, "attention_gradient", target=1).calls
+    padded_gradients = np.zeros((3, 4, units, units))
     for call in gradients:
-        wide[call.layer, :, : units - more, : units - more] = call.attention_gradient[0]
+        padded_gradients[call.layer, :, : units - padding, : units - padding] = call.attention_gradient[0]
     model, ids, mask = ex.adapter.model, *(inputs[name][0].tolist() for name in ("input_ids", "attention_mask"))
-    first = np.eye(units)[0]
-    by = {variant: relevance.bert(model, ids, 1, variant, mask) for variant in ("ours", "orig")}
+    readout = np.eye(units)[0]
+    records = {variant: relevance.bert(model, ids, 1, variant, mask) for variant in ("ours", "orig")}
     expected = {
-        "transformer-attribution": attribution.scores(by["ours"], wide, first, [2], normalise=True),
-        "partial-lrp": without_class_token(partial_lrp.scores(by["orig"], first)),
-        "lrp": without_class_token(lrp.scores(by["orig"])),
+        "transformer-attribution": attribution.scores(records["ours"], padded_gradients, readout, [2], normalise=True),
+        "partial-lrp": zero_class_token(partial_lrp.scores(records["orig"], readout)),
+        "lrp": zero_class_token(lrp.scores(records["orig"])),
     }
     expected["transformer-attribution"][0] = expected["transformer-attribution"].min()
     for method in methods:
-        assert len(ours[method]) == units
-        assert replica_comparison.gap(ours[method].scores, expected[method]) < WITHIN, method
+        assert len(results[method]) == units
+        assert replica_comparison.gap(results[method].scores, expected[method]) < FLOAT64_TOLERANCE, method
 
 
-@pytest.mark.parametrize(("file", "within"), SOFTMAX)
+@pytest.mark.parametrize(("file", "tolerance"), SOFTMAX_CASES)
 @pytest.mark.parametrize(("case", "which"), CASES)
 class TestViT:
-    """Theirs have no [CLS]: the scores of the patches are compared."""
+    """The authors' scores leave out [CLS]: the scores of the patches are compared."""
 
     def theirs(self, file: str, case: str, which: str, name: str) -> np.ndarray:
         return arrays("vit")[f"vit_chefer/{file}/{case}/{which}/{name}"]
@@ -160,7 +171,7 @@ class TestViT:
 
         if file == "cases_softmax32":
             return explain().scores[1:]
-        with Pure():
+        with InputDtypeSoftmax():
             return explain().scores[1:]
 
     @pytest.mark.parametrize(
@@ -178,127 +189,135 @@ class TestViT:
         ],
         ids=str,
     )
-    def test_profiles(
-        self, case: str, which: str, file: str, within: float, method: Method, profile: str, name: str
+    def test_vit_profiles_equal_authors(
+        self, case: str, which: str, file: str, tolerance: float, method: Method, profile: str, name: str
     ) -> None:
         theirs = self.theirs(file, case, which, name).reshape(-1)
-        assert replica_comparison.gap(self.ours(file, case, which, method, profile), theirs) < within
+        assert replica_comparison.gap(self.ours(file, case, which, method, profile), theirs) < tolerance
 
     @pytest.mark.parametrize("rules", ["orig", "ours"])
-    def test_lrp(self, case: str, which: str, file: str, within: float, rules: str) -> None:
-        """Theirs is a map of pixels; a patch's score is the sum of its own."""
+    def test_vit_lrp_equals_authors(self, case: str, which: str, file: str, tolerance: float, rules: str) -> None:
+        """The authors' scores are a map of pixels; the score of a patch is the sum of its pixels."""
         pixels = self.theirs(file, case, which, f"LRP_{rules}/full")[0]
         patches = pixels.reshape(4, 8, 4, 8).sum((1, 3)).reshape(-1)
-        assert replica_comparison.gap(self.ours(file, case, which, Method("lrp", rules=rules)), patches) < within
+        assert replica_comparison.gap(self.ours(file, case, which, Method("lrp", rules=rules)), patches) < tolerance
 
 
 @pytest.mark.parametrize(("case", "which"), CASES)
 @pytest.mark.parametrize("rules", ["ours", "orig"])
 @pytest.mark.parametrize(("name", "layers"), [("last_layer", (-1, None)), ("second_layer", (1, 2))])
-def test_ablations(case: str, which: str, rules: str, name: str, layers: tuple[int, int | None]) -> None:
-    """Partial LRP times the gradient is Transformer Attribution of one layer by itself."""
-    known = originals("vit_chefer", "cases")
-    pixels, index = torch.as_tensor(known[f"{case}/pixel_values"]), int(known[f"{case}/{which}/target"])
+def test_single_layer_attribution_equals_authors_ablation(
+    case: str, which: str, rules: str, name: str, layers: tuple[int, int | None]
+) -> None:
+    """Partial LRP times the gradient equals Transformer Attribution of a single layer."""
+    arrays_of_vit = originals("vit_chefer", "cases")
+    pixels, index = torch.as_tensor(arrays_of_vit[f"{case}/pixel_values"]), int(arrays_of_vit[f"{case}/{which}/target"])
     method = Method("transformer-attribution", rules=rules, layers=layers)
-    with Pure():
+    with InputDtypeSoftmax():
         e = explainer("vit").explain({"pixel_values": pixels}, method, target=index)
     assert (
-        replica_comparison.gap(e.scores[1:], known[f"{case}/{which}/LRP_{rules}/{name}_ablation"].reshape(-1)) < WITHIN
+        replica_comparison.gap(e.scores[1:], arrays_of_vit[f"{case}/{which}/LRP_{rules}/{name}_ablation"].reshape(-1))
+        < FLOAT64_TOLERANCE
     )
 
 
 @cache
-def averaging() -> clearhead.Explainer:
-    """The same weights under a head that reads the mean of the patches, after the norm: transformerinterp's own."""
+def load_normed_mean_pooled_vit() -> clearhead.Explainer:
+    """Load the ViT of the fixtures with a head that reads the mean of the normed patches, as in transformerinterp."""
     parity.explainer.cache_clear()
-    plain = parity.explainer("vit").adapter.model
+    model = parity.explainer("vit").adapter.model
     parity.explainer.cache_clear()
 
-    class NormedMeanForImageClassification(type(plain)):  # type: ignore[misc]
-        def forward(self, pixel_values: Tensor, **how: Any) -> Any:
-            states = self.vit(pixel_values, **how).last_hidden_state
+    class NormedMeanForImageClassification(type(model)):  # type: ignore[misc]
+        def forward(self, pixel_values: Tensor, **options: Any) -> Any:
+            states = self.vit(pixel_values, **options).last_hidden_state
             return SimpleNamespace(logits=self.classifier(states[:, 1:].mean(1)))
 
-    plain.__class__ = NormedMeanForImageClassification
-    return clearhead.load(plain, readout="patches")
+    model.__class__ = NormedMeanForImageClassification
+    return clearhead.load(model, readout="patches")
 
 
-#: Transformer Attribution of one layer by itself is what authors call an ablation.
-OF_THE_LAST = Method("transformer-attribution", repeated=True, layers=(-1, None))
+#: Transformer Attribution of a single layer, which the authors call an ablation.
+LAST_LAYER_ATTRIBUTION = Method("transformer-attribution", repeated=True, layers=(-1, None))
 
 
 @pytest.mark.parametrize(("case", "which"), CASES)
-class TestAveragedPatches:
-    """transformerinterp's MAE, where each patch gets all the relevance of their mean."""
+class TestMeanPooledViT:
+    """transformerinterp's MAE: each patch gets all the relevance of the mean of the patches."""
 
     def theirs(self, file: str, case: str, which: str, name: str) -> np.ndarray:
         return originals("vit_beyond", file)[f"{case}/{which}/mae/LRP_ours/{name}"].reshape(-1)
 
-    @pytest.mark.parametrize(("file", "within"), SOFTMAX)
+    @pytest.mark.parametrize(("file", "tolerance"), SOFTMAX_CASES)
     @pytest.mark.parametrize(
         ("method", "profile", "name"),
         [
             (Method("transformer-attribution", layers=(0, None)), "bi_vit_mae", "transformer_attribution_start0"),
             (Method("partial-lrp"), "bi_vit_mae", "last_layer"),
-            (OF_THE_LAST, None, "last_layer_ablation"),
+            (LAST_LAYER_ATTRIBUTION, None, "last_layer_ablation"),
         ],
         ids=str,
     )
-    def test_profiles(
-        self, case: str, which: str, file: str, within: float, method: Method, profile: str | None, name: str
+    def test_mean_pooled_vit_profiles_equal_authors(
+        self, case: str, which: str, file: str, tolerance: float, method: Method, profile: str | None, name: str
     ) -> None:
-        theirs, (index,) = (self.theirs(file, case, which, one) for one in (name, "target"))
+        theirs, (index,) = (self.theirs(file, case, which, array_name) for array_name in (name, "target"))
         inputs = {"pixel_values": torch.as_tensor(arrays("vit")[f"vit_chefer/cases/{case}/pixel_values"])}
 
         def explain() -> clearhead.Explanation:
-            return averaging().explain(inputs, method, target=int(index), profile=profile)
+            return load_normed_mean_pooled_vit().explain(inputs, method, target=int(index), profile=profile)
 
         if file == "cases_softmax32":
-            assert replica_comparison.gap(explain().scores[1:], theirs) < within
+            assert replica_comparison.gap(explain().scores[1:], theirs) < tolerance
         else:
-            with Pure():
-                assert replica_comparison.gap(explain().scores[1:], theirs) < within
+            with InputDtypeSoftmax():
+                assert replica_comparison.gap(explain().scores[1:], theirs) < tolerance
 
-    def test_relevance_of_every_map(self, case: str, which: str) -> None:
-        """The replica is held to their product of all maps, which reads the class token."""
+    def test_reference_relevance_of_mean_pooled_vit_equals_authors(self, case: str, which: str) -> None:
+        """The replica equals the authors' product of all maps, read at the class token."""
         index = int(self.theirs("cases", case, which, "target")[0])
-        found = walked_mean(case, index)
+        record = walk_mean_pooled_vit(case, index)
         rows = np.eye(17)[0]
-        for maps in reversed(found.maps):
+        for maps in reversed(record.maps):
             rows = rows + rows @ np.maximum(maps, 0).mean(0)
         assert replica_comparison.gap(rows[1:], self.theirs("cases", case, which, "rollout_start0")) < 1e-9
 
 
-def walked_mean(case: str, index: int) -> relevance.Found:
+def walk_mean_pooled_vit(case: str, index: int) -> relevance.RelevanceRecord:
     pixels = arrays("vit")[f"vit_chefer/cases/{case}/pixel_values"][0].astype(float)
-    return relevance.vit(averaging().adapter.model, pixels, index, "ours", averaged=True)
+    return relevance.vit(load_normed_mean_pooled_vit().adapter.model, pixels, index, "ours", averaged=True)
 
 
 @pytest.mark.parametrize("case", ["case0", "case1"])
 @pytest.mark.parametrize("index", range(5))
-def test_averaged_patches_as_the_replica_walks_them(case: str, index: int) -> None:
+def test_mean_pooled_vit_equals_reference_implementation(case: str, index: int) -> None:
     inputs = {"pixel_values": torch.as_tensor(arrays("vit")[f"vit_chefer/cases/{case}/pixel_values"])}
     mean = np.append(0, np.full(16, 1 / 16))
-    with Pure():
-        both = averaging().explain(inputs, ["transformer-attribution", "partial-lrp"], index, profile="bi_vit_mae")
-        tape = averaging().record(inputs, "attention_gradient", target=index)
+    with InputDtypeSoftmax():
+        results = load_normed_mean_pooled_vit().explain(
+            inputs, ["transformer-attribution", "partial-lrp"], index, profile="bi_vit_mae"
+        )
+        tape = load_normed_mean_pooled_vit().record(inputs, "attention_gradient", target=index)
     gradients = np.stack([call.attention_gradient[0] for call in tape.calls])
-    found = walked_mean(case, index)
-    identity_kept = attribution.scores(found, gradients, mean, [1, 2]) + mean
-    assert replica_comparison.gap(both["transformer-attribution"].scores[1:], identity_kept[1:]) < WITHIN
-    assert replica_comparison.gap(both["partial-lrp"].scores[1:], partial_lrp.scores(found, mean)[1:]) < WITHIN
-    assert all(np.isnan(e.scores[0]) for e in both.values())
+    record = walk_mean_pooled_vit(case, index)
+    expected = attribution.scores(record, gradients, mean, [1, 2]) + mean
+    assert replica_comparison.gap(results["transformer-attribution"].scores[1:], expected[1:]) < FLOAT64_TOLERANCE
+    assert (
+        replica_comparison.gap(results["partial-lrp"].scores[1:], partial_lrp.scores(record, mean)[1:])
+        < FLOAT64_TOLERANCE
+    )
+    assert all(np.isnan(e.scores[0]) for e in results.values())
 
 
-def test_both_cases_in_one_batch() -> None:
-    """Where the authors' sums over the whole batch would mix them."""
-    both = [bert_inputs("case0"), bert_inputs("case1")]
+def test_batch_equals_authors() -> None:
+    """Sums run over each sample; the authors' sums over the batch would mix the samples."""
+    inputs = [bert_inputs("case0"), bert_inputs("case1")]
     for method, name in (
         (Method("lrp", rules="ours"), "generate_full_lrp_ours"),
         (Method("partial-lrp", rules="ours"), "generate_LRP_last_layer_ours"),
     ):
-        together = explainer("bert").explain(both, method)
-        for place, case in enumerate(("case0", "case1")):
+        results = explainer("bert").explain(inputs, method)
+        for position, case in enumerate(("case0", "case1")):
             theirs = arrays("bert")[f"bert_chefer/cases/{case}/pred/{name}"][0]
-            # theirs has a mask that takes its 1e-9 of the relevance
-            assert replica_comparison.gap(without_class_token(together[place].scores), theirs) < 1e-6
+            # the authors add a mask, which takes 1e-9 of the relevance
+            assert replica_comparison.gap(zero_class_token(results[position].scores), theirs) < 1e-6

@@ -1,4 +1,4 @@
-"""Rollout against its replica, and checks (a) and (b) of the specification."""
+"""Rollout equals its reference implementation; checks (a) and (b) of the specification."""
 
 import numpy as np
 import pytest
@@ -9,39 +9,39 @@ from tests.replicas import rollout
 
 
 @pytest.mark.parametrize("subject", replica_comparison.SUBJECTS)
-def test_equals_its_replica(subject: str) -> None:
-    replica_comparison.assert_twins("rollout", subject)
+def test_equals_reference_implementation(subject: str) -> None:
+    replica_comparison.assert_equals_reference("rollout", subject)
 
 
-@pytest.mark.parametrize("subject", replica_comparison.FEW)
-def test_every_row(subject: str) -> None:
-    replica_comparison.assert_twins("rollout", subject, every_row=True)
+@pytest.mark.parametrize("subject", replica_comparison.ONE_PER_READOUT)
+def test_all_rows_equal_reference(subject: str) -> None:
+    replica_comparison.assert_equals_reference("rollout", subject, all_rows=True)
 
 
-@pytest.mark.parametrize("layers", replica_comparison.RANGES, ids=str)
+@pytest.mark.parametrize("layers", replica_comparison.LAYER_RANGES, ids=str)
 @pytest.mark.parametrize("heads", [None, *replica_comparison.HEADS], ids=str)
-def test_layers_and_heads(layers: tuple, heads: tuple | None) -> None:
-    replica_comparison.assert_twins("rollout", "bert/classify", layers=layers, heads=heads)
-    replica_comparison.assert_twins("rollout", "dinov2/image", layers=layers, heads=heads, every_row=True)
+def test_selected_layers_and_heads_equal_reference(layers: tuple, heads: tuple | None) -> None:
+    replica_comparison.assert_equals_reference("rollout", "bert/classify", layers=layers, heads=heads)
+    replica_comparison.assert_equals_reference("rollout", "dinov2/image", layers=layers, heads=heads, all_rows=True)
 
 
 @pytest.mark.parametrize("subject", replica_comparison.SUBJECTS)
 def test_rows_sum_to_one(subject: str) -> None:
-    """(a), and with it that nothing leaks into padding: the rows are cut to the sample's own length."""
-    allowed = 1e-6 if subject.split("/")[0] in replica_comparison.FLOAT32_SOFTMAX else 1e-12
+    """(a); rows are cut to the length of the sample, so no attention is lost in padding."""
+    tolerance = 1e-6 if subject.split("/")[0] in replica_comparison.FLOAT32_SOFTMAX else 1e-12
     for e in replica_comparison.explainer(subject).explain(models.inputs(subject), "rollout", rows="all"):
-        np.testing.assert_allclose(e.matrix.sum(1), 1, atol=allowed)
+        np.testing.assert_allclose(e.matrix.sum(1), 1, atol=tolerance)
 
 
-def test_normalised_rows_are_half_attention_half_identity() -> None:
-    """(b): rownorm(A + I), as the authors write it, is the 0.5 A + 0.5 I that is pushed here."""
-    for seen, _ in replica_comparison.slow_batch("bert/classify"):
+def test_row_normalised_map_equals_half_attention_half_identity() -> None:
+    """(b): the authors' rownorm(A + I) equals 0.5 A + 0.5 I."""
+    for seen, _ in replica_comparison.record_plain_passes("bert/classify"):
         for layer in range(seen.layers):
             half = 0.5 * seen.attention[layer].mean(0) + 0.5 * np.eye(seen.units)
-            assert replica_comparison.gap(rollout.augmented(seen.attention[layer], None), half) < 1e-14
+            assert replica_comparison.gap(rollout.normalise_with_identity(seen.attention[layer], None), half) < 1e-14
 
 
-def test_one_layer_is_half_attention_half_identity() -> None:
+def test_one_layer_equals_half_attention_half_identity() -> None:
     ex, (text, *_) = replica_comparison.explainer("bert/classify"), models.inputs("bert/classify")
     for layer in range(3):
         rolled = ex.explain(text, "rollout", layers=(layer, layer + 1), rows="all").matrix
@@ -51,5 +51,5 @@ def test_one_layer_is_half_attention_half_identity() -> None:
 
 def test_does_not_depend_on_the_target() -> None:
     ex, (text, *_) = replica_comparison.explainer("bert/classify"), models.inputs("bert/classify")
-    one, other = (ex.explain(text, "rollout", target=label).scores for label in (0, 1))
-    np.testing.assert_array_equal(one, other)
+    first, second = (ex.explain(text, "rollout", target=label).scores for label in (0, 1))
+    np.testing.assert_array_equal(first, second)

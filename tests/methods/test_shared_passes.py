@@ -1,4 +1,4 @@
-"""Check (j): a batch of one equals each element of a larger one; methods sharing a pass do not disturb each other."""
+"""Check (j): batch equals single, and methods that share a pass do not affect each other."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from clearhead.methods import METHOD_REGISTRY
 from tests import models
 from tests.methods import replica_comparison
 
-#: Every method with other settings than its neighbours, so that what one does to a shared call would show in another.
-TOGETHER = [
+#: Every method with different settings, so that a change of a shared call by one method would show in another.
+METHODS = [
     clearhead.Method("attention", layers=(0, 2), heads=[2]),
     clearhead.Method("rollout", layers=(1, None)),
     clearhead.Method("flow", heads=[1, 2]),
@@ -30,30 +30,30 @@ TOGETHER = [
 ]
 
 
-def test_all_methods_are_here() -> None:
-    of_one_tape = {name for name, cls in METHOD_REGISTRY.items() if cls.declaration.pass_type == "tape"}
-    assert {method.name for method in TOGETHER} == of_one_tape
+def test_all_single_pass_methods_are_covered() -> None:
+    tape_methods = {name for name, cls in METHOD_REGISTRY.items() if cls.declaration.pass_type == "tape"}
+    assert {method.name for method in METHODS} == tape_methods
 
 
 @pytest.mark.parametrize("subject", ["bert/classify", "deberta/mask", "dinov2/image"])
-def test_one_equals_each_of_many(subject: str) -> None:
+def test_batch_equals_single(subject: str) -> None:
     ex, raw = replica_comparison.explainer(subject), models.inputs(subject)
-    many = ex.explain(raw, TOGETHER)
-    for method in TOGETHER:
-        for inputs, of_many in zip(raw, many[str(method)], strict=True):
-            alone = ex.explain(inputs, method)
-            assert replica_comparison.gap(of_many.scores, alone.scores) < 1e-11, str(method)
-            for part in ("matrix", "per_layer"):
-                if getattr(alone, part) is not None:
-                    assert replica_comparison.gap(getattr(of_many, part), getattr(alone, part)) < 1e-11, (
+    batch = ex.explain(raw, METHODS)
+    for method in METHODS:
+        for inputs, batched in zip(raw, batch[str(method)], strict=True):
+            single = ex.explain(inputs, method)
+            assert replica_comparison.gap(batched.scores, single.scores) < 1e-11, str(method)
+            for name in ("matrix", "per_layer"):
+                if getattr(single, name) is not None:
+                    assert replica_comparison.gap(getattr(batched, name), getattr(single, name)) < 1e-11, (
                         str(method),
-                        part,
+                        name,
                     )
 
 
-def test_order_does_not_matter() -> None:
+def test_order_of_inputs_does_not_change_scores() -> None:
     ex, raw = replica_comparison.explainer("bert/classify"), models.inputs("bert/classify")
-    there, back = ex.explain(raw, TOGETHER), ex.explain(raw[::-1], TOGETHER)
-    for method in map(str, TOGETHER):
-        for one, other in zip(there[method], back[method][::-1], strict=True):
-            np.testing.assert_allclose(one.scores, other.scores, rtol=1e-9, atol=1e-14, err_msg=method)
+    forward, reversed_order = ex.explain(raw, METHODS), ex.explain(raw[::-1], METHODS)
+    for method in map(str, METHODS):
+        for first, second in zip(forward[method], reversed_order[method][::-1], strict=True):
+            np.testing.assert_allclose(first.scores, second.scores, rtol=1e-9, atol=1e-14, err_msg=method)

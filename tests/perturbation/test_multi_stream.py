@@ -1,4 +1,4 @@
-"""Units of several streams are taken away together: two texts, a text and a picture, a source and what was said."""
+"""Masking units of several streams: two texts, a text and an image, a source and generated tokens."""
 
 from functools import cache
 
@@ -10,8 +10,8 @@ import clearhead
 from clearhead import Method
 from clearhead.perturbation.hierarchy import Hierarchy, build_spatial_hierarchy, merge_hierarchies
 from tests import dual_models, joint_models, models
-from tests.adapters import test_encoder_decoder as translating
-from tests.adapters import test_similarity as alike
+from tests.adapters import test_encoder_decoder as encoder_decoder
+from tests.adapters import test_similarity as similarity
 from tests.adapters.test_cross_attention import logits_of
 
 METHODS = ["occlusion", *(Method(name, evaluations=40) for name in ("shap", "kernel-shap", "lime"))]
@@ -19,187 +19,189 @@ TEXT, FOIL = "She hates the book", "I like the movie"
 
 
 @cache
-def seen():
-    """A picture and a text as CLIP takes them, and the cosine of altered ones."""
-    ex, picture = dual_models.explainer("clip"), dual_models.pictures()[0]
-    made = dual_models.processor("clip")(text=[TEXT, FOIL], images=picture, padding=True, return_tensors="pt")
+def clip_inputs():
+    """Image and text inputs of CLIP, and the cosine of altered inputs."""
+    ex, image = dual_models.explainer("clip"), dual_models.pictures()[0]
+    inputs = dual_models.processor("clip")(text=[TEXT, FOIL], images=image, padding=True, return_tensors="pt")
     model = ex.adapter.model
-    ids, pixels = made["input_ids"], made["pixel_values"].double()
+    ids, pixels = inputs["input_ids"], inputs["pixel_values"].double()
 
-    def cosine(row, shown):
+    def cosine(row, pixel_values):
         with torch.no_grad():
-            found = model(input_ids=row[None], pixel_values=shown, attention_mask=(row != 1).long()[None])
-            return float((found.text_embeds * found.image_embeds).sum())
+            output = model(input_ids=row[None], pixel_values=pixel_values, attention_mask=(row != 1).long()[None])
+            return float((output.text_embeds * output.image_embeds).sum())
 
-    return ex, picture, ids, pixels, cosine
+    return ex, image, ids, pixels, cosine
 
 
 def test_occlusion_of_text_and_image() -> None:
-    """One token is the mask, or one patch the mean of the picture: the cosine loses so much."""
-    ex, picture, ids, pixels, cosine = seen()
-    e = ex.explain(text=TEXT, image=picture, method="occlusion")
-    assert e.provenance["replacement"] == "mask, mean" and e.provenance["players"] == "token, patch"
-    row = ids[0][: len(e["text"])]
-    whole, mask = cosine(row, pixels), models.tokenizer("bytes").mask_token_id
-    for place, score in enumerate(e["text"].scores):
-        hidden = row.clone().index_fill(0, torch.tensor(place), mask)
-        assert score == pytest.approx(0 if e["text"].units.special[place] else whole - cosine(hidden, pixels), abs=1e-6)
+    """The score is the loss of the cosine if one token is the mask, or one patch the mean of the image."""
+    ex, image, ids, pixels, cosine = clip_inputs()
+    explanation = ex.explain(text=TEXT, image=image, method="occlusion")
+    assert explanation.provenance["replacement"] == "mask, mean" and explanation.provenance["players"] == "token, patch"
+    row = ids[0][: len(explanation["text"])]
+    full, mask = cosine(row, pixels), models.tokenizer("bytes").mask_token_id
+    for index, score in enumerate(explanation["text"].scores):
+        masked = row.clone().index_fill(0, torch.tensor(index), mask)
+        assert score == pytest.approx(
+            0 if explanation["text"].units.special[index] else full - cosine(masked, pixels), abs=1e-6
+        )
     mean = pixels.mean((2, 3), keepdim=True)[0]
-    for place in (0, 5, 15):
-        hidden, (y, x) = pixels.clone(), (place // 4 * 4, place % 4 * 4)
-        hidden[0, :, y : y + 4, x : x + 4] = mean
-        assert e["image"].scores[1 + place] == pytest.approx(whole - cosine(row, hidden), abs=1e-6)
+    for index in (0, 5, 15):
+        masked, (y, x) = pixels.clone(), (index // 4 * 4, index % 4 * 4)
+        masked[0, :, y : y + 4, x : x + 4] = mean
+        assert explanation["image"].scores[1 + index] == pytest.approx(full - cosine(row, masked), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["vilt", "blip", "bridge_tower"])
 def test_occlusion_of_text_next_to_an_image(name) -> None:
-    """In a model that looks at both together."""
-    ex, one = joint_models.explainer(name), joint_models.inputs(name)[0]
-    e = ex.explain(**one, method="occlusion", target=0)
-    inputs = joint_models.model_inputs(name, one)
+    """In a model that attends to both jointly."""
+    ex, raw = joint_models.explainer(name), joint_models.inputs(name)[0]
+    explanation = ex.explain(**raw, method="occlusion", target=0)
+    inputs = joint_models.model_inputs(name, raw)
     mask = ex.adapter.tokenizer_wrapper.tokenizer.mask_token_id
 
-    def logit(**changed) -> float:
+    def logit(**changes) -> float:
         with ex.adapter.forward_context(), torch.no_grad():
-            return float(logits_of(ex.adapter.model(**{**inputs, **changed}))[0, 0])
+            return float(logits_of(ex.adapter.model(**{**inputs, **changes}))[0, 0])
 
-    for place, score in enumerate(e["text"].scores):
-        hidden = inputs["input_ids"].clone().index_fill(1, torch.tensor(place), mask)
-        expected = 0 if e["text"].units.special[place] else logit() - logit(input_ids=hidden)
+    for index, score in enumerate(explanation["text"].scores):
+        masked = inputs["input_ids"].clone().index_fill(1, torch.tensor(index), mask)
+        expected = 0 if explanation["text"].units.special[index] else logit() - logit(input_ids=masked)
         assert score == pytest.approx(expected, abs=1e-6)
     pixels = inputs["pixel_values"]
-    for place in (0, 5, 15):
-        hidden, (y, x) = pixels.clone(), (place // 4 * 8, place % 4 * 8)
-        hidden[0, :, y : y + 8, x : x + 8] = pixels.mean((2, 3), keepdim=True)[0]
-        assert e["image"].scores[1 + place] == pytest.approx(logit() - logit(pixel_values=hidden), abs=1e-6)
-    assert np.abs(e["text"].scores).max() > 1e-3 and np.abs(e["image"].scores).max() > 1e-3
+    for index in (0, 5, 15):
+        masked, (y, x) = pixels.clone(), (index // 4 * 8, index % 4 * 8)
+        masked[0, :, y : y + 8, x : x + 8] = pixels.mean((2, 3), keepdim=True)[0]
+        assert explanation["image"].scores[1 + index] == pytest.approx(logit() - logit(pixel_values=masked), abs=1e-6)
+    assert np.abs(explanation["text"].scores).max() > 1e-3 and np.abs(explanation["image"].scores).max() > 1e-3
 
 
 def test_embeddings_next_to_an_image_cannot_be_masked() -> None:
     ex = joint_models.explainer("vilt")
     inputs = joint_models.model_inputs("vilt", joint_models.inputs("vilt")[0])
-    vectors = ex.adapter.embeddings(inputs.pop("input_ids")).detach()
-    given = {"inputs_embeds": vectors, **inputs}
-    assert ex.explain(given).streams == ("text", "image")
+    embeddings = ex.adapter.embeddings(inputs.pop("input_ids")).detach()
+    embedded_inputs = {"inputs_embeds": embeddings, **inputs}
+    assert ex.explain(embedded_inputs).streams == ("text", "image")
     with pytest.raises(clearhead.InputError, match="input_ids, which was not given"):
-        ex.explain(given, method="occlusion")
+        ex.explain(embedded_inputs, method="occlusion")
 
 
 @pytest.mark.parametrize("method", METHODS[1:3], ids=str)
 def test_scores_of_both_streams_are_complete(method) -> None:
-    ex, picture, *_ = seen()
-    e = ex.explain(text=TEXT, image=picture, method=method)
-    total = sum(part.scores.sum() for part in e.by_stream.values())
-    assert e["text"].base_value + total == pytest.approx(e.target["value"], abs=1e-6)
-    assert e["text"].scores.any() and e["image"].scores.any()
+    ex, image, *_ = clip_inputs()
+    explanation = ex.explain(text=TEXT, image=image, method=method)
+    total = sum(stream_explanation.scores.sum() for stream_explanation in explanation.by_stream.values())
+    assert explanation["text"].base_value + total == pytest.approx(explanation.target["value"], abs=1e-6)
+    assert explanation["text"].scores.any() and explanation["image"].scores.any()
 
 
 def test_contrast_of_similarities() -> None:
-    """The other text stays as it is, so that the loss is that of the cosine less that of the foil's."""
-    ex, picture, ids, pixels, cosine = seen()
-    e = ex.explain(text=TEXT, image=picture, method="occlusion", target=clearhead.Contrast(None, FOIL))
-    hidden = pixels.clone()
-    hidden[0, :, :4, :4] = pixels.mean((2, 3))[0][:, None, None]
-    lost = [cosine(row[row != 1], pixels) - cosine(row[row != 1], hidden) for row in ids]
-    assert e["image"].scores[1] == pytest.approx(lost[0] - lost[1], abs=1e-6)
+    """The foil is unchanged, so the score is the loss of the cosine minus that of the foil's cosine."""
+    ex, image, ids, pixels, cosine = clip_inputs()
+    explanation = ex.explain(text=TEXT, image=image, method="occlusion", target=clearhead.Contrast(None, FOIL))
+    masked = pixels.clone()
+    masked[0, :, :4, :4] = pixels.mean((2, 3))[0][:, None, None]
+    lost = [cosine(row[row != 1], pixels) - cosine(row[row != 1], masked) for row in ids]
+    assert explanation["image"].scores[1] == pytest.approx(lost[0] - lost[1], abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["clip", "siglip", "vision_text"])
 def test_batch_equals_single(name: str) -> None:
-    ex, pictures = dual_models.explainer(name), dual_models.pictures()
-    texts, pictures = dual_models.TEXTS[:2], pictures[:2]
-    batch = ex.explain(text=texts, image=pictures, method=METHODS)
-    for place, (text, picture) in enumerate(zip(texts, pictures, strict=True)):
-        for method, e in ex.explain(text=text, image=picture, method=METHODS).items():
+    ex, images = dual_models.explainer(name), dual_models.pictures()
+    texts, images = dual_models.TEXTS[:2], images[:2]
+    batch = ex.explain(text=texts, image=images, method=METHODS)
+    for index, (text, image) in enumerate(zip(texts, images, strict=True)):
+        for method, explanation in ex.explain(text=text, image=image, method=METHODS).items():
             for stream in ("text", "image"):
-                np.testing.assert_allclose(batch[method][place][stream].scores, e[stream].scores, atol=1e-6)
+                np.testing.assert_allclose(batch[method][index][stream].scores, explanation[stream].scores, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["vilt", "blip", "bridge_tower"])
 def test_batch_equals_single_for_fused_streams(name: str) -> None:
-    ex, many = joint_models.explainer(name), joint_models.inputs(name)[:2]
-    batch = ex.explain(**joint_models.together(many), method=METHODS)
-    for place, one in enumerate(many):
-        for method, e in ex.explain(**one, method=METHODS).items():
+    ex, raws = joint_models.explainer(name), joint_models.inputs(name)[:2]
+    batch = ex.explain(**joint_models.together(raws), method=METHODS)
+    for index, raw in enumerate(raws):
+        for method, explanation in ex.explain(**raw, method=METHODS).items():
             for stream in ("text", "image"):
-                np.testing.assert_allclose(batch[method][place][stream].scores, e[stream].scores, atol=1e-6)
+                np.testing.assert_allclose(batch[method][index][stream].scores, explanation[stream].scores, atol=1e-6)
 
 
-def test_end_of_text_token_is_refused_as_replacement() -> None:
-    """CLIP reads a text at the token that ends it: that cannot stand for an absent word."""
-    ex, picture, *_ = seen()
+def test_end_of_text_token_as_replacement_raises() -> None:
+    """The end-of-text token is CLIP's read-out position, so it cannot replace a masked token."""
+    ex, image, *_ = clip_inputs()
     tower = type(ex.adapter.text_tower.model).__name__
     with pytest.raises(clearhead.InputError, match=f"end-of-text token, at which {tower} is read"):
-        ex.explain(text=TEXT, image=picture, method=Method("occlusion", replacement="eos"))
+        ex.explain(text=TEXT, image=image, method=Method("occlusion", replacement="eos"))
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])
 def test_source_and_generated_tokens_are_masked_together(family: str) -> None:
-    ex, answer = translating.explainer(family), (40, 50, 60)
+    ex, answer = encoder_decoder.explainer(family), (40, 50, 60)
     source = {"input_ids": torch.tensor([[5, 17, 45, 9]])}
-    e = ex.explain(source, "occlusion", answer=answer)
-    model, mask = ex.adapter.model, translating.WORDS.mask_token_id
+    explanation = ex.explain(source, "occlusion", answer=answer)
+    model, mask = ex.adapter.model, encoder_decoder.WORDS.mask_token_id
 
-    def value(ids: torch.Tensor, said: torch.Tensor) -> float:
+    def value(ids: torch.Tensor, decoder_ids: torch.Tensor) -> float:
         with torch.no_grad():
-            return float(model(input_ids=ids, decoder_input_ids=said).logits[0, -1, answer[2]])
+            return float(model(input_ids=ids, decoder_input_ids=decoder_ids).logits[0, -1, answer[2]])
 
-    ids, said = source["input_ids"], torch.tensor([[ex.adapter.decoder_start_token_id, *answer[:2]]])
-    whole = value(ids, said)
-    for place in range(4):
-        lost = whole - value(ids.clone().index_fill(1, torch.tensor(place), mask), said)
-        assert e["source"].matrix[2, place] == pytest.approx(lost, abs=1e-9)
-    for place in (1, 2):
-        lost = whole - value(ids, said.clone().index_fill(1, torch.tensor(place), mask))
-        assert e["prefix"].matrix[2, place] == pytest.approx(lost, abs=1e-9)
-    assert not e["prefix"].matrix[0].any(), "nothing was said before the first word"
+    ids, decoder_ids = source["input_ids"], torch.tensor([[ex.adapter.decoder_start_token_id, *answer[:2]]])
+    full = value(ids, decoder_ids)
+    for index in range(4):
+        loss = full - value(ids.clone().index_fill(1, torch.tensor(index), mask), decoder_ids)
+        assert explanation["source"].matrix[2, index] == pytest.approx(loss, abs=1e-9)
+    for index in (1, 2):
+        loss = full - value(ids, decoder_ids.clone().index_fill(1, torch.tensor(index), mask))
+        assert explanation["prefix"].matrix[2, index] == pytest.approx(loss, abs=1e-9)
+    assert not explanation["prefix"].matrix[0].any(), "there is no token before the first generated one"
 
 
 def test_sources_of_different_lengths_share_a_batch() -> None:
-    ex = translating.explainer("bart")
-    sources, answers = translating.SOURCES[:2], ["a", "on"]
+    ex = encoder_decoder.explainer("bart")
+    sources, answers = encoder_decoder.SOURCES[:2], ["a", "on"]
     batch = ex.explain(sources, METHODS, answer=answers)
-    for place, (source, answer) in enumerate(zip(sources, answers, strict=True)):
-        for method, e in ex.explain(source, METHODS, answer=answer).items():
-            for stream in translating.STREAMS:
-                np.testing.assert_allclose(batch[method][place][stream].scores, e[stream].scores, atol=1e-9)
+    for index, (source, answer) in enumerate(zip(sources, answers, strict=True)):
+        for method, explanation in ex.explain(source, METHODS, answer=answer).items():
+            for stream in encoder_decoder.STREAMS:
+                np.testing.assert_allclose(batch[method][index][stream].scores, explanation[stream].scores, atol=1e-9)
 
 
-def test_two_texts() -> None:
-    ex = alike.explainer("bert")
-    e, turned = (ex.explain(pair, Method("shap", evaluations=500)) for pair in ((TEXT, FOIL), (FOIL, TEXT)))
-    np.testing.assert_allclose(e["text"].scores, turned["other"].scores, atol=1e-9)
-    total = e["text"].scores.sum() + e["other"].scores.sum()
-    assert e["text"].base_value + total == pytest.approx(e.target["value"], abs=1e-9)
+def test_two_texts_are_symmetric_and_complete() -> None:
+    ex = similarity.explainer("bert")
+    explanation, swapped = (ex.explain(pair, Method("shap", evaluations=500)) for pair in ((TEXT, FOIL), (FOIL, TEXT)))
+    np.testing.assert_allclose(explanation["text"].scores, swapped["other"].scores, atol=1e-9)
+    total = explanation["text"].scores.sum() + explanation["other"].scores.sum()
+    assert explanation["text"].base_value + total == pytest.approx(explanation.target["value"], abs=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"replacement": "delete"}, "would shift the tokens of one stream"),
         ({"replacement": "grey"}, "unknown replacement 'grey'"),
         ({"unit": "region"}, "unknown unit 'region'"),
     ],
 )
-def test_bad_settings(options: dict, said: str) -> None:
-    ex, picture, *_ = seen()
-    with pytest.raises(clearhead.InputError, match=said):
-        ex.explain(text=TEXT, image=picture, method=Method("occlusion", **options))
+def test_invalid_options_raise(options: dict, message: str) -> None:
+    ex, image, *_ = clip_inputs()
+    with pytest.raises(clearhead.InputError, match=message):
+        ex.explain(text=TEXT, image=image, method=Method("occlusion", **options))
 
 
 def test_options_apply_to_the_matching_stream() -> None:
-    ex, picture, *_ = seen()
-    e = ex.explain(text=TEXT, image=picture, method=Method("occlusion", unit="word", replacement="blur"))
-    assert e.provenance["players"] == "word, patch" and e.provenance["replacement"] == "mask, blur"
-    usual = ex.explain(text=TEXT, image=picture, method=Method("occlusion", unit="word"))
-    np.testing.assert_array_equal(e["text"].scores, usual["text"].scores)
-    assert np.abs(e["image"].scores - usual["image"].scores).max() > 1e-4
+    ex, image, *_ = clip_inputs()
+    explanation = ex.explain(text=TEXT, image=image, method=Method("occlusion", unit="word", replacement="blur"))
+    assert explanation.provenance["players"] == "word, patch" and explanation.provenance["replacement"] == "mask, blur"
+    default = ex.explain(text=TEXT, image=image, method=Method("occlusion", unit="word"))
+    np.testing.assert_array_equal(explanation["text"].scores, default["text"].scores)
+    assert np.abs(explanation["image"].scores - default["image"].scores).max() > 1e-4
 
 
 def test_merged_hierarchies_are_joined_at_the_root() -> None:
-    one, other = Hierarchy((0, -1, 1), ((0, 1), (3, 2))), build_spatial_hierarchy(np.array([[0.0, 0.0], [0.0, 1.0]]))
-    tree = merge_hierarchies([one, other], [2, 2])
+    first, second = Hierarchy((0, -1, 1), ((0, 1), (3, 2))), build_spatial_hierarchy(np.array([[0.0, 0.0], [0.0, 1.0]]))
+    tree = merge_hierarchies([first, second], [2, 2])
     assert tree.player_of_leaf == (0, -1, 1, 2, 3)
     halves = [tree.list_leaves_by_node()[child] for child in tree.get_children(tree.root)]
     assert sorted(map(sorted, halves)) == [[0, 1, 2], [3, 4]]
-    assert merge_hierarchies([one], [2]) == one
+    assert merge_hierarchies([first], [2]) == first

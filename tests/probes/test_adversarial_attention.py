@@ -1,4 +1,4 @@
-"""The adversary stays in its bounds, and finds what can be found."""
+"""The adversary respects its bounds and finds weights near the attainable divergence."""
 
 import numpy as np
 import pytest
@@ -25,16 +25,16 @@ def test_any_weights_are_allowed_if_values_are_zero():
     ex = explainer("bert/classify")
     ex.adapter.model.bert.encoder.layer[-1].attention.self.value.weight.data.zero_()
     result = probes.run_adversary_probe(ex, TEXTS[0], steps=200, sets=2)
-    (line,) = result.records
-    assert line["TVD"] < 1e-12 and line["JSD"] > 0.7 * line["attainable JSD"]
-    model_weights, adversarial_weights = torch.tensor(line["own weights"]), torch.tensor(line["other weights"])
+    (record,) = result.records
+    assert record["TVD"] < 1e-12 and record["JSD"] > 0.7 * record["attainable JSD"]
+    model_weights, adversarial_weights = torch.tensor(record["own weights"]), torch.tensor(record["other weights"])
     assert float(model_weights.sum()) == pytest.approx(1) and float(adversarial_weights.sum()) == pytest.approx(1)
-    assert len(line["tokens"]) == len(model_weights) == len(adversarial_weights)
+    assert len(record["tokens"]) == len(model_weights) == len(adversarial_weights)
 
 
 def test_no_tolerance_keeps_the_models_weights():
-    (line,) = probes.run_adversary_probe(explainer("bert/classify"), TEXTS[0], tolerance=-1.0, **SMALL).records
-    assert line["JSD"] == 0 and line["TVD"] == 0 and line["own weights"] == line["other weights"]
+    (record,) = probes.run_adversary_probe(explainer("bert/classify"), TEXTS[0], tolerance=-1.0, **SMALL).records
+    assert record["JSD"] == 0 and record["TVD"] == 0 and record["own weights"] == record["other weights"]
 
 
 def test_last_row_search_equals_full_model_search(monkeypatch):

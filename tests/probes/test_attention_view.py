@@ -1,4 +1,4 @@
-"""The attention of one input to look at: the row of a masked word, by depth, and what was asked about it."""
+"""The attention view of one input: the row of a masked token by depth, candidate probabilities, head statistics."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from clearhead.render.mpl.attention import plot_attention_by_layer
 from tests.models import TEXTS, explainer, inputs
 
 
-def test_view_of_a_masked_word_has_its_row_and_candidate_probabilities():
+def test_view_of_a_masked_token_has_its_row_and_candidate_probabilities():
     ex, text = explainer("bert/mask"), inputs("bert/mask")[1]
     result = compute_attention_view(ex, text, candidates=["he", "she"])
     assert result.tokens[result.readout_row] == "[MASK]"
@@ -30,7 +30,7 @@ def test_view_of_a_masked_word_has_its_row_and_candidate_probabilities():
 def test_view_has_local_and_mean_head_statistics():
     ex = explainer("bert/classify")
     result = compute_attention_view(ex, TEXTS[0], comparison_inputs=TEXTS[1:])
-    each = [compute_attention_view(ex, text).head_statistics["entropy"] for text in TEXTS[1:]]
+    entropies = [compute_attention_view(ex, text).head_statistics["entropy"] for text in TEXTS[1:]]
     assert result.mean_head_statistics is not None and np.allclose(
-        result.mean_head_statistics["entropy"], np.mean(each, axis=0), atol=1e-6
+        result.mean_head_statistics["entropy"], np.mean(entropies, axis=0), atol=1e-6
     )

@@ -1,4 +1,4 @@
-"""Attention by stream: the maps are the tape's, cut to the units, under names that say who looks at whom."""
+"""Attention by stream: maps equal the tape, cut to the units; their names state query and key stream."""
 
 from functools import cache
 from io import StringIO
@@ -23,13 +23,13 @@ def render_text(result):
 
 
 @cache
-def spell():
+def load_spell():
     pytest.importorskip("clearhead_zoo")
     return clearhead.load("zoo:spell")
 
 
 def test_encoder_decoder_has_three_maps_equal_to_the_tape():
-    ex, text = spell(), "phone"
+    ex, text = load_spell(), "phone"
     result = view_attention(ex, {"text": text})
     assert isinstance(result, MultiStreamAttentionView) and list(result.views) == [
         "source",
@@ -37,14 +37,14 @@ def test_encoder_decoder_has_three_maps_equal_to_the_tape():
         "prefix → source",
     ]
     tape = ex.record(text, ["attention"])
-    for name, ends in (("source", ("source", "source")), ("prefix → source", ("prefix", "source"))):
-        own = result[name]
-        calls = [call.attention[-1] for call in tape.calls if (call.query_stream, call.key_stream) == ends]
-        high, wide = own.attention.shape[2:]
+    for name, streams in (("source", ("source", "source")), ("prefix → source", ("prefix", "source"))):
+        view = result[name]
+        calls = [call.attention[-1] for call in tape.calls if (call.query_stream, call.key_stream) == streams]
+        rows, columns = view.attention.shape[2:]
         for layer, call in enumerate(calls):
-            assert np.allclose(own.attention[layer], call[:, :high, :wide].detach().numpy(), atol=1e-6)
-        assert np.allclose(own.attention.sum(-1), 1, atol=1e-5)  # nothing that was cut off had any weight
-        assert np.allclose(own.scores_by_depth["mean of all rows"], own.attention.mean((1, 2)))
+            assert np.allclose(view.attention[layer], call[:, :rows, :columns].detach().numpy(), atol=1e-6)
+        assert np.allclose(view.attention.sum(-1), 1, atol=1e-5)  # removed columns had zero weight
+        assert np.allclose(view.scores_by_depth["mean of all rows"], view.attention.mean((1, 2)))
     cross = result["prefix → source"]
     assert cross.key_names == result["source"].tokens and len(cross.tokens) == cross.attention.shape[2]
     with pytest.raises(InputError, match="map"):
@@ -55,13 +55,13 @@ def test_encoder_decoder_has_three_maps_equal_to_the_tape():
         1,
         2,
     ]  # a tick for each layer
-    assert "nan" not in render_text(result)  # there are no distances between streams
-    with pytest.raises(InputError, match="look at another stream"):
+    assert "nan" not in render_text(result)  # distances are undefined between streams
+    with pytest.raises(InputError, match="attend to units of another stream"):
         attention.plot_attention_graph(cross)
 
 
 def test_cross_attention_has_no_positional_patterns():
-    result = compute_multi_stream_view(spell(), text="phone")
+    result = compute_multi_stream_view(load_spell(), text="phone")
     assert (
         "previous token" in result["source"].head_statistics
         and "previous token" not in result["prefix → source"].head_statistics
@@ -73,17 +73,17 @@ def test_single_stream_keeps_the_readout_row_and_max_units_is_enforced():
     assert isinstance(view_attention(ex, {"text": TEXTS[0]}), AttentionView)
     with pytest.raises(InputError, match="heads are shown for up to 3"):
         view_attention(ex, {"text": TEXTS[0]}, max_units=3)
-    with pytest.raises(InputError, match="for one input, and there are 2"):
+    with pytest.raises(InputError, match="for one input, but there are 2"):
         compute_multi_stream_view(ex, text=TEXTS[:2])
 
 
 @pytest.mark.parametrize("kind", ["clip", "vilt", "lxmert"])
-def test_joint_and_dual_models(kind):
+def test_joint_and_dual_models_have_a_view_for_each_pair_of_streams(kind):
     if kind == "clip":
-        ex, given = dual_models.explainer("clip"), {"text": TEXTS[0], "image": dual_models.pictures()[0]}
+        ex, inputs = dual_models.explainer("clip"), {"text": TEXTS[0], "image": dual_models.pictures()[0]}
     else:
-        ex, given = joint_models.explainer(kind), joint_models.inputs(kind)[0]
-    result = view_attention(ex, given)
+        ex, inputs = joint_models.explainer(kind), joint_models.inputs(kind)[0]
+    result = view_attention(ex, inputs)
     assert isinstance(result, MultiStreamAttentionView)
     expected = {
         "clip": {"text", "image"},
@@ -91,7 +91,10 @@ def test_joint_and_dual_models(kind):
         "lxmert": {"text", "regions", "text → regions", "regions → text"},
     }[kind]
     assert set(result.views) == expected
-    for own in result.views.values():
-        assert len(own.tokens) == own.attention.shape[2] and len(own.key_names or own.tokens) == own.attention.shape[3]
+    for view in result.views.values():
+        assert (
+            len(view.tokens) == view.attention.shape[2]
+            and len(view.key_names or view.tokens) == view.attention.shape[3]
+        )
     assert all(name in render_text(result) for name in expected)
     assert build_view_model(result)["view"] == "streams" and "<section" in result._repr_html_()

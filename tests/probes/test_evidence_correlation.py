@@ -1,4 +1,4 @@
-"""Correlation against a slow twin on BERT, and at its limits."""
+"""The correlation probe equals a reference implementation on BERT; chance levels and other kinds of models."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def ex():
 
 
 @pytest.fixture(scope="module")
-def found(ex):
+def record(ex):
     return probes.run_correlation_probe(ex, TEXTS[1], unit="token").records[0]
 
 
@@ -25,27 +25,29 @@ def ids(ex):
 
 
 @pytest.mark.parametrize(("kind", "detached"), [("gradient", False), ("gradient, attention detached", True)])
-def test_gradient_tau_equals_reference_implementation(ex, ids, found, kind, detached):
+def test_gradient_tau_equals_reference_implementation(ex, ids, record, kind, detached):
     _, _, maps = replica.bert(ex.adapter.model, ids)
     row = maps[-1][:, 0].mean(0)[1:-1].detach().numpy()
-    slow = replica.tau_b(row, replica.gradient(ex.adapter.model, ids, detached)[1:-1])
-    assert found[f"τ(last row, {kind})"] == pytest.approx(slow, abs=1e-12)
+    expected = replica.tau_b(row, replica.gradient(ex.adapter.model, ids, detached)[1:-1])
+    assert record[f"τ(last row, {kind})"] == pytest.approx(expected, abs=1e-12)
 
 
 def test_detaching_attention_changes_the_gradient(ex, ids):
-    with_it, without = (replica.gradient(ex.adapter.model, ids, detached) for detached in (False, True))
-    assert not np.allclose(with_it, without, rtol=1e-2)
+    attached, detached_gradient = (replica.gradient(ex.adapter.model, ids, detached) for detached in (False, True))
+    assert not np.allclose(attached, detached_gradient, rtol=1e-2)
 
 
 @pytest.mark.parametrize("how", ["mask", "delete"])
-def test_leave_one_out_tau_equals_reference_implementation(ex, ids, found, how):
+def test_leave_one_out_tau_equals_reference_implementation(ex, ids, record, how):
     _, _, maps = replica.bert(ex.adapter.model, ids)
-    left_out = replica.left_out(ex.adapter.model, ids, ex.adapter.processor.mask_token_id if how == "mask" else None)
+    differences = replica.leave_one_out(
+        ex.adapter.model, ids, ex.adapter.processor.mask_token_id if how == "mask" else None
+    )
     for head in range(4):
         row = maps[-1][head, 0][1:-1].detach().numpy()
-        assert replica.tau_b(row, left_out) <= found[f"τ(best head, left out ({how}))"] + 1e-12
+        assert replica.tau_b(row, differences) <= record[f"τ(best head, left out ({how}))"] + 1e-12
     mean = maps[-1][:, 0].mean(0)[1:-1].detach().numpy()
-    assert found[f"τ(last row, left out ({how}))"] == pytest.approx(replica.tau_b(mean, left_out), abs=1e-12)
+    assert record[f"τ(last row, left out ({how}))"] == pytest.approx(replica.tau_b(mean, differences), abs=1e-12)
 
 
 def test_best_head_has_a_positive_chance_level(ex):

@@ -1,4 +1,4 @@
-"""The probes that train: what must give the model back gives it back, runs go on, and the model stays as it was."""
+"""Probes that train: limits that equal the original model, resumed runs, and an unchanged model afterwards."""
 
 import numpy as np
 import pytest
@@ -25,26 +25,26 @@ def ex():
 
 
 def test_adversary_with_zero_strength_equals_the_model(ex, tmp_path):
-    lessons = LabelledSplit(ex, INPUTS, LABELS, 0.5, None, 0)
+    split = LabelledSplit(ex, INPUTS, LABELS, 0.5, None, 0)
     weak, strong = (
-        train_adversary(lessons, ProbeScope("S1"), strength, FineTuningConfig(6, 2, 1e-3, tmp_path), 0)
+        train_adversary(split, ProbeScope("S1"), strength, FineTuningConfig(6, 2, 1e-3, tmp_path), 0)
         for strength in (0.0, 1.0)
     )
-    for one, second in zip(weak.model.parameters(), lessons.base_copy.model.parameters(), strict=True):
-        assert torch.equal(one, second)
+    for parameter, base_parameter in zip(weak.model.parameters(), split.base_copy.model.parameters(), strict=True):
+        assert torch.equal(parameter, base_parameter)
     result = probes.run_frontier_probe(
         ex, INPUTS, LABELS, strengths=[0, 1e-8, 1.0], seeds=1, rate=1e-3, **SHORT | {"steps": 6}
     )
-    zero, tiny, far = (next(line for line in result.records if line["strength"] == s) for s in (0, 1e-8, 1.0))
+    zero, tiny, full = (next(line for line in result.records if line["strength"] == s) for s in (0, 1e-8, 1.0))
     assert zero["TVD"] == 0 and zero["JSD"] < 1e-7
     assert tiny["TVD"] < 0.02
-    # where two models attend alike the divergence has no slope: on some CPUs no rounding leads away from there
-    assert far["JSD"] == tiny["JSD"] == 0 or far["JSD"] > 10 * max(tiny["JSD"], 1e-6)
-    moved = [
+    # for equal attention the divergence has zero gradient: on some CPUs no rounding error leaves this point
+    assert full["JSD"] == tiny["JSD"] == 0 or full["JSD"] > 10 * max(tiny["JSD"], 1e-6)
+    is_changed = [
         not torch.equal(a, b)
-        for a, b in zip(strong.model.parameters(), lessons.base_copy.model.parameters(), strict=True)
+        for a, b in zip(strong.model.parameters(), split.base_copy.model.parameters(), strict=True)
     ]
-    assert any(moved) or far["JSD"] == 0
+    assert any(is_changed) or full["JSD"] == 0
 
 
 @pytest.mark.parametrize("name", ["seeds", "frontier", "diagnostic"])
@@ -64,32 +64,36 @@ def test_model_and_random_state_are_unchanged(ex, name):
 
 
 def test_interrupted_run_resumes_and_finished_run_is_not_repeated(ex, tmp_path, monkeypatch):
-    told = []
-    how = {"seeds": 1, "folder": tmp_path, **SHORT, "steps": 4}
-    full = probes.run_seeds_probe(ex, INPUTS, LABELS, progress=lambda name, share: told.append((name, share)), **how)
-    assert told[-1] == ("seed 1", 1.0) and len(told) == 4
-    (kept,) = tmp_path.glob("*.safetensors")
-    told.clear()
-    rerun = probes.run_seeds_probe(ex, INPUTS, LABELS, progress=lambda name, share: told.append((name, share)), **how)
-    assert not told and rerun.to_dict() == full.to_dict() and [*tmp_path.glob("*")] == [kept]
-    second = probes.run_seeds_probe(ex, INPUTS, [1, 1, 1, 1], **how)
-    assert second.to_dict() != full.to_dict() and len([*tmp_path.glob("*")]) == 2
+    progress_calls = []
+    settings = {"seeds": 1, "folder": tmp_path, **SHORT, "steps": 4}
+    full = probes.run_seeds_probe(
+        ex, INPUTS, LABELS, progress=lambda name, fraction: progress_calls.append((name, fraction)), **settings
+    )
+    assert progress_calls[-1] == ("seed 1", 1.0) and len(progress_calls) == 4
+    (file,) = tmp_path.glob("*.safetensors")
+    progress_calls.clear()
+    rerun = probes.run_seeds_probe(
+        ex, INPUTS, LABELS, progress=lambda name, fraction: progress_calls.append((name, fraction)), **settings
+    )
+    assert not progress_calls and rerun.to_dict() == full.to_dict() and [*tmp_path.glob("*")] == [file]
+    other_labels = probes.run_seeds_probe(ex, INPUTS, [1, 1, 1, 1], **settings)
+    assert other_labels.to_dict() != full.to_dict() and len([*tmp_path.glob("*")]) == 2
 
 
 @pytest.mark.parametrize(("fresh", "same"), [(0, 3), (1, 2), ("all", 0)])
 def test_last_layers_are_reinitialised(ex, fresh, same):
     probed = LabelledSplit(ex, INPUTS, LABELS, 0.5, None, 0).context
-    pupil, model = ModelCopy(probed, fresh, seed=3), ex.adapter.model
-    kept = [
+    copy, model = ModelCopy(probed, fresh, seed=3), ex.adapter.model
+    is_same = [
         torch.equal(a.output.dense.weight.double(), b.output.dense.weight)
-        for a, b in zip(pupil.model.bert.encoder.layer, model.bert.encoder.layer, strict=True)
+        for a, b in zip(copy.model.bert.encoder.layer, model.bert.encoder.layer, strict=True)
     ]
-    assert kept == [True] * same + [False] * (3 - same)
-    assert not torch.equal(pupil.model.classifier.weight.double(), model.classifier.weight)
-    words = (pupil.model.bert.embeddings.word_embeddings, model.bert.embeddings.word_embeddings)
-    assert torch.equal(words[0].weight.double(), words[1].weight) is (fresh != "all")
-    second = ModelCopy(probed, fresh, seed=4)
-    assert not torch.equal(second.model.classifier.weight, pupil.model.classifier.weight)
+    assert is_same == [True] * same + [False] * (3 - same)
+    assert not torch.equal(copy.model.classifier.weight.double(), model.classifier.weight)
+    embeddings = (copy.model.bert.embeddings.word_embeddings, model.bert.embeddings.word_embeddings)
+    assert torch.equal(embeddings[0].weight.double(), embeddings[1].weight) is (fresh != "all")
+    other_seed = ModelCopy(probed, fresh, seed=4)
+    assert not torch.equal(other_seed.model.classifier.weight, copy.model.classifier.weight)
 
 
 def test_uniform_point_of_a_pooling_query_equals_the_uniform_probe():
@@ -99,11 +103,11 @@ def test_uniform_point_of_a_pooling_query_equals_the_uniform_probe():
         ex, inputs, ["bad", "good", "good", "bad"], strengths=[0], seeds=1, fresh="all", **SHORT
     )
     uniform = next(line for line in result.records if line["point"] == "uniform")
-    lessons = LabelledSplit(ex, inputs, None, 0.5, None, 0)
-    texts = [inputs[i] for i in lessons.test_indices]
-    single = probes.run_uniform_probe(ex, texts).get_column("TVD, row that is read")
+    split = LabelledSplit(ex, inputs, None, 0.5, None, 0)
+    texts = [inputs[i] for i in split.test_indices]
+    single = probes.run_uniform_probe(ex, texts).get_column("TVD, read-out row")
     assert uniform["TVD"] == pytest.approx(single.mean(), abs=1e-6) and uniform["JSD"] > 0
-    with pytest.raises(InputError, match="fresh=0 is not possible"):
+    with pytest.raises(InputError, match="fresh=0 is not valid"):
         probes.run_seeds_probe(ex, inputs, **SHORT)
 
 
@@ -117,8 +121,8 @@ def test_informative_guide_beats_uninformative_guide():
         words[int(rng.integers(8))] = ("w1", "w2")[number % 2]
         inputs.append(" ".join(words))
         labels.append(number % 2)
-    found = probes.run_diagnostic_probe(ex, inputs, labels, guides=["uniform", "own"], steps=150, rate=1e-2)
-    means = {one.name: one.interval.mean for one in found.estimates}
+    result = probes.run_diagnostic_probe(ex, inputs, labels, guides=["uniform", "own"], steps=150, rate=1e-2)
+    means = {estimate.name: estimate.interval.mean for estimate in result.estimates}
     assert means["own"] >= 0.9 and means["own"] > means["uniform"] - 0.05
 
 
@@ -132,39 +136,39 @@ def test_words_with_zero_weight_have_no_effect():
     table = torch.nn.Embedding(10, 6)
     bag = GuidedBagOfWords(table, 6, 2, 4, learns_weights=False)
     weights = torch.tensor([[0.5, 0.5, 0.0]])
-    one, second = (bag(torch.tensor([[1, 2, last]]), weights) for last in (3, 4))
-    assert torch.equal(one, second)
-    own = GuidedBagOfWords(table, 6, 2, 4, learns_weights=True)
-    assert torch.allclose(own(torch.tensor([[1, 2, 3]]), weights), own(torch.tensor([[1, 2, 4]]), weights))
+    first, second = (bag(torch.tensor([[1, 2, last]]), weights) for last in (3, 4))
+    assert torch.equal(first, second)
+    learned = GuidedBagOfWords(table, 6, 2, 4, learns_weights=True)
+    assert torch.allclose(learned(torch.tensor([[1, 2, 3]]), weights), learned(torch.tensor([[1, 2, 4]]), weights))
     assert not [name for name, _ in bag.named_parameters() if "table" in name]
 
 
 def test_divergence_ignores_padding():
-    one, second = torch.rand(2, 2, 1, 3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).softmax(
-        -1
-    )
-    real = torch.tensor([[0.5, 0.5, 0, 0], [0.25] * 4])
-    by_hand = []
+    first, second = torch.rand(
+        2, 2, 1, 3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    ).softmax(-1)
+    row_weights = torch.tensor([[0.5, 0.5, 0, 0], [0.25] * 4])
+    expected = []
     for i, rows in ((0, 2), (1, 4)):
         gaps = [
             float((a * (a / b).log()).sum())
             for h in range(3)
-            for a, b in zip(one[i, 0, h, :rows], second[i, 0, h, :rows], strict=True)
+            for a, b in zip(first[i, 0, h, :rows], second[i, 0, h, :rows], strict=True)
         ]
-        by_hand.append(np.mean(gaps))
-    assert float(compute_mean_kl(one, second, real)) == pytest.approx(np.mean(by_hand))
+        expected.append(np.mean(gaps))
+    assert float(compute_mean_kl(first, second, row_weights)) == pytest.approx(np.mean(expected))
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("options", "message"),
     [
         ({"labels": [0]}, "1 labels for 4 inputs"),
         ({"held_out": 0.01}, "leaves none"),
         ({"steps": 0}, "must be above 0"),
-        ({"fresh": 7}, "fresh=7 is not possible"),
+        ({"fresh": 7}, "fresh=7 is not valid"),
         ({"seeds": 0}, "at least 1"),
     ],
 )
-def test_invalid_options_are_rejected(ex, how, said):
-    with pytest.raises(InputError, match=said):
-        probes.run_seeds_probe(ex, INPUTS, **{**SHORT, **how})
+def test_invalid_options_are_rejected(ex, options, message):
+    with pytest.raises(InputError, match=message):
+        probes.run_seeds_probe(ex, INPUTS, **{**SHORT, **options})

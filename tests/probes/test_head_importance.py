@@ -1,4 +1,4 @@
-"""Heads: measures against slow twins, names of planted patterns, and the skip connection at its limits."""
+"""Head importance equals reference implementations; planted patterns are classified; skip-connection fractions."""
 
 import numpy as np
 import pytest
@@ -22,11 +22,11 @@ def ex():
 
 
 @pytest.fixture(scope="module")
-def found(ex):
+def result(ex):
     return probes.run_heads_probe(ex, TEXTS[:1])
 
 
-def planted(name):
+def make_pattern(name):
     n = len(NAMES)
     maps = {
         "previous token": torch.eye(n).roll(-1, 1),
@@ -44,32 +44,40 @@ def planted(name):
 
 @pytest.mark.parametrize("name", PATTERN_DESCRIPTIONS)
 def test_planted_pattern_is_classified(name):
-    looks = compute_head_statistics(planted(name)[None], SPECIAL, NAMES)
-    assert classify_head_pattern({key: float(part[0]) for key, part in looks.items()}) == name
+    statistics = compute_head_statistics(make_pattern(name)[None], SPECIAL, NAMES)
+    assert classify_head_pattern({key: float(values[0]) for key, values in statistics.items()}) == name
 
 
 def test_statistics_of_known_maps():
-    looks = compute_head_statistics(torch.stack([planted("broad"), planted("class token")]), SPECIAL, NAMES)
-    assert looks["entropy"].tolist() == pytest.approx([1, 0])
-    assert looks["distance"].tolist() == pytest.approx([16 / 7, 3])  # of all pairs, and of 0 … 6 from the first
-    assert looks["sink"].tolist() == pytest.approx([1 / 7, 1])
+    statistics = compute_head_statistics(
+        torch.stack([make_pattern("broad"), make_pattern("class token")]), SPECIAL, NAMES
+    )
+    assert statistics["entropy"].tolist() == pytest.approx([1, 0])
+    assert statistics["distance"].tolist() == pytest.approx(
+        [16 / 7, 3]
+    )  # the mean over all pairs, and over 0 … 6 from the first token
+    assert statistics["sink"].tolist() == pytest.approx([1 / 7, 1])
 
 
-def test_importance_equals_reference_implementation(ex, found):
+def test_importance_equals_reference_implementation(ex, result):
     ids = ex.adapter.make_samples(TEXTS[0], InputOptions())[0].inputs["input_ids"]
     model = ex.adapter.model
-    whole, _, maps = replica.bert(model, ids)
+    probabilities, _, maps = replica.bert(model, ids)
     n = len(ids)
     for layer, head in ((0, 3), (2, 1)):
-        (line,) = (one for one in found.records if (one["layer"], one["head"]) == (layer, head))
-        for measure, instead in (("ablation", torch.zeros(n, n)), ("patching", torch.full((n, n), 1 / n))):
+        (record,) = (entry for entry in result.records if (entry["layer"], entry["head"]) == (layer, head))
+        for measure, replacement in (("ablation", torch.zeros(n, n)), ("patching", torch.full((n, n), 1 / n))):
             changed = maps[layer].detach().clone()
-            changed[head] = instead  # other heads of the layer stay, and later layers attend anew
-            answer, _, _ = replica.bert(model, ids, {layer: changed})
-            assert line[measure] == pytest.approx((answer - whole).abs().sum().item() / 2, abs=1e-10)
+            changed[head] = (
+                replacement  # other heads of the layer are kept, and later layers compute their attention again
+            )
+            changed_probabilities, _, _ = replica.bert(model, ids, {layer: changed})
+            assert record[measure] == pytest.approx(
+                (changed_probabilities - probabilities).abs().sum().item() / 2, abs=1e-10
+            )
 
 
-def test_gradient_importance_equals_finite_difference(ex, found):
+def test_gradient_importance_equals_finite_difference(ex, result):
     sample = ex.adapter.make_samples(TEXTS[0], InputOptions())[0]
     batch = ex.adapter.collate([sample])
 
@@ -78,16 +86,16 @@ def test_gradient_importance_equals_finite_difference(ex, found):
         with torch.no_grad():
             return run_patched_forward(ex.recorder, batch, [patch])[0].logits[0].max().item()
 
-    (line,) = (one for one in found.records if (one["layer"], one["head"]) == (1, 2))
-    assert line["gradient"] == pytest.approx(abs(logit(1 + 1e-5) - logit(1 - 1e-5)) / 2e-5, rel=1e-5)
+    (record,) = (entry for entry in result.records if (entry["layer"], entry["head"]) == (1, 2))
+    assert record["gradient"] == pytest.approx(abs(logit(1 + 1e-5) - logit(1 - 1e-5)) / 2e-5, rel=1e-5)
 
 
-def test_pruning_no_head_keeps_all_predictions(found):
-    for curve in found.tables["pruning"].values():
+def test_pruning_no_head_keeps_all_predictions(result):
+    for curve in result.tables["pruning"].values():
         assert curve[0] == {"silenced": 0, "agreement": 1.0} and curve[-1]["silenced"] == 12
 
 
-def test_skip_shares_are_between_0_and_1_and_1_without_output_projections():
+def test_skip_fractions_are_in_0_1_and_equal_1_without_output_projections():
     pytest.importorskip("igraph")
     ex = explainer("bert/classify")
     result = probes.run_skips_probe(ex, TEXTS[:1])
@@ -95,10 +103,12 @@ def test_skip_shares_are_between_0_and_1_and_1_without_output_projections():
         assert ((result.get_column(form) > 0) & (result.get_column(form) < 1)).all()
     for layer in ex.adapter.model.bert.encoder.layer:
         layer.attention.output.dense.weight.data.zero_()
-    without = probes.run_skips_probe(ex, TEXTS[:1])
-    assert np.allclose(without.get_column("norm"), 1) and np.allclose(without.get_column("gradient"), 1)
+    without_projections = probes.run_skips_probe(ex, TEXTS[:1])
+    assert np.allclose(without_projections.get_column("norm"), 1) and np.allclose(
+        without_projections.get_column("gradient"), 1
+    )
 
 
-def test_skip_shares_need_values():
+def test_skip_fractions_need_recorded_values():
     with pytest.raises(UnsupportedError, match="values cannot be recorded"):
         probes.run_skips_probe(explainer("deberta/classify"), TEXTS[:1])

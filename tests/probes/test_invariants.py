@@ -1,4 +1,4 @@
-"""What holds for every probe: the model stays as it was, a second run gives the same, other models are refused."""
+"""Properties of every probe: the model is unchanged, results are deterministic, unsupported models are rejected."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ PROBES = {
 
 
 def test_every_command_line_probe_is_covered():
-    """Those that train are in test_training.py."""
+    """Probes that train are in test_fine_tuning.py."""
     assert PROBES.keys() | set(TRAINING_PROBES) == OPTIONS_BY_PROBE.keys()
 
 
@@ -43,36 +43,38 @@ def test_model_is_unchanged_and_probe_is_deterministic(ex, name):
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])
-def test_causal_rows_see_previous_units_only(make, monkeypatch):
+def test_causal_rows_attend_to_previous_units_only(make, monkeypatch):
     ex = clearhead.load((make(), None))
-    given = [{"input_ids": torch.tensor([ids])} for ids in ([5, 6, 7, 8, 9, 11], [5, 9, 7])]
-    short = probes.run_permutation_probe(ex, given, draws=4).get_column("median TVD")
+    inputs = [{"input_ids": torch.tensor([ids])} for ids in ([5, 6, 7, 8, 9, 11], [5, 9, 7])]
+    shortcut = probes.run_permutation_probe(ex, inputs, draws=4).get_column("median TVD")
     monkeypatch.setattr("clearhead.probes.permuted_attention.has_last_row_shortcut", lambda probed: False)
-    full = probes.run_permutation_probe(ex, given, draws=4).get_column("median TVD")
-    assert short == pytest.approx(full, abs=1e-6) and short.min() > 1e-6
+    full = probes.run_permutation_probe(ex, inputs, draws=4).get_column("median TVD")
+    assert shortcut == pytest.approx(full, abs=1e-6) and shortcut.min() > 1e-6
     with torch.no_grad():
         _, calls, _ = run_patched_forward(
-            ex.recorder, {**given[0], "attention_mask": torch.ones(1, 6).long()}, [AttentionPatch(make_uniform_weights)]
+            ex.recorder,
+            {**inputs[0], "attention_mask": torch.ones(1, 6).long()},
+            [AttentionPatch(make_uniform_weights)],
         )
     staircase = torch.ones(6, 6).tril() / torch.arange(1, 7)[:, None]
     assert all(torch.allclose(call.attention[0, 0].float(), staircase) for call in calls)
 
 
-def test_images_are_probed_like_texts():
-    ex, some = explainer("vit/image"), inputs("vit/image")[:1]
-    assert probes.run_permutation_probe(ex, some, draws=2).get_column("median TVD")[0] > 0
-    result = probes.run_correlation_probe(ex, some)
+def test_image_models_are_supported():
+    ex, images = explainer("vit/image"), inputs("vit/image")[:1]
+    assert probes.run_permutation_probe(ex, images, draws=2).get_column("median TVD")[0] > 0
+    result = probes.run_correlation_probe(ex, images)
     assert result.records[0]["units"] == 16 and -1 <= result.get_column("τ(last row, gradient)")[0] <= 1
 
 
-def test_probabilities_of_candidates_are_compared_among_themselves():
-    ex, some = explainer("bert/mask"), inputs("bert/mask")[:1]
-    every = probes.run_permutation_probe(ex, some, draws=3)
-    two = probes.run_permutation_probe(ex, some, draws=3, candidates=["he", "she"])
+def test_candidates_restrict_the_compared_probabilities():
+    ex, texts = explainer("bert/mask"), inputs("bert/mask")[:1]
+    full_vocabulary = probes.run_permutation_probe(ex, texts, draws=3)
+    two = probes.run_permutation_probe(ex, texts, draws=3, candidates=["he", "she"])
     assert two.records[0]["prediction"] in ("he", "she")
-    assert two.get_column("median TVD")[0] != pytest.approx(every.get_column("median TVD")[0], rel=1e-3)
+    assert two.get_column("median TVD")[0] != pytest.approx(full_vocabulary.get_column("median TVD")[0], rel=1e-3)
     with pytest.raises(InputError, match="at least two"):
-        probes.run_permutation_probe(ex, some, candidates=["he"])
+        probes.run_permutation_probe(ex, texts, candidates=["he"])
 
 
 def test_by_head_equals_scope_s3_of_that_head(ex):

@@ -1,4 +1,4 @@
-"""The lecture's settings: held to shap itself and to the formula, and to the values it prints where its model is."""
+"""The lecture's profiles equal the shap package, the formula, and, with the lecture's model, the printed values."""
 
 import os
 from functools import cache
@@ -13,13 +13,13 @@ import clearhead
 from tests import models
 from tests.methods import coalition_values, replica_comparison
 from tests.methods.test_parity import bert_inputs, theirs
-from tests.methods.test_parity import explainer as author_model
+from tests.methods.test_parity import explainer as load_author_model
 
 NAME = "textattack/bert-base-uncased-SST-2"
-#: A folder with those weights as safetensors (clearhead convert), where the hub's cache has none.
+#: Environment variable: a folder with those weights as safetensors (clearhead convert), if the hub's cache has none.
 FOLDER = "CLEARHEAD_LECTURE_MODEL"
 
-#: Printed in the lecture (spec/analysis.md, 5.1): token and Grad-SAM score, in the order of the sentence.
+#: Printed in the lecture (spec/analysis.md, 5.1): label, then tokens with their Grad-SAM scores.
 GRAD_SAM = {
     "You look extremely confused": (
         0,
@@ -57,7 +57,7 @@ GRAD_SAM = {
         },
     ),
 }
-#: Printed in the lecture (5.2): base value and SHAP values of class 1, special tokens among them.
+#: Printed in the lecture (5.2): base value and SHAP values of class 1, including special tokens.
 SHAP = {
     "I like the movie": (0.06226253, [-0.1295938, 0.56973486, 2.80113666, -0.14384789, 0.32744559, 0.17642172]),
     "She hates the book": (0.06226253, [0.04401805, 0.04553582, -3.53780551, -0.05805362, 0.00513234, 0.29313125]),
@@ -77,20 +77,20 @@ SHAP = {
 def lecture_model() -> clearhead.Explainer:
     try:
         return clearhead.load(os.environ.get(FOLDER) or NAME)
-    except clearhead.InputError as problem:
-        pytest.skip(f"the lecture's model is not on this machine ({FOLDER} may name its folder): {problem}"[:300])
+    except clearhead.InputError as error:
+        pytest.skip(f"the lecture's model is not available ({FOLDER} may name its folder): {error}"[:300])
 
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is fetched for a test: the weights are in the hub's cache, or they are absent."""
+    """Disable downloads: the weights are in the hub's cache, or the test is skipped."""
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
 @pytest.mark.parametrize("text", GRAD_SAM)
-def test_the_printed_values_of_grad_sam(text: str, offline: None) -> None:
+def test_grad_sam_equals_printed_values(text: str, offline: None) -> None:
     label, printed = GRAD_SAM[text]
     e = lecture_model().explain(text, "grad-sam", profile="gradsam_lecture")
     assert e.target["index"] == label and e.tokens == list(printed)
@@ -98,7 +98,7 @@ def test_the_printed_values_of_grad_sam(text: str, offline: None) -> None:
 
 
 @pytest.mark.parametrize("text", SHAP)
-def test_the_printed_values_of_shap(text: str, offline: None) -> None:
+def test_shap_equals_printed_values(text: str, offline: None) -> None:
     base, printed = SHAP[text]
     e = lecture_model().explain(text, "shap", profile="shap_lecture")
     assert e.target["index"] == 1
@@ -106,9 +106,9 @@ def test_the_printed_values_of_shap(text: str, offline: None) -> None:
     np.testing.assert_allclose(e.scores, printed, atol=1e-4)
 
 
-def lectures_call(model: Any, tokenizer: Any, texts: list[str]) -> Any:
-    """SHAP as the lecture calls it: the logit of class 1, every text padded to the longest there may be."""
-    shap = coalition_values.shap_package()
+def call_shap_as_in_the_lecture(model: Any, tokenizer: Any, texts: list[str]) -> Any:
+    """Call shap as the lecture does: the logit of class 1, every text padded to the maximal length."""
+    shap = coalition_values.import_shap()
 
     def logit(texts: Any) -> np.ndarray:
         rows = tokenizer(list(texts), padding="max_length", max_length=64, return_tensors="pt")
@@ -118,13 +118,13 @@ def lectures_call(model: Any, tokenizer: Any, texts: list[str]) -> Any:
     return shap.Explainer(logit, tokenizer)(texts, fixed_context=1, silent=True)
 
 
-def test_shap_as_the_lecture_calls_it() -> None:
-    """Words in pieces, commas and two sentences: the package itself, on the same coalitions."""
+def test_shap_profile_equals_shap_package() -> None:
+    """Texts with subwords, commas and two sentences; the package evaluates the same coalitions."""
     ex, texts = (
         replica_comparison.explainer("bert/classify"),
         ["I like the movie", "She isn't here, is she? So boring!", "so"],
     )
-    package = lectures_call(ex.adapter.model, ex.adapter.processor, texts)
+    package = call_shap_as_in_the_lecture(ex.adapter.model, ex.adapter.processor, texts)
     for e, values, base in zip(
         ex.explain(texts, "shap", profile="shap_lecture"), package.values, package.base_values, strict=True
     ):
@@ -132,10 +132,10 @@ def test_shap_as_the_lecture_calls_it() -> None:
         np.testing.assert_allclose(e.scores, values, atol=1e-10)
         assert e.base_value == pytest.approx(float(base), abs=1e-10)
         special = np.abs(e.scores[np.array(e.units.special)]).max()
-        assert (special > 1e-6) == (len(e) > 3), "of what several words have together special tokens get a part"
+        assert (special > 1e-6) == (len(e) > 3), "with several words, special tokens get a part of their interaction"
 
 
-def test_class_one_unless_another_is_asked_for() -> None:
+def test_default_target_is_class_one() -> None:
     ex, text = replica_comparison.explainer("bert/classify"), models.TEXTS[0]
     assert ex.explain(text, "shap", profile="shap_lecture").target["index"] == 1
     assert ex.explain(text, "shap", profile="shap_lecture", target=2).target["index"] == 2
@@ -144,34 +144,34 @@ def test_class_one_unless_another_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("case", ["case0", "case1"])
-def test_grad_sam_of_the_lecture_is_the_formula(case: str) -> None:
-    e = author_model("bert").explain(bert_inputs(case), "grad-sam", profile="gradsam_lecture")
+def test_grad_sam_profile_equals_the_formula(case: str) -> None:
+    e = load_author_model("bert").explain(bert_inputs(case), "grad-sam", profile="gradsam_lecture")
     assert replica_comparison.gap(e.scores, theirs("bert", "gradsam", case, "pred", "gradsam")) < 1e-10
 
 
-def test_padding_counts_among_the_tokens() -> None:
-    """1/N with N the length that is given: three tokens of padding make every score smaller by that."""
-    ex = author_model("bert")
-    plain = bert_inputs("case0")
-    padded = {name: torch.nn.functional.pad(part, (0, 3)) for name, part in plain.items()}
-    one = ex.explain(plain, "grad-sam", profile="gradsam_lecture").scores
-    other = ex.explain(padded, "grad-sam", profile="gradsam_lecture").scores
-    assert len(other) == len(one) + 3 and not np.allclose(one, other[: len(one)])
-    np.testing.assert_allclose(other[: len(one)] * len(other), one * len(one), rtol=1e-6)
+def test_padding_counts_in_the_number_of_tokens() -> None:
+    """The factor 1/N uses the given length N: three tokens of padding reduce every score."""
+    ex = load_author_model("bert")
+    unpadded = bert_inputs("case0")
+    padded = {name: torch.nn.functional.pad(tensor, (0, 3)) for name, tensor in unpadded.items()}
+    scores = ex.explain(unpadded, "grad-sam", profile="gradsam_lecture").scores
+    padded_scores = ex.explain(padded, "grad-sam", profile="gradsam_lecture").scores
+    assert len(padded_scores) == len(scores) + 3 and not np.allclose(scores, padded_scores[: len(scores)])
+    np.testing.assert_allclose(padded_scores[: len(scores)] * len(padded_scores), scores * len(scores), rtol=1e-6)
 
 
-# The lecture itself ---------------------------------------------------------------------------------------------------
+# Running the lecture --------------------------------------------------------------------------------------------------
 
 
 @cache
-def shown() -> clearhead.LectureResult:
+def run_zoo_lecture() -> clearhead.LectureResult:
     return clearhead.run_lecture(clearhead.load("zoo:sentiment"))
 
 
-def test_five_sentences_with_the_zoo() -> None:
-    found = shown()
-    assert len(found.sentences) == 5
-    assert {one.text: one.label for one in found.sentences} == {
+def test_lecture_predicts_and_ranks_five_sentences() -> None:
+    result = run_zoo_lecture()
+    assert len(result.sentences) == 5
+    assert {sentence.text: sentence.label for sentence in result.sentences} == {
         "I like the movie": "POSITIVE",
         "I cannot wait for next time": "POSITIVE",
         "She hates the book": "NEGATIVE",
@@ -179,72 +179,80 @@ def test_five_sentences_with_the_zoo() -> None:
         "You look extremely confused": "NEGATIVE",
     }
     for text, word in (("hates", "hates"), ("boring", "boring"), ("confused", "confused")):
-        one = next(one for one in found.sentences if text in one.text)
-        assert one.rank_tokens("SHAP")[0] == one.rank_tokens("Grad-SAM")[0] == word
-        assert one.rank_tokens("SHAP") != one.grad_sam.tokens, "special tokens are in no ranking"
+        sentence = next(sentence for sentence in result.sentences if text in sentence.text)
+        assert sentence.rank_tokens("SHAP")[0] == sentence.rank_tokens("Grad-SAM")[0] == word
+        assert sentence.rank_tokens("SHAP") != sentence.grad_sam.tokens, "special tokens are not ranked"
 
 
-def test_what_becomes_of_cls() -> None:
-    """Much of Grad-SAM by rows, less by columns; nothing of SHAP, and a part of it with one context alone."""
-    for one in shown().sentences:
+def test_fraction_of_cls_depends_on_the_method() -> None:
+    """[CLS] has a large fraction in Grad-SAM by rows, less by columns; zero in SHAP, but not with one context alone."""
+    for sentence in run_zoo_lecture().sentences:
         assert (
-            one.compute_first_special_fraction("Grad-SAM")
+            sentence.compute_first_special_fraction("Grad-SAM")
             > 0.1
-            > one.compute_first_special_fraction("Grad-SAM, by columns")
+            > sentence.compute_first_special_fraction("Grad-SAM, by columns")
         )
         assert (
-            one.compute_first_special_fraction("SHAP")
+            sentence.compute_first_special_fraction("SHAP")
             == 0
-            < one.compute_first_special_fraction("SHAP, as in the lecture")
+            < sentence.compute_first_special_fraction("SHAP, as in the lecture")
         )
-        assert list(one.compute_special_fractions("Grad-SAM")) == ["[CLS]", "[SEP]"]
+        assert list(sentence.compute_special_fractions("Grad-SAM")) == ["[CLS]", "[SEP]"]
 
 
-def test_as_in_the_lecture_is_the_profile() -> None:
-    """Class 1, also where the other one is predicted."""
-    one = next(one for one in shown().sentences if one.label == "NEGATIVE")
-    e, ex = one.by_method["SHAP, as in the lecture"], clearhead.load("zoo:sentiment")
+def test_shap_as_in_the_lecture_equals_the_profile() -> None:
+    """The target is class 1, also if the model predicts class 0."""
+    sentence = next(sentence for sentence in run_zoo_lecture().sentences if sentence.label == "NEGATIVE")
+    e, ex = sentence.by_method["SHAP, as in the lecture"], clearhead.load("zoo:sentiment")
     assert e.provenance["profile"] == "shap_lecture"
-    assert (one.shap.target["index"], e.target["index"]) == (0, 1)
-    np.testing.assert_allclose(e.scores, ex.explain(one.text, "shap", profile="shap_lecture").scores, atol=1e-6)
-    said = one.to_dict()["methods"]
-    assert [said[name]["label"] for name in ("SHAP", "SHAP, as in the lecture")] == ["NEGATIVE", "POSITIVE"]
+    assert (sentence.shap.target["index"], e.target["index"]) == (0, 1)
+    np.testing.assert_allclose(e.scores, ex.explain(sentence.text, "shap", profile="shap_lecture").scores, atol=1e-6)
+    methods = sentence.to_dict()["methods"]
+    assert [methods[name]["label"] for name in ("SHAP", "SHAP, as in the lecture")] == ["NEGATIVE", "POSITIVE"]
 
 
-def test_figures_of_agreement() -> None:
+def test_agreement_statistics_equal_their_definition() -> None:
     from scipy.stats import spearmanr
 
-    for one in shown().sentences:
-        e, f = one.grad_sam, one.shap
+    for sentence in run_zoo_lecture().sentences:
+        e, f = sentence.grad_sam, sentence.shap
         expected = spearmanr(e.scores[1:-1], np.abs(f.scores[1:-1])).statistic
-        assert one.rank_correlation == pytest.approx(float(expected))
-        assert one.top_overlap == len(set(one.rank_tokens("SHAP")[:2]) & set(one.rank_tokens("Grad-SAM")[:2])) / 2
-    assert shown().mean_rank_correlation == pytest.approx(np.mean([one.rank_correlation for one in shown().sentences]))
+        assert sentence.rank_correlation == pytest.approx(float(expected))
+        assert (
+            sentence.top_overlap
+            == len(set(sentence.rank_tokens("SHAP")[:2]) & set(sentence.rank_tokens("Grad-SAM")[:2])) / 2
+        )
+    assert run_zoo_lecture().mean_rank_correlation == pytest.approx(
+        np.mean([sentence.rank_correlation for sentence in run_zoo_lecture().sentences])
+    )
 
 
-def test_the_figure_says_it_all() -> None:
+def test_plot_contains_texts_and_statistics() -> None:
     from tests.render.test_mpl_explanation import drawn, written
 
-    figure = shown().plot()
+    figure = run_zoo_lecture().plot()
     assert drawn(figure).std() > 0
-    said = " ".join(written(figure))
-    for one in shown().sentences:
-        assert one.text in said and f"rank correlation {one.rank_correlation:.2f}".replace("-", "−") in said
-    assert "1  boring" in said and "Share of [CLS]" in said and "SHAP, as in the lecture" in said
+    plot_text = " ".join(written(figure))
+    for sentence in run_zoo_lecture().sentences:
+        assert (
+            sentence.text in plot_text
+            and f"rank correlation {sentence.rank_correlation:.2f}".replace("-", "−") in plot_text
+        )
+    assert "1  boring" in plot_text and "Share of [CLS]" in plot_text and "SHAP, as in the lecture" in plot_text
 
 
-@pytest.mark.parametrize("given", ["one text", [], [3], [("a", "pair")]], ids=str)
-def test_only_sentences(given: Any) -> None:
+@pytest.mark.parametrize("inputs", ["one text", [], [3], [("a", "pair")]], ids=str)
+def test_inputs_other_than_sentences_are_rejected(inputs: Any) -> None:
     with pytest.raises(clearhead.InputError, match="list of sentences"):
-        clearhead.run_lecture(replica_comparison.explainer("bert/classify"), given)
+        clearhead.run_lecture(replica_comparison.explainer("bert/classify"), inputs)
 
 
-def test_only_texts_in_classes() -> None:
+def test_image_classifier_is_rejected() -> None:
     with pytest.raises(clearhead.InputError, match="needs a text classifier"):
         clearhead.run_lecture(replica_comparison.explainer("vit/image"))
 
 
-def test_class_one_must_be_there() -> None:
+def test_model_without_class_one_is_rejected() -> None:
     config = transformers.BertConfig(
         vocab_size=330, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, num_labels=1
     )
@@ -253,6 +261,6 @@ def test_class_one_must_be_there() -> None:
         clearhead.run_lecture(ex, ["so"])
 
 
-def test_a_word_alone_has_no_rank_correlation() -> None:
-    (one,) = clearhead.run_lecture(replica_comparison.explainer("bert/classify"), ["so"]).sentences
-    assert np.isnan(one.rank_correlation) and one.top_overlap == 1
+def test_single_word_has_no_rank_correlation() -> None:
+    (sentence,) = clearhead.run_lecture(replica_comparison.explainer("bert/classify"), ["so"]).sentences
+    assert np.isnan(sentence.rank_correlation) and sentence.top_overlap == 1

@@ -1,4 +1,4 @@
-"""Authors' settings on models that the authors' code is for, and on none else."""
+"""Profiles reproduce their authors' code, and are rejected for models that the code does not support."""
 
 import copy
 from functools import cache
@@ -29,7 +29,7 @@ from tests.methods import test_parity as parity
         ("vit/image", "attcat_paper", "attcat"),
     ],
 )
-def test_models_that_no_author_computed_are_refused(subject: str, profile: str, method: str) -> None:
+def test_profile_is_rejected_for_models_outside_its_code(subject: str, profile: str, method: str) -> None:
     with pytest.raises(
         clearhead.UnsupportedError, match=f"the profile {profile} reproduces its authors' code for models that"
     ):
@@ -37,18 +37,18 @@ def test_models_that_no_author_computed_are_refused(subject: str, profile: str, 
 
 
 @pytest.mark.parametrize("name", ["lxmert", "vilt"])
-def test_a_text_beside_a_picture_is_none_of_attcats(name: str) -> None:
+def test_attcat_profile_is_rejected_for_image_text_models(name: str) -> None:
     with pytest.raises(clearhead.UnsupportedError, match="models that read only a text"):
         joint_models.explainer(name).explain(**joint_models.inputs(name)[0], method="attcat", profile="attcat_paper")
 
 
-def test_detections_that_are_tokens_of_one_sequence_are_none_of_detrs() -> None:
+def test_detr_profile_is_rejected_for_yolos() -> None:
     with pytest.raises(clearhead.UnsupportedError, match="by queries that attend to it"):
         detection.explainer("yolos").explain(detection.pixels(high=32, wide=48), profile="mm_detr")
 
 
 @pytest.mark.parametrize(("case", "which"), parity.CASES)
-def test_beyond_intuitions_generic_attention_of_bert(case: str, which: str) -> None:
+def test_bert_generic_with_bi_ga_equals_authors(case: str, which: str) -> None:
     e = parity.bert(case, which, "generic", profile="bi_ga")
     assert parity.gap(e.scores, parity.theirs("bert", "bert_beyond", case, which, "generate_genattr")[0]) < parity.BERT
 
@@ -59,18 +59,18 @@ def arrays() -> dict[str, np.ndarray]:
         return {name: file[name] for name in file.files}
 
 
-def test_copies_are_the_originals() -> None:
+def test_copied_files_equal_original_fixtures() -> None:
     if not parity.ORIGINALS.is_dir():
-        pytest.skip(f"{parity.ORIGINALS} is absent: only the copies are here")
+        pytest.skip(f"{parity.ORIGINALS} is absent: only the copies are available")
     for key, copied in arrays().items():
         folder, file, inside = key.split("/", 2)
         np.testing.assert_array_equal(copied, np.load(parity.ORIGINALS / folder / f"{file}.npz")[inside], err_msg=key)
 
 
 @pytest.mark.parametrize(("case", "which"), parity.CASES)
-class TestWhatBeyondIntuitionComparesWith:
-    def test_on_bert(self, case: str, which: str) -> None:
-        known = {
+class TestBeyondIntuitionBaselines:
+    def test_bert_baselines_equal_authors(self, case: str, which: str) -> None:
+        array_names = {
             "attention": "generate_attn_last_layer",
             "rollout": "generate_rollout_start0",
             "attention-gradcam": "generate_attn_gradcam",
@@ -78,16 +78,16 @@ class TestWhatBeyondIntuitionComparesWith:
             "partial-lrp": "generate_LRP_last_layer_orig",
             "transformer-attribution(rules='ours')": "generate_LRP_start0",
         }
-        methods = [*list(known)[:-1], Method("transformer-attribution", rules="ours")]
+        methods = [*list(array_names)[:-1], Method("transformer-attribution", rules="ours")]
         index = int(parity.theirs("bert", "bert_recorded", case, which, "target"))
-        found = parity.explainer("bert").explain(parity.bert_inputs(case), methods, target=index, profile="bi_bert_h")
-        every = arrays() | parity.arrays("bert")
-        for method, name in known.items():
-            theirs = every[f"bert_beyond/cases/{case}/{which}/{name}"][0]
-            assert parity.gap(found[method].scores, theirs) < 1e-6, method
+        results = parity.explainer("bert").explain(parity.bert_inputs(case), methods, target=index, profile="bi_bert_h")
+        all_arrays = arrays() | parity.arrays("bert")
+        for method, name in array_names.items():
+            theirs = all_arrays[f"bert_beyond/cases/{case}/{which}/{name}"][0]
+            assert parity.gap(results[method].scores, theirs) < 1e-6, method
 
     @pytest.mark.parametrize("profile", ["bi_vit_h", "bi_vit_c"])
-    def test_on_a_vit(self, case: str, which: str, profile: str) -> None:
+    def test_vit_baselines_equal_authors(self, case: str, which: str, profile: str) -> None:
         for method, name in (
             ("attention", "attn_last"),
             ("attention-gradcam", "cam_attn"),
@@ -97,52 +97,54 @@ class TestWhatBeyondIntuitionComparesWith:
             theirs = parity.theirs("vit", "vit_beyond", case, which, name).reshape(-1)
             assert np.isnan(e.scores[0]) and parity.gap(e.scores[1:], theirs) < parity.VIT, method
 
-    def test_rollout_of_a_vit_that_averages_its_patches(self, case: str, which: str) -> None:
+    def test_mean_pooled_vit_rollout_equals_authors(self, case: str, which: str) -> None:
         pixels = torch.as_tensor(parity.theirs("vit", "vit_chefer", case, "pixel_values"))
-        e = test_path_methods.averaging().explain({"pixel_values": pixels}, "rollout", profile="bi_vit_mae")
+        e = test_path_methods.load_mean_pooled_vit().explain({"pixel_values": pixels}, "rollout", profile="bi_vit_mae")
         theirs = parity.theirs("vit", "vit_beyond", case, which, "mae", "rollout_start1")[0]
         assert parity.gap(e.scores[1:], theirs) < parity.VIT
 
 
 @pytest.mark.parametrize("case", ["case0", "case1"])
 @pytest.mark.parametrize("profile", ["bi_clip_h", "bi_clip_c"])
-def test_what_beyond_intuition_compares_with_on_clip(case: str, profile: str) -> None:
+def test_clip_baselines_equal_authors(case: str, profile: str) -> None:
     methods = ["attention", "rollout", "attention-gradcam"]
-    found = clips.published().explain(clips.pairs(case), methods, profile=profile)
+    results = clips.published().explain(clips.pairs(case), methods, profile=profile)
     for method, name in (("attention", "generate_raw_attention"), ("rollout", "generate_rollout_start0")):
-        ours = clips.listed(found[method])[0]["image"].scores
+        ours = clips.listed(results[method])[0]["image"].scores
         assert np.isnan(ours[0]) and parity.gap(ours[1:], clips.arrays()[f"{case}/beyond/{name}"][0]) < 1e-6
     theirs = arrays()[f"clip/cases_softmax32/{case}/beyond/generate_cam_attn"]
-    for own, e in zip(theirs, clips.listed(found["attention-gradcam"]), strict=True):
-        scaled = (own - own.min()) / (own.max() - own.min())  # theirs are scaled together
+    for heat_map, e in zip(theirs, clips.listed(results["attention-gradcam"]), strict=True):
+        scaled = (heat_map - heat_map.min()) / (heat_map.max() - heat_map.min())  # the authors scale all maps together
         assert parity.gap(e["image"].scores[1:], scaled.reshape(-1)) < 1e-6
 
 
-def test_what_follows_the_end_of_a_text_weighs_heads_in_beyond_intuitions_clip() -> None:
-    """Their texts are filled up with zeros, and head weights are taken over the whole map."""
+def test_clip_head_weights_include_padding_after_the_text() -> None:
+    """The authors' texts are padded with zeros, and head weights are computed over the full map."""
     ex, inputs = clips.published(), clips.pairs("case1")
-    found = clips.listed(ex.explain(inputs, "beyond-intuition-head", profile="bi_clip_h"))
-    twin = copy.deepcopy(ex.adapter.model)
-    twin.set_attn_implementation("eager")
-    kept: list[torch.Tensor] = []
+    results = clips.listed(ex.explain(inputs, "beyond-intuition-head", profile="bi_clip_h"))
+    eager = copy.deepcopy(ex.adapter.model)
+    eager.set_attn_implementation("eager")
+    attention_maps: list[torch.Tensor] = []
     # In transformers 5.0 CLIP does not return the attention of its layers; the layers do.
-    twin.text_model.encoder.layers[-1].self_attn.register_forward_hook(lambda *call: kept.append(call[-1][1]))
-    output = twin(**inputs | {"pixel_values": inputs["pixel_values"].double()})
-    (last,) = kept
+    eager.text_model.encoder.layers[-1].self_attn.register_forward_hook(
+        lambda *call: attention_maps.append(call[-1][1])
+    )
+    output = eager(**inputs | {"pixel_values": inputs["pixel_values"].double()})
+    (last,) = attention_maps
     (gradient,) = torch.autograd.grad(output.logits_per_image.diagonal().sum(), last)
-    for e, ids, maps, wishes in zip(found, inputs["input_ids"], last.detach(), gradient, strict=True):
+    for e, ids, maps, gradients in zip(results, inputs["input_ids"], last.detach(), gradient, strict=True):
         end = int(ids.argmax())
-        theta = (maps.mT @ wishes).abs().mean((1, 2))
+        theta = (maps.mT @ gradients).abs().mean((1, 2))
         row = ((theta / theta.sum())[:, None] * maps[:, end]).sum(0)
         row[end] += 1
         assert len(e["text"]) == len(ids) and parity.gap(e["text"].factors[0], row) < parity.VIT
         assert np.isnan(e["text"].scores[[0, *range(end, len(ids))]]).all()
         assert np.nansum(e["text"].scores) == pytest.approx(1)
-    short = clips.listed(ex.explain(inputs, "beyond-intuition-head"))
-    assert [len(e["text"]) for e in short] == [int(ids.argmax()) + 1 for ids in inputs["input_ids"]]
+    without_profile = clips.listed(ex.explain(inputs, "beyond-intuition-head"))
+    assert [len(e["text"]) for e in without_profile] == [int(ids.argmax()) + 1 for ids in inputs["input_ids"]]
 
 
-def test_a_text_that_is_read_at_its_first_token_keeps_its_words() -> None:
+def test_mm_clip_keeps_tokens_of_a_text_that_is_read_at_the_class_token() -> None:
     e = dual_models.explainer("chinese_clip").explain(
         text=dual_models.TEXTS[0], image=dual_models.pictures()[0], profile="mm_clip"
     )

@@ -11,11 +11,11 @@ import clearhead
 from clearhead.profiles import PROFILES
 from tests import models
 from tests.methods import replica_comparison
-from tests.methods.relevance_models import Pure
+from tests.methods.relevance_models import InputDtypeSoftmax
 from tests.replicas import beyond_intuition_head as head
 from tests.replicas import beyond_intuition_token as token
 from tests.replicas import tam
-from tests.replicas.path_passes import Walker, fixed
+from tests.replicas.path_passes import InputEvaluator, select_predicted_class
 from tests.replicas.plain_pass import watch
 
 HEAD, TOKEN = "beyond-intuition-head", "beyond-intuition-token"
@@ -48,13 +48,13 @@ def authors_scores(model: Any, profile: str, layers: range) -> np.ndarray:
     """The patches' scores by the replica of the authors' method, for the class token of a ViT."""
 
     def value(output: Any) -> torch.Tensor:
-        return chosen(output.logits[0])
+        return select_class(output.logits[0])
 
-    with Pure():
+    with InputDtypeSoftmax():
         with torch.no_grad():
-            chosen = fixed(model(pixels()["pixel_values"].double()).logits[0])
+            select_class = select_predicted_class(model(pixels()["pixel_values"].double()).logits[0])
         seen = watch(model, pixels(), value)
-        feedback = head.feedback(Walker(model, pixels(), value))
+        feedback = head.compute_feedback(InputEvaluator(model, pixels(), value))
         if profile == "bi_vit_h":
             return head.matrix(seen, feedback, layers)[0, 1:]
         if profile == "bi_vit_c":
@@ -68,7 +68,7 @@ def test_absolute_start_layer_equals_the_authors_at_any_depth(
     profile: str, method: str, first: int, depth: int
 ) -> None:
     ex = explainer("vit", depth)
-    with Pure():  # as the authors have it: transformers' ViT computes its softmax in float32
+    with InputDtypeSoftmax():  # as in the authors' code; transformers' ViT computes its softmax in float32
         e = ex.explain(pixels(), method, profile=profile)
     assert e.provenance["layers"] == [first, depth] and np.isnan(e.scores[0])
     assert replica_comparison.gap(e.scores[1:], authors_scores(ex.adapter.model, profile, range(first, depth))) < 1e-9
@@ -83,7 +83,7 @@ def test_absolute_start_layer_on_the_architecture_of_the_profile(profile: str, m
 
 
 @pytest.mark.parametrize(("profile", "method", "first"), STARTS, ids=NAMES)
-def test_models_without_the_start_layer_are_refused(profile: str, method: str, first: int) -> None:
+def test_models_without_the_start_layer_are_rejected(profile: str, method: str, first: int) -> None:
     architecture = ARCHITECTURES.get(profile, "vit")
     ex = explainer(architecture, first)
     message = (
@@ -98,14 +98,14 @@ def test_models_without_the_start_layer_are_refused(profile: str, method: str, f
     assert deep_enough.provenance["layers"] == [first, first + 1]
 
 
-def test_refusal_names_no_scaled_profile_where_there_is_none() -> None:
-    with pytest.raises(clearhead.UnsupportedError, match="the profile idl_ga starts generic at layer 3") as refusal:
+def test_error_names_no_depth_scaled_profile_if_none_exists() -> None:
+    with pytest.raises(clearhead.UnsupportedError, match="the profile idl_ga starts generic at layer 3") as error:
         explainer("vit", 3).explain(pixels(), "generic", profile="idl_ga")
-    assert str(refusal.value).endswith("Give layers= to choose other layers")
+    assert str(error.value).endswith("Give layers= to choose other layers")
 
 
 @pytest.mark.parametrize(("profile", "method", "first"), STARTS, ids=NAMES)
-def test_depth_scaled_profile_is_the_authors_on_twelve_layers(profile: str, method: str, first: int) -> None:
+def test_depth_scaled_profile_equals_the_authors_for_twelve_layers(profile: str, method: str, first: int) -> None:
     scaled = f"{profile}_depth_scaled"
     architecture = ARCHITECTURES.get(profile, "vit")
     ex = explainer(architecture, 12)
@@ -114,8 +114,10 @@ def test_depth_scaled_profile_is_the_authors_on_twelve_layers(profile: str, meth
     assert e.provenance["layers"] == [first, 12]
     np.testing.assert_array_equal(e.scores, expected.scores)
     for depth in (1, 3, 24):
-        found = explainer(architecture, depth).explain(pixels(), clearhead.Method(method, steps=2), profile=scaled)
-        assert found.provenance["layers"] == [depth * first // 12, depth]
+        explanation = explainer(architecture, depth).explain(
+            pixels(), clearhead.Method(method, steps=2), profile=scaled
+        )
+        assert explanation.provenance["layers"] == [depth * first // 12, depth]
 
 
 def test_every_named_depth_scaled_profile_has_the_method() -> None:

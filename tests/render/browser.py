@@ -1,4 +1,4 @@
-"""Pages in a real browser: opening them, unfolding what is folded away, and pages to look at."""
+"""Pages in a real browser: opening pages and details, and example pages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,44 +10,44 @@ from clearhead.render import html, view_model
 from clearhead.render.view_model import build_view_model, make_view_model
 
 
-class Opened:
-    """A page in the browser, with all that it said and asked for."""
+class BrowserPage:
+    """A page in the browser, with its console messages and requests."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        page.on("console", lambda message: self.said.append(message.text))
-        page.on("pageerror", lambda problem: self.said.append(str(problem)))
-        page.on("request", lambda request: self.asked.append(request.url))
+        self.messages: list[str] = []
+        self.urls: list[str] = []
+        page.on("console", lambda message: self.messages.append(message.text))
+        page.on("pageerror", lambda error: self.messages.append(str(error)))
+        page.on("request", lambda request: self.urls.append(request.url))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.page, name)
 
     @property
     def fetched(self) -> list[str]:
-        """What was asked for beside the page itself."""
-        return [address for address in self.asked[1:] if not address.startswith("data:")]
+        """URLs of all requests besides the page itself."""
+        return [url for url in self.urls[1:] if not url.startswith("data:")]
 
 
-Open = Callable[..., Opened]
+OpenPage = Callable[..., BrowserPage]
 
 
-def every_fold(page: Opened) -> None:
-    """Open whatever is folded away, and what is folded away inside."""
+def open_all_details(page: BrowserPage) -> None:
+    """Open all details elements, nested ones included."""
     for _ in range(2):
         page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
         page.wait_for_timeout(30)
 
 
-def linked(joint: Any) -> str:
+def render_links_page(joint: Any) -> str:
     weights = np.random.default_rng(0).uniform(size=(len(joint["text"]), len(joint["regions"])))
-    both = (AttentionLinks("text", "regions", weights), AttentionLinks("regions", "text", weights.T))
-    return html.render_standalone_page(view_model.build_page_view_model([build_view_model(joint, links=both)], "Why?"))
+    links = (AttentionLinks("text", "regions", weights), AttentionLinks("regions", "text", weights.T))
+    return html.render_standalone_page(view_model.build_page_view_model([build_view_model(joint, links=links)], "Why?"))
 
 
-def ranked() -> dict[str, Any]:
-    """What a report of a benchmark is made of."""
+def build_ranking_page() -> dict[str, Any]:
+    """Return the view model of a benchmark report."""
     cell = {"mean": 0.2, "low": 0.1, "high": 0.3, "said": ["0.200", "0.100", "0.300"], "rank": "1"}
     rows = [{"name": "generic", "control": False, "cells": [cell, None]}]
     table = make_view_model(

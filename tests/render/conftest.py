@@ -1,4 +1,4 @@
-"""Explanations to show: real ones of tiny models, and made-up ones with every nasty score and token."""
+"""Fixtures: explanations of tiny models, and synthetic ones with hostile tokens and degenerate scores."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -11,9 +11,9 @@ import pytest
 from clearhead import Explanation
 from clearhead.units import Units, build_numbered_units, build_patch_units
 from tests import models
-from tests.render.browser import Open, Opened
+from tests.render.browser import BrowserPage, OpenPage
 
-NASTY = [
+HOSTILE_STRINGS = [
     "<script>alert(1)</script>",
     '"onmouseover="alert(1)',
     "'><img src=http://owned.invalid/x.png onerror=alert(1)>",
@@ -32,20 +32,25 @@ NASTY = [
 ]
 
 
-def made(
+def make_explanation(
     names: Sequence[str],
     scores: Sequence[float] | np.ndarray,
     special: Sequence[bool] = (),
     units: Units | None = None,
     **more: Any,
 ) -> Explanation:
-    """An explanation without a model."""
+    """Make an explanation without a model."""
     return Explanation(
         units=units or build_numbered_units(len(names), "text", names, special),
         scores=np.asarray(scores, dtype=np.float32),
         method=more.pop("method", "made-up"),
         target={"kind": "label", "name": "yes", "index": 0, "scale": "logit", "value": 1.5},
-        prediction={"label": "yes", "index": 0, "probability": 0.9, "top": [_top("yes", 0.9), _top("no", 0.1)]},
+        prediction={
+            "label": "yes",
+            "index": 0,
+            "probability": 0.9,
+            "top": [_make_prediction("yes", 0.9), _make_prediction("no", 0.1)],
+        },
         certificate={"capture_error": 1e-7, "dtype": "float32", "readout": "first", "truncated_tokens": 0},
         provenance={
             "model": "some/model",
@@ -58,115 +63,126 @@ def made(
     )
 
 
-def _top(label: str, probability: float) -> dict[str, Any]:
+def _make_prediction(label: str, probability: float) -> dict[str, Any]:
     return {"label": label, "index": 0, "probability": probability, "logit": 1.0}
 
 
 @pytest.fixture(scope="session")
-def nasty() -> Explanation:
-    """Every dangerous string in every place where a string can stand."""
-    text = " ".join(NASTY)
-    starts = np.cumsum([0, *(len(token) + 1 for token in NASTY)])
+def hostile() -> Explanation:
+    """An explanation with hostile strings in every string field."""
+    text = " ".join(HOSTILE_STRINGS)
+    starts = np.cumsum([0, *(len(token) + 1 for token in HOSTILE_STRINGS)])
     units = Units(
         stream="text",
         kind="token",
-        names=tuple(NASTY),
-        special=tuple(i == 2 for i in range(len(NASTY))),
+        names=tuple(HOSTILE_STRINGS),
+        special=tuple(i == 2 for i in range(len(HOSTILE_STRINGS))),
         texts=(text,),
-        segments=(0,) * len(NASTY),
-        offsets=tuple((int(a), int(a) + len(token)) for a, token in zip(starts, NASTY, strict=False)),
+        segments=(0,) * len(HOSTILE_STRINGS),
+        offsets=tuple((int(a), int(a) + len(token)) for a, token in zip(starts, HOSTILE_STRINGS, strict=False)),
     )
-    bad = NASTY[0] + NASTY[1] + NASTY[3]
-    explanation = made(NASTY, np.linspace(-1, 1, len(NASTY)), units=units, method=bad)
+    hostile_name = HOSTILE_STRINGS[0] + HOSTILE_STRINGS[1] + HOSTILE_STRINGS[3]
+    explanation = make_explanation(
+        HOSTILE_STRINGS, np.linspace(-1, 1, len(HOSTILE_STRINGS)), units=units, method=hostile_name
+    )
     return replace(
         explanation,
-        target={**explanation.target, "name": bad, "kind": bad, "scale": bad},
-        prediction={"label": bad, "top": [_top(bad, 0.5), _top(NASTY[2], 0.5)]},
-        certificate={**explanation.certificate, bad: bad, "versions": {bad: bad}},
-        provenance={"model": bad, "model_class": NASTY[4], "method": bad, "options": {"x": bad}, "citation": bad},
+        target={**explanation.target, "name": hostile_name, "kind": hostile_name, "scale": hostile_name},
+        prediction={
+            "label": hostile_name,
+            "top": [_make_prediction(hostile_name, 0.5), _make_prediction(HOSTILE_STRINGS[2], 0.5)],
+        },
+        certificate={**explanation.certificate, hostile_name: hostile_name, "versions": {hostile_name: hostile_name}},
+        provenance={
+            "model": hostile_name,
+            "model_class": HOSTILE_STRINGS[4],
+            "method": hostile_name,
+            "options": {"x": hostile_name},
+            "citation": hostile_name,
+        },
         per_layer=np.stack([explanation.scores] * 3),
     )
 
 
-def several(subject: str, raw: Any) -> dict[str, Explanation]:
-    found = models.explainer(subject).explain(raw, method=["generic", "attcat", "input-x-gradient"], per="head")
-    return {str(explanation.provenance["method"]): explanation for explanation in found.values()}
+def explain_with_methods(subject: str, raw: Any) -> dict[str, Explanation]:
+    explanations = models.explainer(subject).explain(raw, method=["generic", "attcat", "input-x-gradient"], per="head")
+    return {str(explanation.provenance["method"]): explanation for explanation in explanations.values()}
 
 
 @pytest.fixture(scope="session")
 def text() -> dict[str, Explanation]:
     """Several methods on one text with a line break and odd spaces."""
     raw = "She hates   the book,\nbecause it isn't good 😀."
-    return several("bert/classify", raw)
+    return explain_with_methods("bert/classify", raw)
 
 
 @pytest.fixture(scope="session", params=[1, 3], ids=["one output", "three outputs"])
 def regression(request: pytest.FixtureRequest) -> Explanation:
-    """A model that measures: it has outputs, and no probabilities."""
+    """An explanation of a regression model: outputs without probabilities."""
     ex = models.explainer("bert/classify", num_labels=request.param, problem_type="regression")
-    found: Explanation = ex.explain("So boring!", method="generic", per="head")
-    return found
+    explanation: Explanation = ex.explain("So boring!", method="generic", per="head")
+    return explanation
 
 
 @pytest.fixture(scope="session")
 def pair() -> Explanation:
-    found: Explanation = models.explainer("roberta/classify").explain(models.PAIR)
-    return found
+    explanation: Explanation = models.explainer("roberta/classify").explain(models.PAIR)
+    return explanation
 
 
 @pytest.fixture(scope="session")
-def cut() -> Explanation:
-    """A text of which the model saw the beginning only."""
-    found: Explanation = models.explainer("bert/classify").explain("She hates the book. " * 8, max_length=12)
-    return found
+def truncated() -> Explanation:
+    """An explanation of a truncated text."""
+    explanation: Explanation = models.explainer("bert/classify").explain("She hates the book. " * 8, max_length=12)
+    return explanation
 
 
 @pytest.fixture(scope="session")
 def image() -> dict[str, Explanation]:
-    return several("vit/image", models.inputs("vit/image")[0])
+    return explain_with_methods("vit/image", models.inputs("vit/image")[0])
 
 
 Change = Callable[[Explanation], Explanation]
 
 
-def _one(explanation: Explanation) -> Explanation:
+def _keep_first_unit(explanation: Explanation) -> Explanation:
     units = build_patch_units((1, 1)) if explanation.units.grid else build_numbered_units(1, "text", ["only"])
-    first = {key: getattr(explanation, key)[..., :1] for key in ("scores", "per_layer", "per_head")}
-    return replace(explanation, units=units, matrix=None, **first)
+    first_scores = {key: getattr(explanation, key)[..., :1] for key in ("scores", "per_layer", "per_head")}
+    return replace(explanation, units=units, matrix=None, **first_scores)
 
 
-def _filled(value: float) -> Change:
+def _fill_scores(value: float) -> Change:
     def change(explanation: Explanation) -> Explanation:
-        full = {key: np.full_like(getattr(explanation, key), value) for key in ("scores", "per_layer", "per_head")}
-        return replace(explanation, **full)
+        filled = {key: np.full_like(getattr(explanation, key), value) for key in ("scores", "per_layer", "per_head")}
+        return replace(explanation, **filled)
 
     return change
 
 
-def _holed(explanation: Explanation) -> Explanation:
-    parts = {key: getattr(explanation, key).copy() for key in ("scores", "per_layer", "per_head")}
-    for part in parts.values():
-        part[..., 1::3] = np.nan
-    return replace(explanation, **parts)
+def _with_missing_scores(explanation: Explanation) -> Explanation:
+    arrays = {key: getattr(explanation, key).copy() for key in ("scores", "per_layer", "per_head")}
+    for array in arrays.values():
+        array[..., 1::3] = np.nan
+    return replace(explanation, **arrays)
 
 
-def _infinite(explanation: Explanation) -> Explanation:
+def _with_infinite_scores(explanation: Explanation) -> Explanation:
     scores = explanation.scores.copy()
     scores[1], scores[2] = np.inf, -np.inf
     return replace(explanation, scores=scores)
 
 
-#: What can go wrong with scores.
+#: Degenerate variants of an explanation.
 CHANGES: dict[str, Change] = {
     "as it is": lambda explanation: explanation,
-    "zero": _filled(0.0),
-    "constant": _filled(0.25),
-    "negative": _filled(-3.0),
-    "no score at all": _filled(np.nan),
-    "some without a score": _holed,
-    "infinite": _infinite,
-    "tiny": _filled(1e-30),
-    "one unit": _one,
+    "zero": _fill_scores(0.0),
+    "constant": _fill_scores(0.25),
+    "negative": _fill_scores(-3.0),
+    "no score at all": _fill_scores(np.nan),
+    "some without a score": _with_missing_scores,
+    "infinite": _with_infinite_scores,
+    "tiny": _fill_scores(1e-30),
+    "one unit": _keep_first_unit,
     "no picture": lambda explanation: replace(explanation, image=None),
 }
 
@@ -182,17 +198,17 @@ def chromium(launch: Callable[..., Any]) -> Any:
 
 
 @pytest.fixture
-def opened(chromium: Any, tmp_path: Path) -> Iterator[Open]:
-    pages: list[Opened] = []
+def open_page(chromium: Any, tmp_path: Path) -> Iterator[OpenPage]:
+    pages: list[BrowserPage] = []
 
-    def open_page(text: str, **look: Any) -> Opened:
+    def open_text(text: str, **options: Any) -> BrowserPage:
         file = tmp_path / f"{len(pages)}.html"
         file.write_text(text, encoding="utf-8")
-        page = Opened(chromium.new_page(viewport={"width": 1180, "height": 900}, **look))
+        page = BrowserPage(chromium.new_page(viewport={"width": 1180, "height": 900}, **options))
         pages.append(page)
         page.goto(file.as_uri())
         return page
 
-    yield open_page
+    yield open_text
     for page in pages:
         page.close()

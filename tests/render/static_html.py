@@ -1,4 +1,4 @@
-"""What a browser would find in a page before any script has run."""
+"""The static content of a page, before any script has run."""
 
 import json
 import re
@@ -28,46 +28,49 @@ class Page(HTMLParser):
 
     def all(self, tag: str, class_: str = "") -> list[dict[str, str | None]]:
         return [
-            found for kind, found in self.tags if kind == tag and class_ in ["", *(found.get("class") or "").split()]
+            attributes
+            for name, attributes in self.tags
+            if name == tag and class_ in ["", *(attributes.get("class") or "").split()]
         ]
 
     def inside(self, tag: str) -> list[str]:
-        return [text for where, text in self.texts if where == tag]
+        return [text for parent, text in self.texts if parent == tag]
 
     @property
     def document(self) -> dict[str, Any]:
-        """What the renderer is given."""
-        (data,) = [text for where, text in self.texts if where == "script" and text.startswith("{")]
-        found: dict[str, Any] = json.loads(data)
-        return found
+        """The view model that the page passes to the renderer."""
+        (data,) = [text for parent, text in self.texts if parent == "script" and text.startswith("{")]
+        view_model: dict[str, Any] = json.loads(data)
+        return view_model
 
     @property
     def inputs(self) -> list[dict[str, Any]]:
-        found = self.document
-        return list(found["parts"]) if found["view"] == "page" else [found]
+        view_model = self.document
+        return list(view_model["parts"]) if view_model["view"] == "page" else [view_model]
 
 
-def outside_addresses(page: str) -> list[str]:
-    """Everything in a page that would make a browser fetch something."""
+def find_external_urls(page: str) -> list[str]:
+    """Return every URL in a page that a browser would fetch."""
     parsed = Page(page)
-    loaded = [
+    urls = [
         str(attributes[key])
         for _, attributes in parsed.tags
         for key in ("src", "href", "srcset", "data", "poster", "action", "xlink:href", "background")
         if key in attributes
     ]
-    styles = [str(found["style"]) for _, found in parsed.tags if found.get("style")] + parsed.inside("style")
-    loaded += re.findall(r"(?:url\(|@import)\s*(\S+)", "\n".join(styles))
-    return [address for address in loaded if not address.startswith("data:image/")]
+    styles = [str(attributes["style"]) for _, attributes in parsed.tags if attributes.get("style")]
+    styles += parsed.inside("style")
+    urls += re.findall(r"(?:url\(|@import)\s*(\S+)", "\n".join(styles))
+    return [url for url in urls if not url.startswith("data:image/")]
 
 
 def assert_harmless(page: str) -> None:
     parsed = Page(page)
     assert not parsed.open
-    running = [found for found in parsed.all("script") if found.get("type") != "application/json"]
-    assert len(running) == 1
-    assert not [key for _, found in parsed.tags for key in found if key.startswith("on")]
+    scripts = [attributes for attributes in parsed.all("script") if attributes.get("type") != "application/json"]
+    assert len(scripts) == 1
+    assert not [key for _, attributes in parsed.tags for key in attributes if key.startswith("on")]
     assert not {tag for tag, _ in parsed.tags} & {"svg", "iframe", "object", "link", "base", "form", "a", "img"}
-    assert outside_addresses(page) == []
+    assert find_external_urls(page) == []
     assert "\x00" not in page and "\x1b" not in page and "\u202e" not in page
     page.encode()

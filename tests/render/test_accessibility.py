@@ -1,4 +1,4 @@
-"""Every view by the rules of axe-core, in light and in dark."""
+"""Accessibility of every view by axe-core, in light and dark mode."""
 
 from dataclasses import replace
 
@@ -7,19 +7,19 @@ import pytest
 from clearhead import Comparison, Explanation, aggregate
 from clearhead.render import html, view_model
 from clearhead.render.view_model import make_view_model
-from tests.render.browser import Open, every_fold, linked, ranked
-from tests.render.conftest import made
+from tests.render.browser import OpenPage, build_ranking_page, open_all_details, render_links_page
+from tests.render.conftest import make_explanation
 from tests.render.example_charts import every_plot, probes
 from tests.render.example_results import every
-from tests.render.test_view_model import attended, streamed
+from tests.render.test_view_model import make_attention_view, make_multi_stream_attention_view
 
 pytestmark = pytest.mark.browser
 
 
-def gallery(text: dict[str, Explanation], image: dict[str, Explanation]) -> dict[str, str]:
-    """A page of every view."""
+def render_all_views(text: dict[str, Explanation], image: dict[str, Explanation]) -> dict[str, str]:
+    """Render a page of every view, by name."""
     results = every()
-    adding = replace(made(["a", "b", "c"], [1.0, -0.5, 0.25]), base_value=0.75)
+    additive = replace(make_explanation(["a", "b", "c"], [1.0, -0.5, 0.25]), base_value=0.75)
     lines = [
         {
             "name": method,
@@ -37,40 +37,42 @@ def gallery(text: dict[str, Explanation], image: dict[str, Explanation]) -> dict
         "picture": html.render_explanations_page([image["generic"]]),
         "objects": html.render_explanations_page([results["objects"]]),
         "regions": html.render_explanations_page([results["text and regions"]]),
-        "links": linked(results["text and regions"]),
-        "report": html.render_standalone_page(ranked()),
+        "links": render_links_page(results["text and regions"]),
+        "report": html.render_standalone_page(build_ranking_page()),
         "answer": html.render_explanations_page([results["source and prefix"]]),
         "sound": html.render_explanations_page([results["sound"]]),
-        "adding": html.render_explanations_page([adding]),
-        "attention": html.render_result_page(attended(9)),
-        "streams": html.render_result_page(streamed(4, 9)),
+        "adding": html.render_explanations_page([additive]),
+        "attention": html.render_result_page(make_attention_view(9)),
+        "streams": html.render_result_page(make_multi_stream_attention_view(4, 9)),
         "global": html.render_result_page(aggregate([text["generic"]])),
         "curves": html.render_standalone_page(view_model.build_page_view_model([curves], "Curves")),
         "probes": html.render_standalone_page(
-            view_model.build_page_view_model([view_model.build_view_model(one) for one in probes().values()], "Probes")
+            view_model.build_page_view_model(
+                [view_model.build_view_model(probe) for probe in probes().values()], "Probes"
+            )
         ),
         "plots": html.render_standalone_page(every_plot()),
     }
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_serious_finding_of_axe(
-    scheme: str, opened: Open, text: dict[str, Explanation], image: dict[str, Explanation]
+def test_axe_finds_no_serious_violation(
+    scheme: str, open_page: OpenPage, text: dict[str, Explanation], image: dict[str, Explanation]
 ) -> None:
     from axe_core_python.sync_playwright import Axe
 
-    for kind, given in gallery(text, image).items():
-        page = opened(given, color_scheme=scheme)
-        every_fold(page)
-        # Only colours differ in the dark.
-        found = Axe().run(page.page, options={"runOnly": ["color-contrast"]} if scheme == "dark" else None)[
+    for kind, html_page in render_all_views(text, image).items():
+        page = open_page(html_page, color_scheme=scheme)
+        open_all_details(page)
+        # Only colours differ in dark mode.
+        violations = Axe().run(page.page, options={"runOnly": ["color-contrast"]} if scheme == "dark" else None)[
             "violations"
         ]
         serious = [
-            (one["id"], [node["html"][:200] for node in one["nodes"][:3]])
-            for one in found
-            if one["impact"] in ("serious", "critical")
+            (violation["id"], [node["html"][:200] for node in violation["nodes"][:3]])
+            for violation in violations
+            if violation["impact"] in ("serious", "critical")
         ]
         assert serious == [], kind
-        assert page.said == [] and page.fetched == [], kind
+        assert page.messages == [] and page.fetched == [], kind
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{kind} is wider than the window"

@@ -1,4 +1,4 @@
-"""The renderer's files: what is served, and what is put into a page that stands alone."""
+"""The renderer's assets: served files, and the bundle of a standalone page."""
 
 import re
 from importlib.resources import files
@@ -16,7 +16,7 @@ from clearhead.render.colours import (
 )
 
 
-def test_every_file_is_there_and_no_other_is_given() -> None:
+def test_assets_are_complete_and_other_paths_raise() -> None:
     folder = files("clearhead.render") / "assets"
     assert {file.name for file in folder.iterdir()} | {"palette.js"} == set(bundle.ASSET_NAMES)
     assert all(bundle.read_asset(name) for name in bundle.ASSET_NAMES)
@@ -29,26 +29,28 @@ def test_every_file_is_there_and_no_other_is_given() -> None:
             bundle.read_asset(name)
 
 
-def test_modules_import_what_others_export_and_come_after_them() -> None:
+def test_js_modules_import_only_exports_of_earlier_modules() -> None:
     exported: dict[str, set[str]] = {}
     for name in bundle.JS_MODULES:
         source = bundle.read_asset(name).decode()
         for names, other in re.findall(r'^import \{(.*?)\} from "\./([\w.]+)";', source, re.M):
             assert other in exported, f"{name} imports {other}, which comes later"
-            assert {one.strip() for one in names.split(",")} <= exported[other], f"{name} imports from {other}"
+            assert {imported.strip() for imported in names.split(",")} <= exported[other], (
+                f"{name} imports from {other}"
+            )
         assert len(re.findall("^import ", source, re.M)) == len(
             re.findall(r'^import \{ [\w, ]+ \} from "\./', source, re.M)
         )
         exported[name] = set(re.findall(r"^export (?:async )?(?:const|function|class) (\w+)", source, re.M))
 
 
-def test_the_page_is_small() -> None:
+def test_bundle_size_is_bounded() -> None:
     assert sum(len(bundle.read_asset(name)) for name in bundle.ASSET_NAMES) < 150_000
     assert len(bundle.build_script()) + len(bundle.get_style_sheet()) < 118_000
     assert len(bundle.build_script(())) + len(bundle.get_style_sheet()) < 90_000
 
 
-def test_nothing_can_read_a_token_as_html_or_leave_the_page() -> None:
+def test_bundle_uses_no_html_injection_or_network_api() -> None:
     for word in (
         "innerHTML",
         "outerHTML",
@@ -66,10 +68,10 @@ def test_nothing_can_read_a_token_as_html_or_leave_the_page() -> None:
     )
 
 
-def test_the_colours_are_those_of_the_terminal_and_the_figures() -> None:
+def test_js_palette_equals_python_palette() -> None:
     source = bundle.read_asset("palette.js").decode()
     for theme, name in ((LIGHT_THEME, "LIGHT"), (DARK_THEME, "DARK")):
         (listed,) = re.findall(rf"^export const {name} = \[(.*)\];", source, re.M)
-        colours = [part.strip(' "') for part in listed.split(",")]
+        colours = [colour.strip(' "') for colour in listed.split(",")]
         for level in (-COLOUR_LEVELS_PER_SIGN, 0, 7, COLOUR_LEVELS_PER_SIGN, NO_SCORE_LEVEL):
             assert colours[level + COLOUR_LEVELS_PER_SIGN] == format_hex_colour(get_level_colour(level, theme))

@@ -18,7 +18,7 @@ from clearhead.render.colours import (
     map_score_to_colour,
     scale_by_vmax,
 )
-from tests.render.conftest import made
+from tests.render.conftest import make_explanation
 
 themes = pytest.mark.parametrize("theme", [LIGHT_THEME, DARK_THEME], ids=["light", "dark"])
 
@@ -28,11 +28,11 @@ def test_zero_is_white() -> None:
 
 
 @themes
-def test_a_score_and_its_opposite_are_equally_strong(theme: ColourTheme) -> None:
+def test_opposite_scores_have_equal_luminance_and_different_hue(theme: ColourTheme) -> None:
     for value in np.linspace(0.05, 1, 20):
         positive, negative = map_score_to_colour(value, theme), map_score_to_colour(-value, theme)
         assert compute_luminance(positive) == pytest.approx(compute_luminance(negative), rel=0.08)
-        # Hue is all that tells them apart: more red than blue speaks for, more blue than red against.
+        # Only the hue differs: more red than blue is positive, more blue than red is negative.
         assert positive[0] > positive[2] and negative[2] > negative[0]
 
 
@@ -55,7 +55,7 @@ def test_text_is_readable_on_every_colour(theme: ColourTheme) -> None:
 
 
 @themes
-def test_no_score_is_grey_and_no_score_colour(theme: ColourTheme) -> None:
+def test_missing_score_is_grey_and_not_in_the_colour_scale(theme: ColourTheme) -> None:
     red, green, blue = get_level_colour(NO_SCORE_LEVEL, theme)
     assert red == green == blue
     assert (red, green, blue) not in [
@@ -69,19 +69,19 @@ def test_no_score_is_grey_and_no_score_colour(theme: ColourTheme) -> None:
     [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],  # tritanopia
 ])  # fmt: skip
 @themes
-def test_the_sign_can_be_told_with_every_colour_blindness(theme: ColourTheme, matrix: list[list[float]]) -> None:
+def test_sign_is_distinguishable_under_colour_blindness(theme: ColourTheme, matrix: list[list[float]]) -> None:
     """Machado, Oliveira & Fernandes (2009), severity 1, on linear RGB."""
 
-    def seen(value: float) -> np.ndarray:
+    def simulate(value: float) -> np.ndarray:
         linear = (np.asarray(map_score_to_colour(value, theme)) / 255) ** 2.2
         return np.clip(np.asarray(matrix) @ linear, 0, 1) ** (1 / 2.2) * 255
 
     for value in (0.3, 0.6, 1.0):
-        assert np.linalg.norm(seen(value) - seen(-value)) > 40
+        assert np.linalg.norm(simulate(value) - simulate(-value)) > 40
 
 
 def test_special_units_do_not_set_the_scale_and_are_clipped() -> None:
-    explanation = made(["[CLS]", "a", "b"], [100.0, 2.0, -1.0], [True, False, False])
+    explanation = make_explanation(["[CLS]", "a", "b"], [100.0, 2.0, -1.0], [True, False, False])
     assert compute_vmax(explanation) == 2.0
     assert compute_colour_levels(explanation.scores, compute_vmax(explanation)).tolist() == [
         COLOUR_LEVELS_PER_SIGN,
@@ -90,23 +90,23 @@ def test_special_units_do_not_set_the_scale_and_are_clipped() -> None:
     ]
 
 
-def test_scaling_leaves_scores_as_they_were() -> None:
-    explanation = made(["a", "b"], [4.0, -8.0])
+def test_scaling_does_not_modify_scores() -> None:
+    explanation = make_explanation(["a", "b"], [4.0, -8.0])
     before = explanation.scores.copy()
     assert scale_by_vmax(explanation.scores, compute_vmax(explanation)).tolist() == [0.5, -1.0]
     assert (explanation.scores == before).all()
 
 
 @pytest.mark.parametrize("scores", [[0.0, 0.0], [np.nan, np.nan], [np.inf, -np.inf]])
-def test_a_scale_is_always_a_number(scores: list[float]) -> None:
-    assert compute_vmax(made(["a", "b"], scores)) == 1.0
+def test_vmax_is_one_for_zero_or_non_finite_scores(scores: list[float]) -> None:
+    assert compute_vmax(make_explanation(["a", "b"], scores)) == 1.0
 
 
-def test_only_special_units_are_scaled_by_themselves() -> None:
-    assert compute_vmax(made(["[CLS]"], [3.0], [True])) == 3.0
+def test_vmax_of_special_units_only_is_their_maximum() -> None:
+    assert compute_vmax(make_explanation(["[CLS]"], [3.0], [True])) == 3.0
 
 
-def test_pixels_are_the_colours_of_levels() -> None:
+def test_colour_map_pixels_equal_level_colours() -> None:
     pixels = apply_colour_map(np.array([[0.0, 1.0, np.nan]]), 1.0)
     assert [tuple(map(int, pixel)) for pixel in pixels[0]] == [
         get_level_colour(0),

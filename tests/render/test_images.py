@@ -4,7 +4,7 @@ from clearhead import Explanation
 from clearhead.render import images
 
 
-def test_zero_leaves_the_picture_alone(image: dict[str, Explanation]) -> None:
+def test_zero_scores_give_the_plain_greyscale_image(image: dict[str, Explanation]) -> None:
     from dataclasses import replace
 
     explanation = image["generic"]
@@ -14,6 +14,6 @@ def test_zero_leaves_the_picture_alone(image: dict[str, Explanation]) -> None:
     assert (images.overlay_heat_map(blank, height, width) == images.to_light_greyscale(explanation.image)).all()
 
 
-def test_proportions_are_kept() -> None:
+def test_fit_image_size_keeps_the_aspect_ratio() -> None:
     assert images.fit_image_size(100, 200, 50) == (25, 50)
     assert images.fit_image_size(1, 1000, 36) == (1, 36)

@@ -1,4 +1,4 @@
-"""Law 7: a result file re-opens in a new process and shows the same picture."""
+"""A saved explanation renders identically in a new process."""
 
 import os
 import subprocess
@@ -11,52 +11,61 @@ from clearhead import Explanation
 from clearhead.explanation.multi_stream import AnyExplanation
 from tests.render import example_results
 from tests.render.conftest import CHANGES
-from tests.render.test_terminal import printed
+from tests.render.test_terminal import render_to_string
 
-OTHER = """
+RENDER_PROGRAM = """
 import sys
 from pathlib import Path
 import clearhead
-from tests.render.test_terminal import printed
+from tests.render.test_terminal import render_to_string
 for file in map(Path, sys.argv[1:]):
     explanation = clearhead.load_explanation(file)
     assert explanation.html(file.with_suffix(".html")) == file.with_suffix(".html")
     explanation.plot().get_figure(root=True).savefig(file.with_suffix(".png"))
-    file.with_suffix(".txt").write_text(printed(explanation), encoding="utf-8")
+    file.with_suffix(".txt").write_text(render_to_string(explanation), encoding="utf-8")
 """
 
 
 @pytest.fixture(scope="module")
-def kept(
+def saved_files(
     tmp_path_factory: pytest.TempPathFactory,
     text: dict[str, Explanation],
     image: dict[str, Explanation],
     pair: Explanation,
-    cut: Explanation,
+    truncated: Explanation,
 ) -> dict[Path, AnyExplanation]:
     folder = tmp_path_factory.mktemp("kept")
-    holed = CHANGES["some without a score"](text["attcat"])
-    every: list[AnyExplanation] = [*text.values(), *image.values(), pair, cut, holed, text["generic"].words()]
-    every += [*example_results.every().values(), example_results.every()["text and picture"].words()]
-    files = {explanation.save(folder / f"{i}.safetensors"): explanation for i, explanation in enumerate(every)}
-    here = os.pathsep.join(path for path in sys.path if path)
-    environment = {**os.environ, "PYTHONPATH": here, "PYTHONHASHSEED": "7"}
-    subprocess.run([sys.executable, "-c", OTHER, *map(str, files)], check=True, env=environment, cwd=Path.cwd())
+    with_missing_scores = CHANGES["some without a score"](text["attcat"])
+    explanations: list[AnyExplanation] = [
+        *text.values(),
+        *image.values(),
+        pair,
+        truncated,
+        with_missing_scores,
+        text["generic"].words(),
+    ]
+    explanations += [*example_results.every().values(), example_results.every()["text and picture"].words()]
+    files = {explanation.save(folder / f"{i}.safetensors"): explanation for i, explanation in enumerate(explanations)}
+    python_path = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, "PYTHONPATH": python_path, "PYTHONHASHSEED": "7"}
+    subprocess.run(
+        [sys.executable, "-c", RENDER_PROGRAM, *map(str, files)], check=True, env=environment, cwd=Path.cwd()
+    )
     return files
 
 
-def test_the_same_page(kept: dict[Path, AnyExplanation]) -> None:
-    for file, explanation in kept.items():
+def test_html_is_identical_in_a_new_process(saved_files: dict[Path, AnyExplanation]) -> None:
+    for file, explanation in saved_files.items():
         assert file.with_suffix(".html").read_bytes() == explanation.html().encode()
 
 
-def test_the_same_terminal(kept: dict[Path, AnyExplanation]) -> None:
-    for file, explanation in kept.items():
-        assert file.with_suffix(".txt").read_text(encoding="utf-8") == printed(explanation)
+def test_terminal_output_is_identical_in_a_new_process(saved_files: dict[Path, AnyExplanation]) -> None:
+    for file, explanation in saved_files.items():
+        assert file.with_suffix(".txt").read_text(encoding="utf-8") == render_to_string(explanation)
 
 
-def test_the_same_figure(kept: dict[Path, AnyExplanation]) -> None:
-    for file, explanation in kept.items():
-        again = file.with_suffix(".again.png")
-        explanation.plot().get_figure(root=True).savefig(again)
-        assert file.with_suffix(".png").read_bytes() == again.read_bytes()
+def test_figure_is_identical_in_a_new_process(saved_files: dict[Path, AnyExplanation]) -> None:
+    for file, explanation in saved_files.items():
+        rendered = file.with_suffix(".again.png")
+        explanation.plot().get_figure(root=True).savefig(rendered)
+        assert file.with_suffix(".png").read_bytes() == rendered.read_bytes()

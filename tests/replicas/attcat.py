@@ -1,17 +1,17 @@
 """AttCAT (Qiang et al. 2022): each layer's CAT times the attention that the token gets in the layer it enters.
 
-Received: the mean over heads and over all queries; row: the read-out row alone."""
+Weights "received": the mean over heads and over all queries; "row": the read-out row alone."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
 
-from tests.replicas.cat import of_state
+from tests.replicas.cat import compute_cat
 from tests.replicas.plain_pass import Seen
 
 
-def shares(
+def contributions(
     seen: Seen,
     readout: Float[np.ndarray, "unit"],
     layers: Sequence[int] | None = None,
@@ -20,15 +20,15 @@ def shares(
 ) -> Float[np.ndarray, "layer head unit"]:
     layers = range(seen.layers) if layers is None else layers
     heads = range(seen.heads) if heads is None else heads
-    found = np.zeros((len(layers), len(heads), seen.units))
+    result = np.zeros((len(layers), len(heads), seen.units))
     for a, layer in enumerate(layers):
-        features = of_state(seen, layer)
+        features = compute_cat(seen, layer)
         for b, head in enumerate(heads):
             for i in range(seen.units):
                 column = seen.attention[layer, head, :, i]
-                looked_at = column.mean() if weights == "received" else sum(readout * column)
-                found[a, b, i] = looked_at / len(heads) * features[i]
-    return found
+                weight = column.mean() if weights == "received" else sum(readout * column)
+                result[a, b, i] = weight / len(heads) * features[i]
+    return result
 
 
 def scores(
@@ -38,4 +38,4 @@ def scores(
     heads: Sequence[int] | None = None,
     weights: str = "received",
 ) -> Float[np.ndarray, "unit"]:
-    return shares(seen, readout, layers, heads, weights).sum((0, 1))
+    return contributions(seen, readout, layers, heads, weights).sum((0, 1))

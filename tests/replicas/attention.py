@@ -15,7 +15,7 @@ def matrix(
     return np.mean([_mean_map(seen, layer, heads) for layer in layers], axis=0)
 
 
-def shares(
+def contributions(
     seen: Seen,
     readout: Float[np.ndarray, "unit"],
     layers: Sequence[int] | None = None,

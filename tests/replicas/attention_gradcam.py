@@ -22,18 +22,18 @@ def matrix(
     seen: Seen, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
 ) -> Float[np.ndarray, "row unit"]:
     layers = [seen.layers - 1] if layers is None else layers
-    chosen = list(range(seen.heads) if heads is None else heads)
-    maps = [(seen.attention[layer][chosen], seen.attention_gradient[layer][chosen]) for layer in layers]
+    chosen_heads = list(range(seen.heads) if heads is None else heads)
+    maps = [(seen.attention[layer][chosen_heads], seen.attention_gradient[layer][chosen_heads]) for layer in layers]
     return np.mean([cam(*pair) for pair in maps], axis=0)
 
 
-def shares(
+def contributions(
     seen: Seen,
     readout: Float[np.ndarray, "unit"],
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> Float[np.ndarray, "layer 1 unit"]:
-    """The clamp comes after the mean over heads, so only layers have shares."""
+    """The clamp follows the mean over heads, so only layers have contributions."""
     layers = [seen.layers - 1] if layers is None else layers
     return np.array([[readout @ matrix(seen, [layer], heads) / len(layers)] for layer in layers])
 
@@ -47,13 +47,13 @@ def scores(
     return readout @ matrix(seen, layers, heads)
 
 
-def of_the_row(
+def compute_row_cam(
     attention: Float[np.ndarray, "head row unit"],
     gradient: Float[np.ndarray, "head row unit"],
     readout: Float[np.ndarray, "unit"],
     inside: Sequence[int],
 ) -> Float[np.ndarray, "unit"]:
-    """A head's weight is the mean, over the units inside, of the gradient of what is read; so is the map."""
+    """The weight of a head is the mean gradient of the read-out row over the units `inside`; the map is that row."""
     total = np.zeros(len(readout))
     for head in range(len(attention)):
         slopes = [sum(readout[i] * gradient[head, i, j] for i in range(len(readout))) for j in inside]

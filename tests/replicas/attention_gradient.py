@@ -1,4 +1,4 @@
-"""Grads of AttCAT's figure: E_H(∇α) of the last layer, or the mean over the layers chosen."""
+"""Grads of AttCAT's figure: E_H(∇α) of the last layer, or the mean over the selected layers."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from jaxtyping import Float
 from tests.replicas.plain_pass import Seen
 
 
-def shares(
+def contributions(
     seen: Seen,
     readout: Float[np.ndarray, "unit"],
     layers: Sequence[int] | None = None,
@@ -16,8 +16,8 @@ def shares(
 ) -> Float[np.ndarray, "layer head unit"]:
     layers = [seen.layers - 1] if layers is None else list(layers)
     heads = range(seen.heads) if heads is None else heads
-    found = [[readout @ seen.attention_gradient[layer, head] for head in heads] for layer in layers]
-    return np.array(found) / (len(layers) * len(heads))
+    result = [[readout @ seen.attention_gradient[layer, head] for head in heads] for layer in layers]
+    return np.array(result) / (len(layers) * len(heads))
 
 
 def matrix(
@@ -32,4 +32,4 @@ def scores(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> Float[np.ndarray, "unit"]:
-    return shares(seen, readout, layers, heads).sum((0, 1))
+    return contributions(seen, readout, layers, heads).sum((0, 1))

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from tests.replicas.plain_pass import Seen
 
 
-def shares(
+def contributions(
     seen: Seen,
     readout: Float[np.ndarray, "unit"],
     layers: Sequence[int] | None = None,
@@ -16,14 +16,14 @@ def shares(
 ) -> Float[np.ndarray, "layer head unit"]:
     layers = range(seen.layers) if layers is None else layers
     heads = range(seen.heads) if heads is None else heads
-    found = np.zeros((len(layers), len(heads), seen.units))
-    for place, layer in enumerate(layers):
-        for number, head in enumerate(heads):
+    result = np.zeros((len(layers), len(heads), seen.units))
+    for layer_index, layer in enumerate(layers):
+        for head_index, head in enumerate(heads):
             for i in range(seen.units):
                 for j in range(seen.units):
                     cell = seen.attention_gradient[layer, head, i, j] * seen.attention[layer, head, i, j]
-                    found[place, number, j] += readout[i] * cell / len(heads)
-    return found
+                    result[layer_index, head_index, j] += readout[i] * cell / len(heads)
+    return result
 
 
 def matrix(
@@ -38,4 +38,4 @@ def scores(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> Float[np.ndarray, "unit"]:
-    return shares(seen, readout, layers, heads).sum((0, 1))
+    return contributions(seen, readout, layers, heads).sum((0, 1))

@@ -8,22 +8,22 @@ from jaxtyping import Float
 from tests.replicas.plain_pass import Seen
 
 
-def of_state(seen: Seen, state: int) -> Float[np.ndarray, "unit"]:
+def compute_cat(seen: Seen, state: int) -> Float[np.ndarray, "unit"]:
     """CAT^l: hidden state l times its gradient, summed over the model's width."""
-    found = np.zeros(seen.hidden.shape[1])
+    result = np.zeros(seen.hidden.shape[1])
     for i in range(seen.hidden.shape[1]):
         for k in range(seen.hidden.shape[2]):
-            found[i] += seen.hidden[state, i, k] * seen.hidden_gradient[state, i, k]
-    return found
+            result[i] += seen.hidden[state, i, k] * seen.hidden_gradient[state, i, k]
+    return result
 
 
-def shares(
+def contributions(
     seen: Seen, readout: Float[np.ndarray, "unit"], layers: Sequence[int] | None = None
 ) -> Float[np.ndarray, "layer 1 unit"]:
-    return np.array([[of_state(seen, layer)] for layer in (range(seen.layers) if layers is None else layers)])
+    return np.array([[compute_cat(seen, layer)] for layer in (range(seen.layers) if layers is None else layers)])
 
 
 def scores(
     seen: Seen, readout: Float[np.ndarray, "unit"], layers: Sequence[int] | None = None
 ) -> Float[np.ndarray, "unit"]:
-    return shares(seen, readout, layers).sum((0, 1))
+    return contributions(seen, readout, layers).sum((0, 1))

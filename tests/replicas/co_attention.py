@@ -1,5 +1,5 @@
-"""Relevance where streams look at each other (Chefer et al., ICCV 2021), slowly, and the attention of such models as
-their own forward pass computes it. One sample at a time; no code of clearhead's is used."""
+"""Relevance in models with cross-attention (Chefer et al., ICCV 2021), with loops, and the attention maps of such
+models from their own forward pass. One sample at a time; no code of clearhead is used."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +15,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Look:
-    """One attention call: whose queries look at whose keys, and the gradient of the number that is explained.
+    """One attention call: its map, the gradient of the target, the stream of its queries (`looks`) and keys (`seen`).
 
-    In a tower, a stream looks at its units as they are in the tower beside it.
+    In a residual tower, keys are the units of the tower that runs in parallel to the stream.
     """
 
     module: str
@@ -29,35 +29,35 @@ class Look:
 
 
 def watch(model: Any, inputs: Mapping[str, Any], value: Callable[[Any], Tensor]) -> list[Look]:
-    """Every attention call of one pass in order, caught where each module drops out of its probabilities, or where it
-    returns them (BridgeTower's)."""
-    twin = copy.deepcopy(model).eval()
-    twin.set_attn_implementation("eager")
-    caught: list[tuple[str, Tensor]] = []
-    for name, module in twin.named_modules():
+    """Return every attention call of one pass in order, recorded at the dropout of the probabilities, or where a module
+    returns them (BridgeTower)."""
+    eager = copy.deepcopy(model).eval()
+    eager.set_attn_implementation("eager")
+    attention_maps: list[tuple[str, Tensor]] = []
+    for name, module in eager.named_modules():
         if hasattr(module, "scaling") and hasattr(module, "query"):
-            module.register_forward_hook(lambda _, __, out, name=name: caught.append((name, out[1])))
+            module.register_forward_hook(lambda _, __, out, name=name: attention_maps.append((name, out[1])))
         elif hasattr(module, "dropout") and (hasattr(module, "query") or hasattr(module, "qkv")):
-            module.dropout.register_forward_hook(lambda _, __, out, name=name: caught.append((name, out)))
+            module.dropout.register_forward_hook(lambda _, __, out, name=name: attention_maps.append((name, out)))
         if isinstance(module, torch.nn.MultiheadAttention):
-            module.forward = partial(attend, module, lambda out, name=name: caught.append((name, out)))
-    number = value(twin(**inputs))
-    gradients = torch.autograd.grad(number, [out for _, out in caught], allow_unused=True)
+            module.forward = partial(attend, module, lambda out, name=name: attention_maps.append((name, out)))
+    target = value(eager(**inputs))
+    gradients = torch.autograd.grad(target, [out for _, out in attention_maps], allow_unused=True)
     return [
         Look(name, out[0].detach().numpy(), np.zeros(out[0].shape) if g is None else g[0].numpy())
-        for (name, out), g in zip(caught, gradients, strict=True)
+        for (name, out), g in zip(attention_maps, gradients, strict=True)
     ]
 
 
 def attend(
-    module: torch.nn.MultiheadAttention, catch: Callable[[Tensor], None], query: Tensor, *_: Any, **__: Any
+    module: torch.nn.MultiheadAttention, record: Callable[[Tensor], None], query: Tensor, *_: Any, **__: Any
 ) -> tuple[Tensor, None]:
-    """Self-attention of torch's own module with its probabilities in the open: unit × batch × model, nothing hidden."""
+    """Self-attention of torch's module that passes its probabilities to `record`: unit × batch × model, unmasked."""
     units, batch, width = query.shape
-    parts = torch.nn.functional.linear(query, module.in_proj_weight, module.in_proj_bias).chunk(3, -1)
-    heads = [part.reshape(units, batch, module.num_heads, -1).permute(1, 2, 0, 3) for part in parts]
+    projections = torch.nn.functional.linear(query, module.in_proj_weight, module.in_proj_bias).chunk(3, -1)
+    heads = [projection.reshape(units, batch, module.num_heads, -1).permute(1, 2, 0, 3) for projection in projections]
     probabilities = (heads[0] @ heads[1].mT / heads[0].shape[-1] ** 0.5).softmax(-1)
-    catch(probabilities)
+    record(probabilities)
     mixed = (probabilities @ heads[2]).permute(2, 0, 1, 3).reshape(units, batch, width)
     return module.out_proj(mixed), None
 
@@ -65,39 +65,39 @@ def attend(
 def fused(look: Look) -> Float[np.ndarray, "query key"]:
     """Equation 5, entry by entry."""
     heads, queries, keys = look.attention.shape
-    found = np.zeros((queries, keys))
+    result = np.zeros((queries, keys))
     for i in range(queries):
         for j in range(keys):
             products = [look.attention[h, i, j] * look.gradient[h, i, j] for h in range(heads)]
-            found[i, j] = sum(max(product, 0.0) for product in products) / heads
-    return found
+            result[i, j] = sum(max(product, 0.0) for product in products) / heads
+    return result
 
 
 def normalised(relevance: Float[np.ndarray, "row row"]) -> Float[np.ndarray, "row row"]:
-    """Equations 8 and 9; a row that is zero stays so."""
-    rest = relevance - np.eye(len(relevance))
-    for row in rest:
+    """Equations 8 and 9; a row of zeros stays zero."""
+    residual = relevance - np.eye(len(relevance))
+    for row in residual:
         if row.sum() != 0:
             row /= row.sum()
-    return rest + np.eye(len(relevance))
+    return residual + np.eye(len(relevance))
 
 
 def generic(
     steps: Sequence[Sequence[Look]], lengths: Mapping[str, int], normalise: bool = True, within: bool = True
 ) -> dict[tuple[str, str], Float[np.ndarray, "row unit"]]:
-    """Rules 6, 7, 10 and 11 over the steps of a model. In one step each stream sees the others as they were before.
+    """Rules 6, 7, 10 and 11 over the steps of a model. Within a step, each stream uses the others as before the step.
 
-    A stream that has a tower beside it is given, before each step of its own, what the tower gained since the last.
+    A stream with a residual tower gets, before each of its steps, what the tower gained since the last one.
     """
     r = {(s, q): np.eye(lengths[s]) if s == q else np.zeros((lengths[s], lengths[q])) for s in lengths for q in lengths}
     towers = {s: np.eye(lengths[s]) for s in lengths}
-    given = dict(towers)
+    previous_towers = dict(towers)
     for step in steps:
         if not step[0].tower:
             for s in lengths:
-                r[s, s] = r[s, s] + (towers[s] - given[s])
-                given[s] = towers[s]
-        old = {pair: matrix.copy() for pair, matrix in r.items()}
+                r[s, s] = r[s, s] + (towers[s] - previous_towers[s])
+                previous_towers[s] = towers[s]
+        before = {pair: matrix.copy() for pair, matrix in r.items()}
         for look in step:
             s, q, cam = look.looks, look.seen, fused(look)
             if look.tower:
@@ -106,23 +106,25 @@ def generic(
                 for other in lengths:
                     r[s, other] = r[s, other] + cam @ r[s, other]
             else:
-                left, right = (normalised(own) if normalise else own for own in (r[s, s], old[q, q]))
+                left, right = (
+                    normalised(relevance) if normalise else relevance for relevance in (r[s, s], before[q, q])
+                )
                 r[s, q] = r[s, q] + (left.T @ cam @ right if within else cam)
-                r[s, s] = r[s, s] + cam @ old[q, s]
+                r[s, s] = r[s, s] + cam @ before[q, s]
     for s in lengths:
         r[s, s] = r[s, s] - np.eye(lengths[s])
     return r
 
 
 def rollout(steps: Sequence[Sequence[Look]], lengths: Mapping[str, int]) -> dict[tuple[str, str], np.ndarray]:
-    """Attention multiplied through the layers of each stream; where one looks at another, R_ssᵀ A R_qq.
+    """Attention multiplied through the layers of each stream; for cross-attention, R_ssᵀ A R_qq.
 
-    A layer of a tower is half of what the tower becomes, and half of what the stream beside it becomes.
+    Half of a tower's layer goes to the tower, and half to the stream in parallel to it.
     """
     r = {(s, s): np.eye(length) for s, length in lengths.items()}
     towers = {s: np.eye(length) for s, length in lengths.items()}
     for step in steps:
-        old = dict(r)
+        before = dict(r)
         for look in step:
             s, q, mean = look.looks, look.seen, look.attention.mean(0)
             if look.tower:
@@ -131,17 +133,17 @@ def rollout(steps: Sequence[Sequence[Look]], lengths: Mapping[str, int]) -> dict
             elif s == q:
                 r[s, s] = (mean + np.eye(lengths[s])) / 2 @ r[s, s]
             else:
-                r[s, q] = r[s, s].T @ mean @ old[q, q]
+                r[s, q] = r[s, s].T @ mean @ before[q, q]
     return r
 
 
 def attribution(
     steps: Sequence[Sequence[Look]], lengths: Mapping[str, int], normalise: bool = False
 ) -> dict[tuple[str, str], np.ndarray]:
-    """Transformer Attribution where `attention` is the relevance of attention: Π (I + Ā) of what a stream sees of
-    itself, and Ā of its last look at another.
+    """Transformer Attribution, where `attention` is the relevance of attention: Π (I + Ā) for self-attention, and Ā of
+    the last cross-attention.
 
-    Layers of a tower: (x, t) ← (x + Ā t, t + Ā t); rows are divided by those of I + Ā if asked for, and I stays.
+    Layers of a tower: (x, t) ← (x + Ā t, t + Ā t); `normalise` divides rows by the row sums of I + Ā and keeps I.
     """
     r = {(s, s): np.eye(length) for s, length in lengths.items()}
     towers = {s: np.eye(length) for s, length in lengths.items()}

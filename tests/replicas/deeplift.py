@@ -1,7 +1,7 @@
-"""DeepLIFT on a BERT classifier, layer by layer, from the rules' formulas: one sample, two sides, by hand.
+"""DeepLIFT on a BERT classifier, layer by layer, from the formulas of the rules: one sample and its reference.
 
-Where the logarithms of two sums of a softmax, or of two scales of a norm, lie `far` apart and more, the rules are the
-steadied ones; with far = ∞ they are the plain ones everywhere."""
+Where the log sums of a softmax, or the log scales of a norm, differ by more than `far`, the steady rules apply; with
+far = ∞ the plain rules apply everywhere."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,8 +15,8 @@ Array = np.ndarray
 FAR = 2.0
 
 
-def beyond(distance: float, far: float) -> float:
-    """t = 1 − (far/d)², and nothing for what is nearer than that."""
+def compute_steady_fraction(distance: float, far: float) -> float:
+    """t = 1 − (far/d)², and zero for smaller distances."""
     return 1 - (far / distance) ** 2 if abs(distance) > far else 0.0
 
 
@@ -50,21 +50,23 @@ class Norm:
         c = x - x.mean(-1, keepdims=True)
         return c / np.sqrt((c**2).mean(-1, keepdims=True) + self.eps) * self.weight + self.bias
 
-    def back(self, m: Array, x: Array, x0: Array) -> Array:
+    def backward(self, m: Array, x: Array, x0: Array) -> Array:
         """Centre, variance, root, product, weight – from the last to the first, row by row."""
-        found = np.zeros_like(m)
+        result = np.zeros_like(m)
         for i in range(len(m)):
             c, c0 = x[i] - x[i].mean(), x0[i] - x0[i].mean()
             r, r0 = 1 / math.sqrt((c**2).mean() + self.eps), 1 / math.sqrt((c0**2).mean() + self.eps)
-            apart = math.log(r / r0)
-            odds = math.exp(2 * beyond(apart, self.far) * apart)  # of the weights of the two sides
+            distance = math.log(r / r0)
+            odds = math.exp(
+                2 * compute_steady_fraction(distance, self.far) * distance
+            )  # of the weights of input and reference
             w, w0 = odds / (1 + odds), 1 / (1 + odds)
             m_product = m[i] * self.weight
             m_r = (m_product * (w * c + w0 * c0)).sum()
             m_v = m_r * -((r * r0) ** 2) / (r + r0)
             m_c = m_product * (w0 * r + w * r0) + m_v * (c + c0) / len(c)
-            found[i] = m_c - m_c.mean()
-        return found
+            result[i] = m_c - m_c.mean()
+        return result
 
 
 def softmax(z: Array) -> Array:
@@ -76,39 +78,39 @@ def log_sum(z: Array) -> float:
     return float(z.max() + np.log(np.exp(z - z.max()).sum()))
 
 
-def softmax_back(m: Array, z: Array, z0: Array, far: float) -> Array:
-    """Of one row: first z less t log s, then the softmax of that, which is the same one."""
+def softmax_backward(m: Array, z: Array, z0: Array, far: float) -> Array:
+    """Of one row: the softmax of z − t log s, which is the same softmax, and then the subtraction itself."""
     log_s, log_s0 = log_sum(z), log_sum(z0)
-    t = beyond(log_s - log_s0, far)
-    m = plain_softmax_back(m, z - t * log_s, z0 - t * log_s0)
+    t = compute_steady_fraction(log_s - log_s0, far)
+    m = plain_softmax_backward(m, z - t * log_s, z0 - t * log_s0)
     shift = max(log_s, log_s0)  # log s = log Σe: the slope of each exponential over that of the logarithm's inverse
-    exp = lambda part: np.exp(part - shift)  # noqa: E731
-    share = slope(exp, exp, z, z0) / slope(exp, exp, np.array(log_s), np.array(log_s0))
-    return m - t * share * m.sum()
+    exp = lambda x: np.exp(x - shift)  # noqa: E731
+    ratio = slope(exp, exp, z, z0) / slope(exp, exp, np.array(log_s), np.array(log_s0))
+    return m - t * ratio * m.sum()
 
 
-def plain_softmax_back(m: Array, z: Array, z0: Array) -> Array:
+def plain_softmax_backward(m: Array, z: Array, z0: Array) -> Array:
     """Of one row: Δp = Δe · mean(1/s, 1/s₀) − ē · Δs/(s·s₀)."""
     shift = max(z.max(), z0.max())
     e, e0 = np.exp(z - shift), np.exp(z0 - shift)
     s, s0 = e.sum(), e0.sum()
     m_e = m * (1 / s + 1 / s0) / 2 - (m * (e + e0) / 2).sum() / (s * s0)
-    return m_e * slope(lambda part: np.exp(part - shift), lambda part: np.exp(part - shift), z, z0)
+    return m_e * slope(lambda x: np.exp(x - shift), lambda x: np.exp(x - shift), z, z0)
 
 
 class Bert:
-    """The weights of a BERT classifier, and what happens to one side."""
+    """The weights of a BERT classifier, its forward pass and its multipliers."""
 
     def __init__(self, model: Any, far: float) -> None:
         self.far = far
-        self.p: dict[str, Array] = {name: part.detach().numpy() for name, part in model.named_parameters()}
+        self.p: dict[str, Array] = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
         self.heads, self.layers = model.config.num_attention_heads, model.config.num_hidden_layers
         self.eps = model.config.layer_norm_eps
 
     def linear(self, name: str, x: Array) -> Array:
         return x @ self.p[f"{name}.weight"].T + self.p[f"{name}.bias"]
 
-    def linear_back(self, name: str, m: Array) -> Array:
+    def linear_backward(self, name: str, m: Array) -> Array:
         return m @ self.p[f"{name}.weight"]
 
     def norm(self, name: str) -> Norm:
@@ -118,31 +120,33 @@ class Bert:
         return np.split(x, self.heads, axis=-1)
 
     def forward(self, x: Array) -> dict[str, Array]:
-        """Everything that goes into an operation which is not linear, and the logits."""
-        seen: dict[str, Any] = {}
-        seen["words"] = x + self.p["bert.embeddings.position_embeddings.weight"][: len(x)]
-        seen["words"] = seen["words"] + self.p["bert.embeddings.token_type_embeddings.weight"][0]
-        h = self.norm("bert.embeddings.LayerNorm").forward(seen["words"])
+        """Return the inputs of every nonlinear operation, and the logits."""
+        record: dict[str, Any] = {}
+        record["words"] = x + self.p["bert.embeddings.position_embeddings.weight"][: len(x)]
+        record["words"] = record["words"] + self.p["bert.embeddings.token_type_embeddings.weight"][0]
+        h = self.norm("bert.embeddings.LayerNorm").forward(record["words"])
         for layer in range(self.layers):
             at = f"bert.encoder.layer.{layer}"
-            parts = {
+            projections = {
                 name: self.split(self.linear(f"{at}.attention.self.{name}", h)) for name in ("query", "key", "value")
             }
             contexts = []
             for head in range(self.heads):
-                q, k, v = (parts[name][head] for name in ("query", "key", "value"))
+                q, k, v = (projections[name][head] for name in ("query", "key", "value"))
                 z = q @ k.T / math.sqrt(q.shape[1])
                 p = np.stack([softmax(row) for row in z])
-                seen |= {f"{layer} {head} {name}": part for name, part in zip("qkvzp", (q, k, v, z, p), strict=True)}
+                record |= {
+                    f"{layer} {head} {name}": array for name, array in zip("qkvzp", (q, k, v, z, p), strict=True)
+                }
                 contexts.append(p @ v)
-            seen[f"{layer} attended"] = self.linear(f"{at}.attention.output.dense", np.concatenate(contexts, -1)) + h
-            h = self.norm(f"{at}.attention.output.LayerNorm").forward(seen[f"{layer} attended"])
-            seen[f"{layer} inner"] = self.linear(f"{at}.intermediate.dense", h)
-            seen[f"{layer} out"] = self.linear(f"{at}.output.dense", gelu(seen[f"{layer} inner"])) + h
-            h = self.norm(f"{at}.output.LayerNorm").forward(seen[f"{layer} out"])
-        seen["pooled"] = self.linear("bert.pooler.dense", h[:1])
-        seen["logits"] = self.linear("classifier", np.tanh(seen["pooled"]))[0]
-        return seen
+            record[f"{layer} attended"] = self.linear(f"{at}.attention.output.dense", np.concatenate(contexts, -1)) + h
+            h = self.norm(f"{at}.attention.output.LayerNorm").forward(record[f"{layer} attended"])
+            record[f"{layer} inner"] = self.linear(f"{at}.intermediate.dense", h)
+            record[f"{layer} out"] = self.linear(f"{at}.output.dense", gelu(record[f"{layer} inner"])) + h
+            h = self.norm(f"{at}.output.LayerNorm").forward(record[f"{layer} out"])
+        record["pooled"] = self.linear("bert.pooler.dense", h[:1])
+        record["logits"] = self.linear("classifier", np.tanh(record["pooled"]))[0]
+        return record
 
     def multipliers(self, here: Mapping[str, Array], there: Mapping[str, Array], label: int) -> Array:
         def both(name: str) -> tuple[Array, Array]:
@@ -151,27 +155,27 @@ class Bert:
         m = self.p["classifier.weight"][label][None]
         m = m * slope(np.tanh, lambda z: 1 - np.tanh(z) ** 2, *both("pooled"))
         m_h = np.zeros_like(here["words"])
-        m_h[:1] = self.linear_back("bert.pooler.dense", m)
+        m_h[:1] = self.linear_backward("bert.pooler.dense", m)
         for layer in reversed(range(self.layers)):
             at = f"bert.encoder.layer.{layer}"
-            m_out = self.norm(f"{at}.output.LayerNorm").back(m_h, *both(f"{layer} out"))
-            m_inner = self.linear_back(f"{at}.output.dense", m_out)
+            m_out = self.norm(f"{at}.output.LayerNorm").backward(m_h, *both(f"{layer} out"))
+            m_inner = self.linear_backward(f"{at}.output.dense", m_out)
             m_inner = m_inner * slope(gelu, gelu_derivative, *both(f"{layer} inner"))
-            m_h = m_out + self.linear_back(f"{at}.intermediate.dense", m_inner)
-            m_attended = self.norm(f"{at}.attention.output.LayerNorm").back(m_h, *both(f"{layer} attended"))
-            m_contexts = self.split(self.linear_back(f"{at}.attention.output.dense", m_attended))
+            m_h = m_out + self.linear_backward(f"{at}.intermediate.dense", m_inner)
+            m_attended = self.norm(f"{at}.attention.output.LayerNorm").backward(m_h, *both(f"{layer} attended"))
+            m_contexts = self.split(self.linear_backward(f"{at}.attention.output.dense", m_attended))
             m_parts: dict[str, list[Array]] = {"query": [], "key": [], "value": []}
             for head, m_context in enumerate(m_contexts):
                 q, k, v, p = (sum(both(f"{layer} {head} {name}")) / 2 for name in "qkvp")
                 m_p, m_v = m_context @ v.T, p.T @ m_context
                 pairs = zip(m_p, *both(f"{layer} {head} z"), strict=True)
-                m_z = np.stack([softmax_back(*rows, self.far) for rows in pairs]) / math.sqrt(q.shape[1])
-                for name, part in (("query", m_z @ k), ("key", m_z.T @ q), ("value", m_v)):
-                    m_parts[name].append(part)
+                m_z = np.stack([softmax_backward(*rows, self.far) for rows in pairs]) / math.sqrt(q.shape[1])
+                for name, product in (("query", m_z @ k), ("key", m_z.T @ q), ("value", m_v)):
+                    m_parts[name].append(product)
             m_h = m_attended
-            for name, parts in m_parts.items():
-                m_h = m_h + self.linear_back(f"{at}.attention.self.{name}", np.concatenate(parts, -1))
-        return self.norm("bert.embeddings.LayerNorm").back(m_h, *both("words"))
+            for name, products in m_parts.items():
+                m_h = m_h + self.linear_backward(f"{at}.attention.self.{name}", np.concatenate(products, -1))
+        return self.norm("bert.embeddings.LayerNorm").backward(m_h, *both("words"))
 
 
 def scores(

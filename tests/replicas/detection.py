@@ -1,4 +1,4 @@
-"""Generic Attention and its companions on DETR (relevance.md 2.1, 2.2, 2.4, 2.9.4), one query at a time, with loops.
+"""Generic Attention and related methods on DETR (relevance.md 2.1, 2.2, 2.4, 2.9.4), one query at a time, with loops.
 
 One plain pass of a copy with eager attention, the maps that the model returns, one `autograd.grad`."""
 
@@ -17,7 +17,7 @@ Maps = list[Float[np.ndarray, "head query key"]]
 
 @dataclass(frozen=True)
 class Seen:
-    """Attention and its gradient in the encoder, and in the decoder among queries and to the picture."""
+    """Attention and its gradient in the encoder, among queries (`within`) and from queries to the image (`across`)."""
 
     encoder: Maps
     within: Maps
@@ -29,47 +29,47 @@ class Seen:
 
 
 def watch(model: Any, pixels: Float[Tensor, "1 channel height width"], query: int, label: int) -> Seen:
-    twin = copy.deepcopy(model).eval().requires_grad_(True)
-    twin.set_attn_implementation("eager")
-    leaf = pixels.to(twin.dtype).clone().requires_grad_()
-    output = twin(pixel_values=leaf, output_attentions=True)
+    eager = copy.deepcopy(model).eval().requires_grad_(True)
+    eager.set_attn_implementation("eager")
+    leaf = pixels.to(eager.dtype).clone().requires_grad_()
+    output = eager(pixel_values=leaf, output_attentions=True)
     kinds = [output.encoder_attentions, output.decoder_attentions, output.cross_attentions]
-    maps = [part for kind in kinds for part in kind]
-    found = torch.autograd.grad(output.logits[0, query, label], [*maps, leaf], allow_unused=True)
-    gradients = [torch.zeros_like(m) if g is None else g for m, g in zip([*maps, leaf], found, strict=True)]
+    maps = [attention_map for kind in kinds for attention_map in kind]
+    raw_gradients = torch.autograd.grad(output.logits[0, query, label], [*maps, leaf], allow_unused=True)
+    gradients = [torch.zeros_like(m) if g is None else g for m, g in zip([*maps, leaf], raw_gradients, strict=True)]
     counts = [len(kind) for kind in kinds]
     split = np.cumsum([0, *counts])
-    taken = [[_plain(m) for m in maps[a:b]] for a, b in pairwise(split)]
-    steep = [[_plain(g) for g in gradients[a:b]] for a, b in pairwise(split)]
-    return Seen(*taken, *steep, _plain(gradients[-1]))
+    attention_lists = [[_plain(m) for m in maps[a:b]] for a, b in pairwise(split)]
+    gradient_lists = [[_plain(g) for g in gradients[a:b]] for a, b in pairwise(split)]
+    return Seen(*attention_lists, *gradient_lists, _plain(gradients[-1]))
 
 
-def _plain(part: Tensor) -> np.ndarray:
-    return part[0].detach().double().numpy()
+def _plain(tensor: Tensor) -> np.ndarray:
+    return tensor[0].detach().double().numpy()
 
 
 def fused(attention: np.ndarray, gradient: np.ndarray) -> np.ndarray:
     """Ā = E_h((∇A ⊙ A)⁺), entry by entry."""
     heads, rows, columns = attention.shape
-    found = np.zeros((rows, columns))
+    result = np.zeros((rows, columns))
     for h in range(heads):
         for i in range(rows):
             for j in range(columns):
-                found[i, j] += max(attention[h, i, j] * gradient[h, i, j], 0.0) / heads
-    return found
+                result[i, j] += max(attention[h, i, j] * gradient[h, i, j], 0.0) / heads
+    return result
 
 
 def normalised(relevance: np.ndarray) -> np.ndarray:
-    """R̄ = R̂ / its row sums + I; a row that is zero stays zero."""
-    rest = relevance - np.eye(len(relevance))
-    for row in rest:
+    """R̄ = R̂ / its row sums + I; a row of zeros stays zero."""
+    residual = relevance - np.eye(len(relevance))
+    for row in residual:
         if row.sum() != 0:
             row /= row.sum()
-    return rest + np.eye(len(relevance))
+    return residual + np.eye(len(relevance))
 
 
 def generic(seen: Seen, query: int) -> tuple[np.ndarray, np.ndarray]:
-    """The query's rows of R_qi and of R_qq without the identity."""
+    """Return the rows of the query in R_qi and in R_qq without the identity."""
     r_ii = np.eye(seen.encoder[0].shape[1])
     for attention, gradient in zip(seen.encoder, seen.encoder_gradient, strict=True):
         r_ii = r_ii + fused(attention, gradient) @ r_ii
@@ -91,10 +91,10 @@ def rollout(seen: Seen, query: int) -> np.ndarray:
     """R_qqᵀ · E_h A · R_ii, with the last map between them."""
 
     def rolled(maps: Maps) -> np.ndarray:
-        found = np.eye(maps[0].shape[1])
-        for one in maps:
-            found = (one.mean(0) + np.eye(len(found))) / 2 @ found
-        return found
+        product = np.eye(maps[0].shape[1])
+        for attention_map in maps:
+            product = (attention_map.mean(0) + np.eye(len(product))) / 2 @ product
+        return product
 
     return (rolled(seen.within).T @ seen.across[-1].mean(0) @ rolled(seen.encoder))[query]
 

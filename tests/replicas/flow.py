@@ -1,5 +1,5 @@
 """Attention flow (Abnar & Zuidema 2020): one max-flow problem for each pair of an output row and an input, solved by
-augmenting along shortest paths (Edmonds & Karp), then rows divided by their sums."""
+augmenting along shortest paths (Edmonds & Karp); rows are then normalised to sum to one."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,31 +11,31 @@ from tests.replicas.plain_pass import Seen
 
 
 def max_flow(capacity: Float[np.ndarray, "node node"], source: int, sink: int) -> float:
-    left, total = capacity.copy(), 0.0
+    residual, total = capacity.copy(), 0.0
     while True:
-        came_from = {source: source}
-        waiting = deque([source])
-        while waiting and sink not in came_from:
-            node = waiting.popleft()
-            for other in np.flatnonzero(left[node] > 1e-15).tolist():
-                if other not in came_from:
-                    came_from[other] = node
-                    waiting.append(other)
-        if sink not in came_from:
+        parents = {source: source}
+        queue = deque([source])
+        while queue and sink not in parents:
+            node = queue.popleft()
+            for other in np.flatnonzero(residual[node] > 1e-15).tolist():
+                if other not in parents:
+                    parents[other] = node
+                    queue.append(other)
+        if sink not in parents:
             return total
         path = [sink]
         while path[-1] != source:
-            path.append(came_from[path[-1]])
+            path.append(parents[path[-1]])
         steps = list(zip(path[1:], path[:-1], strict=True))
-        least = min(left[step] for step in steps)
+        bottleneck = min(residual[step] for step in steps)
         for a, b in steps:
-            left[a, b] -= least
-            left[b, a] += least
-        total += least
+            residual[a, b] -= bottleneck
+            residual[b, a] += bottleneck
+        total += bottleneck
 
 
 def graph(maps: Sequence[Float[np.ndarray, "head query key"]], heads: Sequence[int] | None) -> np.ndarray:
-    """The capacities between all nodes; the inputs are the first n, what the last map looks from the last n."""
+    """Return the capacities between all nodes: the first n are the inputs, the last n the queries of the last map."""
     units = maps[0].shape[-1]
     heads = range(len(maps[0])) if heads is None else heads
     nodes = np.zeros((len(maps) + 1, units, len(maps) + 1, units))
@@ -46,19 +46,21 @@ def graph(maps: Sequence[Float[np.ndarray, "head query key"]], heads: Sequence[i
     return nodes.reshape((len(maps) + 1) * units, -1)
 
 
-def rows(seen: Seen, wanted: Sequence[int], layers: Sequence[int], heads: Sequence[int] | None) -> np.ndarray:
+def compute_rows(
+    seen: Seen, requested: Sequence[int], layers: Sequence[int], heads: Sequence[int] | None
+) -> np.ndarray:
     capacity = graph([seen.attention[layer] for layer in layers], heads)
-    found = np.zeros((seen.units, seen.units))
-    for p in wanted:
-        found[p] = [max_flow(capacity, len(layers) * seen.units + p, j) for j in range(seen.units)]
-        found[p] /= found[p].sum()
-    return found
+    flows = np.zeros((seen.units, seen.units))
+    for p in requested:
+        flows[p] = [max_flow(capacity, len(layers) * seen.units + p, j) for j in range(seen.units)]
+        flows[p] /= flows[p].sum()
+    return flows
 
 
 def matrix(
     seen: Seen, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
 ) -> Float[np.ndarray, "row unit"]:
-    return rows(seen, range(seen.units), range(seen.layers) if layers is None else layers, heads)
+    return compute_rows(seen, range(seen.units), range(seen.layers) if layers is None else layers, heads)
 
 
 def depths(
@@ -67,8 +69,8 @@ def depths(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> Float[np.ndarray, "layer unit"]:
-    layers, read = range(seen.layers) if layers is None else layers, np.flatnonzero(readout).tolist()
-    return np.array([readout @ rows(seen, read, layers[: place + 1], heads) for place in range(len(layers))])
+    layers, read_rows = range(seen.layers) if layers is None else layers, np.flatnonzero(readout).tolist()
+    return np.array([readout @ compute_rows(seen, read_rows, layers[: last + 1], heads) for last in range(len(layers))])
 
 
 def scores(
@@ -77,5 +79,5 @@ def scores(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> Float[np.ndarray, "unit"]:
-    read = np.flatnonzero(readout).tolist()
-    return readout @ rows(seen, read, range(seen.layers) if layers is None else layers, heads)
+    read_rows = np.flatnonzero(readout).tolist()
+    return readout @ compute_rows(seen, read_rows, range(seen.layers) if layers is None else layers, heads)

@@ -1,4 +1,4 @@
-"""Grad-SAM (Barkan et al. 2021): H = A ∘ ReLU(G), r_i = 1/(L·M·N) Σ_l Σ_m Σ_j H_ij; of H_ji for what i receives."""
+"""Grad-SAM (Barkan et al. 2021): H = A ∘ ReLU(G), r_i = 1/(L·M·N) Σ_l Σ_m Σ_j H_ij; with `received`, H_ji."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from jaxtyping import Float
 from tests.replicas.plain_pass import Seen
 
 
-def shares(
+def contributions(
     seen: Seen,
     readout: Float[np.ndarray, "unit"],
     layers: Sequence[int] | None = None,
@@ -17,14 +17,14 @@ def shares(
 ) -> Float[np.ndarray, "layer head unit"]:
     layers = range(seen.layers) if layers is None else layers
     heads = range(seen.heads) if heads is None else heads
-    found = np.zeros((len(layers), len(heads), seen.units))
+    result = np.zeros((len(layers), len(heads), seen.units))
     for a, layer in enumerate(layers):
         for b, head in enumerate(heads):
             for i in range(seen.units):
                 for j in range(seen.units):
                     cell = (layer, head, j, i) if received else (layer, head, i, j)
-                    found[a, b, i] += seen.attention[cell] * max(seen.attention_gradient[cell], 0.0)
-    return found / (len(layers) * len(heads) * seen.units)
+                    result[a, b, i] += seen.attention[cell] * max(seen.attention_gradient[cell], 0.0)
+    return result / (len(layers) * len(heads) * seen.units)
 
 
 def scores(
@@ -34,4 +34,4 @@ def scores(
     heads: Sequence[int] | None = None,
     received: bool = False,
 ) -> Float[np.ndarray, "unit"]:
-    return shares(seen, readout, layers, heads, received).sum((0, 1))
+    return contributions(seen, readout, layers, heads, received).sum((0, 1))

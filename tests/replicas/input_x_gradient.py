@@ -1,4 +1,4 @@
-"""Input × gradient: Σ_k x_ik · ∂y/∂x_ik over a word's embedding, or over the pixels of a patch."""
+"""Input × gradient: Σ_k x_ik · ∂y/∂x_ik over the embedding of a token, or over the pixels of a patch."""
 
 import math
 
@@ -8,7 +8,7 @@ from jaxtyping import Float
 from tests.replicas.plain_pass import Seen
 
 
-def reduced(vector: list[float], reduce: str) -> float:
+def reduce_vector(vector: list[float], reduce: str) -> float:
     if reduce == "sum":
         return math.fsum(vector)
     if reduce == "abs":
@@ -17,7 +17,7 @@ def reduced(vector: list[float], reduce: str) -> float:
 
 
 def unit_vectors(leaf: Float[np.ndarray, "*leaf"], patch: int, before: int) -> list[list[float]]:
-    """One vector per unit: a word's embedding, or a patch's pixels gathered one by one. Special tokens have none."""
+    """Return one vector per unit: an embedding, or the pixels of a patch; empty for special tokens of images."""
     if leaf.ndim == 2:
         return [list(map(float, vector)) for vector in leaf]
     channels, height, width = leaf.shape
@@ -31,4 +31,4 @@ def unit_vectors(leaf: Float[np.ndarray, "*leaf"], patch: int, before: int) -> l
 
 def scores(seen: Seen, patch: int, before: int, reduce: str = "sum") -> Float[np.ndarray, "unit"]:
     products = seen.inputs * seen.input_gradient
-    return np.array([reduced(vector, reduce) for vector in unit_vectors(products, patch, before)])
+    return np.array([reduce_vector(vector, reduce) for vector in unit_vectors(products, patch, before)])

@@ -1,16 +1,16 @@
-"""Integrated gradients: Σ_k (x − x′)_ik · ∫ ∂y/∂x_ik along the straight way, one step after the other."""
+"""Integrated gradients: Σ_k (x − x′)_ik · ∫ ∂y/∂x_ik along the straight path, one step after the other."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
 
-from tests.replicas.input_x_gradient import reduced, unit_vectors
-from tests.replicas.path_passes import Walker
+from tests.replicas.input_x_gradient import reduce_vector, unit_vectors
+from tests.replicas.path_passes import InputEvaluator
 
 
-def points(rule: str, steps: int) -> list[tuple[float, float]]:
-    """Places and weights by the book."""
+def compute_quadrature(rule: str, steps: int) -> list[tuple[float, float]]:
+    """Return the points and weights of a quadrature rule."""
     if rule == "gauss-legendre":
         # the roots of the n-th Legendre polynomial on 0…1, w = 1 / ((1 − t²) P′(t)²)
         polynomial = np.polynomial.legendre.Legendre.basis(steps)
@@ -24,7 +24,7 @@ def points(rule: str, steps: int) -> list[tuple[float, float]]:
 
 
 def scores(
-    walker: Walker,
+    evaluator: InputEvaluator,
     baseline: Float[np.ndarray, "*leaf"],
     patch: int,
     before: int,
@@ -32,21 +32,21 @@ def scores(
     rule: str = "gauss-legendre",
     reduce: str = "sum",
 ) -> Float[np.ndarray, "unit"]:
-    way = walker.x - baseline
-    total = np.zeros_like(way)
-    for place, weight in points(rule, steps):
-        total += weight * walker.gradient(baseline + place * way)[1]
-    return per_unit(way * total, patch, before, reduce)
+    difference = evaluator.x - baseline
+    total = np.zeros_like(difference)
+    for point, weight in compute_quadrature(rule, steps):
+        total += weight * evaluator.gradient(baseline + point * difference)[1]
+    return per_unit(difference * total, patch, before, reduce)
 
 
 def per_unit(products: Float[np.ndarray, "*leaf"], patch: int, before: int, reduce: str) -> Float[np.ndarray, "unit"]:
-    return np.array([reduced(vector, reduce) for vector in unit_vectors(products[0], patch, before)])
+    return np.array([reduce_vector(vector, reduce) for vector in unit_vectors(products[0], patch, before)])
 
 
-def drawn(seed: int, draw: int, what: int) -> np.random.Generator:
-    """How random places are keyed: by the content of the input, the draw, and what is drawn."""
-    return np.random.default_rng([seed, draw, what])
+def make_generator(seed: int, draw: int, purpose: int) -> np.random.Generator:
+    """Return the random generator for a seed (from the content of the input), a draw, and the purpose of the draw."""
+    return np.random.default_rng([seed, draw, purpose])
 
 
-def lengths(vectors: Float[np.ndarray, "*leaf"], pixels: bool) -> Sequence[float]:
+def compute_lengths(vectors: Float[np.ndarray, "*leaf"], pixels: bool) -> Sequence[float]:
     return vectors.ravel().tolist() if pixels else [float(np.sqrt((row**2).sum())) for row in vectors[0]]

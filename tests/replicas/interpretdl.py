@@ -13,13 +13,13 @@ from tests.replicas.plain_pass import Seen
 Matrix = Float[np.ndarray, "row unit"]
 
 
-def head_wise(predicted: Seen, wished: Matrix, layers: list[int]) -> Matrix:
-    """θ by the predicted class; the feedback is that of the class asked for."""
-    return head.matrix(predicted, wished, layers)
+def head_wise(predicted: Seen, feedback: Matrix, layers: list[int]) -> Matrix:
+    """θ comes from the predicted class, the feedback from the target class."""
+    return head.matrix(predicted, feedback, layers)
 
 
 def after_attention(model: Any, seen: Seen, layer: int) -> Float[np.ndarray, "unit model"]:
-    """The input of a BERT layer's first norm: attention's output, projected, added to what the layer was given."""
+    """Return the input of the first norm of a BERT layer: projected attention output plus the input of the layer."""
     z, block = torch.tensor(seen.hidden[layer]), model.bert.encoder.layer[layer]
     values = block.attention.self.value(z).detach().numpy()
     width = values.shape[-1] // seen.heads
@@ -28,11 +28,11 @@ def after_attention(model: Any, seen: Seen, layer: int) -> Float[np.ndarray, "un
     return (z + projected).detach().numpy()
 
 
-def token_wise_on_bert(model: Any, seen: Seen, wished: Matrix, layers: list[int]) -> Matrix:
-    perceived = np.eye(seen.units)
+def token_wise_on_bert(model: Any, seen: Seen, feedback: Matrix, layers: list[int]) -> Matrix:
+    perception = np.eye(seen.units)
     for layer in layers:
-        rho = np.array(token.transported(model, seen, layer))
-        before = np.linalg.norm(seen.hidden[layer], axis=-1)
-        rho = rho * before / np.linalg.norm(after_attention(model, seen, layer), axis=-1)
-        perceived = perceived + (seen.attention[layer].mean(0) * rho[None]) @ perceived
-    return perceived * wished
+        rho = np.array(token.compute_transport(model, seen, layer))
+        input_norms = np.linalg.norm(seen.hidden[layer], axis=-1)
+        rho = rho * input_norms / np.linalg.norm(after_attention(model, seen, layer), axis=-1)
+        perception = perception + (seen.attention[layer].mean(0) * rho[None]) @ perception
+    return perception * feedback

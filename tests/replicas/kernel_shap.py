@@ -1,4 +1,4 @@
-"""Shapley values by their definition: a player's mean contribution over all orders, size of coalition by size."""
+"""Shapley values by their definition: the mean contribution of a player over all orders."""
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import combinations
@@ -10,15 +10,15 @@ Value = Callable[[Collection[int]], float]
 
 
 def scores(players: Sequence[int], value: Value) -> np.ndarray:
-    worth = {
+    values = {
         members: value(members) for size in range(len(players) + 1) for members in combinations(sorted(players), size)
     }
-    count, found = len(players), []
+    count, result = len(players), []
     for player in players:
         total = 0.0
-        for members, v in worth.items():
+        for members, v in values.items():
             if player not in members:
                 weight = factorial(len(members)) * factorial(count - len(members) - 1) / factorial(count)
-                total += weight * (worth[tuple(sorted((*members, player)))] - v)
-        found.append(total)
-    return np.array(found)
+                total += weight * (values[tuple(sorted((*members, player)))] - v)
+        result.append(total)
+    return np.array(result)

@@ -12,10 +12,12 @@ def scores(players: Sequence[int], value: Value) -> np.ndarray:
 
 
 def windowed(players: Sequence[int], value: Value, windows: Sequence[Sequence[int]]) -> np.ndarray:
-    """The mean over a player's windows of what they lose, per player of a window."""
-    found = []
+    """Return for each player the mean over its windows of the lost value, divided by the size of the window."""
+    result = []
     for player in players:
-        own = [window for window in windows if player in window]
-        lost = [(value(players) - value([p for p in players if p not in window])) / len(window) for window in own]
-        found.append(sum(lost) / len(lost))
-    return np.array(found)
+        player_windows = [window for window in windows if player in window]
+        differences = [
+            (value(players) - value([p for p in players if p not in window])) / len(window) for window in player_windows
+        ]
+        result.append(sum(differences) / len(differences))
+    return np.array(result)

@@ -1,5 +1,5 @@
-"""Plain passes at other inputs than the given one, the way the papers' authors make them: one sample and one place at a
-time, on a copy with eager attention. No code of clearhead's is used."""
+"""Plain passes at other points than the given input, as in the authors' code: one sample and one point at a time, on a
+copy with eager attention. No code of clearhead is used."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.replicas.plain_pass import Value
 
-#: Where the words of a model, with their positions, enter its layers.
+#: The module whose output, embeddings with positions, enters the layers of a model.
 EMBEDDINGS = {
     "bert": "bert.embeddings",
     "roberta": "roberta.embeddings",
@@ -22,8 +22,8 @@ EMBEDDINGS = {
 }
 
 
-class Walker:
-    """One model and one input, looked at in other places."""
+class InputEvaluator:
+    """Evaluates one model at points in the input space of one sample."""
 
     def __init__(self, model: Any, inputs: Mapping[str, Tensor], value: Value) -> None:
         self.model, self.value = copy.deepcopy(model).eval(), value
@@ -41,14 +41,16 @@ class Walker:
         return self.model(**{name: vectors}, **self.inputs, output_attentions=True)
 
     def gradient(self, vectors: np.ndarray) -> tuple[float, Float[np.ndarray, "*leaf"]]:
-        """The target's value and its gradient there."""
+        """Return the value of the target and its gradient at a point."""
         leaf = torch.tensor(vectors, dtype=torch.float64, requires_grad=True)
         y = self.value(self._run(leaf))
         (gradient,) = torch.autograd.grad(y, leaf)
         return float(y.detach()), gradient.numpy()
 
-    def wish(self, vectors: np.ndarray, factor: float = 1.0) -> Float[np.ndarray, "head query key"]:
-        """The gradient of the last attention; `factor` scales words as they enter the first layer."""
+    def compute_attention_gradient(
+        self, vectors: np.ndarray, factor: float = 1.0
+    ) -> Float[np.ndarray, "head query key"]:
+        """Return the gradient of the last attention map; `factor` scales the first layer's input, or the pixels."""
         leaf = torch.tensor(vectors, dtype=torch.float64, requires_grad=True)
         handles = []
         if not self.pixels:
@@ -62,7 +64,7 @@ class Walker:
         return gradient[0].double().numpy()
 
 
-def fixed(scores: Tensor) -> Callable[[Tensor], Tensor]:
-    """The class that is predicted once, for other inputs."""
+def select_predicted_class(scores: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return a function that selects the class with the highest of these scores, also for other inputs."""
     label = int(scores.argmax())
-    return lambda other: other[label]
+    return lambda logits: logits[label]

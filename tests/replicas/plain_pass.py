@@ -1,5 +1,5 @@
-"""One plain pass of a model, recorded the way the papers' authors do it: eager attention on a copy, the maps and
-hidden states that the model returns, one `autograd.grad`. One sample at a time; no code of clearhead's is used."""
+"""One plain pass of a model, recorded as in the authors' code: eager attention on a copy, the maps and hidden states
+that the model returns, one `autograd.grad`. One sample at a time; no code of clearhead is used."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ Value = Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class Seen:
-    """What one pass showed, in float64. Hidden state l is the *input* of layer l; the last one is the output."""
+    """The record of one pass, in float64. Hidden state l is the *input* of layer l; the last one is the output."""
 
     attention: Float[np.ndarray, "layer head query key"]
     attention_gradient: Float[np.ndarray, "layer head query key"]
@@ -40,26 +40,26 @@ class Seen:
 
 
 def watch(model: Any, inputs: Mapping[str, Tensor], value: Value) -> Seen:
-    """One pass of one sample. `value` takes the model's output to the number that is explained."""
-    twin = copy.deepcopy(model).eval()
-    twin.set_attn_implementation("eager")
-    given = dict(inputs)
-    if "pixel_values" in given:
-        leaf = given["pixel_values"].to(twin.dtype).requires_grad_()
-        given["pixel_values"] = leaf
+    """Record one pass of one sample. `value` computes the target from the output of the model."""
+    eager = copy.deepcopy(model).eval()
+    eager.set_attn_implementation("eager")
+    arguments = dict(inputs)
+    if "pixel_values" in arguments:
+        leaf = arguments["pixel_values"].to(eager.dtype).requires_grad_()
+        arguments["pixel_values"] = leaf
     else:
-        leaf = twin.get_input_embeddings()(given.pop("input_ids")).detach().requires_grad_()
-        given["inputs_embeds"] = leaf
-    output = twin(**given, output_attentions=True, output_hidden_states=True)
+        leaf = eager.get_input_embeddings()(arguments.pop("input_ids")).detach().requires_grad_()
+        arguments["inputs_embeds"] = leaf
+    output = eager(**arguments, output_attentions=True, output_hidden_states=True)
     attention, hidden = list(output.attentions), list(output.hidden_states)
     y = value(output)
     gradients = torch.autograd.grad(y, [*attention, *hidden, leaf], allow_unused=True)
     filled = [
-        torch.zeros_like(of) if gradient is None else gradient
-        for gradient, of in zip(gradients, [*attention, *hidden, leaf], strict=True)
+        torch.zeros_like(tensor) if gradient is None else gradient
+        for gradient, tensor in zip(gradients, [*attention, *hidden, leaf], strict=True)
     ]
-    # Swin's maps belong to windows and change their size from stage to stage: they cannot be stacked, nor explained.
-    stackable = len({part.shape for part in attention}) == 1 and len(attention[0]) == 1
+    # Swin's maps belong to windows, and their size differs between stages: they cannot be stacked.
+    stackable = len({attention_map.shape for attention_map in attention}) == 1 and len(attention[0]) == 1
     maps, states = (attention, hidden) if stackable else ([], [])
     return Seen(
         attention=_stacked(maps),
@@ -72,9 +72,9 @@ def watch(model: Any, inputs: Mapping[str, Tensor], value: Value) -> Seen:
     )
 
 
-def _stacked(parts: list[Tensor]) -> np.ndarray:
-    return np.stack([_plain(part[0]) for part in parts]) if parts else np.empty((0, 0, 0, 0))
+def _stacked(tensors: list[Tensor]) -> np.ndarray:
+    return np.stack([_plain(tensor[0]) for tensor in tensors]) if tensors else np.empty((0, 0, 0, 0))
 
 
-def _plain(part: Tensor) -> np.ndarray:
-    return part.detach().double().numpy()
+def _plain(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().double().numpy()

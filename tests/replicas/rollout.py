@@ -8,7 +8,7 @@ from jaxtyping import Float
 from tests.replicas.plain_pass import Seen
 
 
-def augmented(attention: Float[np.ndarray, "head row unit"], heads: Sequence[int] | None) -> np.ndarray:
+def normalise_with_identity(attention: Float[np.ndarray, "head row unit"], heads: Sequence[int] | None) -> np.ndarray:
     """rownorm(E_h A + I)."""
     heads = range(len(attention)) if heads is None else heads
     mixed = sum(attention[head] for head in heads) / len(heads) + np.eye(attention.shape[-1])
@@ -22,7 +22,7 @@ def matrix(
 ) -> Float[np.ndarray, "row unit"]:
     joint = np.eye(seen.units)
     for layer in range(seen.layers) if layers is None else layers:
-        joint = augmented(seen.attention[layer], heads) @ joint
+        joint = normalise_with_identity(seen.attention[layer], heads) @ joint
     return joint
 
 
@@ -32,9 +32,9 @@ def depths(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> Float[np.ndarray, "layer unit"]:
-    """The read-out after each layer: rollout stopped there."""
+    """Return the scores of rollout up to each layer."""
     layers = range(seen.layers) if layers is None else layers
-    return np.array([readout @ matrix(seen, layers[: place + 1], heads) for place in range(len(layers))])
+    return np.array([readout @ matrix(seen, layers[: last + 1], heads) for last in range(len(layers))])
 
 
 def scores(

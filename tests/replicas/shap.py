@@ -1,5 +1,5 @@
-"""Owen values over a tree of pairs, by their definition: the mean over all orders in which each pair's two halves may
-come, players of one group never apart."""
+"""Owen values over a tree of pairs, by their definition: the mean over all orders of the players in which the
+players of each group are adjacent."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -11,7 +11,7 @@ Tree = int | tuple["Tree", "Tree"]
 
 
 def orders(tree: Tree) -> Iterator[list[int]]:
-    """Every order that keeps groups together: each pair as it stands, and turned round."""
+    """Yield every order in which groups are contiguous: each pair in both orders."""
     if isinstance(tree, int):
         yield [tree]
         return
@@ -22,17 +22,17 @@ def orders(tree: Tree) -> Iterator[list[int]]:
 
 
 def scores(players: Sequence[int], value: Value, tree: Tree) -> np.ndarray:
-    known: dict[frozenset[int], float] = {}
+    cache: dict[frozenset[int], float] = {}
 
-    def worth(there: Collection[int]) -> float:
-        key = frozenset(there)
-        if key not in known:
-            known[key] = value(key)
-        return known[key]
+    def cached_value(members: Collection[int]) -> float:
+        key = frozenset(members)
+        if key not in cache:
+            cache[key] = value(key)
+        return cache[key]
 
     total, count = dict.fromkeys(players, 0.0), 0
     for order in orders(tree):
         count += 1
-        for place, player in enumerate(order):
-            total[player] += worth(order[: place + 1]) - worth(order[:place])
+        for position, player in enumerate(order):
+            total[player] += cached_value(order[: position + 1]) - cached_value(order[:position])
     return np.array([total[player] / count for player in players])

@@ -1,19 +1,25 @@
-"""SmoothGrad: the mean gradient at x + N(0, σ²), σ a share of the range of pixels, or of the lengths of embeddings."""
+"""SmoothGrad: the mean gradient at x + N(0, σ²), σ a fraction of the range of pixels, or of embedding lengths."""
 
 import numpy as np
 from jaxtyping import Float
 
-from tests.replicas.integrated_gradients import drawn, lengths, per_unit
-from tests.replicas.path_passes import Walker
+from tests.replicas.integrated_gradients import compute_lengths, make_generator, per_unit
+from tests.replicas.path_passes import InputEvaluator
 
 
 def scores(
-    walker: Walker, seed: int, patch: int, before: int, samples: int = 50, noise: float = 0.15, reduce: str = "l2"
+    evaluator: InputEvaluator,
+    seed: int,
+    patch: int,
+    before: int,
+    samples: int = 50,
+    noise: float = 0.15,
+    reduce: str = "l2",
 ) -> Float[np.ndarray, "unit"]:
-    sizes = lengths(walker.x, walker.pixels)
+    sizes = compute_lengths(evaluator.x, evaluator.pixels)
     sigma = noise * (max(sizes) - min(sizes))
-    total = np.zeros_like(walker.x)
+    total = np.zeros_like(evaluator.x)
     for draw in range(samples):
-        epsilon = sigma * drawn(seed, draw, 2).standard_normal(walker.x.size).reshape(walker.x.shape)
-        total += walker.gradient(walker.x + epsilon)[1] / samples
+        epsilon = sigma * make_generator(seed, draw, 2).standard_normal(evaluator.x.size).reshape(evaluator.x.shape)
+        total += evaluator.gradient(evaluator.x + epsilon)[1] / samples
     return per_unit(total, patch, before, reduce)

@@ -1,4 +1,4 @@
-"""Transition attention maps: s from the last layer's row, s ← s · E_h A + s down to the first, times the feedback."""
+"""Transition attention maps: s is a row of the last layer, s ← s · E_h A + s to the first, times the feedback."""
 
 from collections.abc import Sequence
 
@@ -10,16 +10,16 @@ from tests.replicas.plain_pass import Seen
 
 def scores(
     seen: Seen,
-    wished: Float[np.ndarray, "row unit"],
+    feedback: Float[np.ndarray, "row unit"],
     readout: Float[np.ndarray, "unit"],
     layers: Sequence[int] = (1, 2),
 ) -> Float[np.ndarray, "unit"]:
-    *below, last = layers
+    *lower_layers, last = layers
     total = np.zeros(seen.units)
     for row, weight in enumerate(readout):
         if weight:
             state = seen.attention[last].mean(0)[row]
-            for layer in reversed(below):
+            for layer in reversed(lower_layers):
                 state = state @ seen.attention[layer].mean(0) + state
-            total += weight * state * wished[row]
+            total += weight * state * feedback[row]
     return total

@@ -1,5 +1,5 @@
-"""Value zeroing (Mohebbi et al. 2023), token by token: the whole model is run again with one value vector set to zero
-in one layer, and what that layer puts out is compared with what it put out before."""
+"""Value zeroing (Mohebbi et al. 2023), token by token: the full model runs again with one value vector set to zero in
+one layer, and the output of that layer is compared with its output before."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -12,56 +12,56 @@ from torch import Tensor
 
 
 def layer_outputs(model: Any, inputs: Mapping[str, Tensor], layers: Sequence[Any]) -> list[Float[np.ndarray, "unit d"]]:
-    """What each layer puts out, run by run (a shared layer runs several times)."""
-    seen: list[np.ndarray] = []
+    """Return the output of each layer, run by run (a shared layer runs several times)."""
+    outputs: list[np.ndarray] = []
 
-    def hear(module: Any, args: Any, output: Any) -> None:
+    def record_output(module: Any, args: Any, output: Any) -> None:
         first = output[0] if isinstance(output, tuple) else output
-        seen.append(first[0].detach().double().numpy())
+        outputs.append(first[0].detach().double().numpy())
 
-    handles = [layer.register_forward_hook(hear) for layer in dict.fromkeys(layers)]
+    handles = [layer.register_forward_hook(record_output) for layer in dict.fromkeys(layers)]
     with torch.no_grad():
         model(**inputs)
     for handle in handles:
         handle.remove()
-    return seen
+    return outputs
 
 
-def contributions(
+def compute_maps(
     model: Any, inputs: Mapping[str, Tensor], layers: Sequence[str], values: Sequence[str]
 ) -> Float[np.ndarray, "layer query key"]:
-    """C^l, rows summing to one. `layers` and `values` name the layers and the linear maps that make their values, in
-    the order in which they run (one name several times where they are shared)."""
-    twin = copy.deepcopy(model).eval()
-    twin.set_attn_implementation("eager")
-    modules = [twin.get_submodule(name) for name in layers]
-    plain = layer_outputs(twin, inputs, modules)
-    units = len(plain[0])
-    found = np.zeros((len(layers), units, units))
-    for place in range(len(layers)):
-        projection, which = twin.get_submodule(values[place]), list(values[:place]).count(values[place])
+    """Return C^l, whose rows sum to one. `layers` and `values` name the layers and their value projections, in the
+    order in which they run (a shared module several times)."""
+    eager = copy.deepcopy(model).eval()
+    eager.set_attn_implementation("eager")
+    modules = [eager.get_submodule(name) for name in layers]
+    plain_outputs = layer_outputs(eager, inputs, modules)
+    units = len(plain_outputs[0])
+    maps = np.zeros((len(layers), units, units))
+    for index in range(len(layers)):
+        projection, occurrence = eager.get_submodule(values[index]), list(values[:index]).count(values[index])
         for j in range(units):
             times = [0]
 
             def zero(
-                module: Any, args: Any, output: Tensor, j: int = j, times: list = times, which: int = which
+                module: Any, args: Any, output: Tensor, j: int = j, times: list = times, occurrence: int = occurrence
             ) -> Any:
                 times[0] += 1
-                if times[0] - 1 != which:
+                if times[0] - 1 != occurrence:
                     return None
                 changed = output.clone()
                 changed[:, j] = 0
                 return changed
 
             handle = projection.register_forward_hook(zero)
-            altered = layer_outputs(twin, inputs, modules)[place]
+            altered = layer_outputs(eager, inputs, modules)[index]
             handle.remove()
             for i in range(units):
-                a, b = plain[place][i], altered[i]
-                found[place, i, j] = 1 - a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
+                a, b = plain_outputs[index][i], altered[i]
+                maps[index, i, j] = 1 - a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
         for i in range(units):
-            found[place, i] /= found[place, i].sum()
-    return found
+            maps[index, i] /= maps[index, i].sum()
+    return maps
 
 
 def matrix(maps: Float[np.ndarray, "layer query key"]) -> Float[np.ndarray, "query key"]:
@@ -81,5 +81,5 @@ def scores(
 def depths(
     maps: Float[np.ndarray, "layer query key"], readout: Float[np.ndarray, "unit"]
 ) -> Float[np.ndarray, "layer unit"]:
-    """The read-out after each layer."""
-    return np.array([readout @ matrix(maps[: place + 1]) for place in range(len(maps))])
+    """Return the scores up to each layer."""
+    return np.array([readout @ matrix(maps[: last + 1]) for last in range(len(maps))])

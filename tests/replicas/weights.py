@@ -1,11 +1,11 @@
-"""A model's weights, by the names that replicas read them under."""
+"""The weights of a model, under the names that replicas use."""
 
 import re
 from typing import Any
 
 from torch import Tensor
 
-#: What ViT's are called in transformers 5.0, and since.
+#: Names of ViT's weights in transformers 5.0, and since then.
 _VIT = (
     (r"\bencoder\.layer\.", "layers."),
     (r"\battention\.attention\.(query|key|value)\b", lambda found: f"attention.{found[1][0]}_proj"),
@@ -16,8 +16,8 @@ _VIT = (
 
 
 def weights(model: Any) -> dict[str, Tensor]:
-    found = {name: part.detach().double() for name, part in model.state_dict().items()}
-    return {_renamed(name) if name.startswith("vit.") else name: part for name, part in found.items()}
+    state = {name: tensor.detach().double() for name, tensor in model.state_dict().items()}
+    return {_renamed(name) if name.startswith("vit.") else name: tensor for name, tensor in state.items()}
 
 
 def _renamed(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Scores by class against loops, what uniform attention gives, and whole measurements of tiny models."""
+"""Lift by token class against explicit loops, uniform attention, and end-to-end measurements of tiny models."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from tests.models import explainer
 TEXTS = ["def f(he, it):\n    if he > it:\n        return he\n    return it + 1\n", "so = [the for the in book]\n"]
 
 
-def drawn(layers=2, heads=3, n=7, seed=0):
+def make_attention_and_classes(layers=2, heads=3, n=7, seed=0):
     rng = np.random.default_rng(seed)
     scores = np.exp(2 * rng.normal(size=(layers, heads, n, n)))
     member = np.zeros((4, n), dtype=bool)  # the last class has no token
@@ -32,8 +32,8 @@ def drawn(layers=2, heads=3, n=7, seed=0):
     return scores / scores.sum(-1, keepdims=True), member
 
 
-def test_received_and_paid_by_loops():
-    attention, member = drawn()
+def test_received_and_paid_lift_equal_loops():
+    attention, member = make_attention_and_classes()
     n = attention.shape[-1]
     for layer in range(2):
         for c in range(3):
@@ -53,17 +53,17 @@ def test_received_and_paid_by_loops():
 
 
 @pytest.mark.parametrize("n", [6, 60])
-def test_uniform_attention_gives_one_whatever_the_length_and_the_class(n):
-    _, member = drawn(n=n, seed=1)
+def test_uniform_attention_has_lift_one_for_any_length_and_class(n):
+    _, member = make_attention_and_classes(n=n, seed=1)
     uniform = np.full((1, 1, n, n), 1 / n)
     np.testing.assert_allclose(compute_received_lift(uniform, member)[0, 0, :3], 1)
     np.testing.assert_allclose(compute_paid_lift(uniform, member)[0, :3, :3], 1)
     np.testing.assert_allclose(compute_attribution_lift(np.ones(n), member)[:3], 1)
 
 
-def test_without_special_tokens_the_rest_is_a_model_of_its_own():
-    """What remains is as if the special token had never been there to look, or to be looked at."""
-    attention, _ = drawn(n=5, seed=2)
+def test_excluding_special_tokens_equals_renormalised_submatrix():
+    """Excluding the special token equals removing its row and column and normalising again."""
+    attention, _ = make_attention_and_classes(n=5, seed=2)
     member = np.array([[0, 1, 1, 0, 0], [0, 0, 0, 1, 1]], dtype=bool)  # token 0 is special
     inner = attention[..., 1:, 1:]
     inner = inner / inner.sum(-1, keepdims=True)
@@ -80,55 +80,57 @@ def test_signs_do_not_cancel_in_attribution():
     np.testing.assert_allclose(compute_attribution_lift(np.array([3.0, -3.0, 1.0, 1.0]), member), [1.5, 0.5])
 
 
-def test_cloze_asks_for_tokens_of_code_and_measures_the_model_itself():
+def test_cloze_questions_mask_code_tokens_and_equal_model_outputs():
     ex = explainer("roberta/mask")
     questions = make_cloze_questions(ex, [*TEXTS, "def broken(:\n"], "python", tokens_per_text=3, seed=1)
-    assert [one.function_id for one in questions] == [place for place in range(len(TEXTS)) for _ in range(3)]
+    assert [question.function_id for question in questions] == [index for index in range(len(TEXTS)) for _ in range(3)]
     assert len(questions) == 6 and all(question.raw_input.count("<mask>") == 1 for question in questions)
     for question in questions:
         assert question.question_type in ("identifier", "keyword", "operator", "separator", "number")
         word = ex.adapter.processor.decode([question.expected_answer]).strip()
         assert question.raw_input.replace("<mask>", word) in TEXTS
-    found = measure_code_attention(ex, questions, methods=["saliency", "integrated-gradients"])
-    assert found.received_attention.shape == (6, 3, 4, len(found.classes)) and {"mask", "special"} <= set(found.classes)
-    assert (found.token_counts[:, found.classes.index("mask")] == 1).all()
-    assert (found.token_counts[:, found.classes.index("special")] == 2).all()
-    # shares times lifts are masses, and those are all of the attention, and of the attribution
-    shares = found.token_counts / found.lengths[:, None]
-    np.testing.assert_allclose(np.nansum(found.received_attention * shares[:, None, None], -1), 1, rtol=1e-6)
-    for lifts in found.attributions.values():
+    result = measure_code_attention(ex, questions, methods=["saliency", "integrated-gradients"])
+    assert result.received_attention.shape == (6, 3, 4, len(result.classes)) and {"mask", "special"} <= set(
+        result.classes
+    )
+    assert (result.token_counts[:, result.classes.index("mask")] == 1).all()
+    assert (result.token_counts[:, result.classes.index("special")] == 2).all()
+    # fraction of tokens times lift is the mass of a class; masses of attention and of attribution sum to one
+    shares = result.token_counts / result.lengths[:, None]
+    np.testing.assert_allclose(np.nansum(result.received_attention * shares[:, None, None], -1), 1, rtol=1e-6)
+    for lifts in result.attributions.values():
         np.testing.assert_allclose(np.nansum(lifts * shares, -1), 1, rtol=1e-6)
     model, tok = ex.adapter.model, ex.adapter.processor
-    given = tok(questions[0].raw_input, return_tensors="pt")
-    given.pop("token_type_ids", None)
-    place = given["input_ids"][0].tolist().index(tok.mask_token_id)
+    encoding = tok(questions[0].raw_input, return_tensors="pt")
+    encoding.pop("token_type_ids", None)
+    mask_position = encoding["input_ids"][0].tolist().index(tok.mask_token_id)
     with torch.no_grad():
-        chances = model(**given).logits[0, place].softmax(-1)
-    assert found.confidence[0] == pytest.approx(float(chances.max()), rel=1e-5)
-    assert found.is_correct[0] == (int(chances.argmax()) == questions[0].expected_answer)
+        probabilities = model(**encoding).logits[0, mask_position].softmax(-1)
+    assert result.confidence[0] == pytest.approx(float(probabilities.max()), rel=1e-5)
+    assert result.is_correct[0] == (int(probabilities.argmax()) == questions[0].expected_answer)
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        first = model(**given, output_attentions=True).attentions[1][0, 2]
-    mask = found.classes.index("mask")
-    expected = float(first[:, place].mean() * given["input_ids"].shape[1])
-    assert found.received_attention[0, 1, 2, mask] == pytest.approx(expected, rel=1e-5)
+        first = model(**encoding, output_attentions=True).attentions[1][0, 2]
+    mask_class = result.classes.index("mask")
+    expected = float(first[:, mask_position].mean() * encoding["input_ids"].shape[1])
+    assert result.received_attention[0, 1, 2, mask_class] == pytest.approx(expected, rel=1e-5)
 
 
-def test_pairs_and_parts():
+def test_clone_pairs_are_grouped_by_syntax_part():
     ex = explainer("bert/classify")
     questions = make_clone_questions(
         [(TEXTS[0], TEXTS[1]), (TEXTS[1], TEXTS[1])], ["LABEL_0", "LABEL_1"], ("python", "python")
     )
-    found = measure_code_attention(ex, questions, grouping="part", include_special=False)
-    assert "special" not in found.classes and {"declaration", "condition", "return"} <= set(found.classes)
-    few = found.select_classes(["condition", "return"])
+    result = measure_code_attention(ex, questions, grouping="part", include_special=False)
+    assert "special" not in result.classes and {"declaration", "condition", "return"} <= set(result.classes)
+    selected = result.select_classes(["condition", "return"])
     np.testing.assert_array_equal(
-        few.received_attention[..., 1], found.received_attention[..., found.classes.index("return")]
+        selected.received_attention[..., 1], result.received_attention[..., result.classes.index("return")]
     )
-    assert len(found) == 2 and found.confidence.max() <= 1
+    assert len(result) == 2 and result.confidence.max() <= 1
 
 
-def test_bad_input_is_one_clear_message():
+def test_invalid_input_raises():
     with pytest.raises(InputError, match="not a masked language model"):
         make_cloze_questions(explainer("bert/classify"), TEXTS, "python")
     with pytest.raises(InputError, match="unknown language 'cobol'"):
@@ -144,16 +146,16 @@ def test_bad_input_is_one_clear_message():
 def test_translation_is_measured_on_the_source():
     zoo = pytest.importorskip("clearhead_zoo", reason="clearhead-zoo is not installed")
     if "code-translate" not in zoo.names():
-        pytest.skip("zoo:code-translate is not here")
+        pytest.skip("zoo:code-translate is not installed")
     ex = clearhead.load("zoo:code-translate")
     java, cs = "public int size() {return mSize;}", "public virtual int Size(){return mSize;}"
-    found = measure_code_attention(ex, make_translation_questions([java, java], [cs, "something else"], "java"))
-    assert found.predictions[0] == found.predictions[1] and found.predictions[0].startswith("public")
-    assert found.is_correct.tolist() == [found.predictions[0] == cs, False] and 0 < found.confidence[0] <= 1
-    assert found.received_attention.shape[1:3] == (3, 6) and {"modifier", "type", "special"} <= set(found.classes)
+    result = measure_code_attention(ex, make_translation_questions([java, java], [cs, "something else"], "java"))
+    assert result.predictions[0] == result.predictions[1] and result.predictions[0].startswith("public")
+    assert result.is_correct.tolist() == [result.predictions[0] == cs, False] and 0 < result.confidence[0] <= 1
+    assert result.received_attention.shape[1:3] == (3, 6) and {"modifier", "type", "special"} <= set(result.classes)
 
 
-def test_questions_about_one_function_have_one_number():
+def test_questions_about_one_function_share_a_function_id():
     same = "def f(a):\n    return a + 1\n"
     other, third = "def g(b):\n    return b\n", "def h(c):\n    return c - 1\n"
     joined = make_clone_questions(
@@ -165,7 +167,7 @@ def test_questions_about_one_function_have_one_number():
         [(same, third), (other, "x = 1\n")], ["a"] * 2, ("python",) * 2, [("f", "h"), ("f", "x")]
     )
     assert get_function_ids(forms).tolist() == [0, 0]
-    with pytest.raises(InputError, match="1 pairs have 2 pairs of names"):
+    with pytest.raises(InputError, match="1 pairs have 2 pairs of function names"):
         make_clone_questions([(same, third)], ["a"], ("python",) * 2, [("f", "h"), ("f", "x")])
     plain = [
         CodeQuestion("a", (), 0),

@@ -1,4 +1,4 @@
-"""The detector finds what was planted, claims nothing on noise, and says when there is too little."""
+"""The error detector finds a planted effect, reports none on noise, and rejects too few samples."""
 
 from dataclasses import replace
 
@@ -10,8 +10,8 @@ from clearhead.studies.code.attention import CodeAttention
 from clearhead.studies.code.error_detector import compute_auroc, evaluate_error_detector
 
 
-def measured(n=160, planted=0.0, seed=0):
-    """Noise in 2 × 2 heads and 3 classes; wrong answers have `planted` more attention on one class in one head."""
+def make_code_attention(n=160, planted=0.0, seed=0):
+    """Make noise in 2 × 2 heads and 3 classes; wrong answers get `planted` more log attention on a class of a head."""
     rng = np.random.default_rng(seed)
     correct = rng.random(n) < 0.7
     received = rng.lognormal(0, 0.4, size=(n, 2, 2, 3))
@@ -32,7 +32,7 @@ def measured(n=160, planted=0.0, seed=0):
     )
 
 
-def test_area_as_scikit_learn_has_it():
+def test_auroc_equals_scikit_learn():
     from sklearn.metrics import roc_auc_score
 
     rng = np.random.default_rng(1)
@@ -40,46 +40,50 @@ def test_area_as_scikit_learn_has_it():
     assert compute_auroc(scores, wrong) == pytest.approx(roc_auc_score(wrong, scores))
 
 
-def test_what_is_planted_is_found_and_adds_to_confidence():
-    found = evaluate_error_detector(measured(planted=1.0))
-    assert found.auroc["syntax"].low > 0.6 and found.is_better_than_confidence
-    assert found.auroc["confidence"].low > 0.5 and abs(found.auroc["length"].mean - 0.5) < 0.15
+def test_planted_effect_is_detected_and_improves_on_confidence():
+    evaluation = evaluate_error_detector(make_code_attention(planted=1.0))
+    assert evaluation.auroc["syntax"].low > 0.6 and evaluation.is_better_than_confidence
+    assert evaluation.auroc["confidence"].low > 0.5 and abs(evaluation.auroc["length"].mean - 0.5) < 0.15
 
 
-def test_noise_adds_nothing():
-    gains = [evaluate_error_detector(measured(seed=seed)) for seed in (2, 3)]
+def test_noise_does_not_improve_on_confidence():
+    evaluations = [evaluate_error_detector(make_code_attention(seed=seed)) for seed in (2, 3)]
     assert (
-        not any(one.is_better_than_confidence for one in gains)
-        and np.mean([one.auroc["syntax"].mean for one in gains]) < 0.6
+        not any(evaluation.is_better_than_confidence for evaluation in evaluations)
+        and np.mean([evaluation.auroc["syntax"].mean for evaluation in evaluations]) < 0.6
     )
 
 
-def test_a_function_is_never_on_both_sides():
-    """What only names the function says nothing about others: a detector that knew some of its questions would gain."""
+def test_cross_validation_splits_by_function():
+    """Features that only identify a function do not generalise; a split within functions inflates the AUROC."""
     rng = np.random.default_rng(4)
-    noise = measured()
-    own = np.repeat(np.arange(16), 10)
-    correct = (rng.permutation(16) < 8)[own] ^ (rng.random(160) < 0.1)
-    received = rng.lognormal(0, 0.5, size=(16, 2, 2, 3))[own] * rng.lognormal(0, 0.02, size=(160, 2, 2, 3))
-    planted = replace(noise, received_attention=received, is_correct=correct)
-    seen, unseen = (
-        evaluate_error_detector(replace(planted, function_ids=numbers)).auroc["syntax"]
-        for numbers in (np.arange(160), own)
+    noise = make_code_attention()
+    true_function_ids = np.repeat(np.arange(16), 10)
+    correct = (rng.permutation(16) < 8)[true_function_ids] ^ (rng.random(160) < 0.1)
+    received = rng.lognormal(0, 0.5, size=(16, 2, 2, 3))[true_function_ids] * rng.lognormal(
+        0, 0.02, size=(160, 2, 2, 3)
     )
-    assert seen.mean > 0.8 and unseen.mean < seen.mean - 0.1
-    assert unseen.high - unseen.low > seen.high - seen.low
+    planted = replace(noise, received_attention=received, is_correct=correct)
+    ungrouped, grouped = (
+        evaluate_error_detector(replace(planted, function_ids=ids)).auroc["syntax"]
+        for ids in (np.arange(160), true_function_ids)
+    )
+    assert ungrouped.mean > 0.8 and grouped.mean < ungrouped.mean - 0.1
+    assert grouped.high - grouped.low > ungrouped.high - ungrouped.low
 
 
 def test_too_few_wrong_answers_raise():
-    few = measured(40)
+    few = make_code_attention(40)
     with pytest.raises(InputError, match=r"1 wrong and 39 right answers are too few.*at least 10"):
         evaluate_error_detector(replace(few, is_correct=np.arange(40) > 0))
 
 
-@pytest.mark.parametrize("functions", [np.arange(160) % 4, np.where(measured().is_correct, np.arange(160), 0)])
+@pytest.mark.parametrize(
+    "functions", [np.arange(160) % 4, np.where(make_code_attention().is_correct, np.arange(160), 0)]
+)
 def test_too_few_functions_raise(functions):
-    """Many questions about four functions, and all wrong answers about one."""
+    """Many questions about four functions; and all wrong answers about one function."""
     with pytest.raises(
         InputError, match=r"too few to fit and evaluate a detector .they are about [14] and \d+ functions"
     ):
-        evaluate_error_detector(replace(measured(), function_ids=functions))
+        evaluate_error_detector(replace(make_code_attention(), function_ids=functions))

@@ -1,4 +1,4 @@
-"""From running text to a page: a tiny masked language model, an axis of one's own."""
+"""Gender study from running text to the HTML page, with a tiny masked language model."""
 
 import json
 
@@ -24,7 +24,7 @@ PAIRS = [("he", "she"), ("it", "and")]
 
 
 @pytest.fixture(scope="module")
-def found():
+def study():
     sets = {
         "templates": [
             BiasTemplate(f"[MASK] is a {w} ne.", w, "[MASK] is a [MASK] ne.") for w in ("book", "look", "mov")
@@ -44,70 +44,79 @@ def found():
     )
 
 
-def test_everything_is_there_and_goes_into_json(found):
-    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert [line["layer"] for line in plain["layers"]] == [0, 1, 2] and plain["names"] == ["m", "f"]
-    one, other = found.set_results
-    assert one.count == 3 and one.share.count == 3 and one.similarity.count == 3 and one.ranks["chance"] < 1
-    assert set(one.pronouns) == {"", "densray", "hard", "conceptor"} and one.pronouns[""]["bias"].count == 3
-    assert other.share is None and other.pronouns[""]["bias"].count == 0 and other.ranks is None
-    assert found.costs["densray"]["loss difference"].count > 0 and found.rank_comparison["attdr"].count > 0
-    line = found.people_scores[0]
+def test_result_has_every_section_and_serialises_to_json(study):
+    document = json.loads(json.dumps(study.to_dict(), allow_nan=False))
+    assert [line["layer"] for line in document["layers"]] == [0, 1, 2] and document["names"] == ["m", "f"]
+    templates, own_words = study.set_results
+    assert (
+        templates.count == 3
+        and templates.share.count == 3
+        and templates.similarity.count == 3
+        and templates.ranks["chance"] < 1
+    )
+    assert set(templates.pronouns) == {"", "densray", "hard", "conceptor"} and templates.pronouns[""]["bias"].count == 3
+    assert own_words.share is None and own_words.pronouns[""]["bias"].count == 0 and own_words.ranks is None
+    assert study.costs["densray"]["loss difference"].count > 0 and study.rank_comparison["attdr"].count > 0
+    line = study.people_scores[0]
     assert line["dr difference"] == pytest.approx(line["dr subject"] - line["dr object"])
 
 
-def test_listed_words_are_ranked_in_both_versions_of_a_sentence(found):
-    """A slow replica: the sentences that were kept apart, each version by itself, then the mean of both."""
-    ex, apart = explainer("bert/mask"), collect_occurrences(TEXTS, PAIRS, 30 + NUM_HELD_OUT_SENTENCES)
-    apart = apart[len(apart) - min(NUM_HELD_OUT_SENTENCES, len(apart) // 5) :]
+def test_rank_comparison_equals_mean_over_both_sentence_versions(study):
+    """Reference: rank each version of the held-out sentences separately, then take the mean of both."""
+    ex, held_out = explainer("bert/mask"), collect_occurrences(TEXTS, PAIRS, 30 + NUM_HELD_OUT_SENTENCES)
+    held_out = held_out[len(held_out) - min(NUM_HELD_OUT_SENTENCES, len(held_out) // 5) :]
     means = []
-    for one in apart:
+    for occurrence in held_out:
         ranks = []
-        for text in one.texts:
-            own = compute_axis_maps(ex, found.directions, text)
-            sums = np.abs(own.dr.sum(0))
-            listed = [i for i, token in enumerate(own.tokens) if token in {"he", "she", "it", "and"}]
-            ranks.append(max(1 / (1 + sum(other > sums[i] for other in sums)) for i in listed))
+        for text in occurrence.texts:
+            maps = compute_axis_maps(ex, study.directions, text)
+            sums = np.abs(maps.dr.sum(0))
+            listed = [i for i, token in enumerate(maps.tokens) if token in {"he", "she", "it", "and"}]
+            ranks.append(max(1 / (1 + sum(total > sums[i] for total in sums)) for i in listed))
         means.append(sum(ranks) / 2)
-    assert found.rank_comparison["dr"].count == len(apart) and found.rank_comparison["dr"].mean == pytest.approx(
+    assert study.rank_comparison["dr"].count == len(held_out) and study.rank_comparison["dr"].mean == pytest.approx(
         np.mean(means)
     )
 
 
-def test_what_changes_is_after_minus_before(found):
-    one = found.set_results[0]
-    change, p = one.changes["hard"]
-    assert change.mean == pytest.approx(one.pronouns["hard"]["apart"].mean - one.pronouns[""]["apart"].mean)
+def test_changes_equal_after_minus_before(study):
+    templates = study.set_results[0]
+    change, p = templates.changes["hard"]
+    assert change.mean == pytest.approx(templates.pronouns["hard"]["apart"].mean - templates.pronouns[""]["apart"].mean)
     assert 0 < p <= 1 and np.isfinite(change.mean)
 
 
-def test_the_page_stands_alone(found, tmp_path):
-    page = write_axis_report(found, tmp_path / "gender.html").read_text("utf-8")
-    drawn = [
+def test_report_page_is_self_contained(study, tmp_path):
+    page = write_axis_report(study, tmp_path / "gender.html").read_text("utf-8")
+    views_by_heading = [
         (
-            part["heading"],
-            [plot["view"] for panel in part["parts"] if panel["view"] == "panel" for plot in panel["parts"]],
+            section["heading"],
+            [plot["view"] for panel in section["parts"] if panel["view"] == "panel" for plot in panel["parts"]],
         )
-        for part in Page(page).document["parts"]
+        for section in Page(page).document["parts"]
     ]
-    assert drawn[0] == ("By layer", ["curves", "curves"]) and drawn[1][1] == ["bars"] and drawn[3][1] == ["bars"] * 2
-    maps = {heading: views for heading, views in drawn if heading.startswith("Maps: ")}
-    one = ["map"] * 2  # DR and AttDR; with a mask there are four more
-    assert list(maps.values()) == [one + one * 3, (one * 3) * 2, one * 3], maps
-    assert Page(found._repr_html_()).document["parts"] == Page(page).document["parts"]
-    for said in ("By layer", "Is AttCAT like DR?", "rank the listed words", "At the mask", "What removing costs"):
-        assert said in page
-    page = page.replace("http://www.w3.org/", "")  # the name of SVG, not an address that is asked
+    assert (
+        views_by_heading[0] == ("By layer", ["curves", "curves"])
+        and views_by_heading[1][1] == ["bars"]
+        and views_by_heading[3][1] == ["bars"] * 2
+    )
+    maps = {heading: views for heading, views in views_by_heading if heading.startswith("Maps: ")}
+    two_maps = ["map"] * 2  # DR and AttDR; with a mask there are four more
+    assert list(maps.values()) == [two_maps + two_maps * 3, (two_maps * 3) * 2, two_maps * 3], maps
+    assert Page(study._repr_html_()).document["parts"] == Page(page).document["parts"]
+    for words in ("By layer", "Are AttCAT and DR similar?", "rank the listed words", "At the mask", "Cost of removing"):
+        assert words in page
+    page = page.replace("http://www.w3.org/", "")  # the namespace of SVG, not an address that is fetched
     assert "http://" not in page and "https://" not in page and "<script>alert" not in page
     assert "data:image/png" not in page  # the renderer draws
 
 
-def test_bad_requests():
+def test_invalid_requests_raise():
     with pytest.raises(InputError, match="is not a masked language model"):
         run_axis_study(explainer("bert/classify"), TEXTS, PAIRS, {})
     with pytest.raises(InputError, match="no sentence contains a word of the list"):
         run_axis_study(explainer("bert/mask"), ["the hen ran."], PAIRS, {})
-    with pytest.raises(InputError, match="fewer than their 32 dimensions"):
+    with pytest.raises(InputError, match="too few for 32 dimensions"):
         run_axis_study(explainer("bert/mask"), TEXTS[:4], PAIRS, {})
     with pytest.raises(InputError, match="unknown removal method 'soft'"):
         run_axis_study(explainer("bert/mask"), TEXTS, PAIRS, {}, removal_methods=("soft",), normalise=False)

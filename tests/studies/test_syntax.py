@@ -1,4 +1,4 @@
-"""Syntax with the real tree-sitter, in all languages: classes, parts, masks, and the alignment of tokens."""
+"""Syntax by tree-sitter in every language: token classes, syntax parts, masks, and token alignment."""
 
 import pytest
 
@@ -64,34 +64,38 @@ SOURCES = {
 }
 
 
-def expected(words):
-    """Text, class and part, a bar between lexemes; the text itself may hold spaces."""
+def parse_expected(words):
+    """Parse (text, class, part) of each lexeme, separated by bars; the text may contain spaces."""
     return [tuple(line.rsplit(" ", 2)) for line in words.split("¦")]
 
 
 @pytest.mark.parametrize("language", GRAMMARS)
-def test_every_language_has_its_classes_and_parts(language):
+def test_lexemes_have_the_expected_class_and_part(language):
     text, words = SOURCES[language]
     source = parse_source(text, language)
     assert not source.has_errors
-    read = iter([(text[one.start : one.stop], one.token_class, one.syntax_part) for one in source.lexemes])
-    for wanted in expected(words):
-        assert wanted in read, f"{wanted} is not among the lexemes of {language}, or not in this order"
+    lexemes = iter(
+        [(text[lexeme.start : lexeme.stop], lexeme.token_class, lexeme.syntax_part) for lexeme in source.lexemes]
+    )
+    for expected_lexeme in parse_expected(words):
+        assert expected_lexeme in lexemes, (
+            f"{expected_lexeme} is not among the lexemes of {language}, or not in this order"
+        )
 
 
 @pytest.mark.parametrize("language", GRAMMARS)
-def test_lexemes_cover_all_but_white_space_once(language):
+def test_lexemes_cover_non_whitespace_exactly_once(language):
     text, _ = SOURCES[language]
     covered = [0] * len(text)
-    for one in parse_source(text, language).lexemes:
-        for place in range(one.start, one.stop):
-            covered[place] += 1
-    assert all(count == 1 or sign.isspace() for count, sign in zip(covered, text, strict=True))
+    for lexeme in parse_source(text, language).lexemes:
+        for index in range(lexeme.start, lexeme.stop):
+            covered[index] += 1
+    assert all(count == 1 or character.isspace() for count, character in zip(covered, text, strict=True))
     assert max(covered) == 1
 
 
 @pytest.mark.parametrize("language", ["java", "csharp", "javascript", "php"])
-def test_methods_without_their_class_are_read(language):
+def test_methods_outside_a_class_are_parsed(language):
     text = {
         "java": "public Foo(int a) {this();b(a);}",
         "csharp": "public Foo(int a): this(){B(a);}",
@@ -105,27 +109,28 @@ def test_methods_without_their_class_are_read(language):
     assert source.lexemes[-1].stop == len(text)
 
 
-def test_broken_text_is_said_to_be():
+def test_syntax_error_sets_has_errors():
     assert parse_source("public int f( {", "java").has_errors
 
 
 def test_docstrings_are_comments_and_other_strings_are_not():
     text = 'def f():\n    """Say it."""\n    return "it"\n'
     strings = {
-        text[one.start : one.stop]: (one.token_class, one.syntax_part) for one in parse_source(text, "python").lexemes
+        text[lexeme.start : lexeme.stop]: (lexeme.token_class, lexeme.syntax_part)
+        for lexeme in parse_source(text, "python").lexemes
     }
     assert strings["Say it."] == ("comment", "comment") and strings["it"] == ("string", "return")
 
 
-def test_functions_of_a_file():
+def test_extract_functions_finds_methods_and_assigned_functions():
     java = "class A { int f(int a) { return a; } A() { this.x = 1; } }"
     assert extract_functions(java, "java") == ["int f(int a) { return a; }", "A() { this.x = 1; }"]
     php = "<?php class A { public function f($a) { return $a; } }"
     assert extract_functions(php, "php") == ["public function f($a) { return $a; }"]
     assert extract_functions("class A\n  def f\n    1\n  end\nend\n", "ruby") == ["def f\n  1\nend"]
     js = "const f = (a) => a + 1;\nlet x = 2;\nvar g = function () {};\nclass A { h() { return 1; } }\nfunction* k() {}"
-    own = ["const f = (a) => a + 1;", "var g = function () {};", "h() { return 1; }", "function* k() {}"]
-    assert extract_functions(js, "javascript") == own
+    functions = ["const f = (a) => a + 1;", "var g = function () {};", "h() { return 1; }", "function* k() {}"]
+    assert extract_functions(js, "javascript") == functions
 
 
 def test_offsets_are_characters_not_bytes():
@@ -134,46 +139,47 @@ def test_offsets_are_characters_not_bytes():
     assert text[last.start : last.stop] == "y"
 
 
-def test_unknown_language_is_one_clear_message():
+def test_unknown_language_raises_and_aliases_resolve():
     with pytest.raises(InputError, match=r"unknown language 'pyton': did you mean 'python'.*csharp.*ruby"):
         parse_source("x", "pyton")
     assert [resolve_language(name) for name in ("C#", "js", "Go")] == ["csharp", "javascript", "go"]
 
 
-def test_a_mask_moves_what_follows_and_keeps_its_class():
+def test_mask_span_shifts_later_lexemes_and_keeps_their_classes():
     text = "def f(a):\n    return a + total\n"
     start = text.index("total")
-    source = parse_source(text, "python").mask_span(start, start + 5, "<mask>")
-    assert source.text == "def f(a):\n    return a + <mask>\n"
-    read = {source.text[one.start : one.stop]: one.token_class for one in source.lexemes}
-    assert read["<mask>"] == "mask" and read["+"] == "operator" and read["return"] == "keyword"
+    masked = parse_source(text, "python").mask_span(start, start + 5, "<mask>")
+    assert masked.text == "def f(a):\n    return a + <mask>\n"
+    classes = {masked.text[lexeme.start : lexeme.stop]: lexeme.token_class for lexeme in masked.lexemes}
+    assert classes["<mask>"] == "mask" and classes["+"] == "operator" and classes["return"] == "keyword"
     inside = parse_source(text, "python").mask_span(start, start + 2, "<mask>")
-    assert [inside.text[one.start : one.stop] for one in inside.lexemes][-2:] == ["<mask>", "tal"]
+    assert [inside.text[lexeme.start : lexeme.stop] for lexeme in inside.lexemes][-2:] == ["<mask>", "tal"]
 
 
 @pytest.mark.parametrize("name", ["roberta/mask", "bert/mask"])
-def test_tokens_are_what_most_of_their_characters_are(name):
+def test_token_class_is_that_of_most_of_its_characters(name):
     ex = explainer(name)
     mask = ex.adapter.processor.mask_token
     text = f"if so:\n    {mask} (he)"
     source = parse_source("if so:\n    book (he)", "python").mask_span(11, 15, mask)
     (sample,) = ex.adapter.make_samples(text, InputOptions())
-    reading = align_syntax(sample.units, [source])
+    alignment = align_syntax(sample.units, [source])
     assert (
-        reading.token_classes[0] == reading.token_classes[-1] == "special" and reading.token_classes.count("mask") == 1
+        alignment.token_classes[0] == alignment.token_classes[-1] == "special"
+        and alignment.token_classes.count("mask") == 1
     )
-    spans = zip(sample.units.offsets, reading.token_classes, strict=True)
-    found = {text[a:b].strip(): kind for (a, b), kind in spans if text[a:b].strip()}
-    assert found["("] == found[")"] == found[":"] == "separator" and found["he"] == "identifier"
-    assert found[mask] == "mask"
+    spans = zip(sample.units.offsets, alignment.token_classes, strict=True)
+    classes = {text[a:b].strip(): token_class for (a, b), token_class in spans if text[a:b].strip()}
+    assert classes["("] == classes[")"] == classes[":"] == "separator" and classes["he"] == "identifier"
+    assert classes[mask] == "mask"
 
 
-def test_pairs_are_read_text_by_text():
+def test_text_pairs_are_aligned_per_segment():
     ex = explainer("bert/classify")
     (sample,) = ex.adapter.make_samples(("x = 1", "return he"), InputOptions())
-    reading = align_syntax(sample.units, [parse_source("x = 1", "python"), parse_source("return he", "python")])
-    spans = zip(sample.units.segments, sample.units.offsets, reading.token_classes, strict=True)
-    second = [kind for segment, (a, b), kind in spans if segment == 1 and b > a]
+    alignment = align_syntax(sample.units, [parse_source("x = 1", "python"), parse_source("return he", "python")])
+    spans = zip(sample.units.segments, sample.units.offsets, alignment.token_classes, strict=True)
+    second = [token_class for segment, (a, b), token_class in spans if segment == 1 and b > a]
     assert second[-1] == "identifier" and set(second[:-1]) == {"keyword"}
     with pytest.raises(InputError, match="2 texts, but 1"):
         align_syntax(sample.units, [parse_source("x = 1", "python")])

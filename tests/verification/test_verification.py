@@ -1,4 +1,4 @@
-"""`clearhead.verify`: what holds is said to hold, and whoever breaks a promise is found out by name."""
+"""`clearhead.verify` reports the properties that hold, and detects methods that violate their declaration."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,17 +16,17 @@ from tests import models
 from tests.adapters import test_decoder as decoders
 
 DECLARED = {"family": "control", "cost": "nothing", "citation": "–", "signed": True, "target": "none"}
-Registers = Callable[..., None]
+RegisterFunction = Callable[..., None]
 
 
 @pytest.fixture
-def registered() -> Iterator[Registers]:
-    """Registers a method for one test, by what it gives for a batch."""
+def register() -> Iterator[RegisterFunction]:
+    """Return a function that registers a method for one test, given its `compute_scores`."""
     names = []
 
-    def add(name: str, finish: Callable[[AttributionMethod], MethodScores], **declared: Any) -> None:
-        made = type(name.title(), (AttributionMethod,), {"compute_scores": lambda self, tape: finish(self)})
-        register_method(name, **{**DECLARED, **declared})(made)
+    def add(name: str, finish: Callable[[AttributionMethod], MethodScores], **declaration: Any) -> None:
+        method_class = type(name.title(), (AttributionMethod,), {"compute_scores": lambda self, tape: finish(self)})
+        register_method(name, **{**DECLARED, **declaration})(method_class)
         names.append(name)
 
     yield add
@@ -34,34 +34,34 @@ def registered() -> Iterator[Registers]:
         METHOD_REGISTRY.pop(name)
 
 
-def broken(found: Verification) -> set[str]:
-    return {row.what for row in found.failed}
+def list_failed_properties(verification: Verification) -> set[str]:
+    return {row.what for row in verification.failed}
 
 
-def line(found: Verification, what: str) -> CheckResult:
-    return next(row for row in found.results if row.what == what)
+def find_result(verification: Verification, what: str) -> CheckResult:
+    return next(row for row in verification.results if row.what == what)
 
 
-def ones(fold: AttributionMethod) -> torch.Tensor:
-    return fold.unit_context.valid_mask[:, None].double()
+def make_ones(method: AttributionMethod) -> torch.Tensor:
+    return method.unit_context.valid_mask[:, None].double()
 
 
 def test_all_methods_pass_on_a_tiny_bert() -> None:
     ex = models.explainer("bert/classify")
-    found = clearhead.verify("all", ex)
-    assert found.ok, found.failed
-    assert found.methods == [row.name for row in ex.methods() if row.applies]
-    everywhere = {"same scores when repeated", "same scores in a batch", "same scores when padded"}
-    for method in found.methods:
-        own = [row for row in found.results if row.method == method]
-        assert everywhere | {"the model is unchanged"} <= {row.what for row in own if row.says == "holds"}
-    declared = {axiom for name in found.methods for axiom in METHOD_REGISTRY[name].declaration.axioms}
-    left = {row.what: row for row in found.results if row.says == "cannot be asked"}
-    whole_maps = left.pop("same scores with tiled and materialised attention")
-    assert whole_maps.method == "beyond-intuition-head" and "it needs materialised attention maps" in whole_maps.why
-    assert set(left) == set(UNMEASURABLE_AXIOMS) < declared
+    verification = clearhead.verify("all", ex)
+    assert verification.ok, verification.failed
+    assert verification.methods == [row.name for row in ex.methods() if row.applies]
+    common_properties = {"same scores when repeated", "same scores in a batch", "same scores when padded"}
+    for method in verification.methods:
+        rows = [row for row in verification.results if row.method == method]
+        assert common_properties | {"the model is unchanged"} <= {row.what for row in rows if row.says == "holds"}
+    declared = {axiom for name in verification.methods for axiom in METHOD_REGISTRY[name].declaration.axioms}
+    unmeasured = {row.what: row for row in verification.results if row.says == "cannot be asked"}
+    tiling = unmeasured.pop("same scores with tiled and materialised attention")
+    assert tiling.method == "beyond-intuition-head" and "it needs materialised attention maps" in tiling.why
+    assert set(unmeasured) == set(UNMEASURABLE_AXIOMS) < declared
     assert all(
-        row.measured is row.bound is None and "models with known attributions" in row.why for row in left.values()
+        row.measured is row.bound is None and "models with known attributions" in row.why for row in unmeasured.values()
     )
 
 
@@ -75,103 +75,113 @@ def test_global_random_state_is_unchanged() -> None:
 def test_measurements_equal_those_of_the_explanation() -> None:
     ex = models.explainer("bert/classify")
     text = models.TEXTS[1]
-    found = clearhead.verify("integrated-gradients", ex, text)
+    verification = clearhead.verify("integrated-gradients", ex, text)
     e = ex.explain(text, method="integrated-gradients")
     gap = abs(e.base_value + e.scores.sum() - e.target["value"]) / np.abs(e.scores).max()
-    row = line(found, "scores add up to the target's value minus the base value")
+    row = find_result(verification, "scores add up to the target's value minus the base value")
     assert row.measured == pytest.approx(gap, abs=1e-9) and row.bound == 0.05 and row.says == "holds"
     finer = ex.explain(text, method=Method("integrated-gradients", steps=100))
     moved = np.abs(finer.scores - e.scores).max() / np.abs(finer.scores).max()
-    assert line(found, "scores do not change with twice the steps").measured == pytest.approx(moved, rel=1e-6)
-    assert found.ok
+    assert find_result(verification, "scores do not change with twice the steps").measured == pytest.approx(
+        moved, rel=1e-6
+    )
+    assert verification.ok
 
 
 def test_padding_and_conservation_do_not_apply_to_images() -> None:
     ex = models.explainer("vit/image")
-    found = clearhead.verify(["lrp", "rollout"], ex, models.inputs("vit/image"))
-    assert found.ok and found.num_inputs == len(models.inputs("vit/image"))
-    left = [row for row in found.results if row.says == "cannot be asked"]
-    assert [row.what for row in left] == [
+    verification = clearhead.verify(["lrp", "rollout"], ex, models.inputs("vit/image"))
+    assert verification.ok and verification.num_inputs == len(models.inputs("vit/image"))
+    unmeasured = [row for row in verification.results if row.says == "cannot be asked"]
+    assert [row.what for row in unmeasured] == [
         "relevance is conserved: scores add up to one",
         "same scores when padded",
         "same scores when padded",
     ]
-    assert line(found, "scores add up to one").says == "holds"
+    assert find_result(verification, "scores add up to one").says == "holds"
 
 
-def test_decoder() -> None:
-    found = clearhead.verify(["generic", "input-x-gradient"], decoders.explainer("gpt2"))
-    assert found.ok
-    contrast = line(found, "scores of a contrast are the difference of the two labels' scores")
+def test_decoder_passes_contrast_and_padding_checks() -> None:
+    verification = clearhead.verify(["generic", "input-x-gradient"], decoders.explainer("gpt2"))
+    assert verification.ok
+    contrast = find_result(verification, "scores of a contrast are the difference of the two labels' scores")
     assert contrast.method == "input-x-gradient" and contrast.says == "holds" and contrast.measured < 1e-9
-    assert line(found, "same scores when padded").says == "holds"
+    assert find_result(verification, "same scores when padded").says == "holds"
 
 
-def test_log_odds_of_a_contrast_are_not_a_difference_of_log_odds() -> None:
+def test_contrast_of_log_odds_is_checked_only_for_multi_label_models() -> None:
     what = "scores of a contrast are the difference of the two labels' scores"
-    found = clearhead.verify("input-x-gradient", models.explainer("bert/classify"), scale="log-odds")
-    assert found.ok and line(found, what).says == "cannot be asked"
-    labels = models.explainer("bert/classify", problem_type="multi_label_classification")
-    assert line(clearhead.verify("input-x-gradient", labels, scale="log-odds"), what).says == "holds"
+    verification = clearhead.verify("input-x-gradient", models.explainer("bert/classify"), scale="log-odds")
+    assert verification.ok and find_result(verification, what).says == "cannot be asked"
+    multi_label = models.explainer("bert/classify", problem_type="multi_label_classification")
+    assert find_result(clearhead.verify("input-x-gradient", multi_label, scale="log-odds"), what).says == "holds"
 
 
-def test_several_streams() -> None:
-    found = clearhead.verify("attention", clearhead.load("zoo:shapes-vqa"))
-    assert found.ok and line(found, "scores add up to one").says == "cannot be asked"
+def test_multi_stream_model_passes() -> None:
+    verification = clearhead.verify("attention", clearhead.load("zoo:shapes-vqa"))
+    assert verification.ok and find_result(verification, "scores add up to one").says == "cannot be asked"
 
 
-# Who breaks a promise -------------------------------------------------------------------------------------------------
+# Violations -----------------------------------------------------------------------------------------------------------
 
 
-def test_incomplete_scores_are_detected(registered: Registers) -> None:
-    def finish(fold: AttributionMethod) -> MethodScores:
-        return MethodScores(ones(fold), base_value=torch.full((len(fold.unit_context.valid_mask),), 100.0))
+def test_incomplete_scores_are_detected(register: RegisterFunction) -> None:
+    def finish(method: AttributionMethod) -> MethodScores:
+        return MethodScores(make_ones(method), base_value=torch.full((len(method.unit_context.valid_mask),), 100.0))
 
-    registered("unfinished", finish, axioms=("complete", "rows sum to one", "never wrong"))
-    found = clearhead.verify("unfinished", models.explainer("bert/classify"))
-    assert broken(found) == {"scores add up to the target's value minus the base value", "scores add up to one"}
-    assert not found.ok and {row.method for row in found.failed} == {"unfinished"}
-    assert line(found, "never wrong").says == "cannot be asked" and "no check measures it" in found.results[-1].why
-
-
-def test_batch_dependence_is_detected(registered: Registers) -> None:
-    registered("crowded", lambda fold: MethodScores(ones(fold) / len(fold.unit_context.valid_mask)))
-    registered("stretched", lambda fold: MethodScores(ones(fold) / fold.unit_context.valid_mask.shape[1]))
-    found = clearhead.verify(["crowded", "stretched"], models.explainer("bert/classify"))
-    both = {"same scores in a batch", "same scores when padded"}
-    assert {row.what for row in found.failed if row.method == "crowded"} == both
-    assert "same scores when padded" in {row.what for row in found.failed if row.method == "stretched"}
-
-
-def test_nondeterminism_is_detected(registered: Registers) -> None:
-    registered(
-        "fickle", lambda fold: MethodScores(ones(fold) * torch.rand(fold.unit_context.valid_mask.shape)[:, None])
+    register("unfinished", finish, axioms=("complete", "rows sum to one", "never wrong"))
+    verification = clearhead.verify("unfinished", models.explainer("bert/classify"))
+    assert list_failed_properties(verification) == {
+        "scores add up to the target's value minus the base value",
+        "scores add up to one",
+    }
+    assert not verification.ok and {row.method for row in verification.failed} == {"unfinished"}
+    assert (
+        find_result(verification, "never wrong").says == "cannot be asked"
+        and "no check measures it" in verification.results[-1].why
     )
-    found = clearhead.verify("fickle", models.explainer("bert/classify"))
-    assert "same scores when repeated" in broken(found)
 
 
-def test_false_declarations_are_detected(registered: Registers) -> None:
-    registered("dark", lambda fold: MethodScores(-ones(fold)), signed=False)
-    registered("bent", lambda fold: MethodScores(ones(fold)), target="any", linear_in_target=True)
-    registered("nothing", lambda fold: MethodScores(ones(fold) * float("nan")))
-    found = clearhead.verify(["dark", "bent", "nothing"], models.explainer("bert/classify"))
-    named = {row.method: row for row in found.failed}
+def test_batch_dependence_is_detected(register: RegisterFunction) -> None:
+    register("crowded", lambda method: MethodScores(make_ones(method) / len(method.unit_context.valid_mask)))
+    register("stretched", lambda method: MethodScores(make_ones(method) / method.unit_context.valid_mask.shape[1]))
+    verification = clearhead.verify(["crowded", "stretched"], models.explainer("bert/classify"))
+    expected = {"same scores in a batch", "same scores when padded"}
+    assert {row.what for row in verification.failed if row.method == "crowded"} == expected
+    assert "same scores when padded" in {row.what for row in verification.failed if row.method == "stretched"}
+
+
+def test_nondeterminism_is_detected(register: RegisterFunction) -> None:
+    register(
+        "fickle",
+        lambda method: MethodScores(make_ones(method) * torch.rand(method.unit_context.valid_mask.shape)[:, None]),
+    )
+    verification = clearhead.verify("fickle", models.explainer("bert/classify"))
+    assert "same scores when repeated" in list_failed_properties(verification)
+
+
+def test_false_declarations_are_detected(register: RegisterFunction) -> None:
+    register("dark", lambda method: MethodScores(-make_ones(method)), signed=False)
+    register("bent", lambda method: MethodScores(make_ones(method)), target="any", linear_in_target=True)
+    register("nothing", lambda method: MethodScores(make_ones(method) * float("nan")))
+    verification = clearhead.verify(["dark", "bent", "nothing"], models.explainer("bert/classify"))
+    named = {row.method: row for row in verification.failed}
     assert named["dark"].what == "no score is negative" and named["dark"].measured == 1
     assert named["bent"].what == "scores of a contrast are the difference of the two labels' scores"
-    assert named["bent"].measured == pytest.approx(1)  # one less one is nothing, and it said one
+    # the difference of ones is zero, but the score of the contrast is one
+    assert named["bent"].measured == pytest.approx(1)
     assert named["nothing"].measured == float("inf")
-    assert [row["measured"] for row in found.to_dict()["rows"] if row["method"] == "nothing"][1] is None
+    assert [row["measured"] for row in verification.to_dict()["rows"] if row["method"] == "nothing"][1] is None
 
 
-def add_a_gradient(model: Any) -> None:
+def add_gradient(model: Any) -> None:
     parameter = next(model.parameters())
     parameter.grad = torch.zeros_like(parameter)
 
 
-TRESPASSES: dict[str, Callable[[Any], Any]] = {
+MODEL_CHANGES: dict[str, Callable[[Any], Any]] = {
     "weights": lambda model: next(model.parameters()).data.view(-1)[:1].add_(1),
-    "gradients": add_a_gradient,
+    "gradients": add_gradient,
     "requires_grad": lambda model: next(model.parameters()).requires_grad_(False),
     "mode": lambda model: model.train(),
     "attention implementation": lambda model: setattr(model.config, "_attn_implementation_internal", "eager"),
@@ -179,43 +189,43 @@ TRESPASSES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("changed", TRESPASSES)
+@pytest.mark.parametrize("changed", MODEL_CHANGES)
 def test_changes_of_the_model_are_detected(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ex = models.explainer("bert/classify")
     explain = ex.explain
 
-    def clumsy(*given: Any, **how: Any) -> Any:
-        found = explain(*given, **how)
+    def explain_and_change(*args: Any, **kwargs: Any) -> Any:
+        result = explain(*args, **kwargs)
         monkeypatch.setattr(ex, "explain", explain)
-        TRESPASSES[changed](ex.adapter.model)
-        return found
+        MODEL_CHANGES[changed](ex.adapter.model)
+        return result
 
-    monkeypatch.setattr(ex, "explain", clumsy)
-    row = line(clearhead.verify("position", ex), "the model is unchanged")
+    monkeypatch.setattr(ex, "explain", explain_and_change)
+    row = find_result(clearhead.verify("position", ex), "the model is unchanged")
     assert (row.says, row.measured, row.why) == ("does not hold", 1, changed)
 
 
-# The border -----------------------------------------------------------------------------------------------------------
+# Arguments ------------------------------------------------------------------------------------------------------------
 
 
-def test_all_means_the_methods_that_apply() -> None:
+def test_all_selects_the_applicable_methods() -> None:
     ex = models.explainer("swin/image")
-    applies = {line.name for line in ex.methods() if line.applies}
+    applies = {row.name for row in ex.methods() if row.applies}
     quick = {"saliency", "input-x-gradient"}
     assert quick < applies < set(METHOD_REGISTRY)
-    seen: list[str] = []
+    names: list[str] = []
 
-    def first(asked: list[Any]) -> list[Any]:
-        seen.extend(dict.fromkeys(case.method.name for case, _ in asked))
-        return [pair for pair in asked if pair[0].method.name in quick]
+    def select_quick(checks: list[Any]) -> list[Any]:
+        names.extend(dict.fromkeys(case.method.name for case, _ in checks))
+        return [pair for pair in checks if pair[0].method.name in quick]
 
-    found = clearhead.verify("all", ex, progress=first)
-    assert set(seen) == applies and set(found.methods) == quick and found.ok
+    verification = clearhead.verify("all", ex, progress=select_quick)
+    assert set(names) == applies and set(verification.methods) == quick and verification.ok
     with pytest.raises(UnsupportedError, match="generic cannot explain"):
         clearhead.verify("generic", ex)
 
 
-def test_invalid_arguments_are_refused() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     ex = models.explainer("bert/classify")
     with pytest.raises(InputError, match="did you mean 'generic'"):
         clearhead.verify("genric", ex)
@@ -226,23 +236,23 @@ def test_invalid_arguments_are_refused() -> None:
 
 
 def test_violations_by_options_are_explained() -> None:
-    found = clearhead.verify(Method("lrp", rules="orig"), models.explainer("bert/classify"))
-    row = line(found, "relevance is conserved: scores add up to one")
+    verification = clearhead.verify(Method("lrp", rules="orig"), models.explainer("bert/classify"))
+    row = find_result(verification, "relevance is conserved: scores add up to one")
     assert row.says == "does not hold" and row.why.startswith("with these options; the property is declared for")
-    assert row.measured > row.bound and found.failed == [row] and not found.ok
+    assert row.measured > row.bound and verification.failed == [row] and not verification.ok
 
 
-def test_display() -> None:
+def test_verification_renders_as_text_html_and_dict() -> None:
     rows = (
         CheckResult("generic", "same scores when repeated", "holds", 0.0, 0.0),
         CheckResult("<b>", "a", "does not hold", 2.0, 0.1),
     )
-    found = Verification("a model", 1, rows)
+    verification = Verification("a model", 1, rows)
     from rich.console import Console
 
-    with (console := Console(width=100)).capture() as shown:
-        console.print(found)
-    assert "a model, on one input: 2 properties: 1 hold, 1 does not" in shown.get()
-    html = found._repr_html_()
+    with (console := Console(width=100)).capture() as captured:
+        console.print(verification)
+    assert "a model, on one input: 2 properties: 1 hold, 1 does not" in captured.get()
+    html = verification._repr_html_()
     assert "same scores when repeated" in html and "<b>" not in html
-    assert found.to_dict()["ok"] is False and found.to_dict()["rows"][0]["says"] == "holds"
+    assert verification.to_dict()["ok"] is False and verification.to_dict()["rows"][0]["says"] == "holds"

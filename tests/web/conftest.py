@@ -1,4 +1,4 @@
-"""A server on this machine in a thread of its own, and clients that talk to it."""
+"""Fixtures: a local server in a thread, and clients for it."""
 
 import io
 import json
@@ -23,8 +23,8 @@ MODELS = ["zoo:sentiment", "zoo:pets", "zoo:spell", "zoo:pets-clip", "zoo:shapes
 
 
 @contextmanager
-def serving(**options: Any) -> Iterator[str]:
-    """The address of a server that runs as `clearhead serve` runs it."""
+def run_server(**options: Any) -> Iterator[str]:
+    """Run a server as `clearhead serve` does; yield its address."""
     config = uvicorn.Config(
         make_app(**options), port=0, log_level="warning", access_log=False, timeout_graceful_shutdown=1
     )
@@ -48,46 +48,46 @@ def explainers() -> dict[str, clearhead.Explainer]:
 
 @pytest.fixture(scope="session")
 def address(explainers: dict[str, clearhead.Explainer]) -> Iterator[str]:
-    with serving(models=explainers) as found:
-        yield found
+    with run_server(models=explainers) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
 def client(address: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=address, timeout=120) as made:
-        yield made
+    with httpx.Client(base_url=address, timeout=120) as http_client:
+        yield http_client
 
 
 @pytest.fixture
 def app(explainers: dict[str, clearhead.Explainer]) -> Iterator[Callable[..., TestClient]]:
-    """Clients of applications of their own, which need no port."""
-    made: list[TestClient] = []
+    """Make test clients, each with its own application, which need no port."""
+    clients: list[TestClient] = []
 
-    def make(**limits: Any) -> TestClient:
+    def make_client(**limits: Any) -> TestClient:
         keys = {key: limits.pop(key) for key in ("token", "allowed_hosts") if key in limits}
-        held = {"zoo:sentiment": explainers["zoo:sentiment"]}
-        one = TestClient(make_app(held, limits=Limits(**limits), **keys), base_url="http://127.0.0.1")
-        one.__enter__()
-        made.append(one)
-        return one
+        models = {"zoo:sentiment": explainers["zoo:sentiment"]}
+        test_client = TestClient(make_app(models, limits=Limits(**limits), **keys), base_url="http://127.0.0.1")
+        test_client.__enter__()
+        clients.append(test_client)
+        return test_client
 
-    yield make
-    for one in made:
-        one.__exit__(None, None, None)
-
-
-def events(client: httpx.Client, ask: dict[str, Any]) -> list[dict[str, Any]]:
-    with client.stream("POST", "/api/explain", json=ask) as answer:
-        assert answer.status_code == 200, answer.read()
-        return [json.loads(line) for line in answer.iter_lines()]
+    yield make_client
+    for test_client in clients:
+        test_client.__exit__(None, None, None)
 
 
-def png(wide: int = 96, high: int = 96) -> bytes:
-    noise = np.random.default_rng(0).integers(0, 256, (high, wide, 3), dtype=np.uint8)
+def stream_events(client: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
+    with client.stream("POST", "/api/explain", json=body) as response:
+        assert response.status_code == 200, response.read()
+        return [json.loads(line) for line in response.iter_lines()]
+
+
+def make_png(width: int = 96, height: int = 96) -> bytes:
+    noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(noise).save(file, "PNG")
     return file.getvalue()
 
 
-def in_base64(content: bytes) -> str:
+def encode_base64(content: bytes) -> str:
     return b64encode(content).decode()

@@ -1,10 +1,10 @@
-"""The order of methods comes from what they declare."""
+"""Grouping and order of methods by their declared cost."""
 
 from clearhead.methods import METHOD_REGISTRY
 from clearhead.web.costs import estimate_num_inputs, estimate_passes, group_by_cost
 
 
-def test_every_declared_cost_can_be_read() -> None:
+def test_declared_costs_are_parsed_and_ordered() -> None:
     costs = {name: estimate_passes(name) for name in METHOD_REGISTRY}
     assert min(costs.values()) == 1.0
     assert costs["attention"] < costs["generic"] < costs["deeplift"] < costs["integrated-gradients"] < costs["lime"]
@@ -13,7 +13,7 @@ def test_every_declared_cost_can_be_read() -> None:
     assert estimate_num_inputs("integrated-gradients") == 76 and estimate_num_inputs("lime") == 1000
 
 
-def test_what_one_pass_gives_comes_first_and_together() -> None:
+def test_single_pass_methods_are_grouped_first() -> None:
     groups = group_by_cost(sorted(METHOD_REGISTRY))
     assert {"generic", "rollout", "grad-sam", "attcat", "saliency"} <= set(groups[0])
     assert all(len(group) == 1 for group in groups[1:])
@@ -21,5 +21,5 @@ def test_what_one_pass_gives_comes_first_and_together() -> None:
     assert sorted(name for group in groups for name in group) == sorted(METHOD_REGISTRY)
 
 
-def test_a_method_asked_for_twice_is_run_once() -> None:
+def test_duplicate_method_is_grouped_once() -> None:
     assert group_by_cost(["generic", "generic"]) == [["generic"]]

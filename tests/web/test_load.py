@@ -1,4 +1,4 @@
-"""Slow: many clients at once, and requests made up by a machine from the API's own description."""
+"""Slow: many concurrent clients, and requests fuzzed from the OpenAPI schema."""
 
 import os
 import threading
@@ -12,102 +12,111 @@ import pytest
 
 import clearhead
 from clearhead.web import Limits
-from tests.web.conftest import serving
+from tests.web.conftest import run_server
 
 pytestmark = pytest.mark.slow
 
-#: Overridden to try a shorter run by hand.
+#: Set by the environment for a shorter run by hand.
 SECONDS = float(os.environ.get("CLEARHEAD_LOAD_SECONDS", "120"))
 FUZZ_SECONDS = float(os.environ.get("CLEARHEAD_FUZZ_SECONDS", "600"))
 CLIENTS = 64
 TEXTS = ["so boring", "I like the movie", "a gripping film , but the ending is dull", "You look extremely confused"]
 
 
-def resident() -> int:
-    """The bytes that this process holds in memory."""
+def get_resident_bytes() -> int:
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
-def test_many_clients_at_once_lose_nothing() -> None:
+def test_concurrent_clients_get_their_own_results_without_memory_growth() -> None:
     limits = Limits(waiting=32, seconds=60.0)
-    answers: Counter[str] = Counter()
+    status_counts: Counter[str] = Counter()
     slowest = [0.0]
     memory: list[int] = []
-    wrong: list[str] = []
-    note = threading.Lock()
+    problems: list[str] = []
+    lock = threading.Lock()
 
-    def one_client(number: int, address: str, until: float) -> None:
+    def run_client(number: int, address: str, deadline: float) -> None:
         with httpx.Client(base_url=address, timeout=limits.seconds + 30) as client:
-            while time.monotonic() < until:
+            while time.monotonic() < deadline:
                 text = TEXTS[number % len(TEXTS)]
                 methods = [["generic"], ["generic", "attcat", "rollout"], ["saliency"]][number % 3]
-                began = time.monotonic()
-                answer = client.post(
+                start = time.monotonic()
+                response = client.post(
                     "/api/explanations", json={"model": "zoo:sentiment", "text": text, "methods": methods}
                 )
-                took = time.monotonic() - began
-                with note:
-                    answers[str(answer.status_code)] += 1
-                    if answer.status_code == 200:
-                        slowest[0] = max(slowest[0], took)
-                        found = answer.json()
-                        if sorted(found["explanations"]) != sorted(methods) or found["problems"]:
-                            wrong.append(str(found["problems"]))
-                        if found["explanations"][methods[0]]["units"]["texts"] != [text]:
-                            wrong.append("the answer to somebody else")
-                    elif answer.status_code != 429:
-                        wrong.append(answer.text[:200])
-                if answer.status_code == 429:
-                    time.sleep(min(float(answer.headers["retry-after"]), 5.0))
+                duration = time.monotonic() - start
+                with lock:
+                    status_counts[str(response.status_code)] += 1
+                    if response.status_code == 200:
+                        slowest[0] = max(slowest[0], duration)
+                        result = response.json()
+                        if sorted(result["explanations"]) != sorted(methods) or result["problems"]:
+                            problems.append(str(result["problems"]))
+                        if result["explanations"][methods[0]]["units"]["texts"] != [text]:
+                            problems.append("the result of another client")
+                    elif response.status_code != 429:
+                        problems.append(response.text[:200])
+                if response.status_code == 429:
+                    time.sleep(min(float(response.headers["retry-after"]), 5.0))
 
-    with serving(models={"zoo:sentiment": clearhead.load("zoo:sentiment")}, limits=limits) as address:
-        until = time.monotonic() + SECONDS
-        threads = [threading.Thread(target=one_client, args=(i, address, until)) for i in range(CLIENTS)]
+    with run_server(models={"zoo:sentiment": clearhead.load("zoo:sentiment")}, limits=limits) as address:
+        deadline = time.monotonic() + SECONDS
+        threads = [threading.Thread(target=run_client, args=(i, address, deadline)) for i in range(CLIENTS)]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             time.sleep(1.0)
-            memory.append(resident())
+            memory.append(get_resident_bytes())
         for thread in threads:
             thread.join()
-        left = httpx.get(f"{address}/api/about").json()["waiting"]
+        num_waiting = httpx.get(f"{address}/api/about").json()["waiting"]
     warm = memory[len(memory) // 4 :]
-    grown = (max(warm[len(warm) // 2 :]) - max(warm[: len(warm) // 2])) / 2**20
-    print(f"{dict(answers)}, slowest {slowest[0]:.2f} s, memory {warm[0] / 2**20:.0f} MiB, grown by {grown:.1f} MiB")
-    assert wrong == [] and left == 0
-    assert set(answers) <= {"200", "429"} and answers["200"] > CLIENTS
+    growth = (max(warm[len(warm) // 2 :]) - max(warm[: len(warm) // 2])) / 2**20
+    resident = f"memory {warm[0] / 2**20:.0f} MiB, grown by {growth:.1f} MiB"
+    print(f"{dict(status_counts)}, slowest {slowest[0]:.2f} s, {resident}")
+    assert problems == [] and num_waiting == 0
+    assert set(status_counts) <= {"200", "429"} and status_counts["200"] > CLIENTS
     assert slowest[0] <= limits.seconds + 1
-    assert grown < 50
+    assert growth < 50
 
 
-def test_requests_made_up_from_the_description_find_no_fault_of_the_server() -> None:
+def test_fuzzed_requests_cause_no_server_error() -> None:
     import schemathesis
     from hypothesis import HealthCheck, Phase, settings
 
     models = {name: clearhead.load(name) for name in ("zoo:sentiment", "zoo:pets")}
-    calls: Counter[int] = Counter()
-    faults: list[str] = []
-    with serving(models=models, limits=Limits(seconds=20.0)) as address:
+    status_counts: Counter[int] = Counter()
+    server_errors: list[str] = []
+    with run_server(models=models, limits=Limits(seconds=20.0)) as address:
         schema = schemathesis.openapi.from_url(f"{address}/api/openapi.json")
-        until = time.monotonic() + FUZZ_SECONDS
+        deadline = time.monotonic() + FUZZ_SECONDS
         operations = [result.ok() for result in schema.get_all_operations()]
         seed = 0
-        while time.monotonic() < until:
+        while time.monotonic() < deadline:
             seed += 1
             for operation in operations:
-                _try(operation, address, until, seed, calls, faults, settings, HealthCheck, Phase)
-    print(f"{sum(calls.values())} requests over {len(operations)} operations: {dict(calls)}")
-    assert faults == []
-    assert len(operations) >= 10 and sum(calls.values()) > FUZZ_SECONDS / 2 and calls[200] > 0
+                _fuzz_operation(
+                    operation, address, deadline, seed, status_counts, server_errors, settings, HealthCheck, Phase
+                )
+    print(f"{sum(status_counts.values())} requests over {len(operations)} operations: {dict(status_counts)}")
+    assert server_errors == []
+    assert len(operations) >= 10 and sum(status_counts.values()) > FUZZ_SECONDS / 2 and status_counts[200] > 0
 
 
-def _try(
-    operation: Any, address: str, until: float, seed: int, calls: Counter[int], faults: list[str], *hypothesis: Any
+def _fuzz_operation(
+    operation: Any,
+    address: str,
+    deadline: float,
+    seed: int,
+    status_counts: Counter[int],
+    server_errors: list[str],
+    *hypothesis: Any,
 ) -> None:
-    """Some requests of one kind, half of them against its description."""
+    """Send generated requests of one operation, valid and invalid ones."""
     from hypothesis import given
-    from hypothesis import seed as seeded
+    from hypothesis import seed as with_seed
     from hypothesis import strategies as st
     from schemathesis import GenerationMode
 
@@ -116,17 +125,17 @@ def _try(
         *(operation.as_strategy(generation_mode=mode) for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE))
     )
 
-    @seeded(seed)
+    @with_seed(seed)
     @settings(
         max_examples=15, deadline=None, database=None, phases=[phase.generate], suppress_health_check=list(health)
     )
     @given(case=cases)
     def check(case: Any) -> None:
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             return
-        answer = case.call(base_url=address, timeout=60)
-        calls[answer.status_code] += 1
-        if answer.status_code >= 500:
-            faults.append(f"{operation.label}: {answer.status_code} {case.as_curl_command()[:500]}")
+        response = case.call(base_url=address, timeout=60)
+        status_counts[response.status_code] += 1
+        if response.status_code >= 500:
+            server_errors.append(f"{operation.label}: {response.status_code} {case.as_curl_command()[:500]}")
 
     check()

@@ -1,4 +1,4 @@
-"""Who may ask, how much may be sent, and what a browser may do with the answer."""
+"""Access control, request size limits, and security headers."""
 
 from collections.abc import Callable
 
@@ -8,11 +8,11 @@ from fastapi.testclient import TestClient
 from clearhead.errors import InputError
 from clearhead.web.middleware import check_token
 
-Make = Callable[..., TestClient]
+MakeClient = Callable[..., TestClient]
 TOKEN = "a-token-that-is-long-enough"
 
 
-def test_every_answer_tells_the_browser_to_run_nothing_else(app: Make) -> None:
+def test_every_response_has_strict_security_headers(app: MakeClient) -> None:
     client = app()
     for path in ("/", "/page.js", "/assets/clearhead.js", "/api/models", "/nowhere", "/api/nowhere"):
         headers = client.get(path).headers
@@ -23,38 +23,43 @@ def test_every_answer_tells_the_browser_to_run_nothing_else(app: Make) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", ""])
-def test_a_name_that_points_here_is_not_enough(app: Make, host: str) -> None:
-    answer = app().get("/api/models", headers={"host": host})
-    assert answer.status_code == 400 and "--allow-host" in answer.json()["error"]
+def test_unknown_host_header_is_rejected(app: MakeClient, host: str) -> None:
+    response = app().get("/api/models", headers={"host": host})
+    assert response.status_code == 400 and "--allow-host" in response.json()["error"]
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8411", "127.0.0.1", "[::1]:8411", "explain.example.org"])
-def test_addresses_and_names_that_were_allowed_are(app: Make, host: str) -> None:
+def test_local_and_allowed_host_headers_are_accepted(app: MakeClient, host: str) -> None:
     assert app(allowed_hosts=["explain.example.org"]).get("/api/models", headers={"host": host}).status_code == 200
 
 
-def test_requests_from_other_pages_are_not_taken(app: Make) -> None:
-    client, ask = app(), {"model": "zoo:sentiment", "text": "x"}
+def test_cross_origin_requests_are_rejected(app: MakeClient) -> None:
+    client, body = app(), {"model": "zoo:sentiment", "text": "x"}
     for headers in ({"origin": "https://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
-        assert client.post("/api/explanations", json=ask, headers=headers).status_code == 403
-    own = client.get("/api/models", headers={"origin": "http://127.0.0.1", "sec-fetch-site": "same-origin"})
-    assert own.status_code == 200
-    # What a page elsewhere could send without being asked first is no JSON to us.
+        assert client.post("/api/explanations", json=body, headers=headers).status_code == 403
+    same_origin = client.get("/api/models", headers={"origin": "http://127.0.0.1", "sec-fetch-site": "same-origin"})
+    assert same_origin.status_code == 200
+    # A cross-origin page can send this without a preflight request: it is not accepted as JSON.
     simple = client.post("/api/explanations", content=b'{"model": "x"}', headers={"content-type": "text/plain"})
     assert simple.status_code == 422
 
 
-def test_a_token_is_asked_for_by_everything_that_computes(app: Make) -> None:
+def test_api_requires_token_but_static_page_does_not(app: MakeClient) -> None:
     client = app(token=TOKEN)
     assert client.get("/").status_code == client.get("/page.js").status_code == 200
-    for wrong in ({}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN[:-1]}, {"authorization": "Bearer é"}):
-        encoded = {key: value.encode("utf-8") for key, value in wrong.items()}
-        answer = client.get("/api/models", headers=encoded)
-        assert answer.status_code == 401 and TOKEN not in answer.text
+    for headers in (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": TOKEN[:-1]},
+        {"authorization": "Bearer é"},
+    ):
+        encoded = {key: value.encode("utf-8") for key, value in headers.items()}
+        response = client.get("/api/models", headers=encoded)
+        assert response.status_code == 401 and TOKEN not in response.text
     assert client.get("/api/models", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
 
 
-def test_a_server_that_others_reach_needs_a_token() -> None:
+def test_public_host_requires_a_token() -> None:
     for host in ("127.0.0.1", "::1", "localhost"):
         check_token(host, None)
     for host in ("0.0.0.0", "::", "192.168.1.4", "explain.example.org"):
@@ -65,21 +70,21 @@ def test_a_server_that_others_reach_needs_a_token() -> None:
         check_token("0.0.0.0", "short")
 
 
-def test_no_path_of_a_request_is_opened(app: Make) -> None:
+def test_path_traversal_returns_404(app: MakeClient) -> None:
     client = app()
     for path in ("/../pyproject.toml", "/%2e%2e/app.py", "/app.py", "/assets/..%2fhtml.py", "/assets/%2fetc%2fpasswd"):
         assert client.get(path).status_code == 404
 
 
-def test_too_much_is_refused_before_it_is_read(app: Make) -> None:
+def test_too_large_body_returns_413(app: MakeClient) -> None:
     client = app(body_bytes=1000)
-    said = client.post("/api/open", content=b"x" * 2000)
-    assert said.status_code == 413 and "too large" in said.json()["error"]
+    too_large = client.post("/api/open", content=b"x" * 2000)
+    assert too_large.status_code == 413 and "too large" in too_large.json()["error"]
 
-    def pieces() -> object:  # without a length in advance
+    def chunks() -> object:  # without a length in advance
         for _ in range(4):
             yield b"x" * 500
 
-    assert client.post("/api/open", content=pieces()).status_code == 413  # type: ignore[arg-type]
-    lied = client.post("/api/open", content=b"x", headers={"content-length": "-1"})
-    assert lied.status_code == 413
+    assert client.post("/api/open", content=chunks()).status_code == 413  # type: ignore[arg-type]
+    negative_length = client.post("/api/open", content=b"x", headers={"content-length": "-1"})
+    assert negative_length.status_code == 413

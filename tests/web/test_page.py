@@ -1,4 +1,4 @@
-"""The page in a real browser: what people do with it, that it stays on this machine, and that everyone can use it."""
+"""The web page in a real browser: user actions, network isolation, and accessibility."""
 
 import re
 import time
@@ -11,7 +11,7 @@ import pytest
 
 from clearhead.render import bundle
 from clearhead.web import static_files
-from tests.web.conftest import in_base64, png
+from tests.web.conftest import encode_base64, make_png
 
 pytest.importorskip("playwright", reason="playwright is missing")  # in CI the pages of tests/render fail without it
 from playwright.sync_api import Browser, Page, Route, expect
@@ -25,36 +25,40 @@ HOSTILE = (
 
 @pytest.fixture(scope="session")
 def browser(launch: Callable[..., Any]) -> Browser:
-    found: Browser = launch("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
-    return found
+    chromium: Browser = launch("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
+    return chromium
 
 
 @pytest.fixture
 def open_page(browser: Browser, address: str) -> Iterator[Callable[..., Page]]:
-    """Pages that are opened and ready; what goes wrong in them fails the test."""
-    wrong: list[str] = []
+    """Open pages that are ready for use; any console error, dialog or external request fails the test."""
+    problems: list[str] = []
     contexts = []
 
-    def make(scheme: Any = "light", **options: Any) -> Page:
+    def open_ready_page(scheme: Any = "light", **options: Any) -> Page:
         context = browser.new_context(color_scheme=scheme, viewport={"width": 1440, "height": 1000}, **options)
         contexts.append(context)
         context.set_default_timeout(30_000)
         page = context.new_page()
-        page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda problem: wrong.append(str(problem)))
-        page.on("dialog", lambda dialog: wrong.append(dialog.message))
-        page.on("request", lambda sent: None if _stays(sent.url, address) else wrong.append(sent.url))
+        page.on(
+            "console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None
+        )
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("dialog", lambda dialog: problems.append(dialog.message))
+        page.on("request", lambda request: None if _is_local(request.url, address) else problems.append(request.url))
         page.goto(address)
         expect(page.locator("#method-list input[value=generic]")).to_be_checked(timeout=60_000)
         return page
 
-    yield make
+    yield open_ready_page
     for context in contexts:
         context.close()
-    assert [said for said in wrong if "status of 422" not in said] == []  # chromium notes what was refused on purpose
+    assert [
+        message for message in problems if "status of 422" not in message
+    ] == []  # chromium logs expected rejections
 
 
-def _stays(url: str, address: str) -> bool:
+def _is_local(url: str, address: str) -> bool:
     return url.startswith((address, "data:", "blob:"))
 
 
@@ -72,11 +76,11 @@ def explain(page: Page, text: str | None = None, *methods: str) -> None:
     expect(page.locator("#status")).to_contain_text("Done in", timeout=60_000)
 
 
-def cards(page: Page) -> list[str]:
+def get_card_titles(page: Page) -> list[str]:
     return page.locator("#view .ch-card h3").all_inner_texts()
 
 
-def choose(page: Page, model: str) -> None:
+def select_model(page: Page, model: str) -> None:
     about = page.locator("#about")
     before = about.inner_text()
     page.get_by_label("Model").select_option(model)
@@ -89,27 +93,27 @@ pytestmark = pytest.mark.browser
 def test_typed_text_is_explained_and_methods_are_compared(page: Page) -> None:
     explain(page, TEXT, "attcat", "occlusion")
     expect(page.get_by_role("heading", name=re.compile("^Why "))).to_be_visible()
-    assert sorted(cards(page)[:3]) == ["attcat", "generic", "occlusion"]
+    assert sorted(get_card_titles(page)[:3]) == ["attcat", "generic", "occlusion"]
     expect(page.locator("#view")).to_contain_text("Kendall")
     assert page.locator("#view .ch-card").first.locator(".ch-u", has_text="gripping").count() == 1
     expect(page.locator("#history li")).to_have_count(1)
 
 
-@pytest.mark.slow  # about time, so on a quiet machine
-def test_the_first_result_comes_within_a_second_and_a_half(page: Page) -> None:
+@pytest.mark.slow  # measures time, so it needs a quiet machine
+def test_first_result_appears_within_1_5_seconds(page: Page) -> None:
     explain(page, TEXT)
-    took = []
-    for words in ("so boring", "I like the movie", "You look extremely confused"):
-        page.get_by_label("Text", exact=True).fill(words)
-        began = time.monotonic()
+    durations = []
+    for text in ("so boring", "I like the movie", "You look extremely confused"):
+        page.get_by_label("Text", exact=True).fill(text)
+        start = time.monotonic()
         page.get_by_role("button", name="Explain", exact=True).click()
-        expect(page.locator("#view .ch-card .ch-text").first).to_contain_text(words, timeout=20_000)
-        took.append(time.monotonic() - began)
+        expect(page.locator("#view .ch-card .ch-text").first).to_contain_text(text, timeout=20_000)
+        durations.append(time.monotonic() - start)
         expect(page.locator("#status")).to_contain_text("Done in")
-    assert sorted(took)[1] < 1.5, took
+    assert sorted(durations)[1] < 1.5, durations
 
 
-def test_another_class_is_one_click_away(page: Page) -> None:
+def test_other_class_is_explained_by_one_click(page: Page) -> None:
     explain(page, TEXT)
     before = page.get_by_role("heading", name=re.compile("^Why ")).inner_text()
     other = "NEGATIVE" if "POSITIVE" in before else "POSITIVE"
@@ -126,70 +130,70 @@ def test_another_class_is_one_click_away(page: Page) -> None:
     expect(page.locator("#history li")).to_have_count(3)
 
 
-def test_a_dropped_picture_is_explained_for_another_class_too(page: Page) -> None:
-    choose(page, "zoo:pets")
-    bring(page, "paste", "pasted.png")
+def test_pasted_and_dropped_images_are_explained(page: Page) -> None:
+    select_model(page, "zoo:pets")
+    insert_image(page, "paste", "pasted.png")
     expect(page.get_by_alt_text("The image to explain: pasted.png")).to_be_visible()
-    bring(page, "drop", "cat.png")
+    insert_image(page, "drop", "cat.png")
     expect(page.get_by_alt_text("The image to explain: cat.png")).to_be_visible()
     explain(page)
-    assert cards(page)[0] == "generic"
+    assert get_card_titles(page)[0] == "generic"
     page.get_by_label("Explain", exact=True).select_option("Bengal")
     explain(page)
     expect(page.get_by_role("heading", name="Why Bengal?")).to_be_visible()
     assert page.locator("#view canvas, #view img").count() > 0
 
 
-def test_what_is_done_before_the_model_chosen_is_known_is_done_for_it(page: Page) -> None:
-    held: list[Route] = []
-    page.route(re.compile("tried=false"), lambda route: held.append(route))
+def test_actions_before_model_info_arrives_apply_to_the_chosen_model(page: Page) -> None:
+    pending: list[Route] = []
+    page.route(re.compile("tried=false"), lambda route: pending.append(route))
 
     def choose_slowly(model: str) -> None:
         with page.expect_request(re.compile("tried=false")):
             page.get_by_label("Model").select_option(model)
 
     choose_slowly("zoo:pets")
-    bring(page, "paste", "early.png")
-    held.pop().continue_()
+    insert_image(page, "paste", "early.png")
+    pending.pop().continue_()
     expect(page.get_by_alt_text("The image to explain: early.png")).to_be_visible()
     choose_slowly("zoo:spell")
     page.get_by_role("button", name="Explain", exact=True).click()
     choose_slowly("zoo:sentiment")
-    for route in held:
+    for route in pending:
         route.continue_()
     expect(page.locator("#status")).to_contain_text("Done in", timeout=60_000)
     expect(page.locator("#history li")).to_contain_text("sentiment")
 
 
-def test_a_click_before_the_page_knows_of_any_model_waits_for_one(page: Page) -> None:
-    held: list[Route] = []
-    page.route(re.compile("api/models"), lambda route: held.append(route))
+def test_explain_click_waits_until_models_are_loaded(page: Page) -> None:
+    pending: list[Route] = []
+    page.route(re.compile("api/models"), lambda route: pending.append(route))
     with page.expect_request(re.compile("api/models")):
         page.reload()
     page.get_by_role("button", name="Explain", exact=True).click()
-    held.pop().continue_()
+    pending.pop().continue_()
     expect(page.locator("#status")).to_contain_text("Done in", timeout=60_000)
 
 
-def test_a_model_that_the_server_says_nothing_of_is_not_taken_for_the_one_before(page: Page) -> None:
-    choose(page, "zoo:shapes-detr")
-    lost = re.compile("zoo%3Apets&tried=false")
-    page.route(lost, lambda route: route.fulfill(status=422, json={"error": "pets went for a walk"}))
+def test_failed_model_request_does_not_fall_back_to_previous_model(page: Page) -> None:
+    select_model(page, "zoo:shapes-detr")
+    failing_request = re.compile("zoo%3Apets&tried=false")
+    page.route(failing_request, lambda route: route.fulfill(status=422, json={"error": "pets went for a walk"}))
     page.get_by_label("Model").select_option("zoo:pets")
     expect(page.locator("#problem")).to_contain_text("pets went for a walk")
-    page.get_by_label("use it").click()  # the form is still that of the model before
-    bring(page, "paste", "lost.png")
+    page.get_by_label("use it").click()  # the form still belongs to the previous model
+    insert_image(page, "paste", "lost.png")
     expect(page.locator("#problem")).to_contain_text("No model is ready")
     page.get_by_role("button", name="Explain", exact=True).click()
-    page.unroute(lost)
-    choose(page, "zoo:sentiment")
+    page.unroute(failing_request)
+    select_model(page, "zoo:sentiment")
     explain(page, TEXT)
     expect(page.locator("#history li")).to_have_count(1)
     expect(page.locator("#history li")).to_contain_text("sentiment")
 
 
-def bring(page: Page, how: str, name: str) -> None:
-    """A picture dropped onto the page, or pasted into it."""
+def insert_image(page: Page, action: str, name: str) -> None:
+    """Drop an image onto the page, or paste it."""
     page.evaluate(
         """([content, how, name]) => {
             const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
@@ -199,18 +203,18 @@ def bring(page: Page, how: str, name: str) -> None:
             const made = how === "drop" ? new DragEvent("drop", both) : new ClipboardEvent("paste", both);
             document.getElementById("drop").dispatchEvent(made);
         }""",
-        [in_base64(png()), how, name],
+        [encode_base64(make_png()), action, name],
     )
 
 
-def test_heads_of_two_streams_are_chosen_by_name(page: Page) -> None:
-    choose(page, "zoo:spell")
+def test_attention_streams_are_selected_by_name(page: Page) -> None:
+    select_model(page, "zoo:spell")
     page.get_by_label("Text", exact=True).fill("phone")
     page.get_by_role("button", name="Attention heads").click()
     heads = page.locator("#head-view")
     expect(heads).to_contain_text("3 layers of 4 heads")
     heads.get_by_role("button", name="prefix → source").click()
-    expect(heads).to_contain_text("3 units look at 6 units")
+    expect(heads).to_contain_text("3 units attend to 6 units")
     heads.get_by_role("button", name="Links").click()
     ends = heads.locator(".ch-ends").last.locator("li")
     assert ends.all_inner_texts() == [*"phone", "</s>"]
@@ -218,34 +222,34 @@ def test_heads_of_two_streams_are_chosen_by_name(page: Page) -> None:
     expect(heads).not_to_contain_text("look at 6")
 
 
-def test_words_and_regions_that_look_at_one_another(page: Page) -> None:
-    choose(page, "zoo:shapes-vqa")
+def test_hovered_word_highlights_attended_regions(page: Page) -> None:
+    select_model(page, "zoo:shapes-vqa")
     explain(page)
     page.get_by_role("button", name="Attention heads").click()
     joined = page.locator("#head-view .ch-panel", has_text="Text and regions")
     expect(joined).to_contain_text("the strongest link is", timeout=60_000)
     joined.locator(".ch-ends").first.locator("li").nth(5).hover()
-    expect(page.locator(".ch-tip")).to_contain_text("looks at")
-    shares = "(all) => all.map((box) => Number(box.style.getPropertyValue('--s')))"
-    lit = joined.locator(".ch-lit").evaluate_all(shares)
-    assert len(lit) == 8 and max(lit) > 2 * sorted(lit)[4] > 0
+    expect(page.locator(".ch-tip")).to_contain_text("attends to")
+    read_strengths = "(all) => all.map((box) => Number(box.style.getPropertyValue('--s')))"
+    strengths = joined.locator(".ch-lit").evaluate_all(read_strengths)
+    assert len(strengths) == 8 and max(strengths) > 2 * sorted(strengths)[4] > 0
     joined.get_by_role("button", name="Regions → text").click()
     assert joined.locator(".ch-ends").first.locator("li").first.inner_text() == "region 0"
 
 
-def test_every_object_has_its_box_and_mask(page: Page) -> None:
-    choose(page, "zoo:shapes-detr")
+def test_every_detected_object_has_box_and_mask(page: Page) -> None:
+    select_model(page, "zoo:shapes-detr")
     page.get_by_label("use it").check()
     explain(page)
     page.locator("#view").get_by_role("button", name="Objects").click()
-    named = page.locator("#view .ch-overlay .ch-own:visible b").all_inner_texts()
-    assert named == ["triangle", "cross", "square", "circle"]
-    assert all("mask of" in said for said in page.locator("#view .ch-map figcaption").all_inner_texts())
+    labels = page.locator("#view .ch-overlay .ch-own:visible b").all_inner_texts()
+    assert labels == ["triangle", "cross", "square", "circle"]
+    assert all("mask of" in caption for caption in page.locator("#view .ch-map figcaption").all_inner_texts())
 
 
-def test_one_head_of_a_long_text_is_whole(page: Page) -> None:
+def test_selected_head_of_a_long_text_is_fetched_in_full(page: Page) -> None:
     fetched: list[str] = []
-    page.on("request", lambda sent: fetched.append(sent.url) if "/api/heads/" in sent.url else None)
+    page.on("request", lambda request: fetched.append(request.url) if "/api/heads/" in request.url else None)
     page.get_by_label("Text", exact=True).fill(f"{TEXT} " * 20)
     page.get_by_role("button", name="Attention heads").click()
     heads = page.locator("#head-view")
@@ -253,13 +257,13 @@ def test_one_head_of_a_long_text_is_whole(page: Page) -> None:
     heads.get_by_role("combobox", name="Head").select_option("5")
     expect(heads).to_contain_text("Layer 5, head 5")
     expect(heads.locator(".ch-head-of canvas")).to_have_attribute(
-        "aria-label", re.compile("^Attention, query by key, 1[0-9][0-9] ×")
+        "aria-label", re.compile("^Attention, query × key, 1[0-9][0-9] ×")
     )
     assert "head=5" in fetched[-1] and "Summarised" not in heads.locator(".ch-head-of").inner_text()
 
 
-def test_why_one_word_and_not_another(page: Page) -> None:
-    choose(page, "zoo:spell")
+def test_contrast_target_of_a_generated_word(page: Page) -> None:
+    select_model(page, "zoo:spell")
     page.get_by_label("Text", exact=True).fill("phone")
     page.get_by_label("and not").locator("visible=true").fill("V")
     explain(page)
@@ -267,7 +271,7 @@ def test_why_one_word_and_not_another(page: Page) -> None:
     expect(page.locator("#history")).to_contain_text("the prediction, not V")
 
 
-def test_every_head_can_be_looked_at(page: Page) -> None:
+def test_attention_head_is_selected_by_layer_and_number(page: Page) -> None:
     explain(page, TEXT)
     page.get_by_role("button", name="Attention heads").click()
     heads = page.locator("#head-view")
@@ -278,24 +282,24 @@ def test_every_head_can_be_looked_at(page: Page) -> None:
     expect(page.locator("#history li")).to_have_count(1)
 
 
-def test_what_takes_long_can_be_cancelled(page: Page, client: httpx.Client) -> None:
+def test_running_request_can_be_cancelled(page: Page, client: httpx.Client) -> None:
     page.get_by_label("Text", exact=True).fill("one two three four five six seven " * 4)
     for name in ("kernel-shap", "lime"):
         page.get_by_label(re.compile(rf"^{name},")).check()
     page.get_by_role("button", name="Explain", exact=True).click()
-    expect(page.locator("#view .ch-card")).to_have_count(1)  # the cheap one is there already
+    expect(page.locator("#view .ch-card")).to_have_count(1)  # the cheap method has finished
     expect(page.locator("#status")).to_contain_text("of up to", timeout=30_000)
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator("#status")).to_have_text("Cancelled.")
     expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
-    until = time.monotonic() + 10
+    deadline = time.monotonic() + 10
     while client.get("/api/about").json()["waiting"]:
-        assert time.monotonic() < until, "the server goes on although nobody waits"
+        assert time.monotonic() < deadline, "the server still computes the cancelled request"
         time.sleep(0.1)
     explain(page, TEXT)
 
 
-def test_a_result_is_saved_and_opened_again(page: Page, tmp_path: Path) -> None:
+def test_saved_result_can_be_reopened(page: Page, tmp_path: Path) -> None:
     explain(page, TEXT)
     why = page.get_by_role("heading", name=re.compile("^Why ")).inner_text()
     scores = page.locator("#view .ch-scores").first.inner_text()
@@ -319,19 +323,19 @@ def test_a_result_is_saved_and_opened_again(page: Page, tmp_path: Path) -> None:
     assert several.suffix == ".json"
     page.get_by_label("Open a saved result").set_input_files(several)
     expect(page.locator("#status")).to_contain_text("Opened")
-    assert sorted(cards(page)[:2]) == ["attcat", "generic"]
+    assert sorted(get_card_titles(page)[:2]) == ["attcat", "generic"]
 
 
-def test_what_cannot_be_opened_or_explained_is_said(page: Page, tmp_path: Path) -> None:
+def test_invalid_file_and_empty_text_show_an_error(page: Page, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.safetensors"
     damaged.write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{}")
     page.get_by_label("Open a saved result").set_input_files(damaged)
     expect(page.get_by_role("alert")).to_contain_text("not an explanation")
     data = '<script type="application/json" class="ch-data">{}</script>'
-    for inside in ("{", '{"view":"input","version":1}', "<b>"):
-        spoilt = tmp_path / "spoilt.html"
-        spoilt.write_text(data.replace("{}", inside), encoding="utf-8")
-        page.get_by_label("Open a saved result").set_input_files(spoilt)
+    for content in ("{", '{"view":"input","version":1}', "<b>"):
+        invalid_page = tmp_path / "spoilt.html"
+        invalid_page.write_text(data.replace("{}", content), encoding="utf-8")
+        page.get_by_label("Open a saved result").set_input_files(invalid_page)
         expect(page.get_by_role("alert")).to_contain_text(
             "spoilt.html is not a page saved by clearhead, or it is damaged"
         )
@@ -342,8 +346,8 @@ def test_what_cannot_be_opened_or_explained_is_said(page: Page, tmp_path: Path) 
     expect(page.get_by_role("status")).to_have_text("")  # nothing was done
 
 
-def test_what_is_said_is_seen(page: Page) -> None:
-    """Also by who has scrolled down to the heads: the form goes along."""
+def test_error_message_is_scrolled_into_view(page: Page) -> None:
+    """Also after scrolling down to the attention heads."""
     page.get_by_label("Text", exact=True).fill("I like the movie")
     page.get_by_role("button", name="Attention heads").click()
     expect(page.get_by_role("status")).to_contain_text("below")
@@ -355,7 +359,7 @@ def test_what_is_said_is_seen(page: Page) -> None:
     expect(page.get_by_role("alert")).to_be_in_viewport()
 
 
-def test_a_text_that_is_far_too_long_is_not_even_taken(page: Page) -> None:
+def test_too_long_pasted_text_is_rejected(page: Page) -> None:
     field = page.get_by_label("Text", exact=True)
     field.fill("so boring")
     field.focus()
@@ -373,14 +377,14 @@ def test_a_text_that_is_far_too_long_is_not_even_taken(page: Page) -> None:
     expect(page.get_by_role("alert")).to_be_hidden()
 
 
-def test_hostile_text_is_shown_and_nothing_of_it_runs(page: Page) -> None:
+def test_hostile_text_is_displayed_but_not_executed(page: Page) -> None:
     explain(page, HOSTILE)
     assert page.title() == "clearhead" and page.locator("#view script, #view img[src=x]").count() == 0
     expect(page.locator("#view .ch-text").first).to_contain_text("script")
     expect(page.locator("#history b").first).to_contain_text("<script>")
 
 
-def test_the_keyboard_is_enough(page: Page) -> None:
+def test_page_is_usable_by_keyboard(page: Page) -> None:
     page.get_by_label("Text", exact=True).focus()
     page.keyboard.press("ControlOrMeta+A")
     page.keyboard.type("so boring")
@@ -391,32 +395,32 @@ def test_the_keyboard_is_enough(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_serious_stands_in_the_way_of_anyone(open_page: Callable[..., Page], scheme: str) -> None:
+def test_axe_finds_no_serious_violation(open_page: Callable[..., Page], scheme: str) -> None:
     from axe_core_python.sync_playwright import Axe
 
     page = open_page(scheme)
-    serious = _serious(Axe().run(page))
+    violations = _list_serious_violations(Axe().run(page))
     explain(page, TEXT, "attcat")
     page.get_by_role("button", name="Attention heads").click()
     expect(page.locator("#head-view")).to_contain_text("layers of", timeout=60_000)
-    serious += _serious(Axe().run(page))
-    assert serious == []
+    violations += _list_serious_violations(Axe().run(page))
+    assert violations == []
 
 
-def _serious(found: dict[str, Any]) -> list[str]:
+def _list_serious_violations(report: dict[str, Any]) -> list[str]:
     return [
-        f"{one['id']}: {node['html'][:200]}"
-        for one in found["violations"]
-        if one["impact"] in ("serious", "critical")
-        for node in one["nodes"]
+        f"{violation['id']}: {node['html'][:200]}"
+        for violation in report["violations"]
+        if violation["impact"] in ("serious", "critical")
+        for node in violation["nodes"]
     ]
 
 
-def test_the_page_is_small_and_names_no_other_place() -> None:
-    every = {name: static_files.read_page_file(name) for name in static_files.PAGE_MEDIA_TYPES} | {
+def test_page_is_small_and_references_no_other_host() -> None:
+    assets = {name: static_files.read_page_file(name) for name in static_files.PAGE_MEDIA_TYPES} | {
         name: bundle.read_asset(name) for name in bundle.ASSET_NAMES
     }
-    assert sum(map(len, every.values())) < 300_000
-    for name, content in every.items():
-        named = re.findall(rb"(?:https?:)?//[a-z0-9-]+\.[a-z0-9.]+", content)
-        assert [place for place in named if b"www.w3.org" not in place] == [], name
+    assert sum(map(len, assets.values())) < 300_000
+    for name, content in assets.items():
+        hosts = re.findall(rb"(?:https?:)?//[a-z0-9-]+\.[a-z0-9.]+", content)
+        assert [host for host in hosts if b"www.w3.org" not in host] == [], name

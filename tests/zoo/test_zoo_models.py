@@ -1,4 +1,4 @@
-"""The zoo's models as shipped: whole, openable, and as good as their cards say."""
+"""Zoo models as shipped: complete, loadable, and as accurate as their cards state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LECTURE_SENTENCES = {
     "This is so boring": "NEGATIVE",
     "You look extremely confused": "NEGATIVE",
 }
-LARGEST = {
+MAX_BYTES = {
     "code": 8e6,
     "code-clone": 8e6,
     "code-translate": 9e6,
@@ -48,7 +48,7 @@ LARGEST = {
     "topics": 25e6,
 }
 #: All of them together: the first fifteen within 220 MB, and the three code models.
-TOGETHER = 240e6
+MAX_TOTAL_BYTES = 240e6
 
 
 def data_file(name: str) -> Path:
@@ -72,9 +72,9 @@ def pets() -> tuple[Any, Any]:
 
 
 @torch.no_grad()
-def labels_of_texts(sentiment: tuple[Any, Any], texts: list[str]) -> list[str]:
+def predict_text_labels(sentiment: tuple[Any, Any], texts: list[str]) -> list[str]:
     model, tokenizer = sentiment
-    # similar lengths together: little padding, so the test stays fast
+    # batches of similar lengths need little padding
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     labels = [""] * len(texts)
     for start in range(0, len(order), 64):
@@ -86,18 +86,18 @@ def labels_of_texts(sentiment: tuple[Any, Any], texts: list[str]) -> list[str]:
 
 
 @torch.no_grad()
-def breeds_of_pictures(pets: tuple[Any, Any], pictures: list[Any]) -> list[str]:
+def predict_breeds(pets: tuple[Any, Any], images: list[Any]) -> list[str]:
     model, processor = pets
-    pixels = processor(pictures, return_tensors="pt")["pixel_values"]
+    pixels = processor(images, return_tensors="pt")["pixel_values"]
     guesses = torch.cat([model(chunk).logits.argmax(-1) for chunk in pixels.split(32)]).tolist()
     return [model.config.id2label[guess] for guess in guesses]
 
 
 @pytest.mark.parametrize("name", clearhead_zoo.names())
-def test_files_are_the_ones_that_were_measured(name: str) -> None:
-    """The card's checksums are those of the files, so the figures still hold: `make test-slow` measures them."""
-    written = {"card.json", "README.md"}
-    files = {path.name: path.read_bytes() for path in clearhead_zoo.path(name).iterdir() if path.name not in written}
+def test_files_match_the_checksums_of_the_card(name: str) -> None:
+    """Equal checksums mean that the figures of the card still hold; `make test-slow` measures them."""
+    excluded = {"card.json", "README.md"}
+    files = {path.name: path.read_bytes() for path in clearhead_zoo.path(name).iterdir() if path.name not in excluded}
     digests = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
     stated = clearhead_zoo.card(name)["sha256"]
     changed = sorted(file for file in digests.keys() | stated.keys() if digests.get(file) != stated.get(file))
@@ -107,8 +107,8 @@ def test_files_are_the_ones_that_were_measured(name: str) -> None:
     )
 
 
-def test_checksums_are_written_anew_on_request(tmp_path: Path) -> None:
-    """What to run after a file changed: nothing else of the card does."""
+def test_cards_script_updates_only_the_checksums(tmp_path: Path) -> None:
+    """The script to run after a file changed; nothing else of the card changes."""
     folder = shutil.copytree(clearhead_zoo.path("logic"), tmp_path / "logic")
     before = clearhead_zoo.card("logic")
     content = (folder / "tokenizer_config.json").read_bytes() + b"\n"
@@ -126,13 +126,13 @@ def test_weights_are_small_and_in_half_precision(name: str) -> None:
     content = (clearhead_zoo.path(name) / "model.safetensors").read_bytes()
     card = clearhead_zoo.card(name)
     assert len(content) == card["bytes"]
-    assert card["bytes"] <= LARGEST[name]
+    assert card["bytes"] <= MAX_BYTES[name]
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     assert {entry["dtype"] for key, entry in header.items() if key != "__metadata__"} == {"F16"}
 
 
 @pytest.mark.parametrize("name", clearhead_zoo.names())
-def test_card_says_what_is_needed_to_judge_a_model(name: str) -> None:
+def test_card_has_all_required_fields(name: str) -> None:
     card = clearhead_zoo.card(name)
     for key in ("task", "licence", "data", "figures", "parameters", "labels", "use", "command"):
         assert card[key], key
@@ -141,8 +141,8 @@ def test_card_says_what_is_needed_to_judge_a_model(name: str) -> None:
     assert not list(clearhead_zoo.path(name).glob("*.bin")), "pickles do not belong in the zoo"
 
 
-def test_the_zoo_stays_small() -> None:
-    assert sum(clearhead_zoo.card(name)["bytes"] for name in clearhead_zoo.names()) <= TOGETHER
+def test_total_size_of_the_zoo_is_bounded() -> None:
+    assert sum(clearhead_zoo.card(name)["bytes"] for name in clearhead_zoo.names()) <= MAX_TOTAL_BYTES
 
 
 def test_unknown_name_suggests_the_nearest() -> None:
@@ -152,21 +152,21 @@ def test_unknown_name_suggests_the_nearest() -> None:
         clearhead_zoo.card("zebra")
 
 
-def test_every_weight_is_used(sentiment: tuple[Any, Any], pets: tuple[Any, Any]) -> None:
-    for name, kind in (
+def test_checkpoint_has_no_missing_or_unused_weights(sentiment: tuple[Any, Any], pets: tuple[Any, Any]) -> None:
+    for name, model_class in (
         ("sentiment", transformers.AutoModelForSequenceClassification),
         ("pets", transformers.AutoModelForImageClassification),
     ):
-        _, report = kind.from_pretrained(clearhead_zoo.path(name), output_loading_info=True)
+        _, report = model_class.from_pretrained(clearhead_zoo.path(name), output_loading_info=True)
         assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
 
 
 @pytest.mark.parametrize(("text", "label"), LECTURE_SENTENCES.items())
-def test_sentiment_gets_the_lecture_sentences_right(sentiment: tuple[Any, Any], text: str, label: str) -> None:
-    assert labels_of_texts(sentiment, [text]) == [label]
+def test_sentiment_classifies_the_lecture_sentences(sentiment: tuple[Any, Any], text: str, label: str) -> None:
+    assert predict_text_labels(sentiment, [text]) == [label]
 
 
-def test_sentiment_spells_out_rare_words_instead_of_losing_them(sentiment: tuple[Any, Any]) -> None:
+def test_sentiment_tokenizer_splits_rare_words_without_unk(sentiment: tuple[Any, Any]) -> None:
     _, tokenizer = sentiment
     tokens = tokenizer.tokenize("Zyzzyva's unputdownable quixotry, 42 %!")
     assert tokenizer.unk_token not in tokens
@@ -174,43 +174,43 @@ def test_sentiment_spells_out_rare_words_instead_of_losing_them(sentiment: tuple
 
 
 @pytest.mark.slow
-def test_sentiment_accuracy(sentiment: tuple[Any, Any]) -> None:
+def test_sentiment_accuracy_equals_card(sentiment: tuple[Any, Any]) -> None:
     with data_file("sst2/test_official_dev.tsv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
     truth = [("NEGATIVE", "POSITIVE")[int(label)] for _, label in rows]
-    guesses = labels_of_texts(sentiment, [text.strip() for text, _ in rows])
+    guesses = predict_text_labels(sentiment, [text.strip() for text, _ in rows])
     accuracy = float(np.mean([guess == label for guess, label in zip(guesses, truth, strict=True)]))
     assert accuracy >= 0.90
-    # a few sentences are so close that another kernel may tip them
+    # a few sentences are so close to the decision boundary that another kernel may flip them
     assert accuracy == pytest.approx(
         clearhead_zoo.card("sentiment")["figures"]["accuracy, test_official_dev.tsv"], abs=0.004
     )
 
 
-def test_pets_calls_chelsea_a_cat(pets: tuple[Any, Any]) -> None:
+def test_pets_classifies_chelsea_as_a_cat(pets: tuple[Any, Any]) -> None:
     skimage_data = pytest.importorskip("skimage.data", reason="scikit-image is not installed")
     from PIL import Image
 
-    (breed,) = breeds_of_pictures(pets, [Image.fromarray(skimage_data.chelsea())])
+    (breed,) = predict_breeds(pets, [Image.fromarray(skimage_data.chelsea())])
     assert breed in clearhead_zoo.card("pets")["cats"]
 
 
 @pytest.mark.slow
-def test_pets_accuracy(pets: tuple[Any, Any]) -> None:
+def test_pets_accuracy_equals_card(pets: tuple[Any, Any]) -> None:
     from PIL import Image
 
     packed = np.load(data_file("pets/pets-test.npz"))
     chosen = np.arange(0, len(packed["label"]), 9)
     data, offsets = packed["data"], packed["off"]
-    pictures = [Image.open(io.BytesIO(data[offsets[i] : offsets[i + 1]].tobytes())).convert("RGB") for i in chosen]
+    images = [Image.open(io.BytesIO(data[offsets[i] : offsets[i + 1]].tobytes())).convert("RGB") for i in chosen]
     card = clearhead_zoo.card("pets")
-    guesses = breeds_of_pictures(pets, pictures)
+    guesses = predict_breeds(pets, images)
     truth = [card["labels"][packed["label"][index]] for index in chosen]
     breed = np.mean([guess == label for guess, label in zip(guesses, truth, strict=True)])
     species = np.mean(
         [(guess in card["cats"]) == (label in card["cats"]) for guess, label in zip(guesses, truth, strict=True)]
     )
-    # every ninth picture: three standard errors around what all of them gave
+    # every ninth image: within three standard errors of the figure for all images
     for measured, name in ((breed, "breed accuracy"), (species, "species accuracy")):
         stated = card["figures"][name]
         assert abs(measured - stated) <= 3 * np.sqrt(stated * (1 - stated) / len(chosen)), (name, measured, stated)

@@ -1,4 +1,4 @@
-"""The shapes: is every question well-posed, does the evidence decide it, and do the models that learned it use it?"""
+"""The shapes task: questions are well-posed, the evidence decides them, and the trained models use it."""
 
 from __future__ import annotations
 
@@ -21,152 +21,158 @@ from clearhead_zoo.tasks import make_generator, shapes  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "packages" / "zoo" / "train"
-TURNED = {"left of": (0, 1), "right of": (0, -1), "above": (1, 1), "below": (1, -1)}
+RELATION_AXES = {"left of": (0, 1), "right of": (0, -1), "above": (1, 1), "below": (1, -1)}
 
 
-def answer(question: str, scene: shapes.Scenes) -> str:
-    """The slow twin: reads the question word by word and looks at the objects one by one."""
+def answer_by_definition(question: str, scene: shapes.Scenes) -> str:
+    """Reference: parse the question word by word and examine the objects one by one."""
     words = question.removesuffix("?").split()
-    things = [
+    items = [
         {"shape": shapes.SHAPES[s], "colour": shapes.COLOURS[c], "at": (x, y)}
         for s, c, x, y, present in zip(scene.shape, scene.colour, scene.x, scene.y, scene.present, strict=True)
         if present
     ]
 
-    def called(name: str) -> list[dict[str, Any]]:
+    def find_objects(name: str) -> list[dict[str, Any]]:
         singular = dict(zip(shapes.PLURALS, shapes.SHAPES, strict=True)).get(name, name)
-        return [thing for thing in things if singular in (thing["shape"], thing["colour"])]
+        return [item for item in items if singular in (item["shape"], item["colour"])]
 
     if words[:2] == ["how", "many"]:
-        return str(len(called(words[2])))
+        return str(len(find_objects(words[2])))
     if words[:2] == ["is", "there"]:
-        return "yes" if any(thing in called(words[4]) for thing in called(words[3])) else "no"
-    asked, name = words[1], words[4]
-    found = called(name)
-    for relation, (axis, sign) in TURNED.items():
+        return "yes" if any(item in find_objects(words[4]) for item in find_objects(words[3])) else "no"
+    attribute, name = words[1], words[4]
+    matching = find_objects(name)
+    for relation, (axis, sign) in RELATION_AXES.items():
         if f" {relation} " in question:
-            (anchor,) = called(question.split(f" {relation} the ")[1].removesuffix("?").split()[0])
-            found = [thing for thing in found if sign * thing["at"][axis] < sign * anchor["at"][axis]]
-    (thing,) = found
-    return str(thing[asked])
+            (anchor,) = find_objects(question.split(f" {relation} the ")[1].removesuffix("?").split()[0])
+            matching = [item for item in matching if sign * item["at"][axis] < sign * anchor["at"][axis]]
+    (item,) = matching
+    return str(item[attribute])
 
 
 @pytest.fixture(scope="module")
-def asked() -> shapes.QuestionBatch:
+def questions() -> shapes.QuestionBatch:
     return shapes.sample_question_batch(make_generator(3, "held-out"), 1500)
 
 
 # -- the questions
 
 
-def test_every_question_has_the_one_answer_that_is_given(asked: shapes.QuestionBatch) -> None:
-    for row in range(len(asked)):
-        question = shapes.list_questions()[asked.question[row]]
-        assert answer(question.text, asked.scenes[row]) == shapes.ANSWERS[asked.answer[row]], question.text
+def test_answers_equal_the_reference(questions: shapes.QuestionBatch) -> None:
+    for row in range(len(questions)):
+        question = shapes.list_questions()[questions.question[row]]
+        assert answer_by_definition(question.text, questions.scenes[row]) == shapes.ANSWERS[questions.answer[row]], (
+            question.text
+        )
 
 
-def test_the_evidence_decides_and_nothing_else_does(asked: shapes.QuestionBatch) -> None:
+def test_only_the_evidence_decides_the_answer(questions: shapes.QuestionBatch) -> None:
     rng = make_generator(0, "held-out")
-    alone = asked.scenes.remove_objects(~asked.evidence)
+    alone = questions.scenes.remove_objects(~questions.evidence)
     without, others = (
-        asked.scenes.remove_objects(asked.evidence),
-        asked.scenes.remove_objects(asked.sample_other_objects(rng)),
+        questions.scenes.remove_objects(questions.evidence),
+        questions.scenes.remove_objects(questions.sample_other_objects(rng)),
     )
-    for row in range(len(asked)):
-        question, label = shapes.list_questions()[asked.question[row]], shapes.ANSWERS[asked.answer[row]]
-        assert answer(question.text, alone[row]) == answer(question.text, others[row]) == label
+    for row in range(len(questions)):
+        question, label = shapes.list_questions()[questions.question[row]], shapes.ANSWERS[questions.answer[row]]
+        assert (
+            answer_by_definition(question.text, alone[row]) == answer_by_definition(question.text, others[row]) == label
+        )
         if question.family == "relation":
-            # without the relation there would be two of that name, and another answer
-            scene, (referent, anchor) = asked.scenes[row], (asked.referent[row], asked.anchor[row])
+            # without the relation, two objects have that name, with different answers
+            scene, (referent, anchor) = questions.scenes[row], (questions.referent[row], questions.anchor[row])
             by_colour = label in shapes.SHAPES
-            name, told = (scene.colour, scene.shape) if by_colour else (scene.shape, scene.colour)
+            name, asked_values = (scene.colour, scene.shape) if by_colour else (scene.shape, scene.colour)
             namesakes = np.flatnonzero((name == name[referent]) & scene.present)
-            assert len(namesakes) == 2 and len(set(told[namesakes])) == 2
-            assert set(np.flatnonzero(asked.evidence[row])) == {referent, anchor}
-        if question.family in ("count", "exist") and asked.evidence[row].any():
-            assert answer(question.text, without[row]) in ("0", "no")
+            assert len(namesakes) == 2 and len(set(asked_values[namesakes])) == 2
+            assert set(np.flatnonzero(questions.evidence[row])) == {referent, anchor}
+        if question.family in ("count", "exist") and questions.evidence[row].any():
+            assert answer_by_definition(question.text, without[row]) in ("0", "no")
         elif question.family in ("colour", "shape"):
             with pytest.raises(ValueError, match="not enough values to unpack"):
-                answer(question.text, without[row])
-        assert asked.evidence[row].any() == (label not in ("0", "no"))
+                answer_by_definition(question.text, without[row])
+        assert questions.evidence[row].any() == (label not in ("0", "no"))
 
 
-def test_others_are_as_many_and_no_evidence(asked: shapes.QuestionBatch) -> None:
-    others = asked.sample_other_objects(make_generator(0, "held-out"))
-    free = asked.scenes.present & ~asked.evidence
-    assert not (others & ~free).any()
-    assert (others.sum(1) == np.minimum(asked.evidence.sum(1), free.sum(1))).all()
+def test_control_objects_are_as_many_and_exclude_the_evidence(questions: shapes.QuestionBatch) -> None:
+    others = questions.sample_other_objects(make_generator(0, "held-out"))
+    available = questions.scenes.present & ~questions.evidence
+    assert not (others & ~available).any()
+    assert (others.sum(1) == np.minimum(questions.evidence.sum(1), available.sum(1))).all()
 
 
-def test_answer_follows_the_paint(asked: shapes.QuestionBatch) -> None:
-    turned = asked.recolour_referents(make_generator(0, "held-out"))
-    assert len(turned) > 300
-    for row in range(len(turned)):
-        question = shapes.list_questions()[turned.question[row]]
-        assert answer(question.text, turned.scenes[row]) == shapes.ANSWERS[turned.answer[row]]
+def test_answers_after_recolouring_equal_the_reference(questions: shapes.QuestionBatch) -> None:
+    recoloured = questions.recolour_referents(make_generator(0, "held-out"))
+    assert len(recoloured) > 300
+    for row in range(len(recoloured)):
+        question = shapes.list_questions()[recoloured.question[row]]
+        assert answer_by_definition(question.text, recoloured.scenes[row]) == shapes.ANSWERS[recoloured.answer[row]]
 
 
-def test_guessing_is_poor(asked: shapes.QuestionBatch) -> None:
-    families = [shapes.list_questions()[number].family for number in asked.question]
+def test_most_frequent_answer_has_low_accuracy(questions: shapes.QuestionBatch) -> None:
+    families = [shapes.list_questions()[number].family for number in questions.question]
     assert set(Counter(families).values()) == {300}
     ceiling = {"colour": 0.25, "shape": 0.28, "count": 0.34, "exist": 0.57, "relation": 0.2}
-    for family, most in ceiling.items():
-        answers = [asked.answer[row] for row, name in enumerate(families) if name == family]
-        assert max(Counter(answers).values()) / len(answers) < most, family
-    # what looks for a red ring must look at both words: in most scenes without one there is something red, and a ring
-    for row in np.flatnonzero(asked.answer == shapes.NO_ANSWER)[:50]:
-        colour, shape = (words := shapes.list_questions()[asked.question[row]].words)[3], words[4]
-        scene = asked.scenes[row]
-        near = (scene.colour == shapes.COLOURS.index(colour)) | (scene.shape == shapes.SHAPES.index(shape))
+    for family, limit in ceiling.items():
+        answers = [questions.answer[row] for row, name in enumerate(families) if name == family]
+        assert max(Counter(answers).values()) / len(answers) < limit, family
+    # both words matter: most scenes without a red ring contain something red, or a ring
+    for row in np.flatnonzero(questions.answer == shapes.NO_ANSWER)[:50]:
+        colour, shape = (words := shapes.list_questions()[questions.question[row]].words)[3], words[4]
+        scene = questions.scenes[row]
+        is_similar = (scene.colour == shapes.COLOURS.index(colour)) | (scene.shape == shapes.SHAPES.index(shape))
         assert not (
             (scene.colour == shapes.COLOURS.index(colour)) & (scene.shape == shapes.SHAPES.index(shape)) & scene.present
         ).any()
-        assert near.any() or row % 10
+        assert is_similar.any() or row % 10
 
 
-def test_words_and_tokens_say_the_same() -> None:
+def test_token_table_equals_the_question_words() -> None:
     ids, content = shapes.build_token_table()
     words = np.array(shapes.build_vocabulary())
     assert len(set(shapes.build_vocabulary())) == len(words)
     assert len({question.text for question in shapes.list_questions()}) == len(shapes.list_questions())
     for row, question in enumerate(shapes.list_questions()):
         assert " ".join(question.words) + "?" == question.text
-        told = [word for word in words[ids[row]] if word != shapes.PAD_TOKEN]
-        assert told == [shapes.CLS_TOKEN, *question.words, "?", shapes.SEP_TOKEN]
-        assert [question.words[place] for place in question.content_positions] == list(words[ids[row]][content[row]])
+        tokens = [word for word in words[ids[row]] if word != shapes.PAD_TOKEN]
+        assert tokens == [shapes.CLS_TOKEN, *question.words, "?", shapes.SEP_TOKEN]
+        assert [question.words[position] for position in question.content_positions] == list(
+            words[ids[row]][content[row]]
+        )
 
 
-# -- the pictures
+# -- the images
 
 
-def slow_mask(shape: str, x: float, y: float, radius: float, size: int) -> Any:
+def draw_mask_by_definition(shape: str, x: float, y: float, radius: float, size: int) -> Any:
     mask = np.zeros((size, size), dtype=bool)
     for row, column in itertools.product(range(size), range(size)):
-        right, down = column + 0.5 - x, row + 0.5 - y
-        far = np.hypot(right, down)
-        arm = np.floor(radius * 4 * 3 / 8) / 4
+        dx, dy = column + 0.5 - x, row + 0.5 - y
+        distance = np.hypot(dx, dy)
+        arm_width = np.floor(radius * 4 * 3 / 8) / 4
         side = np.floor(radius * 4 * 7 / 8) / 4
         hole = np.floor(radius * 4 * 9 / 16) / 4
         mask[row, column] = {
-            "circle": far <= radius,
-            "square": max(abs(right), abs(down)) <= side,
-            "triangle": -radius <= down <= radius and abs(right) <= (down + radius) / 2,
-            "cross": min(abs(right), abs(down)) <= arm and max(abs(right), abs(down)) <= radius,
-            "ring": hole <= far <= radius,
+            "circle": distance <= radius,
+            "square": max(abs(dx), abs(dy)) <= side,
+            "triangle": -radius <= dy <= radius and abs(dx) <= (dy + radius) / 2,
+            "cross": min(abs(dx), abs(dy)) <= arm_width and max(abs(dx), abs(dy)) <= radius,
+            "ring": hole <= distance <= radius,
         }[shape]
     return mask
 
 
-def test_masks_are_the_shapes_and_boxes_are_theirs() -> None:
+def test_masks_and_boxes_equal_the_reference() -> None:
     scenes = shapes.sample_scenes(make_generator(1, "held-out"), 6, 64)
     _, masks = shapes.render(scenes)
     boxes = np.stack(shapes.compute_boxes(masks), axis=2)
-    for row, place in zip(*np.nonzero(scenes.present), strict=True):
-        at = (values[row, place] / shapes.SUBPIXELS_PER_PIXEL for values in (scenes.x, scenes.y, scenes.radius))
-        expected = slow_mask(shapes.SHAPES[scenes.shape[row, place]], *at, 64)
-        assert np.array_equal(masks[row, place], expected)
-        down, right = np.nonzero(expected)
-        assert boxes[row, place].tolist() == [right.min(), down.min(), right.max() + 1, down.max() + 1]
+    for row, index in zip(*np.nonzero(scenes.present), strict=True):
+        geometry = (values[row, index] / shapes.SUBPIXELS_PER_PIXEL for values in (scenes.x, scenes.y, scenes.radius))
+        expected = draw_mask_by_definition(shapes.SHAPES[scenes.shape[row, index]], *geometry, 64)
+        assert np.array_equal(masks[row, index], expected)
+        rows, columns = np.nonzero(expected)
+        assert boxes[row, index].tolist() == [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
     assert not masks[~scenes.present].any()
     assert masks.sum(1).max() == 1, "objects do not touch"
 
@@ -176,81 +182,81 @@ def test_masks_are_the_shapes_and_boxes_are_theirs() -> None:
 def test_numpy_and_torch_render_the_same_bytes(seed: int, size: int) -> None:
     torch = pytest.importorskip("torch")
     scenes = shapes.sample_scenes(make_generator(seed, "held-out"), 3, size)
-    for one, other in zip(
+    for array, tensor in zip(
         shapes.render(scenes),
         shapes.render(scenes, lambda a: torch.from_numpy(np.ascontiguousarray(a))),
         strict=True,
     ):
-        assert np.array_equal(one, other.numpy())
+        assert np.array_equal(array, tensor.numpy())
 
 
-def test_taking_away_leaves_the_rest_as_it_is() -> None:
+def test_removing_an_object_changes_only_its_pixels() -> None:
     scenes = shapes.sample_scenes(make_generator(2, "held-out"), 20, 64)
-    gone = np.zeros_like(scenes.present)
-    gone[:, 0] = True
-    (before, masks), (after, _) = shapes.render(scenes), shapes.render(scenes.remove_objects(gone))
+    is_removed = np.zeros_like(scenes.present)
+    is_removed[:, 0] = True
+    (before, masks), (after, _) = shapes.render(scenes), shapes.render(scenes.remove_objects(is_removed))
     changed = (before != after).any(1)
     assert not (changed & ~masks[:, 0]).any()
     assert changed.sum() > 0.95 * masks[:, 0].sum()
 
 
-def test_regions_show_the_objects_and_the_ground() -> None:
+def test_region_features_and_boxes_match_the_objects() -> None:
     scenes = shapes.sample_scenes(make_generator(4, "held-out"), 150, 64)
-    features, boxes, places = shapes.make_regions(make_generator(5, "held-out"), scenes)
+    features, boxes, region_indices = shapes.make_regions(make_generator(5, "held-out"), scenes)
     assert features.shape == (150, shapes.NUM_REGIONS, shapes.FEATURE_SIZE) and features.dtype == np.float32
     assert boxes.min() >= 0 and boxes.max() <= 1 and (boxes[..., 2:] > boxes[..., :2]).all()
     exact = np.stack(shapes.compute_boxes(shapes.render(scenes)[1]), axis=2) / 64
-    own = np.take_along_axis(boxes, places[:, :, None], axis=1)
-    assert np.abs(own - exact)[scenes.present].max() < 1.5 / 64
-    # a nearest-code reader finds colour and shape in nearly every region, although no two are alike
+    object_boxes = np.take_along_axis(boxes, region_indices[:, :, None], axis=1)
+    assert np.abs(object_boxes - exact)[scenes.present].max() < 1.5 / 64
+    # the nearest code gives colour and shape of nearly every region, although no two are equal
     codes = shapes._make_feature_codes()
     kinds = list(itertools.product(range(len(shapes.COLOURS)), range(len(shapes.SHAPES)), range(2)))
     table = np.array([codes[c] + codes[6 + s] + codes[11 + z] for c, s, z in kinds])
-    seen = np.take_along_axis(features, places[:, :, None], axis=1)[scenes.present]
-    nearest = np.linalg.norm(seen[:, None] - table, axis=2).argmin(1)
+    object_features = np.take_along_axis(features, region_indices[:, :, None], axis=1)[scenes.present]
+    nearest = np.linalg.norm(object_features[:, None] - table, axis=2).argmin(1)
     truth = zip(scenes.colour[scenes.present], scenes.shape[scenes.present], strict=True)
-    right = [kinds[found][:2] == pair for found, pair in zip(nearest, truth, strict=True)]
-    assert np.mean(right) > 0.995
+    is_correct = [kinds[index][:2] == pair for index, pair in zip(nearest, truth, strict=True)]
+    assert np.mean(is_correct) > 0.995
 
 
 # -- single examples
 
 
-def test_examples_are_a_function_of_seed_and_split() -> None:
-    one, same, other = (
+def test_examples_are_deterministic_and_splits_differ() -> None:
+    examples, repeated, other_split = (
         shapes.make_examples(3, seed, split) for seed, split in ((1, "held-out"), (1, "held-out"), (1, "train"))
     )
-    for first, second, third in zip(one, same, other, strict=True):
+    for first, second, third in zip(examples, repeated, other_split, strict=True):
         assert first.text == second.text and np.array_equal(first.pixels, second.pixels)
         assert np.array_equal(first.features, second.features)
         assert not np.array_equal(first.pixels, third.pixels)
 
 
-def test_example_says_the_same_in_all_its_parts() -> None:
+def test_fields_of_an_example_are_consistent() -> None:
     for example in shapes.make_examples(60, seed=9):
         assert len(example.names) == len(example.masks) == len(example.boxes) == len(example.regions)
         assert example.pixels.dtype == np.uint8 and example.image.size == (64, 64)
         assert [example.text[start:end] for start, end in example.evidence_spans] == [
-            example.words[place] for place in example.evidence
+            example.words[position] for position in example.evidence
         ]
         pixels = example.evidence_mask
         assert pixels.any() == bool(example.objects)
         patches = shapes.find_covered_patches(pixels, 8)
         assert patches.shape == (8, 8) and patches.any() == pixels.any()
         assert not pixels[~np.kron(patches, np.ones((8, 8), dtype=bool))].any()
-        assert set(example.evidence_regions) == {example.regions[place] for place in example.objects}
+        assert set(example.evidence_regions) == {example.regions[position] for position in example.objects}
         if example.family in ("colour", "relation") and example.referent is not None and " colour " in example.text:
             assert f" {example.label} " in example.names[example.referent]
 
 
-def test_unknown_family_is_refused() -> None:
+def test_unknown_family_is_rejected() -> None:
     with pytest.raises(
         ValueError, match=r"no questions are called size; there are: colour, shape, count, exist, relation"
     ):
         shapes.make_example(family="size")
 
 
-def test_task_needs_no_torch() -> None:
+def test_task_does_not_import_torch() -> None:
     code = (
         "import sys; from clearhead_zoo.tasks import shapes; shapes.make_example(); assert 'torch' not in sys.modules"
     )
@@ -271,7 +277,7 @@ def detr_script() -> Any:
     return shapes_detr
 
 
-def test_matching_is_the_cheapest(detr_script: Any) -> None:
+def test_query_matching_equals_scipy_assignment(detr_script: Any) -> None:
     torch = pytest.importorskip("torch")
     optimize = pytest.importorskip("scipy.optimize")
     rng = np.random.default_rng(0)
@@ -291,25 +297,25 @@ def test_average_precision_of_known_detections(detr_script: Any) -> None:
     truth = detr_script.compute_true_boxes(scenes).astype(np.float32)
     perfect = scenes.present * 0.9, scenes.shape, truth
     assert detr_script.compute_average_precision(scenes, perfect)[0] == 1.0
-    # the same object found twice: the second is wrong, but comes after all that is right
-    twice = tuple(
-        np.concatenate([part, second], axis=1)
-        for part, second in zip(perfect, (perfect[0] * 0.5, *perfect[1:]), strict=True)
+    # a duplicate detection is wrong, but ranks after all correct ones
+    duplicates = tuple(
+        np.concatenate([first, second], axis=1)
+        for first, second in zip(perfect, (perfect[0] * 0.5, *perfect[1:]), strict=True)
     )
-    assert detr_script.compute_average_precision(scenes, twice)[0] == 1.0
+    assert detr_script.compute_average_precision(scenes, duplicates)[0] == 1.0
     # boxes half a width off overlap by a third
-    off = truth + (truth[..., [2]] - truth[..., [0]]) / 2 * np.array([1, 0, 1, 0], dtype=np.float32)
-    assert detr_script.compute_average_precision(scenes, (perfect[0], perfect[1], off))[0] == 0.0
-    # two detections of one class, the surer one wrong: precision 1/2 at full recall
-    one = scenes[[0]]
-    rest = one.remove_objects(np.arange(shapes.MAX_OBJECTS)[None] > 0)
+    shifted = truth + (truth[..., [2]] - truth[..., [0]]) / 2 * np.array([1, 0, 1, 0], dtype=np.float32)
+    assert detr_script.compute_average_precision(scenes, (perfect[0], perfect[1], shifted))[0] == 0.0
+    # two detections of one class, the more confident one wrong: precision 1/2 at full recall
+    scene = scenes[[0]]
+    single = scene.remove_objects(np.arange(shapes.MAX_OBJECTS)[None] > 0)
     wrong = np.array([[[0, 0, 1, 1]]], dtype=np.float32)
-    found = (
+    detections = (
         np.array([[0.9, 0.8]]),
-        np.repeat(one.shape[:, :1], 2, axis=1),
+        np.repeat(scene.shape[:, :1], 2, axis=1),
         np.concatenate([wrong, truth[:1, :1]], axis=1),
     )
-    assert detr_script.compute_average_precision(rest, found)[0] == 0.5
+    assert detr_script.compute_average_precision(single, detections)[0] == 0.5
 
 
 @pytest.mark.slow
@@ -321,20 +327,20 @@ def test_training_script_runs_from_end_to_end(name: str, tmp_path: Path) -> None
     subprocess.run([sys.executable, str(script), "--smoke", "--device", "cpu", *folders], check=True, cwd=ROOT)
     card = json.loads((tmp_path / "out" / "card.json").read_text(encoding="utf-8"))
     assert card["name"] == name and card["figures"]
-    assert_opens(tmp_path / "out", name)
+    load_and_check_model(tmp_path / "out", name)
 
 
-# -- what they made
+# -- the trained models
 
 
-def assert_opens(folder: Path, name: str) -> Any:
+def load_and_check_model(folder: Path, name: str) -> Any:
     transformers = pytest.importorskip("transformers")
-    kinds = {
+    model_classes = {
         "shapes-vqa": transformers.LxmertForQuestionAnswering,
         "shapes-vilt": transformers.ViltForQuestionAnswering,
         "shapes-detr": transformers.DetrForObjectDetection,
     }
-    model, report = kinds[name].from_pretrained(folder, dtype="float32", output_loading_info=True)
+    model, report = model_classes[name].from_pretrained(folder, dtype="float32", output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     if name != "shapes-detr":
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -354,21 +360,21 @@ def assert_opens(folder: Path, name: str) -> Any:
     return model.eval()
 
 
-def opened(name: str) -> Any:
+def load_zoo_model(name: str) -> Any:
     if name not in clearhead_zoo.names():
         pytest.skip(f"models/{name} is not trained yet: run packages/zoo/train/{name.replace('-', '_')}.py")
-    return assert_opens(clearhead_zoo.path(name), name)
+    return load_and_check_model(clearhead_zoo.path(name), name)
 
 
-def answers_from_regions(model: Any, asked: shapes.QuestionBatch, gone: Any) -> Any:
+def predict_from_regions(model: Any, questions: shapes.QuestionBatch, is_removed: Any) -> Any:
     import torch
 
     rng = make_generator(11, "held-out")
-    features, boxes, places = shapes.make_regions(rng, asked.scenes)
-    blank = np.zeros(features.shape[:2], dtype=bool)
-    np.put_along_axis(blank, places, gone, axis=1)
-    features = np.where(blank[:, :, None], shapes.sample_background_features(rng, *blank.shape), features)
-    ids = torch.from_numpy(shapes.build_token_table()[0][asked.question])
+    features, boxes, region_indices = shapes.make_regions(rng, questions.scenes)
+    is_blank = np.zeros(features.shape[:2], dtype=bool)
+    np.put_along_axis(is_blank, region_indices, is_removed, axis=1)
+    features = np.where(is_blank[:, :, None], shapes.sample_background_features(rng, *is_blank.shape), features)
+    ids = torch.from_numpy(shapes.build_token_table()[0][questions.question])
     with torch.no_grad():
         logits = model(
             input_ids=ids,
@@ -379,69 +385,74 @@ def answers_from_regions(model: Any, asked: shapes.QuestionBatch, gone: Any) -> 
     return logits.argmax(-1).numpy()
 
 
-def answers_from_pixels(model: Any, asked: shapes.QuestionBatch, gone: Any) -> Any:
+def predict_from_pixels(model: Any, questions: shapes.QuestionBatch, is_removed: Any) -> Any:
     import torch
 
-    ids = torch.from_numpy(shapes.build_token_table()[0][asked.question])
-    pictures = torch.from_numpy(shapes.render(asked.scenes.remove_objects(gone))[0]).float() / 127.5 - 1
+    ids = torch.from_numpy(shapes.build_token_table()[0][questions.question])
+    images = torch.from_numpy(shapes.render(questions.scenes.remove_objects(is_removed))[0]).float() / 127.5 - 1
     with torch.no_grad():
-        return model(input_ids=ids, attention_mask=(ids != 0).long(), pixel_values=pictures).logits.argmax(-1).numpy()
+        return model(input_ids=ids, attention_mask=(ids != 0).long(), pixel_values=images).logits.argmax(-1).numpy()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "answers", "count"), [("shapes-vqa", answers_from_regions, 600), ("shapes-vilt", answers_from_pixels, 200)]
+    ("name", "predict", "count"), [("shapes-vqa", predict_from_regions, 600), ("shapes-vilt", predict_from_pixels, 200)]
 )
-def test_model_answers_and_uses_the_evidence(name: str, answers: Any, count: int) -> None:
-    model = opened(name)
-    asked = shapes.sample_question_batch(make_generator(77, "held-out"), count)
-    nothing = np.zeros_like(asked.evidence)
-    right = answers(model, asked, nothing) == asked.answer
+def test_vqa_accuracy_equals_card_and_depends_on_the_evidence(name: str, predict: Any, count: int) -> None:
+    model = load_zoo_model(name)
+    questions = shapes.sample_question_batch(make_generator(77, "held-out"), count)
+    no_objects = np.zeros_like(questions.evidence)
+    is_correct = predict(model, questions, no_objects) == questions.answer
     stated = clearhead_zoo.card(name)["figures"]["accuracy"]
     assert stated >= 0.97
-    assert right.mean() >= stated - 3 * np.sqrt(stated * (1 - stated) / count) - 0.005
-    evident = asked[np.flatnonzero(asked.evidence.any(1))]
-    without = answers(model, evident, evident.evidence) == evident.answer
-    others = answers(model, evident, evident.sample_other_objects(make_generator(0, "held-out"))) == evident.answer
-    assert without.mean() < 0.35 and others.mean() > 0.93
+    assert is_correct.mean() >= stated - 3 * np.sqrt(stated * (1 - stated) / count) - 0.005
+    with_evidence = questions[np.flatnonzero(questions.evidence.any(1))]
+    without_evidence = predict(model, with_evidence, with_evidence.evidence) == with_evidence.answer
+    without_controls = (
+        predict(model, with_evidence, with_evidence.sample_other_objects(make_generator(0, "held-out")))
+        == with_evidence.answer
+    )
+    assert without_evidence.mean() < 0.35 and without_controls.mean() > 0.93
 
 
-def test_vilt_gives_the_same_logits_twice() -> None:
-    """transformers shuffles the patches at every call: sums come in another order, but nothing is left out."""
+def test_vilt_logits_are_repeatable() -> None:
+    """Transformers shuffles the patches at every call: sums have another order, but no patch is dropped."""
     import torch
 
-    model = opened("shapes-vilt")
-    asked = shapes.sample_question_batch(make_generator(78, "held-out"), 4)
-    ids = torch.from_numpy(shapes.build_token_table()[0][asked.question])
-    pictures = torch.from_numpy(shapes.render(asked.scenes)[0]).float() / 127.5 - 1
+    model = load_zoo_model("shapes-vilt")
+    questions = shapes.sample_question_batch(make_generator(78, "held-out"), 4)
+    ids = torch.from_numpy(shapes.build_token_table()[0][questions.question])
+    images = torch.from_numpy(shapes.render(questions.scenes)[0]).float() / 127.5 - 1
 
-    def logits() -> torch.Tensor:
+    def compute_logits() -> torch.Tensor:
         with torch.no_grad():
-            return model(input_ids=ids, attention_mask=(ids != 0).long(), pixel_values=pictures).logits
+            return model(input_ids=ids, attention_mask=(ids != 0).long(), pixel_values=images).logits
 
-    torch.testing.assert_close(logits(), logits(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(compute_logits(), compute_logits(), atol=1e-4, rtol=1e-4)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        first = logits()
+        first = compute_logits()
         torch.manual_seed(0)
-        assert torch.equal(first, logits())
+        assert torch.equal(first, compute_logits())
 
 
 @pytest.mark.slow
-def test_detr_finds_shapes_and_sees_the_object(detr_script: Any) -> None:
+def test_detr_precision_equals_card_and_depends_on_the_object(detr_script: Any) -> None:
     import torch
 
-    model, device = opened("shapes-detr"), torch.device("cpu")
+    model, device = load_zoo_model("shapes-detr"), torch.device("cpu")
     scenes = shapes.sample_scenes(make_generator(77, "held-out"), 80, 96)
     stated = clearhead_zoo.card("shapes-detr")["figures"]["AP at IoU 0.5"]
     assert stated >= 0.95
-    found = detr_script.predict_detections(model, scenes, device)
-    assert detr_script.compute_average_precision(scenes, found)[0] >= stated - 0.04
-    first = np.zeros_like(scenes.present)
-    first[:, 0] = True
+    detections = detr_script.predict_detections(model, scenes, device)
+    assert detr_script.compute_average_precision(scenes, detections)[0] >= stated - 0.04
+    is_first = np.zeros_like(scenes.present)
+    is_first[:, 0] = True
     box, shape = detr_script.compute_true_boxes(scenes)[:, 0], scenes.shape[:, 0]
-    gone = detr_script.find_detected(detr_script.predict_detections(model, scenes.remove_objects(first), device), box)
-    alone = detr_script.find_detected(
-        detr_script.predict_detections(model, scenes.remove_objects(~first), device), box, shape
+    without_object = detr_script.find_detected(
+        detr_script.predict_detections(model, scenes.remove_objects(is_first), device), box
     )
-    assert gone.mean() < 0.05 and alone.mean() > 0.9
+    object_only = detr_script.find_detected(
+        detr_script.predict_detections(model, scenes.remove_objects(~is_first), device), box, shape
+    )
+    assert without_object.mean() < 0.05 and object_only.mean() > 0.9

@@ -1,4 +1,4 @@
-"""The text models that start from MiniLM: how vocabularies and data are cut, the scripts, and what they made."""
+"""Text models based on MiniLM: reduced vocabularies, data splits, training scripts, and shipped models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The training scripts import their neighbours by bare name; so do we, and forget them afterwards."""
+    """Import training scripts, which import each other by bare name, and unload them afterwards."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     before = set(sys.modules)
 
@@ -45,14 +45,14 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A very small BERT with placeholders, words and letters for pieces."""
+    """The folder of a tiny BERT whose vocabulary has placeholders, words and letters."""
     from tokenizers import BertWordPieceTokenizer
 
     folder = tmp_path_factory.mktemp("base")
     letters = "abcdefghijklmnopqrstuvwxyz"
     pieces = [*SPECIAL, "[unused0]", "[unused1]", *letters, *(f"##{letter}" for letter in letters), *WORDS.split()[1:]]
     pieces = list(dict.fromkeys([*pieces, "."]))
-    BertWordPieceTokenizer(vocab={piece: place for place, piece in enumerate(pieces)}).save(
+    BertWordPieceTokenizer(vocab={piece: index for index, piece in enumerate(pieces)}).save(
         str(folder / "tokenizer.json")
     )
     torch.manual_seed(0)
@@ -70,7 +70,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made-up texts in the folders and forms of the real ones."""
+    """A folder of synthetic texts in the layouts of the real data."""
     folder = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(0)
 
@@ -78,15 +78,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return " ".join([*rng.choice(WORDS.split()[:-1], size), "."])
 
     def table(name: str, count: int) -> None:
-        lines = [f"{sentence(int(rng.integers(3, 16)))} {name}{place}\t{place % 2}" for place in range(count)]
+        lines = [f"{sentence(int(rng.integers(3, 16)))} {name}{index}\t{index % 2}" for index in range(count)]
         (folder / "sst2" / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
 
     def numbered(name: str, count: int, labels: int) -> None:
-        lines = [f"{place % labels} {sentence(9)} {name[:4]}{place}" for place in range(count)]
+        lines = [f"{index % labels} {sentence(9)} {name[:4]}{index}" for index in range(count)]
         (folder / "sentences" / name).write_text("\n".join(lines) + "\n")
 
-    for part in ("sst2", "sentences", "eraser-movies", "text"):
-        (folder / part).mkdir()
+    for subfolder in ("sst2", "sentences", "eraser-movies", "text"):
+        (folder / subfolder).mkdir()
     table("train", 800)
     table("dev", 120)
     table("test_official_dev", 40)
@@ -97,12 +97,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with zipfile.ZipFile(folder / "eraser-movies" / "docs.zip", "w") as archive:
         for split, count in (("train", 160), ("val", 40), ("test", 10)):
             rows = []
-            for place in range(count):
-                name = f"{split}{place}.txt"
+            for index in range(count):
+                name = f"{split}{index}.txt"
                 archive.writestr(f"docs/{name}", "\n".join(sentence(12) for _ in range(6)))
-                piece = {"docid": name, "start_token": 3, "end_token": 9}
-                row = {"annotation_id": name, "classification": ("NEG", "POS")[place % 2], "docids": None}
-                rows.append(json.dumps({**row, "evidences": [[piece]]}))
+                evidence = {"docid": name, "start_token": 3, "end_token": 9}
+                row = {"annotation_id": name, "classification": ("NEG", "POS")[index % 2], "docids": None}
+                rows.append(json.dumps({**row, "evidences": [[evidence]]}))
             (folder / "eraser-movies" / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
     for name in ("brown", "abc", "state_union", "inaugural", "wikitext-2-valid", "wikitext-2-test"):
         (folder / "text" / f"{name}.txt").write_text("\n".join(sentence(20) for _ in range(2000)) + "\n")
@@ -112,7 +112,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- vocabulary and batches
 
 
-def test_cut_vocabulary_keeps_embeddings_and_spells_the_rest(script: Any, base: Path, tmp_path: Path) -> None:
+def test_reduced_vocabulary_keeps_embeddings_and_splits_other_words(script: Any, base: Path, tmp_path: Path) -> None:
     encoders = script("encoders")
     ranked = encoders.rank_pieces(base, ["the film was good .", "the plot was good .", "the film was dull ."])
     assert set(SPECIAL) <= set(ranked[:58]) and ranked.index("good") < ranked.index("plot") < ranked.index("great")
@@ -133,19 +133,19 @@ def test_cut_vocabulary_keeps_embeddings_and_spells_the_rest(script: Any, base: 
     assert tokenizer("good")["input_ids"] == [after["[CLS]"], after["good"], after["[SEP]"]]
 
 
-def test_coarser_spelling_keeps_the_ids(script: Any, base: Path) -> None:
+def test_encoding_with_fewer_pieces_keeps_the_ids(script: Any, base: Path) -> None:
     encoders = script("encoders")
     number = encoders.read_vocabulary(base)
     fewer = [piece for piece in number if piece != "film"]
-    own, coarse = (encoders.encode_texts(base, ["good film"], 16, pieces=pieces)[0].ids for pieces in (None, fewer))
-    spelt = ["[CLS]", "good", "f", "##i", "##l", "##m", "[SEP]"]
-    assert own == [number[piece] for piece in ("[CLS]", "good", "film", "[SEP]")]
-    assert coarse == [number[piece] for piece in spelt]
+    default, coarse = (encoders.encode_texts(base, ["good film"], 16, pieces=pieces)[0].ids for pieces in (None, fewer))
+    expected_pieces = ["[CLS]", "good", "f", "##i", "##l", "##m", "[SEP]"]
+    assert default == [number[piece] for piece in ("[CLS]", "good", "film", "[SEP]")]
+    assert coarse == [number[piece] for piece in expected_pieces]
     left = encoders.encode_texts(base, ["good bad film"], 4, side="left")[0].ids
     assert left == [number[piece] for piece in ("[CLS]", "bad", "film", "[SEP]")]
 
 
-def test_an_epoch_holds_every_text_once_and_no_batch_is_too_large(script: Any) -> None:
+def test_epoch_has_every_text_once_in_batches_of_bounded_size(script: Any) -> None:
     encoders = script("encoders")
     lengths = np.random.default_rng(1).integers(2, 60, 700).tolist()
     epoch = encoders.make_epoch(lengths, 16, 256, torch.Generator().manual_seed(0))
@@ -154,28 +154,30 @@ def test_an_epoch_holds_every_text_once_and_no_batch_is_too_large(script: Any) -
         assert len(batch) <= 16 and len(batch) * max(lengths[index] for index in batch) <= 256
 
 
-def test_texts_are_padded_to_the_longest_of_a_batch(script: Any) -> None:
+def test_texts_are_padded_to_the_longest_of_the_batch(script: Any) -> None:
     texts = script("encoders").PaddedTexts([[2, 5, 3], [2, 3], [2, 5, 6, 7, 3]], torch.device("cpu"))
     batch = texts.collate([1, 0])
     assert batch["input_ids"].tolist() == [[2, 3, 0], [2, 5, 3]]
     assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
-def test_states_of_a_word_are_the_mean_over_its_pieces_however_it_is_spelt(script: Any, base: Path) -> None:
+def test_word_states_are_the_mean_over_their_pieces(script: Any, base: Path) -> None:
     encoders = script("encoders")
     fewer = [piece for piece in encoders.read_vocabulary(base) if piece != "film"]
     texts = ["good film .", "dull"]
     for pieces, spans in ((None, [(0, 1), (1, 2), (2, 3), (3, 4)]), (fewer, [(0, 1), (1, 2), (2, 6), (6, 7)])):
-        spelt = encoders.PaddedWordTexts(encoders.encode_texts(base, texts, 16, pieces=pieces), torch.device("cpu"))
-        assert spelt.max_words == [4, 2]
-        states = torch.randn(2, spelt.ids.shape[1], 3)
-        means, there = spelt.average_by_word(states, [0, 1], 4)
-        slow = torch.stack([states[0, start:stop].mean(0) for start, stop in spans])
-        torch.testing.assert_close(means[0], slow)
-        assert there.tolist() == [[True] * 4, [True, True, False, False]]
+        word_texts = encoders.PaddedWordTexts(
+            encoders.encode_texts(base, texts, 16, pieces=pieces), torch.device("cpu")
+        )
+        assert word_texts.max_words == [4, 2]
+        states = torch.randn(2, word_texts.ids.shape[1], 3)
+        means, is_word = word_texts.average_by_word(states, [0, 1], 4)
+        expected = torch.stack([states[0, start:stop].mean(0) for start, stop in spans])
+        torch.testing.assert_close(means[0], expected)
+        assert is_word.tolist() == [[True] * 4, [True, True, False, False]]
 
 
-def test_budget_ends_with_its_steps_or_its_seconds(script: Any) -> None:
+def test_training_budget_ends_by_steps_or_seconds(script: Any) -> None:
     make_budget = script("encoders").make_training_budget
     by_steps = make_budget(max_seconds=1000.0, max_steps=2)
     by_steps.record_step()
@@ -189,17 +191,17 @@ def test_budget_ends_with_its_steps_or_its_seconds(script: Any) -> None:
 # -- what is held out
 
 
-def test_held_out_is_what_its_definition_says(script: Any) -> None:
-    """The slow twin: compare with every held-out sentence."""
+def test_held_out_filter_equals_its_definition(script: Any) -> None:
+    """Reference: compare with every held-out sentence."""
     movies = script("movies")
     rng = np.random.default_rng(2)
-    words = [f"w{place}" for place in range(40)]
-    held = [" ".join(rng.choice(words, rng.integers(2, 14))) for _ in range(60)]
-    fast = movies.HeldOutFilter(held)
+    words = [f"w{index}" for index in range(40)]
+    held_out_sentences = [" ".join(rng.choice(words, rng.integers(2, 14))) for _ in range(60)]
+    held_out_filter = movies.HeldOutFilter(held_out_sentences)
 
-    def slow(text: str) -> bool:
+    def is_similar_by_definition(text: str) -> bool:
         bag = set(text.split())
-        for other in held:
+        for other in held_out_sentences:
             if other.replace(" ", "") == text.replace(" ", ""):
                 return True
             words = set(other.split())
@@ -207,46 +209,48 @@ def test_held_out_is_what_its_definition_says(script: Any) -> None:
                 return True
         return False
 
-    texts = [" ".join(rng.choice(words, rng.integers(2, 20))) for _ in range(300)] + held
-    answers = [fast.contains_similar(text) for text in texts]
-    assert answers == [slow(text) for text in texts]
-    assert 60 < sum(answers) < 340
+    texts = [" ".join(rng.choice(words, rng.integers(2, 20))) for _ in range(300)] + held_out_sentences
+    results = [held_out_filter.contains_similar(text) for text in texts]
+    assert results == [is_similar_by_definition(text) for text in texts]
+    assert 60 < sum(results) < 340
 
 
-def test_sentiment_learns_nothing_that_decides_or_measures(script: Any, data: Path) -> None:
+def test_sentiment_training_data_exclude_dev_test_and_held_out(script: Any, data: Path) -> None:
     movies = script("movies")
     parts = movies.read_sentiment(data, held_out=50, seed=0)
     assert len(parts.sentences) == 50 and parts.examples and parts.unlabelled
     test = [text for text, _ in movies.read_labelled("sst2", "test", data)]
-    learned = {movies.normalise_letters(text) for text in [*(text for text, _ in parts.examples), *parts.unlabelled]}
-    assert not learned & {movies.normalise_letters(text) for text in test}
-    assert not learned & {movies.normalise_letters(text) for text, _ in [*parts.dev, *parts.sentences]}
-    near = movies.HeldOutFilter(text for text, _ in parts.sentences)
-    assert not any(near.contains_similar(text) for text, _ in parts.examples)
-    # training reviews only: the words of the others' names would show
+    training_texts = {
+        movies.normalise_letters(text) for text in [*(text for text, _ in parts.examples), *parts.unlabelled]
+    }
+    assert not training_texts & {movies.normalise_letters(text) for text in test}
+    assert not training_texts & {movies.normalise_letters(text) for text, _ in [*parts.dev, *parts.sentences]}
+    held_out_filter = movies.HeldOutFilter(text for text, _ in parts.sentences)
+    assert not any(held_out_filter.contains_similar(text) for text, _ in parts.examples)
+    # only training reviews are read
     assert all(review.label in (0, 1) and len(review.passages) == 1 for review in movies.read_reviews(data, "train"))
 
 
-def test_questions_stay_on_one_side(script: Any) -> None:
-    examples = [(f"What is {place % 60} ?", place % 6) for place in range(120)]
-    learning, dev = script("topics").split_examples(examples, 20, seed=0)
-    assert len(dev) == 20 and not {text for text, _ in learning} & {text for text, _ in dev}
+def test_topic_questions_are_in_one_split_only(script: Any) -> None:
+    examples = [(f"What is {index % 60} ?", index % 6) for index in range(120)]
+    train, dev = script("topics").split_examples(examples, 20, seed=0)
+    assert len(dev) == 20 and not {text for text, _ in train} & {text for text, _ in dev}
 
 
-def test_windows_begin_end_and_label_as_the_review(script: Any) -> None:
+def test_windows_cover_both_ends_and_keep_the_label_of_the_review(script: Any) -> None:
     rationale = script("rationale")
-    review = script("movies").Review(" ".join(f"w{place}" for place in range(900)), 1, ())
-    found = rationale.make_windows([review], seed=0)
-    assert {label for _, label in found} == {1}
-    assert found[0][0].split() == review.words[: rationale.LONG_WINDOW_WORDS]
-    assert found[1][0].split() == review.words[-rationale.LONG_WINDOW_WORDS :]
-    assert all(text in review.text for text, _ in found)
+    review = script("movies").Review(" ".join(f"w{index}" for index in range(900)), 1, ())
+    windows = rationale.make_windows([review], seed=0)
+    assert {label for _, label in windows} == {1}
+    assert windows[0][0].split() == review.words[: rationale.LONG_WINDOW_WORDS]
+    assert windows[1][0].split() == review.words[-rationale.LONG_WINDOW_WORDS :]
+    assert all(text in review.text for text, _ in windows)
 
 
 # -- masking
 
 
-def test_masking_spares_special_tokens_and_hides_the_share_it_says(script: Any) -> None:
+def test_masking_skips_special_tokens_and_masks_the_stated_fraction(script: Any) -> None:
     masked = script("masked")
     sampler = object.__new__(masked.MaskedWindowSampler)
     sampler.special_ids, sampler.mask_id, sampler.vocab_size = torch.tensor([0, 2, 3]), 4, 50
@@ -266,7 +270,7 @@ def test_wikitext_marks_become_plain_text(script: Any) -> None:
     assert plain(" a guest @-@ starring role , 1 @,@ 200 seen 4 @.@ 5 ") == "a guest-starring role , 1,200 seen 4.5"
 
 
-# -- the scripts, and what they made
+# -- the scripts, and the shipped models
 
 
 @pytest.mark.slow
@@ -281,31 +285,31 @@ def test_training_script_runs_from_end_to_end(name: str, base: Path, data: Path,
     config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
     assert card["name"] == name and list(config["label2id"]) == card["labels"]
     assert config["max_position_embeddings"] == (128 if name == "topics" else 512)
-    check_weights(tmp_path / "out", config["architectures"][0])
+    assert_all_weights_used(tmp_path / "out", config["architectures"][0])
 
 
-def check_weights(folder: Path, kind: str) -> None:
+def assert_all_weights_used(folder: Path, kind: str) -> None:
     _, report = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
 
 
-def shipped(name: str, kind: str) -> tuple[Any, Any]:
+def load_shipped_model(name: str, kind: str) -> tuple[Any, Any]:
     if name not in clearhead_zoo.names():
         pytest.skip(f"zoo:{name} is not trained yet")
     folder = clearhead_zoo.path(name)
-    check_weights(folder, kind)
+    assert_all_weights_used(folder, kind)
     model = getattr(transformers, kind).from_pretrained(folder, dtype=torch.float32)
     return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
 
 
-def held_out(name: str) -> Any:
+def load_test_data(name: str) -> Any:
     if not DATA.exists():
         pytest.skip(f"{DATA} is not on this machine (data are not part of the repository)")
     return load_benchmark_dataset(name, "test", DATA)
 
 
 @torch.no_grad()
-def guesses_of(model: Any, tokenizer: Any, texts: list[str]) -> list[int]:
+def predict_labels(model: Any, tokenizer: Any, texts: list[str]) -> list[int]:
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     guesses = [0] * len(texts)
     for start in range(0, len(order), 32):
@@ -316,67 +320,67 @@ def guesses_of(model: Any, tokenizer: Any, texts: list[str]) -> list[int]:
     return guesses
 
 
-def test_shipped_topics_on_plain_questions() -> None:
-    model, tokenizer = shipped("topics", "BertForSequenceClassification")
-    asked = {
+def test_shipped_topics_classifies_simple_questions() -> None:
+    model, tokenizer = load_shipped_model("topics", "BertForSequenceClassification")
+    label_by_question = {
         "Who wrote Hamlet ?": "human",
         "Where is the Eiffel Tower ?": "location",
         "How many legs does a spider have ?": "number",
         "What does NASA stand for ?": "abbreviation",
         "What is an atom ?": "description",
     }
-    guesses = guesses_of(model, tokenizer, list(asked))
-    assert [model.config.id2label[guess] for guess in guesses] == list(asked.values())
+    guesses = predict_labels(model, tokenizer, list(label_by_question))
+    assert [model.config.id2label[guess] for guess in guesses] == list(label_by_question.values())
 
 
 @pytest.mark.slow
-def test_shipped_topics_on_the_test_questions() -> None:
-    model, tokenizer = shipped("topics", "BertForSequenceClassification")
-    examples = list(held_out("trec"))
-    guesses = guesses_of(model, tokenizer, [example.input for example in examples])
-    right = float(np.mean([guess == example.label for guess, example in zip(guesses, examples, strict=True)]))
-    assert right >= 0.95
-    assert right == pytest.approx(clearhead_zoo.card("topics")["figures"]["accuracy"], abs=0.004)
+def test_shipped_topics_accuracy_equals_card() -> None:
+    model, tokenizer = load_shipped_model("topics", "BertForSequenceClassification")
+    examples = list(load_test_data("trec"))
+    guesses = predict_labels(model, tokenizer, [example.input for example in examples])
+    accuracy = float(np.mean([guess == example.label for guess, example in zip(guesses, examples, strict=True)]))
+    assert accuracy >= 0.95
+    assert accuracy == pytest.approx(clearhead_zoo.card("topics")["figures"]["accuracy"], abs=0.004)
 
 
 @pytest.mark.slow
-def test_shipped_rationale_on_some_test_reviews() -> None:
-    model, tokenizer = shipped("rationale", "BertForSequenceClassification")
+def test_shipped_rationale_accuracy_equals_card() -> None:
+    model, tokenizer = load_shipped_model("rationale", "BertForSequenceClassification")
     stated = clearhead_zoo.card("rationale")["figures"]["accuracy"]
     assert stated >= 0.85
-    examples = list(held_out("eraser-movies")[::5])
-    guesses = guesses_of(model, tokenizer, [example.input for example in examples])
-    right = np.mean([guess == example.label for guess, example in zip(guesses, examples, strict=True)])
-    assert abs(right - stated) <= 3 * np.sqrt(stated * (1 - stated) / len(examples))
+    examples = list(load_test_data("eraser-movies")[::5])
+    guesses = predict_labels(model, tokenizer, [example.input for example in examples])
+    accuracy = np.mean([guess == example.label for guess, example in zip(guesses, examples, strict=True)])
+    assert abs(accuracy - stated) <= 3 * np.sqrt(stated * (1 - stated) / len(examples))
 
 
 @torch.no_grad()
-def margin_of(model: Any, tokenizer: Any, sentence: str, likely: str, other: str) -> float:
+def compute_logit_margin(model: Any, tokenizer: Any, sentence: str, likely: str, other: str) -> float:
     inputs = tokenizer(sentence, return_tensors="pt")
     logits = model(**inputs).logits[0, inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)]
     return float(logits[tokenizer.convert_tokens_to_ids(likely)] - logits[tokenizer.convert_tokens_to_ids(other)])
 
 
 def test_shipped_masked_prefers_he_for_the_king_of_france() -> None:
-    model, tokenizer = shipped("masked", "BertForMaskedLM")
-    margin = margin_of(model, tokenizer, "[MASK] is the king of france .", "he", "she")
+    model, tokenizer = load_shipped_model("masked", "BertForMaskedLM")
+    margin = compute_logit_margin(model, tokenizer, "[MASK] is the king of france .", "he", "she")
     assert margin > 0
     stated = clearhead_zoo.card("masked")["figures"]["he over she, king of france (logits)"]
     assert margin == pytest.approx(stated, abs=0.05)
 
 
-def test_shipped_masked_knows_a_word_from_what_is_around_it() -> None:
-    model, tokenizer = shipped("masked", "BertForMaskedLM")
-    assert margin_of(model, tokenizer, "the capital [MASK] of the country", "city", "and") > 0
-    assert margin_of(model, tokenizer, "he walked to [MASK] house .", "the", "walked") > 0
+def test_shipped_masked_predicts_words_from_their_context() -> None:
+    model, tokenizer = load_shipped_model("masked", "BertForMaskedLM")
+    assert compute_logit_margin(model, tokenizer, "the capital [MASK] of the country", "city", "and") > 0
+    assert compute_logit_margin(model, tokenizer, "he walked to [MASK] house .", "the", "walked") > 0
     pieces = tokenizer.get_vocab()
     assert len(pieces) == 29_528 and not any(piece.startswith("[unused") for piece in pieces)
 
 
 @pytest.mark.slow
-def test_shipped_masked_perplexity(script: Any) -> None:
-    model, tokenizer = shipped("masked", "BertForMaskedLM")
-    held_out("trec")
+def test_shipped_masked_perplexity_is_near_the_card(script: Any) -> None:
+    model, tokenizer = load_shipped_model("masked", "BertForMaskedLM")
+    load_test_data("trec")
     masked = script("masked")
     folder = clearhead_zoo.path("masked")
     blocks = masked.read_blocks(DATA / "text" / "wikitext-2-test.txt")[::18]

@@ -1,4 +1,4 @@
-"""Rank agreement pair by pair, and subsets one at a time."""
+"""Reference implementations of rank agreement and of subset squares, as plain loops."""
 
 import math
 from collections.abc import Sequence
@@ -18,41 +18,41 @@ def tau_b(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def ranks(a: Sequence[float]) -> list[float]:
-    return [sum(other < own for other in a) + (sum(other == own for other in a) + 1) / 2 for own in a]
+    return [sum(other < value for other in a) + (sum(other == value for other in a) + 1) / 2 for value in a]
 
 
 def pearson(a: Sequence[float], b: Sequence[float]) -> float:
     x, y = sum(a) / len(a), sum(b) / len(b)
-    both = sum((p - x) * (q - y) for p, q in zip(a, b, strict=True))
-    return both / math.sqrt(sum((p - x) ** 2 for p in a) * sum((q - y) ** 2 for q in b))
+    covariance = sum((p - x) * (q - y) for p, q in zip(a, b, strict=True))
+    return covariance / math.sqrt(sum((p - x) ** 2 for p in a) * sum((q - y) ** 2 for q in b))
 
 
 def rho(a: Sequence[float], b: Sequence[float]) -> float:
     return pearson(ranks(a), ranks(b))
 
 
-def in_common(a: Sequence[float], b: Sequence[float], top: int) -> float:
-    """The share of the highest in common, over all ways in which the ties of both sides may fall."""
-    firsts = []
-    for own in (a, b):
-        orders = permutations(range(len(own)))
-        falling = [order for order in orders if all(own[i] >= own[j] for i, j in pairwise(order))]
-        firsts.append([set(order[:top]) for order in falling])
-    shares = [len(one & other) / top for one in firsts[0] for other in firsts[1]]
-    return sum(shares) / len(shares)
+def mean_top_overlap(a: Sequence[float], b: Sequence[float], top: int) -> float:
+    """The mean overlap of the top values, over all ways to break the ties of both sides."""
+    top_sets = []
+    for values in (a, b):
+        orders = permutations(range(len(values)))
+        sorted_orders = [order for order in orders if all(values[i] >= values[j] for i, j in pairwise(order))]
+        top_sets.append([set(order[:top]) for order in sorted_orders])
+    overlaps = [len(first & second) / top for first in top_sets[0] for second in top_sets[1]]
+    return sum(overlaps) / len(overlaps)
 
 
-def squares(high: int, wide: int, sides: Sequence[int], stride: int) -> list[list[set[tuple[int, int]]]]:
-    """By side, the pixels of each square that lies wholly in a picture, row by row."""
-    found = []
+def squares(height: int, width: int, sides: Sequence[int], stride: int) -> list[list[set[tuple[int, int]]]]:
+    """For each side length, the pixels of each square that lies inside the image, row by row."""
+    squares_by_side = []
     for side in sides:
-        own = []
-        for top in range(0, high, stride):
-            if top + side > high:
+        current = []
+        for top in range(0, height, stride):
+            if top + side > height:
                 break
-            for left in range(0, wide, stride):
-                if left + side > wide:
+            for left in range(0, width, stride):
+                if left + side > width:
                     break
-                own.append({(i, j) for i in range(top, top + side) for j in range(left, left + side)})
-        found.append(own)
-    return found
+                current.append({(i, j) for i in range(top, top + side) for j in range(left, left + side)})
+        squares_by_side.append(current)
+    return squares_by_side

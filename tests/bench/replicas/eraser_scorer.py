@@ -1,8 +1,8 @@
-"""What ERASER's scorer computes, from the text of its definition, on its own file format.
+"""Reference implementation of ERASER's scorer, from the text of its definition, on its own file format.
 
-Annotations name spans of tokens (document, first token, token behind the last), in groups; predictions name hard spans
-and a soft score for each token. Everything is macro-averaged over instances: figures of each instance first, then F1
-of the instance, then the mean.
+Annotations are spans of tokens (document, first token, token after the last), in groups; predictions are hard spans and
+a soft score for each token. Everything is macro-averaged over instances: the metrics of each instance first, then its
+F1, then the mean.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ Span = tuple[str, int, int]
 
 
 def spans_of(annotation: Mapping[str, Any]) -> set[Span]:
-    """All groups together; a span that stands in two groups is one."""
+    """The spans of all groups; a span in two groups counts once."""
     return {
-        (piece["docid"], piece["start_token"], piece["end_token"])
+        (span["docid"], span["start_token"], span["end_token"])
         for group in annotation["evidences"]
-        for piece in group
-        if piece["start_token"] < piece["end_token"]
+        for span in group
+        if span["start_token"] < span["end_token"]
     }
 
 
@@ -26,40 +26,40 @@ def tokens_of(spans: set[Span]) -> set[tuple[str, int]]:
     return {(document, token) for document, start, stop in spans for token in range(start, stop)}
 
 
-def _f1(hits_of_found: int, found: int, hits_of_gold: int, gold: int) -> float:
-    precision = hits_of_found / found if found else 0.0
-    recall = hits_of_gold / gold if gold else 0.0
+def _f1(predicted_hits: int, num_predicted: int, gold_hits: int, num_gold: int) -> float:
+    precision = predicted_hits / num_predicted if num_predicted else 0.0
+    recall = gold_hits / num_gold if num_gold else 0.0
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
-def token_f1(gold: Sequence[set[Span]], found: Sequence[set[Span]]) -> float:
+def token_f1(gold: Sequence[set[Span]], predicted: Sequence[set[Span]]) -> float:
     """`token_prf.instance_macro.f1`."""
     figures = []
-    for true, said in zip(gold, found, strict=True):
-        true_tokens, said_tokens = tokens_of(true), tokens_of(said)
-        hits = len(true_tokens & said_tokens)
-        figures.append(_f1(hits, len(said_tokens), hits, len(true_tokens)))
+    for true, prediction in zip(gold, predicted, strict=True):
+        true_tokens, predicted_tokens = tokens_of(true), tokens_of(prediction)
+        hits = len(true_tokens & predicted_tokens)
+        figures.append(_f1(hits, len(predicted_tokens), hits, len(true_tokens)))
     return sum(figures) / len(figures)
 
 
-def iou_f1(gold: Sequence[set[Span]], found: Sequence[set[Span]], threshold: float = 0.5) -> float:
-    """`iou_scores` at a threshold, macro: a found span hits by its best overlap with a true one of its document."""
+def iou_f1(gold: Sequence[set[Span]], predicted: Sequence[set[Span]], threshold: float = 0.5) -> float:
+    """`iou_scores` at a threshold, macro: a predicted span is a hit by its best overlap with a true span."""
     figures = []
-    for true, said in zip(gold, found, strict=True):
+    for true, prediction in zip(gold, predicted, strict=True):
         hits = 0
-        for span in said:
+        for span in prediction:
             best = 0.0
             for other in true:
                 if other[0] == span[0]:
                     a, b = set(range(span[1], span[2])), set(range(other[1], other[2]))
                     best = max(best, len(a & b) / len(a | b))
             hits += best >= threshold
-        figures.append(_f1(hits, len(said), hits, len(true)))
+        figures.append(_f1(hits, len(prediction), hits, len(true)))
     return sum(figures) / len(figures)
 
 
 def auprc(gold: Sequence[set[Span]], soft: Sequence[Sequence[float]]) -> float:
-    """Token soft scores: trapezoids under precision over recall, each instance by itself."""
+    """Token soft scores: trapezoids under precision over recall, for each instance separately."""
     areas = []
     for true, scores in zip(gold, soft, strict=True):
         inside = {token for _, token in tokens_of(true)}
@@ -72,7 +72,7 @@ def auprc(gold: Sequence[set[Span]], soft: Sequence[Sequence[float]]) -> float:
     return sum(areas) / len(areas)
 
 
-def aopc(whole: Sequence[float], altered: Sequence[Sequence[float]]) -> float:
-    """Comprehensiveness (tokens removed) or sufficiency (only they kept): over thresholds and instances."""
-    drops = [sum(p - q for q in qs) / len(qs) for p, qs in zip(whole, altered, strict=True)]
+def aopc(clean: Sequence[float], altered: Sequence[Sequence[float]]) -> float:
+    """Comprehensiveness (tokens removed) or sufficiency (only these kept), over thresholds and instances."""
+    drops = [sum(p - q for q in qs) / len(qs) for p, qs in zip(clean, altered, strict=True)]
     return sum(drops) / len(drops)

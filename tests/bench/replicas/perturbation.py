@@ -1,4 +1,4 @@
-"""Perturbation written out: one altered input at a time, each through the model by itself, sums as loops."""
+"""Reference implementation of perturbation metrics: one altered input at a time, sums as loops."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ import torch
 def nested_removals(
     scores: Sequence[float], counts: Sequence[int], direction: str, ties: Sequence[int] | None = None
 ) -> list[set[int]]:
-    """Which places are removed at each count; `ties` says in which order equal scores come."""
-    among = list(range(len(scores))) if ties is None else list(ties)
-    places = sorted(among, key=lambda i: scores[i] if direction == "negative" else -scores[i])
+    """The positions removed at each count; `ties` gives the order of equal scores."""
+    indices = list(range(len(scores))) if ties is None else list(ties)
+    order = sorted(indices, key=lambda i: scores[i] if direction == "negative" else -scores[i])
     if direction == "keep":
-        return [set(places) - set(places[:count]) for count in counts]
-    return [set(places[:count]) for count in counts]
+        return [set(order) - set(order[:count]) for count in counts]
+    return [set(order[:count]) for count in counts]
 
 
 def probabilities(logits: Sequence[float]) -> list[float]:
@@ -32,31 +32,31 @@ def trapezoids(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def figures(logits: Sequence[Sequence[float]], fractions: Sequence[float], judged: int) -> dict[str, float]:
-    """From the logits of the clean input and of each altered one."""
+    """The metrics from the logits of the clean input and of each altered one."""
     p = [probabilities(row)[judged] for row in logits]
-    right = [1.0 if list(row).index(max(row)) == judged else 0.0 for row in logits]
+    is_correct = [1.0 if list(row).index(max(row)) == judged else 0.0 for row in logits]
     drops = [p[0] - after for after in p[1:]]
     x = [0.0, *fractions]
-    made = {
+    metrics = {
         "aopc": sum(drops) / len(drops),
         "absolute aopc": sum(abs(drop) for drop in drops) / len(drops),
         "log-odds": sum(math.log(after / p[0]) for after in p[1:]) / len(drops),
     }
-    for name, y in (("accuracy", right), ("probability", p)):
-        before_one = [i for i in range(len(x)) if x[i] < 1]
+    for name, y in (("accuracy", is_correct), ("probability", p)):
+        below_one = [i for i in range(len(x)) if x[i] < 1]
         to_nine = [i for i in range(len(x)) if x[i] <= 0.9]
-        made[f"{name} te"] = trapezoids([x[i] for i in to_nine], [y[i] for i in to_nine])
-        made[f"{name} bi"] = trapezoids([*(x[i] for i in before_one), 1.0], [*(y[i] for i in before_one), 0.0])
-        made[f"{name} idl"] = sum(y) / len(y)
-        made[f"{name} clearhead"] = trapezoids(x, y) / x[-1]
-    return made
+        metrics[f"{name} te"] = trapezoids([x[i] for i in to_nine], [y[i] for i in to_nine])
+        metrics[f"{name} bi"] = trapezoids([*(x[i] for i in below_one), 1.0], [*(y[i] for i in below_one), 0.0])
+        metrics[f"{name} idl"] = sum(y) / len(y)
+        metrics[f"{name} clearhead"] = trapezoids(x, y) / x[-1]
+    return metrics
 
 
 def text_logits(model: Any, ids: Sequence[int], removed: set[int], fill: str, tokens: dict[str, int]) -> list[float]:
-    """One altered text, alone."""
+    """The logits of one altered text."""
     kept_ids, attention = [], []
-    for place, token in enumerate(ids):
-        if place not in removed:
+    for position, token in enumerate(ids):
+        if position not in removed:
             kept_ids.append(token)
             attention.append(1)
         elif fill == "delete":
@@ -69,8 +69,8 @@ def text_logits(model: Any, ids: Sequence[int], removed: set[int], fill: str, to
     return [float(value) for value in output.logits[0]]
 
 
-def picture_logits(model: Any, pixels: np.ndarray, removed: np.ndarray, colour: Callable[[int], float]) -> list[float]:
-    """One altered picture, alone; `colour` is what each channel is filled with."""
+def image_logits(model: Any, pixels: np.ndarray, removed: np.ndarray, colour: Callable[[int], float]) -> list[float]:
+    """The logits of one altered image; `colour` gives the fill value of each channel."""
     altered = pixels.copy()
     for channel in range(len(pixels)):
         for row in range(pixels.shape[1]):
@@ -83,9 +83,9 @@ def picture_logits(model: Any, pixels: np.ndarray, removed: np.ndarray, colour: 
 
 
 def bilinear(heat: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Scaled up with the corners of pixels not aligned, pixel by pixel."""
+    """Bilinear upscaling without aligned corners, pixel by pixel."""
     rows, columns = heat.shape
-    large = np.zeros(size)
+    upscaled = np.zeros(size)
     for i in range(size[0]):
         for j in range(size[1]):
             y = min(max((i + 0.5) * rows / size[0] - 0.5, 0), rows - 1)
@@ -95,5 +95,5 @@ def bilinear(heat: np.ndarray, size: tuple[int, int]) -> np.ndarray:
             a, b = y - top, x - left
             upper = heat[top, left] * (1 - b) + heat[top, right] * b
             lower = heat[down, left] * (1 - b) + heat[down, right] * b
-            large[i, j] = upper * (1 - a) + lower * a
-    return large
+            upscaled[i, j] = upper * (1 - a) + lower * a
+    return upscaled

@@ -1,4 +1,4 @@
-"""ERASER's figures from their definitions, on lists of words."""
+"""Reference implementation of ERASER's metrics, on lists of words."""
 
 
 def token_f1(chosen: set[int], gold: set[int]) -> float:
@@ -11,31 +11,31 @@ def token_f1(chosen: set[int], gold: set[int]) -> float:
     return 0.0 if precision + recall == 0 else 2 * precision * recall / (precision + recall)
 
 
-def iou_f1(found: list[set[int]], gold: list[set[int]]) -> float:
+def iou_f1(predicted: list[set[int]], gold: list[set[int]]) -> float:
     hits = 0
-    for one in found:
+    for span in predicted:
         best = 0.0
         for other in gold:
-            best = max(best, len(one & other) / len(one | other))
+            best = max(best, len(span & other) / len(span | other))
         if best >= 0.5:
             hits += 1
-    precision = hits / len(found) if found else 0.0
+    precision = hits / len(predicted) if predicted else 0.0
     recall = min(1.0, hits / len(gold))
     return 0.0 if precision + recall == 0 else 2 * precision * recall / (precision + recall)
 
 
 def runs(chosen: set[int]) -> list[set[int]]:
-    found: list[set[int]] = []
+    spans: list[set[int]] = []
     for word in sorted(chosen):
-        if found and word - 1 in found[-1]:
-            found[-1].add(word)
+        if spans and word - 1 in spans[-1]:
+            spans[-1].add(word)
         else:
-            found.append({word})
-    return found
+            spans.append({word})
+    return spans
 
 
 def areas(scores: list[float], gold: set[int]) -> tuple[float, float]:
-    """Area under precision over recall by trapezoids, and average precision; thresholds are the scores themselves."""
+    """Area under precision over recall by trapezoids, and average precision; every score is a threshold."""
     points = []
     for threshold in sorted(set(scores), reverse=True):
         chosen = {word for word, score in enumerate(scores) if score >= threshold}

@@ -1,4 +1,4 @@
-"""Gradients that a model cuts off, and those that it passes over a step on purpose."""
+"""Detection of detached gradients; straight-through estimators do not count."""
 
 from collections.abc import Callable
 
@@ -8,20 +8,20 @@ from torch import Tensor
 
 from clearhead.capture.checks.detached_gradients import detaches_gradients
 
-WAYS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+CASES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "nothing is detached": (lambda x: x.square(), False),
     "a factor is detached": (lambda x: x * x.detach(), True),
     "all of it is detached": (lambda x: x.detach().square() + 0 * x, True),
-    "rounded, and passed over (straight through)": (lambda x: x + ((10 * x).round() / 10 - x).detach(), False),
+    "rounded, straight through": (lambda x: x + ((10 * x).round() / 10 - x).detach(), False),
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_is_cut_off_is_made_whole_and_what_is_passed_over_stays(way: str) -> None:
-    made, cut = WAYS[way]
+@pytest.mark.parametrize("case", CASES)
+def test_detached_gradients_are_detected_but_straight_through_is_not(case: str) -> None:
+    function, is_detached = CASES[case]
 
     def forward(inputs: dict[str, Tensor]) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
         x = inputs["x"].clone().requires_grad_()
-        return made(x), [], {"x": x}
+        return function(x), [], {"x": x}
 
-    assert detaches_gradients(forward, {"x": torch.linspace(0.3, 1.7, 5)}, lambda output: output) == cut
+    assert detaches_gradients(forward, {"x": torch.linspace(0.3, 1.7, 5)}, lambda output: output) == is_detached

@@ -1,4 +1,4 @@
-"""On first use the recorder tests itself, and refuses by name of model and layer if it is not exact."""
+"""The recorder tests itself on first use and raises an error that names model and layer if it is not exact."""
 
 import functools
 import sys
@@ -18,12 +18,12 @@ LAYER = "bert.encoder.layer.1"
 
 
 def bert():
-    """The module of BERT's attention, imported by the test that needs it."""
+    """The modelling module of BERT, imported by the test that needs it."""
     return transformers.models.bert.modeling_bert
 
 
-def refusal(model, tokenizer, method="generic"):
-    """What a refused model is told; every public call says the same."""
+def unsupported_message(model, tokenizer, method="generic"):
+    """The error message for an unsupported model; every public call raises it."""
     ex = clearhead.load(model, tokenizer)
     with pytest.raises(clearhead.UnsupportedError) as refused:
         ex.explain(TEXTS, method=method)
@@ -36,22 +36,22 @@ def refusal(model, tokenizer, method="generic"):
 
 
 def with_attention(cls):
-    """A BERT whose second layer has another class of attention."""
+    """A BERT whose second layer has the given attention class."""
     model, tokenizer = text_model("bert")
     model.bert.encoder.layer[1].attention.self.__class__ = cls
     return model, tokenizer
 
 
 @pytest.fixture
-def own_module():
-    """A Python module of its own for attention classes, as a modelling file is."""
-    name = "careless_modelling"
+def modelling_module():
+    """A separate Python module for attention classes, like a modelling file."""
+    name = "test_modelling"
     module = sys.modules[name] = types.ModuleType(name)
     yield module
     del sys.modules[name]
 
 
-def test_a_sound_model_is_not_refused():
+def test_supported_model_passes_self_test():
     ex = clearhead.load(text_model("bert"))
     e = ex.explain(TEXTS[0])
     assert ex.recorder.self_test.capture_source == e.certificate["recorder"] == "interface"
@@ -59,129 +59,133 @@ def test_a_sound_model_is_not_refused():
     assert e.certificate["capture_error"] < 1e-12 and e.certificate["rebuild_error"] < 1e-12
 
 
-def test_attention_that_forgets_padding_when_recorded():
-    """The usual accident: masks are made for "eager" and "sdpa" by name. One text alone would never show it."""
+def test_attention_that_drops_padding_mask_when_recorded_raises():
+    """A common bug: masks are made for "eager" and "sdpa" by name. A batch of one text would not reveal it."""
 
-    class Forgetful(bert().BertSelfAttention):
+    class IgnoresMask(bert().BertSelfAttention):
         def forward(self, hidden_states, attention_mask=None, **kwargs):
             known = self.config._attn_implementation in ("eager", "sdpa")
             return super().forward(hidden_states, attention_mask if known else None, **kwargs)
 
-    text = refusal(*with_attention(Forgetful))
+    text = unsupported_message(*with_attention(IgnoresMask))
     assert "BertForSequenceClassification" in text and LAYER in text and "padding" in text
 
 
-def test_no_mask_function(monkeypatch):
-    """Transformers drops the padding mask in silence where no mask function is registered under our name."""
+def test_missing_mask_function_raises(monkeypatch):
+    """Transformers silently drops the padding mask if no mask function is registered for our implementation name."""
     register_functions()
     monkeypatch.delitem(transformers.AttentionMaskInterface._global_mapping, IMPLEMENTATION_NAME)
-    text = refusal(*text_model("bert"))
+    text = unsupported_message(*text_model("bert"))
     assert "padding" in text and "bert.encoder.layer.0" in text
 
 
-def test_probabilities_that_were_not_used(own_module):
-    class Careless(bert().BertSelfAttention):
-        __module__ = own_module.__name__
+def test_returned_probabilities_that_were_not_used_raise(modelling_module):
+    class WrongProbabilities(bert().BertSelfAttention):
+        __module__ = modelling_module.__name__
 
     def eager_attention_forward(*args, **kwargs):
         output, attention = bert().eager_attention_forward(*args, **kwargs)
         return output, attention.roll(1, dims=-1)
 
-    own_module.eager_attention_forward = eager_attention_forward
-    model, tokenizer = with_attention(Careless)
+    modelling_module.eager_attention_forward = eager_attention_forward
+    model, tokenizer = with_attention(WrongProbabilities)
     model.set_attn_implementation("eager")
-    text = refusal(model, tokenizer)
-    assert "BertForSequenceClassification" in text and f"{LAYER}.attention.self" in text and "not what it used" in text
+    text = unsupported_message(model, tokenizer)
+    assert (
+        "BertForSequenceClassification" in text
+        and f"{LAYER}.attention.self" in text
+        and "not the attention that it used" in text
+    )
 
 
-def test_no_probabilities_at_all(own_module):
-    class Silent(bert().BertSelfAttention):
-        __module__ = own_module.__name__
+def test_eager_forward_without_probabilities_raises(modelling_module):
+    class NoProbabilities(bert().BertSelfAttention):
+        __module__ = modelling_module.__name__
 
-    own_module.eager_attention_forward = lambda *a, **k: (bert().eager_attention_forward(*a, **k)[0], None)
-    text = refusal(*with_attention(Silent))
+    modelling_module.eager_attention_forward = lambda *a, **k: (bert().eager_attention_forward(*a, **k)[0], None)
+    text = unsupported_message(*with_attention(NoProbabilities))
     assert "BertForSequenceClassification" in text and f"{LAYER}.attention.self" in text and "no probabilities" in text
 
 
-def test_a_model_that_computes_something_else_when_recorded():
-    class TwoFaced(bert().BertSelfAttention):
+def test_model_with_other_logits_when_recorded_raises():
+    class ChangedWhenRecorded(bert().BertSelfAttention):
         def forward(self, hidden_states, attention_mask=None, **kwargs):
             recorded = self.config._attn_implementation == IMPLEMENTATION_NAME
             return super().forward(hidden_states * (2 if recorded else 1), attention_mask, **kwargs)
 
-    text = refusal(*with_attention(TwoFaced))
+    text = unsupported_message(*with_attention(ChangedWhenRecorded))
     assert "logits change" in text and text.endswith(LAYER)
 
 
 @pytest.mark.parametrize("layer", [0, 2])
-def test_weights_that_are_no_numbers(layer):
+def test_nan_weights_raise_and_name_the_parameter(layer):
     model, tokenizer = text_model("bert")
     weight = f"bert.encoder.layer.{layer}.attention.self.key.weight"
     model.get_parameter(weight).data[0, 0] = torch.nan
-    assert refusal(model, tokenizer).endswith(f"NaN or infinite, so that it has no valid output: {weight}")
+    assert unsupported_message(model, tokenizer).endswith(f"NaN or infinite, so that it has no valid output: {weight}")
 
 
-def test_an_answer_that_is_no_number():
+def test_infinite_output_raises():
     model, tokenizer = text_model("bert")
     model.classifier.register_forward_hook(lambda module, args, output: output * torch.inf)
-    assert "itself outputs NaN or infinity in torch.float64" in refusal(model, tokenizer)
+    assert "itself outputs NaN or infinity in torch.float64" in unsupported_message(model, tokenizer)
 
 
-def test_a_layer_that_does_not_ask_the_interface():
+def test_layer_that_bypasses_attention_interface_raises():
     class ByHand(bert().BertSelfAttention):
         def forward(self, hidden_states, attention_mask=None, **kwargs):
             value = self.value(hidden_states)
             return value.mean(1, keepdim=True).expand_as(value), None
 
-    text = refusal(*with_attention(ByHand))
+    text = unsupported_message(*with_attention(ByHand))
     assert "3 attention layers but 2 calls" in text
     assert "bert.encoder.layer.0" in text and "bert.encoder.layer.2" in text and LAYER not in text
 
 
-def test_fewer_layers_than_the_configuration_says():
+def test_fewer_layers_than_in_config_raises():
     model, tokenizer = text_model("bert")
     model.bert.encoder.layer = model.bert.encoder.layer[:2]
-    assert "3 attention layers but 2 calls" in refusal(model, tokenizer)
+    assert "3 attention layers but 2 calls" in unsupported_message(model, tokenizer)
 
 
-class Lonely(nn.Module):
-    """An attention beside which no eager function stands."""
+class WithoutEagerFunction(nn.Module):
+    """An attention class in whose module there is no eager_attention_forward."""
 
     is_causal = False
 
-    def __init__(self, like):
+    def __init__(self, original):
         super().__init__()
-        self.config, self.scaling, self.heads = like.config, like.scaling, like.num_attention_heads
-        self.query, self.key, self.value = like.query, like.key, like.value
+        self.config, self.scaling, self.heads = original.config, original.scaling, original.num_attention_heads
+        self.query, self.key, self.value = original.query, original.key, original.value
 
     def forward(self, hidden_states, attention_mask=None, **kwargs):
-        parts = [
-            part(hidden_states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for part in (self.query, self.key, self.value)
+        qkv = [
+            projection(hidden_states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
         ]
         attend = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        output, attention = attend(self, *parts, attention_mask, dropout=0.0, scaling=self.scaling)
+        output, attention = attend(self, *qkv, attention_mask, dropout=0.0, scaling=self.scaling)
         return output.flatten(2), attention
 
 
-def test_no_eager_function_beside_the_class():
+def test_attention_class_without_eager_function_raises():
     model, tokenizer = text_model("bert")
     layer = model.bert.encoder.layer[1].attention
-    layer.self = Lonely(layer.self)
-    text = refusal(model, tokenizer)
+    layer.self = WithoutEagerFunction(layer.self)
+    text = unsupported_message(model, tokenizer)
     assert "BertForSequenceClassification" in text and f"{LAYER}.attention.self" in text
-    assert "no eager_attention_forward" in text and "Lonely" in text
+    assert "no eager_attention_forward" in text and "WithoutEagerFunction" in text
 
 
-def test_a_model_without_attention():
+def test_model_without_attention_raises():
     config = transformers.ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, num_labels=3, image_size=16)
     ex = clearhead.load(transformers.ConvNextForImageClassification(config).eval())
     with pytest.raises(clearhead.UnsupportedError, match=r"ConvNextForImageClassification .* without attention"):
         ex.explain({"pixel_values": torch.rand(1, 3, 16, 16)}, method="generic")
 
 
-def test_a_refused_model_can_be_put_right():
-    """Nothing is remembered of a failed test."""
+def test_failed_self_test_is_not_cached():
+    """A failed self-test is not cached."""
     model, tokenizer = text_model("bert")
     ex = clearhead.load(model, tokenizer)
     model.config.num_hidden_layers = 7
@@ -191,8 +195,8 @@ def test_a_refused_model_can_be_put_right():
     assert ex.explain(TEXTS[0]).scores.any()
 
 
-def test_layers_that_hand_on_several_vectors_for_each_unit():
-    """As hyper-connections do: methods that read what goes into layers are refused, those that read maps are not."""
+def test_layers_with_several_vectors_per_unit_support_only_map_methods():
+    """As with hyper-connections: methods that use layer inputs are unsupported, those that use maps are supported."""
     model, tokenizer = text_model("bert")
 
     class Doubled(nn.Module):
@@ -211,15 +215,15 @@ def test_layers_that_hand_on_several_vectors_for_each_unit():
     assert "one vector for each unit" in lines["attcat"].why_not and "one vector for each unit" in lines["cat"].why_not
 
 
-def test_a_look_up_of_other_words_than_those_given():
-    """A second table of words that is asked first would be taken for the input."""
+def test_other_embedding_lookup_before_input_raises():
+    """An earlier embedding lookup would be taken for the one of the input."""
     model, tokenizer = text_model("bert")
     table = model.get_input_embeddings()
 
-    def first_ask_for_one(module, args):
+    def look_up_one_embedding(module, args):
         table(torch.zeros(1, 1, dtype=torch.long))
 
-    model.bert.embeddings.register_forward_pre_hook(first_ask_for_one)
+    model.bert.embeddings.register_forward_pre_hook(look_up_one_embedding)
     with pytest.raises(
         clearhead.UnsupportedError, match=r"input_ids has .* tokens, but the model looked up 1 embeddings"
     ):
@@ -227,35 +231,35 @@ def test_a_look_up_of_other_words_than_those_given():
 
 
 @pytest.mark.parametrize(
-    ("returns", "said"),
+    ("change", "message"),
     [
         (lambda maps: 3 * maps, "not a probability distribution"),
         (lambda maps: maps.clone(), "does not depend on the attention"),
     ],
     ids=["other numbers", "a copy"],
 )
-def test_modules_that_return_what_they_did_not_attend_with(returns, said):
-    """DeBERTa ignores the interface, so what its modules return is all that is known of its attention."""
+def test_modules_that_return_unused_maps_raise(change, message):
+    """DeBERTa ignores the attention interface, so only the maps that its modules return are available."""
     model, tokenizer = text_model("deberta")
 
     attention = transformers.models.deberta_v2.modeling_deberta_v2.DisentangledSelfAttention
 
-    class Careless(attention):
+    class WrongProbabilities(attention):
         @functools.wraps(attention.forward)
         def forward(self, *args, **kwargs):
             output, maps = super().forward(*args, **kwargs)
-            return output, None if maps is None else returns(maps)
+            return output, None if maps is None else change(maps)
 
     for layer in model.deberta.encoder.layer:
-        layer.attention.self.__class__ = Careless
-    with pytest.raises(clearhead.UnsupportedError, match=said):
+        layer.attention.self.__class__ = WrongProbabilities
+    with pytest.raises(clearhead.UnsupportedError, match=message):
         clearhead.load(model, tokenizer).explain(TEXTS[0])
 
 
 @pytest.mark.skipif("MiniMaxForCausalLM" not in transformers.__all__, reason="this transformers has no MiniMax")
-def test_the_state_of_a_linear_attention_is_no_map():
-    """MiniMax returns it where others return their probabilities; its own softmax layers are heard."""
+def test_linear_attention_state_is_not_recorded_as_attention():
+    """MiniMax returns the state in place of attention probabilities; its softmax layers are captured."""
     ex = clearhead.load(build("MiniMaxForCausalLM"))
     lines = {line.name: line for line in ex.methods()}
-    assert [place.module for place in ex.recorder.self_test.call_sites] == ["model.layers.0.self_attn"]
-    assert lines["saliency"].applies and "past the attention" in lines["generic"].why_not
+    assert [site.module for site in ex.recorder.self_test.call_sites] == ["model.layers.0.self_attn"]
+    assert lines["saliency"].applies and "outside attention" in lines["generic"].why_not

@@ -1,6 +1,6 @@
-"""Gradients and the row push from one pair of kernels, against autograd in float64; and which calls are theirs.
+"""The Triton backward kernels, which compute gradients and a weighted row sum, against float64 autograd; dispatch.
 
-Interpreted with tiny blocks where there is no GPU, compiled with the real ones where there is (`make test-gpu`).
+Interpreted with tiny blocks without a GPU, compiled with the real block sizes on one (`make test-gpu`).
 """
 
 from copy import deepcopy
@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.capture.triton_interpreter import COMPILED, DEVICE, INTERPRETED, apart, here, interpret
+from tests.capture.triton_interpreter import (
+    COMPILED,
+    DEVICE,
+    INTERPRETED,
+    run_interpreted,
+    runs_kernels,
+    starts_interpreter,
+)
 
 pytest.importorskip("triton", reason="Triton is for Linux, and comes with torch for CUDA")
 
@@ -31,50 +38,51 @@ from clearhead.capture.kernels.triton.kernel import TritonKernel
 from clearhead.capture.kernels.triton.reductions import BlockConfig
 from clearhead.errors import ClearheadWarning
 
-DESCRIBES = find_spec("triton.tools.tensor_descriptor") is not None
-describing = pytest.mark.skipif(not DESCRIBES, reason="a Triton without tensor descriptors")
-interpreted = pytest.mark.skipif(
-    not (INTERPRETED and DESCRIBES), reason="tiny blocks, and float32, are the interpreter's, if it has descriptors"
+HAS_DESCRIPTORS = find_spec("triton.tools.tensor_descriptor") is not None
+needs_descriptors = pytest.mark.skipif(not HAS_DESCRIPTORS, reason="a Triton without tensor descriptors")
+needs_interpreter = pytest.mark.skipif(
+    not (INTERPRETED and HAS_DESCRIPTORS),
+    reason="needs the interpreter with tensor descriptors: tiny blocks and float32",
 )
-compiled = pytest.mark.skipif(not COMPILED, reason="blocks of a GPU take minutes, interpreted")
+needs_gpu = pytest.mark.skipif(not COMPILED, reason="block sizes of a GPU take minutes in the interpreter")
 
 
-@apart
-def test_interpreted():
-    interpret(__file__)
+@starts_interpreter
+def test_passes_in_triton_interpreter():
+    run_interpreted(__file__)
 
 
-def beside(part):
-    """As a projection leaves it: the heads of a token beside one another."""
-    return part.transpose(1, 2).contiguous().transpose(1, 2)
+def by_token(tensor):
+    """Layout of a projection: the heads of a token are adjacent in memory."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def after(part):
-    """One head after another, as rotary positions may leave it."""
-    return part.contiguous()
+def by_head(tensor):
+    """Contiguous by head, as after rotary position embeddings."""
+    return tensor.contiguous()
 
 
-def among(part):
-    """As a projection leaves queries, keys and values together; what is not asked for is not to be read."""
-    batch, heads, tokens, width = part.shape
-    every = torch.full((batch, tokens, heads, 3, width), torch.nan, dtype=part.dtype, device=part.device)
-    every[:, :, :, 1] = part.transpose(1, 2)
-    return every[:, :, :, 1].transpose(1, 2)
+def from_fused_qkv(tensor):
+    """Layout of a fused QKV projection; the other two thirds are NaN and must not be read."""
+    batch, heads, tokens, width = tensor.shape
+    fused = torch.full((batch, tokens, heads, 3, width), torch.nan, dtype=tensor.dtype, device=tensor.device)
+    fused[:, :, :, 1] = tensor.transpose(1, 2)
+    return fused[:, :, :, 1].transpose(1, 2)
 
 
-def across(part):
-    """The numbers of a vector far from one another, which must be copied."""
-    return part.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+def by_width(tensor):
+    """The width axis is outermost in memory, so the tensor must be copied."""
+    return tensor.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
 
 
-def some(heads=2, shared=1, tokens=48, width=16, dtype=torch.float32, lay=beside, lay_values=None):
-    """Queries, keys, values and a gradient of two samples, and weights, most of which may be zero."""
-    draw = torch.Generator().manual_seed(0)
+def make_tensors(heads=2, shared=1, tokens=48, width=16, dtype=torch.float32, lay=by_token, lay_values=None):
+    """Queries, keys, values and an output gradient of two samples, and row weights."""
+    generator = torch.Generator().manual_seed(0)
     query, key, value, gradient = (
-        torch.randn(2, count, tokens, width, generator=draw).to(DEVICE, dtype)
+        torch.randn(2, count, tokens, width, generator=generator).to(DEVICE, dtype)
         for count in (heads, shared, shared, heads)
     )
-    weights = torch.randn(2, tokens, generator=draw).to(DEVICE)
+    weights = torch.randn(2, tokens, generator=generator).to(DEVICE)
     lay_values = lay_values or lay
     return lay(query), lay(key), lay_values(value), lay_values(gradient), weights
 
@@ -87,121 +95,132 @@ def maps(query, key, causal):
     return scores, scores.softmax(-1)
 
 
-def exact(query, key, value, gradient, weights, causal):
-    """The output and the log-sum-exp; and what autograd makes of them, with the push as its formula has it."""
-    parts = [part.double().requires_grad_() for part in (query, key, value)]
-    scores, attention = maps(*parts[:2], causal)
-    output = attention @ parts[2].repeat_interleave(query.shape[1] // key.shape[1], 1)
-    slope, *gradients = torch.autograd.grad(output, (attention, *parts), gradient.double())
-    push = torch.einsum("bi,bhij->bhj", weights.double(), (attention * slope).clamp(min=0))
+def reference(query, key, value, gradient, weights, causal):
+    """Output and log-sum-exp; gradients by autograd, and the weighted row sum by its formula."""
+    qkv = [tensor.double().requires_grad_() for tensor in (query, key, value)]
+    scores, attention = maps(*qkv[:2], causal)
+    output = attention @ qkv[2].repeat_interleave(query.shape[1] // key.shape[1], 1)
+    attention_gradient, *gradients = torch.autograd.grad(output, (attention, *qkv), gradient.double())
+    row_sum = torch.einsum("bi,bhij->bhj", weights.double(), (attention * attention_gradient).clamp(min=0))
     saved = output.detach().to(query.dtype), scores.logsumexp(-1).float().detach()
-    return saved, (*gradients, push.detach())
+    return saved, (*gradients, row_sum.detach())
 
 
-def made_of(query, key, value, gradient, weights, causal, saved, ways):
-    parts = (to_descriptor_layout(part) for part in (query, key, value, saved[0], gradient))
-    gradients, push = TritonBackward(*parts, saved[1], query.shape[3] ** -0.5, causal, ways)(weights)
-    return *gradients, push
+def run_kernel(query, key, value, gradient, weights, causal, saved, launch_config):
+    tensors = (to_descriptor_layout(tensor) for tensor in (query, key, value, saved[0], gradient))
+    gradients, row_sum = TritonBackward(*tensors, saved[1], query.shape[3] ** -0.5, causal, launch_config)(weights)
+    return *gradients, row_sum
 
 
-def gaps(several, others):
-    """How far they lie from each other, of their size."""
-    return [float((one - other).norm() / other.norm()) for one, other in zip(several, others, strict=True)]
+def relative_distances(actual, expected):
+    """Relative distances, in the Euclidean norm."""
+    return [
+        float((tensor - reference).norm() / reference.norm())
+        for tensor, reference in zip(actual, expected, strict=True)
+    ]
 
 
-def check(given, causal, ways, rounded):
-    """Gradients are `rounded` as their type has it; the push is in float32."""
-    saved, expected = exact(*given, causal)
-    made = made_of(*given, causal, saved, ways)
-    assert [part.dtype for part in made] == [given[0].dtype] * 3 + [torch.float32]
-    far = gaps(made, expected)
-    assert all(gap < rounded for gap in far[:3]) and far[3] < 2e-6, far
+def assert_matches_reference(tensors, causal, launch_config, tolerance):
+    """Gradients are exact up to `tolerance`; the row sum is float32."""
+    saved, expected = reference(*tensors, causal)
+    actual = run_kernel(*tensors, causal, saved, launch_config)
+    assert [tensor.dtype for tensor in actual] == [tensors[0].dtype] * 3 + [torch.float32]
+    distances = relative_distances(actual, expected)
+    assert all(gap < tolerance for gap in distances[:3]) and distances[3] < 2e-6, distances
 
 
-#: Blocks that are alike, and that divide each other or not.
-TINY = BackwardLaunchConfig(BlockConfig(16, 16, 4, 1), BlockConfig(16, 16, 4, 1))
-UNLIKE = BackwardLaunchConfig(BlockConfig(16, 32, 4, 2), BlockConfig(32, 16, 4, 2), prefetches_row_values=True)
-OTHERS = BackwardLaunchConfig(BlockConfig(32, 16, 4, 2), BlockConfig(16, 32, 4, 2))
+#: Equal block sizes, and unequal ones in both orders.
+EQUAL_BLOCKS = BackwardLaunchConfig(BlockConfig(16, 16, 4, 1), BlockConfig(16, 16, 4, 1))
+UNEQUAL_BLOCKS = BackwardLaunchConfig(BlockConfig(16, 32, 4, 2), BlockConfig(32, 16, 4, 2), prefetches_row_values=True)
+SWAPPED_BLOCKS = BackwardLaunchConfig(BlockConfig(32, 16, 4, 2), BlockConfig(16, 32, 4, 2))
 
 CASES = {
-    "causal": ({}, True, TINY),
-    "whole": ({}, False, TINY),
-    "causal, ragged, grouped": ({"heads": 4, "shared": 2, "tokens": 53}, True, UNLIKE),
-    "causal, ragged, three heads share keys": ({"heads": 3, "tokens": 53}, True, OTHERS),
-    "whole, ragged, grouped": ({"heads": 4, "shared": 2, "tokens": 53}, False, OTHERS),
-    "one block, and one that is not whole": ({"tokens": 33}, True, UNLIKE),
-    "half precision, rotary positions": ({"dtype": torch.float16, "lay": after, "lay_values": beside}, True, TINY),
-    "rotary positions, ragged": ({"heads": 4, "shared": 2, "tokens": 37, "lay": after}, False, UNLIKE),
-    "queries, keys and values together": ({"shared": 2, "tokens": 37, "lay": among}, True, UNLIKE),
-    "copied": ({"lay": across}, True, TINY),
+    "causal": ({}, True, EQUAL_BLOCKS),
+    "whole": ({}, False, EQUAL_BLOCKS),
+    "causal, ragged, grouped": ({"heads": 4, "shared": 2, "tokens": 53}, True, UNEQUAL_BLOCKS),
+    "causal, ragged, three heads share keys": ({"heads": 3, "tokens": 53}, True, SWAPPED_BLOCKS),
+    "whole, ragged, grouped": ({"heads": 4, "shared": 2, "tokens": 53}, False, SWAPPED_BLOCKS),
+    "one full and one partial block": ({"tokens": 33}, True, UNEQUAL_BLOCKS),
+    "half precision, rotary positions": (
+        {"dtype": torch.float16, "lay": by_head, "lay_values": by_token},
+        True,
+        EQUAL_BLOCKS,
+    ),
+    "rotary positions, ragged": ({"heads": 4, "shared": 2, "tokens": 37, "lay": by_head}, False, UNEQUAL_BLOCKS),
+    "queries, keys and values together": ({"shared": 2, "tokens": 37, "lay": from_fused_qkv}, True, UNEQUAL_BLOCKS),
+    "copied layout": ({"lay": by_width}, True, EQUAL_BLOCKS),
 }
 
 
-@interpreted
+@needs_interpreter
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_and_push_are_those_of_autograd(name):
-    sizes, causal, ways = CASES[name]
-    given = some(**sizes)
-    check(given, causal, ways, 1e-3 if given[0].dtype == torch.float16 else 1e-6)
+def test_gradients_and_row_sum_match_autograd(name):
+    sizes, causal, launch_config = CASES[name]
+    tensors = make_tensors(**sizes)
+    assert_matches_reference(tensors, causal, launch_config, 1e-3 if tensors[0].dtype == torch.float16 else 1e-6)
 
 
-@interpreted
+@needs_interpreter
 @pytest.mark.parametrize("rows", [1, 0])
-def test_rows_without_weight_have_gradients(rows):
-    """The last layer starts with one row, and another target may have none."""
-    *parts, weights = some(tokens=37)
+def test_rows_with_zero_weight_still_get_gradients(rows):
+    """In the last layer one row has weight, and another target may have none."""
+    *tensors, weights = make_tensors(tokens=37)
     weights[:, : 37 - rows] = 0
-    saved, expected = exact(*parts, weights, True)
-    made = made_of(*parts, weights, True, saved, UNLIKE)
-    assert all(gap < 1e-6 for gap in gaps(made[:3], expected[:3]))
-    torch.testing.assert_close(made[3], expected[3].float())
+    saved, expected = reference(*tensors, weights, True)
+    actual = run_kernel(*tensors, weights, True, saved, UNEQUAL_BLOCKS)
+    assert all(gap < 1e-6 for gap in relative_distances(actual[:3], expected[:3]))
+    torch.testing.assert_close(actual[3], expected[3].float())
 
 
-@interpreted
+@needs_interpreter
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("lay", [beside, after])
-def test_a_sample_without_numbers_leaves_the_others_alone(lay, causal):
-    """A last block reads nothing of what lies behind its own head."""
-    given = some(heads=4, shared=2, tokens=37, lay=lay)
-    saved, expected = exact(*given, causal)
-    for part in (*given[:4], *saved):
-        part[1] = torch.nan
-    made = made_of(*given, causal, saved, UNLIKE)
-    assert all(gap < 2e-6 for gap in gaps([part[0] for part in made], [part[0] for part in expected]))
-
-
-@describing
-@pytest.mark.parametrize(("lay", "copied"), [(beside, False), (after, False), (among, False), (across, True)])
-def test_what_a_descriptor_can_have_is_not_copied(lay, copied):
-    part = lay(torch.randn(2, 4, 37, 16, device=DEVICE).half())
-    assert (
-        torch.equal(to_descriptor_layout(part), part)
-        and (to_descriptor_layout(part).data_ptr() != part.data_ptr()) == copied
+@pytest.mark.parametrize("lay", [by_token, by_head])
+def test_nan_sample_does_not_affect_other_samples(lay, causal):
+    """The last, partial block reads nothing beyond its own head."""
+    tensors = make_tensors(heads=4, shared=2, tokens=37, lay=lay)
+    saved, expected = reference(*tensors, causal)
+    for tensor in (*tensors[:4], *saved):
+        tensor[1] = torch.nan
+    actual = run_kernel(*tensors, causal, saved, UNEQUAL_BLOCKS)
+    assert all(
+        gap < 2e-6 for gap in relative_distances([tensor[0] for tensor in actual], [tensor[0] for tensor in expected])
     )
-    whole = make_tensor_descriptor(to_descriptor_layout(part), 16)
-    rows, columns = whole.shape
-    size = whole.base.untyped_storage().nbytes() // 2 - whole.base.storage_offset()
-    assert (rows - 1) * whole.strides[0] + columns <= size
 
 
-def test_what_is_not_aligned_is_copied():
-    part = torch.zeros(2 * 37 * 4 * 16 + 1, device=DEVICE).half()[1:].view(2, 37, 4, 16).transpose(1, 2)
-    assert to_descriptor_layout(part).data_ptr() % 16 == 0 != part.data_ptr() % 16
+@needs_descriptors
+@pytest.mark.parametrize(
+    ("lay", "is_copied"), [(by_token, False), (by_head, False), (from_fused_qkv, False), (by_width, True)]
+)
+def test_descriptor_layout_copies_only_unsupported_strides(lay, is_copied):
+    tensor = lay(torch.randn(2, 4, 37, 16, device=DEVICE).half())
+    assert (
+        torch.equal(to_descriptor_layout(tensor), tensor)
+        and (to_descriptor_layout(tensor).data_ptr() != tensor.data_ptr()) == is_copied
+    )
+    descriptor = make_tensor_descriptor(to_descriptor_layout(tensor), 16)
+    rows, columns = descriptor.shape
+    size = descriptor.base.untyped_storage().nbytes() // 2 - descriptor.base.storage_offset()
+    assert (rows - 1) * descriptor.strides[0] + columns <= size
+
+
+def test_descriptor_layout_copies_unaligned_and_expanded_tensors():
+    unaligned = torch.zeros(2 * 37 * 4 * 16 + 1, device=DEVICE).half()[1:].view(2, 37, 4, 16).transpose(1, 2)
+    assert to_descriptor_layout(unaligned).data_ptr() % 16 == 0 != unaligned.data_ptr() % 16
     expanded = torch.zeros(2, 4, 1, 16, device=DEVICE).half().expand(-1, -1, 37, -1)
     assert 0 not in to_descriptor_layout(expanded).stride()
 
 
-def fake(dtype=torch.bfloat16, tokens=2048, keys=None, width=64, value_width=None, saved=(1, 2), **changed):
+def make_call(dtype=torch.bfloat16, tokens=2048, keys=None, width=64, value_width=None, saved=(1, 2), **changes):
     keys, value_width = keys or tokens, value_width or width
 
-    def part(heads, length, wide):
-        return torch.zeros(1, heads, length, wide, dtype=dtype, device="meta")
+    def empty(heads, length, size):
+        return torch.zeros(1, heads, length, size, dtype=dtype, device="meta")
 
-    parts = {"query": part(4, tokens, width), "key": part(2, keys, width), "value": part(2, keys, value_width)}
-    return SimpleNamespace(**parts, **{"causal": True, "mask": None, "kernel_saved_tensors": saved, **changed})
+    tensors = {"query": empty(4, tokens, width), "key": empty(2, keys, width), "value": empty(2, keys, value_width)}
+    return SimpleNamespace(**tensors, **{"causal": True, "mask": None, "kernel_saved_tensors": saved, **changes})
 
 
-LEFT_TO_TORCH = {
+UNSUPPORTED = {
     "float32": {"dtype": torch.float32},
     "short": {"tokens": 2047},
     "more keys than queries": {"keys": 4096},
@@ -212,32 +231,32 @@ LEFT_TO_TORCH = {
 }
 
 
-@pytest.mark.parametrize("why", LEFT_TO_TORCH)
-def test_what_is_left_to_torchs_backward(why, monkeypatch):
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_unsupported_calls_use_torch_backward(case, monkeypatch):
     monkeypatch.setattr(triton_backward, "_supports_tensor_descriptors", lambda device: True)
-    monkeypatch.setattr(triton_backward, "is_backward_validated", lambda *how: True)
-    assert all(triton_backward.supports_backward(fake(dtype)) for dtype in (torch.bfloat16, torch.float16))
+    monkeypatch.setattr(triton_backward, "is_backward_validated", lambda *config: True)
+    assert all(triton_backward.supports_backward(make_call(dtype)) for dtype in (torch.bfloat16, torch.float16))
     assert all(
-        triton_backward.supports_backward(fake(**more))
-        for more in ({"width": 128}, {"causal": False}, {"tokens": 2051})
+        triton_backward.supports_backward(make_call(**changes))
+        for changes in ({"width": 128}, {"causal": False}, {"tokens": 2051})
     )
-    assert not triton_backward.supports_backward(fake(**LEFT_TO_TORCH[why]))
+    assert not triton_backward.supports_backward(make_call(**UNSUPPORTED[case]))
 
 
-def test_what_is_not_proven_is_left_to_torch(monkeypatch):
-    told = []
+def test_failed_validation_falls_back_to_torch_backward(monkeypatch):
+    validated = []
     monkeypatch.setattr(triton_backward, "_supports_tensor_descriptors", lambda device: True)
-    monkeypatch.setattr(triton_backward, "is_backward_validated", lambda *how: told.append(how[:-1]))
-    for more in ({}, {"tokens": 2**17}, {"tokens": 2051, "width": 128, "causal": False}):
-        assert not triton_backward.supports_backward(fake(**more))
-    assert told == [
+    monkeypatch.setattr(triton_backward, "is_backward_validated", lambda *config: validated.append(config[:-1]))
+    for changes in ({}, {"tokens": 2**17}, {"tokens": 2051, "width": 128, "causal": False}):
+        assert not triton_backward.supports_backward(make_call(**changes))
+    assert validated == [
         (LAUNCH_CONFIGS[64], torch.bfloat16, 64, True, False),
         (LONG_LAUNCH_CONFIGS[64], torch.bfloat16, 64, True, False),
         (LAUNCH_CONFIGS[128], torch.bfloat16, 128, False, True),
     ]
 
 
-def test_a_gpu_without_descriptors_is_left_to_torch(monkeypatch):
+def test_tensor_descriptors_need_compute_capability_9(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: asked.append(device) or (8, 0))
     assert not triton_backward._supports_tensor_descriptors(torch.device("cpu")) and not asked
@@ -246,80 +265,82 @@ def test_a_gpu_without_descriptors_is_left_to_torch(monkeypatch):
     assert triton_backward._supports_tensor_descriptors(torch.device("cuda", 0))
 
 
-def proof(monkeypatch, run):
-    """What comes of a proof with this in the place of the kernels."""
+def validate(monkeypatch, run):
+    """The result of the validation with `run` in place of the kernels."""
     monkeypatch.setattr(TritonBackward, "__call__", run)
-    return triton_backward.is_backward_validated.__wrapped__(TINY, torch.float16, 16, True, True, torch.device("cpu"))
+    return triton_backward.is_backward_validated.__wrapped__(
+        EQUAL_BLOCKS, torch.float16, 16, True, True, torch.device("cpu")
+    )
 
 
-def formulas(call, weights):
-    _, (*gradients, push) = exact(call.query, call.key, call.value, call.gradient, weights, call.causal)
-    return tuple(gradients), push
+def correct(call, weights):
+    _, (*gradients, row_sum) = reference(call.query, call.key, call.value, call.gradient, weights, call.causal)
+    return tuple(gradients), row_sum
 
 
-def without_causality(call, weights):
-    _, (*gradients, push) = exact(call.query, call.key, call.value, call.gradient, weights, False)
-    return tuple(gradients), push
+def ignores_causality(call, weights):
+    _, (*gradients, row_sum) = reference(call.query, call.key, call.value, call.gradient, weights, False)
+    return tuple(gradients), row_sum
 
 
-def without_numbers(call, weights):
-    gradients, push = formulas(call, weights)
-    return (*gradients[:2], gradients[2] * torch.nan), push
+def returns_nan(call, weights):
+    gradients, row_sum = correct(call, weights)
+    return (*gradients[:2], gradients[2] * torch.nan), row_sum
 
 
-def not_compiled(call, weights):
+def raises_runtime_error(call, weights):
     raise RuntimeError("out of resources")
 
 
-def not_there(call, weights):
+def raises_import_error(call, weights):
     raise ImportError("tensor_descriptor")
 
 
-@pytest.mark.parametrize("run", [without_causality, without_numbers, not_compiled, not_there])
-def test_kernels_that_are_wrong_are_not_trusted(run, monkeypatch):
-    assert proof(monkeypatch, formulas)
+@pytest.mark.parametrize("run", [ignores_causality, returns_nan, raises_runtime_error, raises_import_error])
+def test_validation_warns_and_rejects_wrong_kernels(run, monkeypatch):
+    assert validate(monkeypatch, correct)
     warning = "fuse the push of a row with the gradients cannot be used here .*torch's backward"
     with pytest.warns(ClearheadWarning, match=warning):
-        assert not proof(monkeypatch, run)
+        assert not validate(monkeypatch, run)
 
 
-def test_a_full_gpu_proves_nothing(monkeypatch):
+def test_validation_propagates_out_of_memory(monkeypatch):
     def full(call, weights):
         raise torch.OutOfMemoryError
 
     with pytest.raises(torch.OutOfMemoryError):
-        proof(monkeypatch, full)
+        validate(monkeypatch, full)
 
 
 @pytest.mark.parametrize("name", ["supports", "backward", "reduce_maps"])
-def test_kernels_are_launched_where_their_tensors_are(name, monkeypatch):
-    """A model may have several GPUs, and Triton launches on the current one."""
-    chosen = []
+def test_kernels_launch_on_device_of_tensors(name, monkeypatch):
+    """Triton launches on the current device, and a model may span several GPUs."""
+    devices = []
 
-    class Chosen:
+    class FakeDevice:
         def __init__(self, device):
             self.device = device
 
         def __enter__(self):
-            chosen.append(self.device)
+            devices.append(self.device)
 
         def __exit__(self, *_):
-            chosen.append(None)
+            devices.append(None)
 
-    monkeypatch.setattr(torch.cuda, "device", Chosen)
+    monkeypatch.setattr(torch.cuda, "device", FakeDevice)
     query = SimpleNamespace(is_cuda=True, device="cuda:1")
 
-    def seen(self, call):
-        assert chosen == ["cuda:1"] and call.query is query
+    def wrapped(self, call):
+        assert devices == ["cuda:1"] and call.query is query
         return "done"
 
-    method = kernel._on_call_device(seen)
-    assert method(TritonKernel(), SimpleNamespace(query=query)) == "done" and chosen == ["cuda:1", None]
+    method = kernel._on_call_device(wrapped)
+    assert method(TritonKernel(), SimpleNamespace(query=query)) == "done" and devices == ["cuda:1", None]
     assert getattr(TritonKernel, name).__code__ is method.__code__
 
 
-def test_only_one_row_of_all_heads_is_made_beside(monkeypatch):
-    """The other sums are made as ever, and all keep their places."""
+def test_backward_fuses_one_row_sum_and_keeps_reduction_order(monkeypatch):
+    """The other reductions take the usual path, and the results keep their order."""
     monkeypatch.setattr(triton_backward, "supports_backward", lambda call: True)
     monkeypatch.setattr(
         triton_backward,
@@ -327,44 +348,44 @@ def test_only_one_row_of_all_heads_is_made_beside(monkeypatch):
         lambda call, slope: lambda row: (("dq", "dk", "dv"), torch.full((1, 4, 8), 4.0)),
     )
     monkeypatch.setattr(
-        TritonKernel, "reduce_maps", lambda self, call, gradient, others: [one.quantity for one in others]
+        TritonKernel, "reduce_maps", lambda self, call, gradient, others: [one_row.quantity for one_row in others]
     )
-    one, many = torch.zeros(1, 1, 8), torch.zeros(1, 3, 8)
+    one_row, three_rows = torch.zeros(1, 1, 8), torch.zeros(1, 3, 8)
     others = [
-        MapReduction("positive", many),
-        MapReduction("positive", one, heads=[1]),
-        MapReduction("attention", one),
+        MapReduction("positive", three_rows),
+        MapReduction("positive", one_row, heads=[1]),
+        MapReduction("attention", one_row),
         MapReduction("product"),
     ]
-    for at in range(5):
-        wanted = [*others[:at], MapReduction("positive", one), *others[at:]]
-        gradients, sums = TritonKernel().backward(fake(), torch.zeros(1, 8, 4, 64), wanted)
+    for index in range(5):
+        reductions = [*others[:index], MapReduction("positive", one_row), *others[index:]]
+        gradients, sums = TritonKernel().backward(make_call(), torch.zeros(1, 8, 4, 64), reductions)
         assert gradients == ("dq", "dk", "dv")
-        assert torch.equal(sums.pop(at), torch.ones(1, 4, 1, 8)) and sums == [each.quantity for each in others]
+        assert torch.equal(sums.pop(index), torch.ones(1, 4, 1, 8)) and sums == [other.quantity for other in others]
 
 
-@interpreted
-@pytest.mark.parametrize("said", ["flash", "cuDNN"])
-def test_a_call_is_handed_over_whole(said, monkeypatch):
-    """With the log-sum-exp as torch's kernels say it, and a gradient as autograd gives it."""
+@needs_interpreter
+@pytest.mark.parametrize("backend", ["flash", "cuDNN"])
+def test_backward_accepts_log_sum_exp_of_each_backend(backend, monkeypatch):
+    """With the log-sum-exp layout of torch's kernels and the gradient layout of autograd."""
     monkeypatch.setattr(triton_backward, "_supports_tensor_descriptors", lambda device: True)
-    monkeypatch.setattr(triton_backward, "is_backward_validated", lambda *how: True)
+    monkeypatch.setattr(triton_backward, "is_backward_validated", lambda *config: True)
     monkeypatch.setattr(triton_backward, "MIN_BACKWARD_TOKENS", 32)
-    monkeypatch.setattr(triton_backward, "LAUNCH_CONFIGS", {16: UNLIKE})
-    given = some(heads=4, shared=2, tokens=53, dtype=torch.float16, lay=after, lay_values=beside)
-    query, key, value, gradient, weights = given
-    (output, lse), (*gradients, push) = exact(*given, True)
-    lse = lse[..., None] if said == "cuDNN" else torch.nn.functional.pad(lse, (0, 11), value=torch.inf)
-    parts = {"query": query, "key": key, "value": value, "kernel_saved_tensors": (output, lse, None, None)}
-    call = SimpleNamespace(**parts, causal=True, mask=None, scaling=0.25)
-    wanted = [MapReduction("positive"), MapReduction("positive", weights[:, None])]
-    made, (sums, pushed) = TritonKernel().backward(call, gradient.transpose(1, 2), wanted)
-    assert all(gap < 1e-3 for gap in gaps(made, gradients)) and sums.shape == (2, 4, 53)
-    torch.testing.assert_close(pushed[:, :, 0].double() * 4, push, rtol=1e-4, atol=1e-5)
+    monkeypatch.setattr(triton_backward, "LAUNCH_CONFIGS", {16: UNEQUAL_BLOCKS})
+    tensors = make_tensors(heads=4, shared=2, tokens=53, dtype=torch.float16, lay=by_head, lay_values=by_token)
+    query, key, value, gradient, weights = tensors
+    (output, lse), (*gradients, expected_row_sum) = reference(*tensors, True)
+    lse = lse[..., None] if backend == "cuDNN" else torch.nn.functional.pad(lse, (0, 11), value=torch.inf)
+    fields = {"query": query, "key": key, "value": value, "kernel_saved_tensors": (output, lse, None, None)}
+    call = SimpleNamespace(**fields, causal=True, mask=None, scaling=0.25)
+    reductions = [MapReduction("positive"), MapReduction("positive", weights[:, None])]
+    actual, (sums, row_sum) = TritonKernel().backward(call, gradient.transpose(1, 2), reductions)
+    assert all(gap < 1e-3 for gap in relative_distances(actual, gradients)) and sums.shape == (2, 4, 53)
+    torch.testing.assert_close(row_sum[:, :, 0].double() * 4, expected_row_sum, rtol=1e-4, atol=1e-5)
 
 
-#: Few, because each takes seconds to compile.
-COMPILED_WAYS = {
+#: Few cases, because each takes seconds to compile.
+COMPILED_CASES = {
     f"{dtype}, {'causal' if causal else 'whole'}, {tokens} × {width}": (dtype, causal, tokens, width, ways)
     for dtype, causal, tokens, width, ways in (
         (torch.bfloat16, True, 777, 64, LAUNCH_CONFIGS[64]),
@@ -376,23 +397,23 @@ COMPILED_WAYS = {
 }
 
 
-@here
-@compiled
+@runs_kernels
+@needs_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", COMPILED_WAYS)
-def test_compiled_kernels_are_autograd_and_the_same_bytes(name):
-    dtype, causal, tokens, width, ways = COMPILED_WAYS[name]
+@pytest.mark.parametrize("name", COMPILED_CASES)
+def test_compiled_kernels_match_autograd_and_are_deterministic(name):
+    dtype, causal, tokens, width, launch_config = COMPILED_CASES[name]
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("a GPU without tensor descriptors")
-    given = some(4, 2, tokens, width, dtype, lay=after, lay_values=beside)
-    check(given, causal, ways, 5e-3)
-    saved, _ = exact(*given, causal)
-    first, again = (made_of(*given, causal, saved, ways) for _ in range(2))
-    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    tensors = make_tensors(4, 2, tokens, width, dtype, lay=by_head, lay_values=by_token)
+    assert_matches_reference(tensors, causal, launch_config, 5e-3)
+    saved, _ = reference(*tensors, causal)
+    first, second = (run_kernel(*tensors, causal, saved, launch_config) for _ in range(2))
+    assert all(torch.equal(tensor, reference) for tensor, reference in zip(first, second, strict=True))
 
 
-class Saying:
-    """In the place of torch's kernels where there is no GPU, slowly."""
+class SlowFusedKernel:
+    """Stands in for torch's fused kernels without a GPU."""
 
     def __init__(self, call):
         self.call = call
@@ -402,28 +423,32 @@ class Saying:
         output = attention @ value.double().repeat_interleave(query.shape[1] // key.shape[1], 1)
         return output.to(query.dtype), scores.logsumexp(-1).float(), torch.empty(0), torch.empty(0)
 
-    def backward(self, slope, query, key, value, saved):
+    def backward(self, output_gradient, query, key, value, saved):
         with torch.enable_grad():
-            _, (*gradients, _) = exact(query, key, value, slope, torch.zeros(slope.shape[::2]), self.call.causal)
-        return tuple(part.to(query.dtype) for part in gradients)
+            _, (*gradients, _) = reference(
+                query, key, value, output_gradient, torch.zeros(output_gradient.shape[::2]), self.call.causal
+            )
+        return tuple(tensor.to(query.dtype) for tensor in gradients)
 
 
-def stand_in(monkeypatch):
-    """So that a small model goes this way in the interpreter."""
-    monkeypatch.setattr(fused_sdpa, "select_fused_kernel", lambda call: Saying(call) if call.mask is None else None)
-    monkeypatch.setattr(fused_sdpa, "get_fused_kernel_used", Saying)
+def use_slow_fused_kernel(monkeypatch):
+    """Make a small model use the Triton backward in the interpreter."""
+    monkeypatch.setattr(
+        fused_sdpa, "select_fused_kernel", lambda call: SlowFusedKernel(call) if call.mask is None else None
+    )
+    monkeypatch.setattr(fused_sdpa, "get_fused_kernel_used", SlowFusedKernel)
     monkeypatch.setattr(triton_backward, "_supports_tensor_descriptors", lambda device: True)
-    monkeypatch.setattr(triton_backward, "is_backward_validated", lambda *how: True)
+    monkeypatch.setattr(triton_backward, "is_backward_validated", lambda *config: True)
     monkeypatch.setattr(triton_backward, "MIN_BACKWARD_TOKENS", 32)
-    monkeypatch.setattr(triton_backward, "LAUNCH_CONFIGS", {16: UNLIKE})
+    monkeypatch.setattr(triton_backward, "LAUNCH_CONFIGS", {16: UNEQUAL_BLOCKS})
 
 
-@here
-@describing
+@runs_kernels
+@needs_descriptors
 @pytest.mark.gpu
 @pytest.mark.parametrize("checkpoint", [True, False])
-def test_an_explanation_goes_this_way_and_is_that_of_whole_maps(checkpoint, monkeypatch):
-    """Proven, at first, in the middle of a layer that is computed twice."""
+def test_explanation_with_triton_backward_matches_materialised(checkpoint, monkeypatch):
+    """The first use, with its validation, happens inside a checkpointed layer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     import clearhead
@@ -431,24 +456,26 @@ def test_an_explanation_goes_this_way_and_is_that_of_whole_maps(checkpoint, monk
     if COMPILED and torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("a GPU without tensor descriptors")
     if INTERPRETED:
-        stand_in(monkeypatch)
-    tokens, width, dtype, within = (2077, 64, torch.bfloat16, 0.05) if COMPILED else (41, 16, torch.float16, 0.03)
+        use_slow_fused_kernel(monkeypatch)
+    tokens, width, dtype, tolerance = (2077, 64, torch.bfloat16, 0.05) if COMPILED else (41, 16, torch.float16, 0.03)
     torch.manual_seed(0)
     shape = {"hidden_size": 4 * width, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = LlamaConfig(**shape, num_key_value_heads=2, vocab_size=40, max_position_embeddings=4096)
     model = LlamaForCausalLM(config).eval().to(DEVICE, dtype)
     inputs = {"input_ids": torch.randint(5, 40, (1, tokens), generator=torch.Generator().manual_seed(1)).to(DEVICE)}
-    taken = []
-    real = triton_backward.build_backward
-    monkeypatch.setattr(triton_backward, "build_backward", lambda *given: taken.append(given) or real(*given))
+    calls = []
+    original = triton_backward.build_backward
+    monkeypatch.setattr(triton_backward, "build_backward", lambda *args: calls.append(args) or original(*args))
     methods = ["generic", "grad-sam"]
-    found = clearhead.load(model).explain(inputs, methods, target=1, kernel="triton", checkpoint=checkpoint)
-    assert len(taken) == 3  # layers, and the last one by itself: to see which of its rows are read
-    same = clearhead.load(model).explain(inputs, methods, target=1, kernel="materialised")
-    whole = clearhead.load(deepcopy(model).double()).explain(inputs, methods, target=1, kernel="materialised")
-    for name, expected in whole.items():
-        assert found[name].certificate["kernel"].startswith("streaming: triton")
-        # whole maps of the same model have gradients of these kernels, too
-        assert abs(found[name].scores - same[name].scores).max() <= 1e-5 * abs(same[name].scores).max(), name
-        far = np.linalg.norm(found[name].scores - expected.scores)
-        assert far <= within * np.linalg.norm(expected.scores) > 0, name
+    actual = clearhead.load(model).explain(inputs, methods, target=1, kernel="triton", checkpoint=checkpoint)
+    assert len(calls) == 3  # two layers, and the last one once more to find its read-out rows
+    materialised = clearhead.load(model).explain(inputs, methods, target=1, kernel="materialised")
+    float64 = clearhead.load(deepcopy(model).double()).explain(inputs, methods, target=1, kernel="materialised")
+    for name, expected in float64.items():
+        assert actual[name].certificate["kernel"].startswith("streaming: triton")
+        # materialised maps of the same model use the same gradients
+        assert (
+            abs(actual[name].scores - materialised[name].scores).max() <= 1e-5 * abs(materialised[name].scores).max()
+        ), name
+        distance = np.linalg.norm(actual[name].scores - expected.scores)
+        assert distance <= tolerance * np.linalg.norm(expected.scores) > 0, name
