@@ -1,7 +1,7 @@
-"""What every zoo model carries beside its weights: `card.json` for programs and `README.md` for people.
+"""Model cards of the zoo: `card.json` for programs and `README.md` for readers.
 
-The card holds a SHA-256 of every file that its figures depend on. Training scripts write it; `make test` compares it
-with the files, and `make test-slow` measures the figures again. Where a file changed and the figures did not:
+The card contains a SHA-256 of every file that its figures depend on. Training scripts write it; `make test` compares it
+with the files, and `make test-slow` measures the figures again. If a file changed and the figures did not:
 
     python packages/zoo/train/cards.py packages/zoo/src/clearhead_zoo/models/sentiment
 """
@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-#: The files that `write_pages` writes.
+#: The files that `write_card_files` writes.
 WRITTEN = ("card.json", "README.md")
 
 
@@ -39,7 +39,7 @@ def write_card(folder: Path, card_facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a model but the cards themselves, by file name."""
+    """SHA-256 of every file of a model except the cards themselves, by file name."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in WRITTEN)
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -80,14 +80,14 @@ def _format_readme(card: dict[str, Any]) -> str:
 
 {card["measured"]}
 {_format_evidence_table(card)}
-## For and not for
+## Intended use
 
 {card["use"]}
 """
 
 
 def _format_evidence_table(card: dict[str, Any]) -> str:
-    """Methods × parts of the input: how often what is known to be the reason was found, where that was measured."""
+    """Methods × input streams: how well each method finds the ground-truth evidence, where that was measured."""
     if "truth" not in card:
         return ""
     found = card["truth"]["found"]
@@ -96,7 +96,7 @@ def _format_evidence_table(card: dict[str, Any]) -> str:
     head = "".join(f" {name}precision | {name}average precision |" for name in names)
     rows = [f"| {m} |" + "".join(_format_figure_cells(part.get(m, {})) for part in found.values()) for m in methods]
     return f"""
-## Which methods find the known reason
+## Which methods find the ground-truth evidence
 
 {card["truth"]["measured"]}
 
@@ -111,7 +111,7 @@ def _format_figure_cells(own: dict[str, list[float | None]]) -> str:
 
 
 def _format_figure(figures: list[float | None] | None) -> str:
-    """A mean and its interval, which one example alone has not."""
+    """A mean and its interval; a single example has no interval."""
     if figures is None:
         return "–"
     mean, low, high = figures

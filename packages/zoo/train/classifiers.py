@@ -1,9 +1,9 @@
-"""How `sentiment`, `topics` and `rationale` learn: teachers with the full vocabulary, then students with a small one.
+"""Training of `sentiment`, `topics` and `rationale`: teachers with the full vocabulary, then students with a small one.
 
-Teachers are fine-tuned on labels (R-Drop) and differ in their seeds only. A student starts from their averaged weights,
-with most word pieces cut away. It imitates the teachers' averaged answers and, word by word, the inner states of the
-averaged teacher, on texts that it spells with its own pieces or, for practice in words that have none, with fewer.
-What is finished is kept in --work and not done again.
+Teachers are fine-tuned on labels (R-Drop) and differ only in their seeds. A student starts from the averaged weights of
+the teachers with most WordPiece tokens removed. It is trained to reproduce the averaged outputs of the teachers and,
+word by word, the hidden states of the averaged teacher, on texts that are tokenised with its own vocabulary or, so that
+it learns words that have no token of their own, with a smaller one. Finished steps are stored in --work and skipped.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DistillationPlan:
     """Names of the classes, longest text that is learned from, size of a step (tokens: with padding), passes, rates.
 
     `repeats` is how often a student reads a text with a label while it reads one without once; `weight` is what a text
-    without a label counts when the word pieces to keep are chosen.
+    without a label counts when the WordPiece tokens to keep are chosen.
     """
 
     labels: Sequence[str]
@@ -80,7 +80,7 @@ def add_distillation_options(
 ) -> argparse.ArgumentParser:
     parser.add_argument("--teachers", type=int, default=teachers, help="how many teachers to average")
     parser.add_argument("--students", type=int, default=students, help="how many students to average")
-    parser.add_argument("--pieces", type=int, default=vocab_size, help="how many word pieces the students keep")
+    parser.add_argument("--pieces", type=int, default=vocab_size, help="how many WordPiece tokens the students keep")
     return parser
 
 
@@ -324,7 +324,7 @@ def run_training(
     decay: float,
     evaluate: EvaluateFunction,
 ) -> Weights:
-    """Minimise the loss, look at the averaged weights a few times on the way, store them and give them back."""
+    """Minimise the loss, evaluate the averaged weights a few times during training, store and return them."""
     layers = model.config.num_hidden_layers
     groups = build_layerwise_lr_groups(
         model.train(), lambda name: get_parameter_depth(name, layers), lr, decay, weight_decay=0.01
@@ -422,7 +422,7 @@ def describe_architecture(folder: Path) -> str:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return (
         f"BERT, {config['num_hidden_layers']} layers of width {config['hidden_size']}, "
-        f"{config['num_attention_heads']} heads, {config['vocab_size']:,} uncased word pieces, "
+        f"{config['num_attention_heads']} heads, {config['vocab_size']:,} uncased WordPiece tokens, "
         f"{config['max_position_embeddings']} positions"
     )
 
@@ -430,5 +430,6 @@ def describe_architecture(folder: Path) -> str:
 def report_target(name: str, figure: float, minimum: float) -> None:
     """Say loudly if a figure that was asked for is missed; the model is written all the same."""
     print(
-        f"{name}: {figure:.4f}" if figure >= minimum else f"!!! BAR MISSED: {name} {figure:.4f} < {minimum}", flush=True
+        f"{name}: {figure:.4f}" if figure >= minimum else f"!!! TARGET MISSED: {name} {figure:.4f} < {minimum}",
+        flush=True,
     )

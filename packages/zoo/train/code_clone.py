@@ -1,12 +1,12 @@
-"""Train `zoo:code-clone`: does one function do the same as another? `zoo:code` under a classifier.
+"""Train `zoo:code-clone`: are two functions equivalent? A classifier on top of `zoo:code`.
 
-    python packages/zoo/train/code_clone.py --data carry/code --base packages/zoo/src/clearhead_zoo/models/code \\
+    python packages/zoo/train/code_clone.py --data carry/code --base packages/zoo/src/clearhead_zoo/models/code \
         --out packages/zoo/src/clearhead_zoo/models/code-clone
 
-Same: the Java and the C# form of one function, or a Python function and its renamed and rewritten form. Different:
-mostly near misses (functions that share most of its rarer tokens; the same Python function with one thing changed),
-some drawn at random. Both kinds of pairs are made of the same kinds of forms. Data: code_data.py; --measure and
---resume as in code_model.py.
+Equivalent: the Java and the C# version of a function, or a Python function and a renamed and rewritten version of it.
+Non-equivalent: mostly near misses (functions that share most of the rarer tokens; the same Python function with one
+change), and some random pairs. Both kinds of pairs consist of the same kinds of versions. Data: code_data.py; --measure
+and --resume as in code_model.py.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     parser = make_code_parser(__doc__, name="code-clone", steps=4000, lr=3e-4)
     parser.add_argument("--base", type=Path, required=True, help="folder of zoo:code, or another RoBERTa of that kind")
-    parser.add_argument("--batch", type=int, default=256, help="pairs a step")
+    parser.add_argument("--batch", type=int, default=256, help="pairs per step")
     options = parser.parse_args()
     if options.smoke:
         options.steps, options.seconds, options.batch, options.count = 20, None, 4, 20
@@ -184,8 +184,8 @@ def measure_stored_model(options: argparse.Namespace) -> dict[str, float]:
         chosen, same = pairs.draw(make_generator(1, "held-out"), options.count // 2, name)
         right = predict_logits(model, pairs, chosen).argmax(-1).numpy() == same
         figures[f"accuracy, {name}"] = round(float(right.mean()), 4)
-        figures[f"of pairs that do the same, {name}"] = round(float(right[same].mean()), 4)
-        figures[f"of pairs that differ, {name}"] = round(float(right[~same].mean()), 4)
+        figures[f"accuracy on equivalent pairs, {name}"] = round(float(right[same].mean()), 4)
+        figures[f"accuracy on non-equivalent pairs, {name}"] = round(float(right[~same].mean()), 4)
     return figures
 
 
@@ -194,26 +194,26 @@ def build_card_facts(options: argparse.Namespace, figures: dict[str, float]) -> 
     return {
         "name": "code-clone",
         "task": "text-classification",
-        "summary": "A small RoBERTa that says whether two functions do the same: Java and C#, or Python and Python.",
+        "summary": "A small RoBERTa that predicts whether two functions are equivalent: Java and C#, or Python and "
+        "Python.",
         "architecture": f"RoBERTa, {config['num_hidden_layers']} layers of width {config['hidden_size']}, "
-        f"{config['num_attention_heads']} heads, both functions in one text: <s> one </s></s> other </s>",
+        f"{config['num_attention_heads']} heads, both functions in one input: <s> first </s></s> second </s>",
         "labels": LABELS,
         "licence": "Apache-2.0 (weights); data under their own terms",
-        "data": "Java and C# forms of one function (CodeXGLUE's code translation, C-UDA) and functions of Python "
-        "3.11's standard library (PSF licence), renamed and rewritten by packages/zoo/train/code_rewrites.py; "
-        f"{HARD_NEGATIVE_FRACTION:.0%} of the pairs that differ are near misses: functions that share most of its "
-        "rarer tokens, or "
-        "the same Python function with one operator, number, condition or order of arguments changed",
+        "data": "Java and C# versions of the same function (CodeXGLUE code translation, C-UDA) and functions of the "
+        "Python 3.11 standard library (PSF licence), with identifiers renamed and code rewritten by "
+        f"packages/zoo/train/code_rewrites.py; {HARD_NEGATIVE_FRACTION:.0%} of the non-equivalent pairs are near "
+        "misses: functions that share most of the rarer tokens, or the same Python function with one operator, "
+        "number, condition or argument order changed",
         "command": "python packages/zoo/train/code_clone.py --data carry/code "
         "--base packages/zoo/src/clearhead_zoo/models/code --out packages/zoo/src/clearhead_zoo/models/code-clone "
         f"--seed {options.seed}{format_duration_option(options)}",
         "figures": figures,
-        "measured": f"{options.count // 2:,} pairs of test functions in each family, half of them the same, drawn as "
-        f"in training; functions of at most {MAX_PAIR_HALF_TOKENS} tokens. Stored files, opened with transformers in "
-        "float32; the "
-        "test files were read once, for this table.",
-        "use": "For trying out explanations of decisions on pairs of functions. Rewriting trusts that operators mean "
-        "what they usually do. Not for finding copied code.",
+        "measured": f"{options.count // 2:,} pairs of test functions per family, half of them equivalent, sampled as "
+        f"in training; functions of at most {MAX_PAIR_HALF_TOKENS} tokens. Stored files, loaded with transformers in "
+        "float32; the test files were read once, for this table.",
+        "use": "For trying out explanations of predictions on pairs of functions. The rewrites assume that operators "
+        "have their usual meaning. Not for detecting copied code.",
     }
 
 

@@ -1,11 +1,11 @@
-"""Data of the three code models: `code`, `code-clone` and `code-translate` read what this script prepares.
+"""Prepare the data of the three code models `code`, `code-clone` and `code-translate`.
 
     python packages/zoo/train/code_data.py --data ../shared/data --out carry/code
 
 Python functions come from the standard library of the Python that runs this script, Java and C# functions from
-`code/` of the data (CodeXGLUE's code translation). It trains one byte-level BPE tokenizer on the training part and
-stores token ids: a few MB, which is all that the machine that trains needs. Python is split by files, Java and C# as
-their authors did. `test-*` files are for the measuring of finished models alone.
+`code/` in the data folder (CodeXGLUE code translation). The script trains one byte-level BPE tokenizer on the training
+split and stores token ids: a few MB, which is all that the training machine needs. Python is split by file, Java and C#
+use the original split. The `test-*` files are only for measuring finished models.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class EncodedFunctions:
 
 @dataclass(frozen=True)
 class CloneForms:
-    """Forms of functions: those of one row do the same; the rows named beside it look alike but do not.
+    """Versions of functions: those of one row are equivalent; their near misses look similar but are not equivalent.
 
-    forms: for each function, the places of up to three forms; the first form of one and the first of another are of a
-        kind (both Java, both as written …), so that the kind of a form gives nothing away; −1 is no form
-    near: functions that look like this one; −1 is none
+    forms: for each function, the indices of up to three versions; the first versions of two functions are of the same
+        kind (both Java, both as written …), so that the kind of a version does not reveal the label; −1 is none
+    lookalikes: functions that look similar to this one; −1 is none
     """
 
     functions: EncodedFunctions
@@ -99,14 +99,14 @@ def main() -> None:
         save_arrays(
             options.out / f"{split}-clones.npz.xz", clones.functions, forms=clones.forms, near=clones.lookalikes
         )
-        print(f"{split} clones: {len(clones.forms):,} functions in several forms", flush=True)
+        print(f"{split} clones: {len(clones.forms):,} functions in several versions", flush=True)
 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with code/")
     parser.add_argument("--out", type=Path, default=Path("carry", "code"), help="folder for the prepared files")
-    parser.add_argument("--smoke", action="store_true", help="a fiftieth of the functions: does everything run?")
+    parser.add_argument("--smoke", action="store_true", help="smoke test: a fiftieth of the functions")
     return parser.parse_args()
 
 
@@ -284,7 +284,7 @@ def save_arrays(path: Path, functions: EncodedFunctions, **others: np.ndarray) -
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
-        raise SystemExit(f"there is no file {path}: make it with python packages/zoo/train/code_data.py")
+        raise SystemExit(f"there is no file {path}: create it with python packages/zoo/train/code_data.py")
     with np.load(io.BytesIO(lzma.decompress(path.read_bytes()))) as stored:
         return dict(stored)
 

@@ -1,12 +1,12 @@
-"""Train `zoo:code`: a small RoBERTa that fills in masked tokens of Python, Java and C#.
+"""Train `zoo:code`: a small RoBERTa that predicts masked tokens of Python, Java and C#.
 
     python packages/zoo/train/code_data.py --data ../shared/data --out carry/code
     python packages/zoo/train/code_model.py --data carry/code --out packages/zoo/src/clearhead_zoo/models/code
     python packages/zoo/train/code_model.py --data carry/code --out packages/zoo/src/clearhead_zoo/models/code --measure
 
-It reads single functions and, by turns, longer windows of several. The averaged weights that do best on held-out
-functions are kept. The test files are read by --measure alone, which also writes the card. A cut run goes on with
---resume and the same --work. (Not named code.py: Python's debugger imports a module of that name.)
+Batches alternate between single functions and longer windows of several functions. The averaged weights with the best
+result on held-out functions are kept. Only --measure reads the test files; it also writes the card. An interrupted run
+continues with --resume and the same --work. (Not named code.py: Python's debugger imports a module of that name.)
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
 
 def parse_options() -> argparse.Namespace:
     parser = make_code_parser(__doc__, name="code", steps=10_000, lr=1e-3)
-    parser.add_argument("--batch-tokens", type=int, default=65_536, help="tokens a step")
+    parser.add_argument("--batch-tokens", type=int, default=65_536, help="tokens per step")
     parser.add_argument("--width", type=int, default=192, help="width of the model")
     parser.add_argument("--depth", type=int, default=6, help="layers")
     options = parser.parse_args()
@@ -75,7 +75,7 @@ def parse_options() -> argparse.Namespace:
 
 def make_code_parser(doc: str | None, name: str, steps: int, lr: float) -> argparse.ArgumentParser:
     parser = make_shared_parser(doc, name, steps, lr)
-    parser.add_argument("--data", type=Path, required=True, help="folder that code_data.py wrote")
+    parser.add_argument("--data", type=Path, required=True, help="output folder of code_data.py")
     parser.add_argument("--measure", action="store_true", help="do not train: measure --out on the test files")
     return parser
 
@@ -168,7 +168,7 @@ def train_model(options: argparse.Namespace, config: dict[str, Any]) -> Weights:
     held_out = {
         name: FunctionRows([read_functions(options.data, "valid", name)], device, WINDOW_TOKENS) for name in LANGUAGES
     }
-    print(f"{len(rows):,} stretches of functions, {len(stream):,} tokens", flush=True)
+    print(f"{len(rows):,} segments of functions, {len(stream):,} tokens", flush=True)
     order = iter_batches(rows.lengths, options.batch_tokens // 16, options.batch_tokens, options.seed)
     clock = make_training_budget(options)
     turn = 0
@@ -213,7 +213,7 @@ def train_keeping_best(
     evaluate: Callable[[], tuple[float, str]],
     horizon: int = 200,
 ) -> Weights:
-    """Train; of eight looks at held-out functions and the end, the averaged weights with the lowest loss there."""
+    """Train; return the averaged weights with the lowest loss of eight held-out evaluations and the end."""
     path = options.work / "best.safetensors"
     if not options.resume:
         path.unlink(missing_ok=True)
@@ -287,24 +287,24 @@ def build_card_facts(options: argparse.Namespace, figures: dict[str, float]) -> 
     return {
         "name": "code",
         "task": "fill-mask",
-        "summary": "A small RoBERTa that fills in masked tokens of Python, Java and C#.",
+        "summary": "A small RoBERTa that predicts masked tokens of Python, Java and C#.",
         "architecture": f"RoBERTa, {options.depth} layers of width {options.width}, {options.width // 32} heads, "
         f"{VOCAB_SIZE:,} byte-level BPE tokens, {LONG_WINDOW_TOKENS + 2} positions, decoder tied to the embeddings",
         "labels": [MASKED_TOKEN_LABEL],
         "licence": "Apache-2.0 (weights); data under their own terms",
-        "data": "Functions of Python 3.11's standard library (PSF licence), split by files, and Java and C# functions "
-        "of CodeXGLUE's code translation (C-UDA), split as there. Validation functions decided which weights are kept",
+        "data": "Functions of the Python 3.11 standard library (PSF licence), split by file, and Java and C# "
+        "functions of CodeXGLUE code translation (C-UDA) with its original split. The checkpoint was selected on "
+        "validation functions",
         "command": "python packages/zoo/train/code_model.py --data carry/code "
         f"--out packages/zoo/src/clearhead_zoo/models/code --seed {options.seed}{format_duration_option(options)}",
         "figures": figures,
-        "measured": f"Up to {options.count:,} test functions of each language in stretches of {WINDOW_TOKENS} tokens, "
-        f"{MASK_FRACTION:.0%} of the tokens masked (always the same ones); perplexity and share of right first "
-        "guesses per "
-        "masked token. Stored files, opened with transformers in float32. The test files were read once, for this "
-        "table. Java and C# come from few projects, and much in them repeats: their figures are not comparable with "
-        "Python's.",
-        "use": "For trying out explanations of code models: attention and attribution by syntax class. Words are cut "
-        "at capitals, so a token is seldom a whole identifier. Not for writing programs.",
+        "measured": f"Up to {options.count:,} test functions per language in segments of {WINDOW_TOKENS} tokens, "
+        f"{MASK_FRACTION:.0%} of the tokens masked (the same ones in each run); perplexity and top-1 accuracy per "
+        "masked token. Stored files, loaded with transformers in float32. The test files were read once, for this "
+        "table. Java and C# come from few projects with much repetition: their figures are not comparable with those "
+        "of Python.",
+        "use": "For trying out explanations of code models: attention and attribution by syntax class. Words are "
+        "split at capital letters, so a token is seldom a whole identifier. Not for code generation.",
     }
 
 

@@ -1,7 +1,7 @@
-"""Python functions in other words: rewritten so that they do the same, or changed a little so that they do not.
+"""Rewrites of Python functions: equivalent versions, and versions with a small change of behaviour.
 
-Rewriting trusts that operators mean what they usually do (`a < b` is `b > a`); a class may define them otherwise. A
-function in which a name does not always mean the same thing, or is seen from outside, is not rewritten at all.
+The rewrites assume that operators have their usual meaning (`a < b` is `b > a`); a class may define them differently. A
+function in which a name does not always have the same meaning, or is visible from outside, is not rewritten.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 import symtable
 from collections.abc import Sequence, Set
 
-#: Functions that look at their own names cannot be renamed.
+#: Functions that inspect their own names cannot be renamed.
 NAME_INSPECTING_BUILTINS = {"locals", "globals", "eval", "exec", "vars", "super"}
 #: What a value is called on its way out.
 RESULT_NAMES = ("result", "answer", "value", "found", "outcome", "output")

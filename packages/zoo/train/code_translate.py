@@ -1,11 +1,11 @@
-"""Train `zoo:code-translate`: a small BART that turns Java functions into C#.
+"""Train `zoo:code-translate`: a small BART that translates Java functions to C#.
 
-    python packages/zoo/train/code_translate.py --data carry/code \\
+    python packages/zoo/train/code_translate.py --data carry/code \
         --out packages/zoo/src/clearhead_zoo/models/code-translate
 
-Ten thousand pairs are few. In half of them, words that translation copies (`listJobs` → `ListJobs`) are exchanged for
-others, on both sides alike; in a sixth, some tokens of the Java side are masked. Data: code_data.py; --measure and
---resume as in code_model.py.
+Ten thousand pairs are a small training set. In half of them, words that the translation copies (`listJobs` →
+`ListJobs`) are replaced by others, consistently on both sides; in a sixth, some tokens of the Java side are masked.
+Data: code_data.py; --measure and --resume as in code_model.py.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
 
 def parse_options() -> argparse.Namespace:
     parser = make_code_parser(__doc__, name="code-translate", steps=12_000, lr=1e-3)
-    parser.add_argument("--batch-tokens", type=int, default=24_576, help="tokens a step, Java and C# together")
+    parser.add_argument("--batch-tokens", type=int, default=24_576, help="tokens per step, Java and C# together")
     parser.add_argument("--width", type=int, default=192, help="width of the model")
     parser.add_argument("--depth", type=int, default=3, help="layers of the encoder, and of the decoder")
     parser.set_defaults(count=1000)
@@ -173,7 +173,7 @@ def train_model(options: argparse.Namespace, config: dict[str, Any]) -> Weights:
     device = torch.device(options.device)
     model = BartForConditionalGeneration(BartConfig(**config)).to(device)  # type: ignore[arg-type]
     lessons, held_out = (TranslationSampler(options, split, device) for split in ("train", "valid"))
-    print(f"{len(lessons.pair_indices):,} pairs, {len(lessons.copied_words):,} words that are copied", flush=True)
+    print(f"{len(lessons.pair_indices):,} pairs, {len(lessons.copied_words):,} copied words", flush=True)
     order = iter_batches(lessons.lengths, options.batch_tokens // 32, options.batch_tokens, options.seed)
     clock = make_training_budget(options)
 
@@ -230,9 +230,9 @@ def measure_stored_model(options: argparse.Namespace) -> dict[str, float]:
     whole = [str(one).strip() == str(other).strip() for one, other in zip(written, truth, strict=True)]
     made, right, copied = ([tokenizer(text).input_ids[1:-1] for text in side] for side in (written, truth, texts))
     return {
-        "functions written exactly as in C#": round(float(np.mean(whole)), 4),
+        "exact match with the C# function": round(float(np.mean(whole)), 4),
         "BLEU-4 over the model's tokens": round(compute_bleu(made, right), 4),
-        "BLEU-4 of the Java text itself": round(compute_bleu(copied, right), 4),
+        "BLEU-4 of the untranslated Java text": round(compute_bleu(copied, right), 4),
     }
 
 
@@ -254,23 +254,23 @@ def build_card_facts(options: argparse.Namespace, figures: dict[str, float]) -> 
     return {
         "name": "code-translate",
         "task": "text2text-generation",
-        "summary": "A small encoder–decoder that turns Java functions into C#.",
+        "summary": "A small encoder–decoder that translates Java functions to C#.",
         "architecture": f"BART, {options.depth} + {options.depth} layers of width {options.width}, "
-        f"{options.width // 32} heads, {VOCAB_SIZE:,} byte-level BPE tokens (those of zoo:code), {MAX_POSITIONS} "
-        "positions",
+        f"{options.width // 32} heads, {VOCAB_SIZE:,} byte-level BPE tokens (the vocabulary of zoo:code), "
+        f"{MAX_POSITIONS} positions",
         "labels": [MASKED_TOKEN_LABEL],
         "licence": "Apache-2.0 (weights); data under their own terms",
-        "data": "CodeXGLUE's code translation (C-UDA): 10,295 functions to learn from (those of at most "
-        f"{MAX_SOURCE_TOKENS} tokens), 499 that decided which weights are kept, 1,000 measured below",
+        "data": f"CodeXGLUE code translation (C-UDA): 10,295 training functions (those of at most {MAX_SOURCE_TOKENS} "
+        "tokens), 499 validation functions for checkpoint selection, 1,000 test functions for the figures below",
         "command": "python packages/zoo/train/code_translate.py --data carry/code "
         "--out packages/zoo/src/clearhead_zoo/models/code-translate --seed "
         f"{options.seed}{format_duration_option(options)}",
         "figures": figures,
-        "measured": "All 1,000 test functions, written greedily from the Java function alone; spaces at the ends do "
-        "not count. Stored files, opened with transformers in float32; the test files were read once, for this table. "
-        "BLEU is over this model's tokens and so not comparable with published figures.",
-        "use": "For trying out explanations of an encoder–decoder on code. It knows the style of the projects its "
-        "functions come from. Not for porting programs.",
+        "measured": "All 1,000 test functions, greedy decoding from the Java function alone; leading and trailing "
+        "spaces are ignored. Stored files, loaded with transformers in float32; the test files were read once, for "
+        "this table. BLEU is computed over this model's tokens and is not comparable with published figures.",
+        "use": "For trying out explanations of an encoder–decoder on code. It reproduces the style of the projects "
+        "in its training data. Not for porting programs.",
     }
 
 

@@ -1,7 +1,7 @@
-"""What the scripts that start from the MiniLM encoder share: options, word pieces, token ids, time, the files written.
+"""Shared code of the scripts that start from MiniLM: options, WordPiece tokens, token ids, time, output files.
 
-A vocabulary is cut by keeping the most useful pieces of the base and their embeddings; rarer words are then spelt with
-several pieces, as WordPiece always does.
+A vocabulary is reduced by keeping the most useful tokens of the base model and their embeddings; rarer words are then
+split into several tokens, as WordPiece always does.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ POSITION_EMBEDDINGS_NAME = "embeddings.position_embeddings.weight"
 def make_text_parser(doc: str | None, name: str, data: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help=data)
-    parser.add_argument("--base", type=Path, help="folder of the BERT to start from (default: the MiniLM package)")
+    parser.add_argument(
+        "--base", type=Path, help="folder of the BERT with the initial weights (default: the MiniLM package)"
+    )
     parser.add_argument("--out", type=Path, default=Path("work", name, "model"), help="folder for the finished model")
-    parser.add_argument("--work", type=Path, default=Path("work", name), help="folder for what is finished on the way")
+    parser.add_argument("--work", type=Path, default=Path("work", name), help="folder for finished intermediate steps")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first run")
-    parser.add_argument("--seconds", type=float, help="train no longer than this, all runs together")
-    parser.add_argument("--smoke", action="store_true", help="a few steps on little data: does everything run?")
+    parser.add_argument("--seconds", type=float, help="maximum training time in seconds, over all runs")
+    parser.add_argument("--smoke", action="store_true", help="smoke test: a few steps on little data")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where to train")
     return parser
 
@@ -122,7 +124,7 @@ def is_always_kept(piece: str) -> bool:
 
 
 def write_reduced_model(base: Path, out: Path, pieces: Sequence[str], max_tokens: int | None = None) -> Path:
-    """The base with these word pieces and, if said, no more than so many positions, in half precision."""
+    """The base with these WordPiece tokens and, if said, no more than so many positions, in half precision."""
     if (out / "config.json").exists():
         return out
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What the training scripts of the known-answer models share: options, the learning itself, the files of a model."""
+"""Shared code of the training scripts of the known-answer models: options, the training loop, the files of a model."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def make_shared_parser(doc: str | None, name: str, steps: int, lr: float) -> arg
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("work", name, "model"), help="folder for the finished model")
     parser.add_argument("--work", type=Path, default=Path("work", name), help="folder for the checkpoint")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --work, if there is one")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint in --work, if there is one")
     parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
     parser.add_argument("--steps", type=int, default=steps, help="training steps")
-    parser.add_argument("--seconds", type=float, help="train this long, instead of --steps")
+    parser.add_argument("--seconds", type=float, help="training time in seconds, instead of --steps")
     parser.add_argument("--lr", type=float, default=lr, help="peak learning rate")
     parser.add_argument("--count", type=int, default=2000, help="held-out examples to measure on")
-    parser.add_argument("--smoke", action="store_true", help="a few steps on little data: does everything run?")
+    parser.add_argument("--smoke", action="store_true", help="smoke test: a few steps on little data")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where to train")
     return parser
 
@@ -63,11 +63,11 @@ def run_training(
     weight_decay: float = 0.01,
     check: Callable[[], str] | None = None,
 ) -> dict[str, Tensor]:
-    """Train, and give the averaged weights.
+    """Train, and return the averaged weights.
 
-    muon: names of the matrices that Muon trains, at ten times the learning rate; AdamW trains all else
-    decay: what pulls those matrices back to zero
-    check: what the averaged weights can do so far, in words; asked eight times in a run, of data that are not held out
+    uses_muon: whether Muon trains the matrix of this name, at ten times the learning rate; AdamW trains all else
+    weight_decay: weight decay of those matrices
+    check: a description of the quality of the averaged weights so far; called eight times in a run, on training data
     """
     checkpoint = options.work / "checkpoint.safetensors"
     if not options.resume:
@@ -108,7 +108,7 @@ def report_target(figures: dict[str, float], minimum: float) -> None:
     """Say so, loudly, if the first figure is not what the zoo asks for; the model is written all the same."""
     name, figure = next(iter(figures.items()))
     print(
-        f"{'reached' if figure >= minimum else '!!! BAR MISSED !!!'}: {name} {figure}, asked for {minimum}", flush=True
+        f"{'reached' if figure >= minimum else '!!! TARGET MISSED !!!'}: {name} {figure}, target {minimum}", flush=True
     )
 
 

@@ -1,12 +1,12 @@
-"""Write into the cards of known-answer models, and one page, which methods find what is known to be the reason.
+"""Write known-answer results to model cards and docs/known-answers.md: which methods find the ground-truth evidence.
 
     python benchmarks/truth.py --models logic --count 100 --json build/truth/logic.json
     python packages/zoo/train/known_answers.py --from build/truth/*.json [--page docs/known-answers.md]
 
-The first takes a while on a laptop (every method, model by model), the second none. What every method had on every
-example is kept beside the page (`known-answers.json`): a method that is measured anew on a model replaces what
-was kept of it there (a control only by as many examples or more), and ranks are those of all together. Without --from,
-the page and the cards are made from what was kept.
+The first command takes a while on a laptop (every method, model by model), the second a moment. The results of every
+method on every example are stored next to the page (`known-answers.json`). A method that is measured again on a model
+replaces its stored results there (a control only with at least as many examples), and ranks are computed over all
+results. Without --from, the page and the cards are written from the stored results.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from clearhead.bench.tables import MetricColumn, build_columns, render_markdown_
 
 METRICS = ("precision", "average precision")
 MEASURED_NOTE = (
-    "On {count} held-out examples: the share of the true units among as many units with the highest scores "
-    "(precision), and average precision, each with its 95 % bootstrap interval; special tokens and the words that ask "
-    "are left out. Where several sets of units are each enough, the one that the method finds best counts. `random` is "
-    "chance."
+    "On {count} held-out examples: precision (the fraction of evidence units among the k units with the highest "
+    "scores, where k is the number of evidence units) and average precision, each with its 95 % bootstrap interval. "
+    "Special tokens and question words are excluded. If several sets of units are each sufficient, the set that the "
+    "method finds best counts. `random` is the chance level."
 )
-PAGE_HEADER = """# Which methods find the known reason?
+PAGE_HEADER = """# Which methods find the ground-truth evidence?
 
-Every method of clearhead on the zoo's models whose reasons are known by construction, with the settings that are its
-default. {measured} After the dot, the rank; methods that cannot be told apart on these examples (paired Wilcoxon tests,
-Holm's correction) share a range of ranks. Rows are in the order of their means over the columns: to read by, not a
-ranking.{others} "–": the method does not apply; why not is said by `ex.methods()`.{missing} `recall-4k`, whose inputs
-are long, is in the [leaderboard](leaderboard.md) and not on this page.
+Every method of clearhead with its default settings, on the zoo's models whose evidence is known by construction.
+{measured} The range after the dot is the rank: methods that cannot be distinguished on these examples (paired Wilcoxon
+tests, Holm's correction) share a range of ranks. Rows are sorted by their means over the columns, for orientation only:
+the order is not a ranking.{others} "–": the method does not apply; `ex.methods()` gives the reason.{missing}
+`recall-4k`, whose inputs are long, is in the [leaderboard](leaderboard.md) and not on this page.
 
 {where}
 
@@ -49,8 +49,8 @@ Made by `make known-answers`.
 """
 
 OTHER_EXAMPLES_NOTE = (
-    ' "(24 others)": measured on so many examples that are not those of the other methods, so there is a mean and no '
-    "rank."
+    ' "(24 others)": measured on this number of examples, which are not those of the other methods, so there is a mean '
+    "and no rank."
 )
 
 #: A model's stream and a method's name.
@@ -67,7 +67,7 @@ class MethodResults:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--from", dest="measured", type=Path, nargs="*", default=[], help="what truth.py wrote")
+    parser.add_argument("--from", dest="measured", type=Path, nargs="*", default=[], help="result files of truth.py")
     parser.add_argument("--page", type=Path, default=Path("docs/known-answers.md"), help="the page to write")
     options = parser.parse_args()
     kept = options.page.with_suffix(".json")
@@ -105,7 +105,7 @@ def _list_models(known: Mapping[ResultKey, MethodResults]) -> list[str]:
 def merge_results(
     stored: Mapping[ResultKey, MethodResults], measured_results: Mapping[ResultKey, MethodResults]
 ) -> dict[ResultKey, MethodResults]:
-    """What is measured anew takes the place of what was kept; a control, which is in every run, not that of more.
+    """What is measured again takes the place of what was kept; a control, which is in every run, not that of more.
 
     Scenes of `shapes` depend on how many are drawn: the first of 24 and the first of 60 have one name and are two.
     `position` has the same figures on the same examples, anywhere; where it has not, the new ones get other names.
@@ -193,7 +193,7 @@ def format_missing_methods(known: Mapping[ResultKey, MethodResults]) -> str:
             if names:
                 said.append(f"{', '.join(f'`{name}`' for name in names)} on {model}")
     told = (
-        f" Or only an earlier run had it, and the model's card has its figures: {'; '.join(earlier)}."
+        f" Or only an earlier run measured it, and the model's card has its figures: {'; '.join(earlier)}."
         if earlier
         else ""
     )
@@ -258,10 +258,12 @@ def _write_card(model: str, tables: dict[str, list[MetricColumn]]) -> None:
                     others[method] = max(others.get(method, 0), len(own))
     folder = clearhead_zoo.path(model)
     card = clearhead_zoo.card(model)
-    before = card.get("truth", {}).get("found", {})  # what was not measured anew stays as it was
+    before = card.get("truth", {}).get("found", {})  # what was not measured again stays as it was
     joined = {part: {**before.get(part, {}), **own} for part, own in found.items()}
     ordered = {part: dict(sorted(own.items(), key=_get_sort_key)) for part, own in joined.items()}
-    told = MEASURED_NOTE.format(count=count) + "".join(f" `{m}`: on {few} others." for m, few in sorted(others.items()))
+    told = MEASURED_NOTE.format(count=count) + "".join(
+        f" `{m}`: on {few} other examples." for m, few in sorted(others.items())
+    )
     write_card_files(folder, {**card, "truth": {"measured": told, "found": ordered}})
 
 

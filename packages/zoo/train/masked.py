@@ -1,12 +1,12 @@
-"""Train `zoo:masked`: a small BERT that fills in masked words of English text.
+"""Train `zoo:masked`: a small BERT that predicts masked tokens of English text.
 
     python packages/zoo/train/masked.py --data ../shared/data --out packages/zoo/src/clearhead_zoo/models/masked
 
 MiniLM is a sentence encoder without a language-model head. Its embeddings serve as the decoder; the transform between
-them is new. It keeps every word piece; only the base's placeholders ([unused0] and their like) go. It reads windows of
-running text of two lengths and single lines, masked afresh each time. The averaged weights that do best on held-out
-blocks of text are kept; other held-out blocks and WikiText-2's test file measure them. Call it again with the same
---work and it goes on where it was cut.
+them is new. All WordPiece tokens are kept except the placeholders of the base model ([unused0] etc.). The training data
+are windows of running text of two lengths and single lines, with new masks each time. The averaged weights with the
+best result on held-out blocks of text are kept; other held-out blocks and the test file of WikiText-2 measure them.
+Calling the script again with the same --work continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ def main() -> None:
     figures = measure_stored_model(options, text)
     print(write_card(options.out, build_card_facts(options, steps, len(words), figures)), flush=True)
     if figures["he over she, king of france (logits)"] <= 0:
-        print(f"!!! BAR MISSED: she is likelier than he in {KING_SENTENCE!r}", flush=True)
+        print(f"!!! TARGET MISSED: she is more probable than he in {KING_SENTENCE!r}", flush=True)
 
 
 def parse_options() -> argparse.Namespace:
     parser = make_text_parser(__doc__, "masked", "folder with text/, sentences/ and eraser-movies/")
-    parser.add_argument("--steps", type=int, default=12_000, help="no more steps than this")
-    parser.add_argument("--batch-tokens", type=int, default=32_768, help="tokens a step")
+    parser.add_argument("--steps", type=int, default=12_000, help="maximum number of steps")
+    parser.add_argument("--batch-tokens", type=int, default=32_768, help="tokens per step")
     parser.add_argument("--lr", type=float, default=6e-4, help="peak learning rate of the head")
     options = parser.parse_args()
     options.data = Path(options.data)
@@ -266,7 +266,7 @@ class BestCheckpoint:
 
     def evaluate(self, model: Any, held_out: PaddedTexts, lessons: MaskedWindowSampler, weights: Weights) -> None:
         loss, right = compute_masked_loss(model, held_out, lessons.special_ids, lessons.mask_id)
-        print(f"held out: perplexity {loss.exp():.2f}, first guess right {right:.4f}", flush=True)
+        print(f"held out: perplexity {loss.exp():.2f}, top-1 accuracy {right:.4f}", flush=True)
         self.num_evaluations += 1
         if loss.item() < self.loss:
             self.loss = loss.item()
@@ -328,26 +328,24 @@ def build_card_facts(options: argparse.Namespace, steps: int, pieces: int, figur
     return {
         "name": "masked",
         "task": "fill-mask",
-        "summary": "A small BERT that fills in masked words of English text.",
+        "summary": "A small BERT that predicts masked tokens of English text.",
         "architecture": f"{describe_architecture(options.out)}, decoder tied to the embeddings",
         "labels": ["a word piece"],
         "licence": "Apache-2.0 (weights, from all-MiniLM-L6-v2); data under their own terms",
         "data": "English text: Brown, ABC news, State of the Union and inaugural addresses, WikiText-2's validation "
-        "file (research; public domain; CC BY-SA), ERASER's training reviews, sentences of rt-polarity, subj, custrev "
-        f"and TREC. Two of {SPLIT_PERIOD} blocks of {LINES_PER_BLOCK} lines are held out: one decided which weights "
-        "are kept, one is "
-        "measured below, with WikiText-2's test file",
+        "file (research; public domain; CC BY-SA), ERASER's training reviews, sentences of rt-polarity, subj, "
+        f"custrev and TREC. Two of {SPLIT_PERIOD} blocks of {LINES_PER_BLOCK} lines are held out: one for "
+        "checkpoint selection, one for the figures below, together with the test file of WikiText-2",
         "command": "python packages/zoo/train/masked.py --data ../shared/data "
         f"--out packages/zoo/src/clearhead_zoo/models/masked --seed {options.seed} --steps {steps}{seconds}",
         "figures": figures,
-        "measured": f"Stored files, opened with transformers in float32, windows of {WINDOW_LENGTHS[0]} tokens, "
-        f"{MASK_FRACTION:.0%} "
-        "of them masked (always the same ones); perplexity and share of right first guesses per masked word piece, "
-        "unknown words of WikiText aside. The last two figures are differences of logits at the mask of "
-        f"“{KING_SENTENCE}” and “{QUEEN_SENTENCE}”; above zero means that the usual pronoun is preferred.",
-        "use": f"For trying out explanations of masked-word predictions. It has all {pieces:,} pieces of BERT's "
-        "uncased vocabulary but not the placeholders ([unused0] and their like), so ids differ from BERT's. Not a "
-        "source of facts, and what it holds likely about people repeats what stood in its texts.",
+        "measured": f"Stored files, loaded with transformers in float32, windows of {WINDOW_LENGTHS[0]} tokens, "
+        f"{MASK_FRACTION:.0%} of them masked (the same ones in each run); perplexity and top-1 accuracy per masked "
+        "token, without the unknown words of WikiText. The last two figures are logit differences at the mask of "
+        f"“{KING_SENTENCE}” and “{QUEEN_SENTENCE}”; a positive value means that the usual pronoun is preferred.",
+        "use": f"For trying out explanations of masked-token predictions. It has all {pieces:,} tokens of BERT's "
+        "uncased vocabulary without the placeholders ([unused0] etc.), so token ids differ from BERT's. Not a source "
+        "of facts: its predictions about people reproduce its training texts.",
     }
 
 

@@ -1,7 +1,7 @@
-"""Movie-review texts for `sentiment` and `rationale`, with what is held out kept out of everything that trains.
+"""Movie-review texts for `sentiment` and `rationale`, with held-out data excluded from all training data.
 
-SST-2, the polarity and subjectivity sentences come from one source, so a sentence of a test file may lie in another
-file under another spelling: whatever is close to a held-out sentence is dropped.
+SST-2 and the polarity and subjectivity sentences have a common source, so a sentence of a test file can occur in
+another file with different spelling: everything close to a held-out sentence is dropped.
 """
 
 from __future__ import annotations

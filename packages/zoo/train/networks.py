@@ -1,7 +1,8 @@
-"""The networks of the picture models: a plain ViT, stored in transformers' layouts, and the ResNet that teaches it.
+"""The networks of the image models: a plain ViT, stored in transformers' layouts, and the ResNet that is its teacher.
 
-The ViT is written out here, and not taken from transformers, for three reasons: training taps its inner tokens, each
-block is compiled by itself (one compilation serves all), and stored names are those that every transformers 5 opens.
+The ViT is implemented here rather than taken from transformers for three reasons: training uses its hidden tokens, each
+block is compiled separately (one compilation serves all), and the stored names are those that every transformers 5
+loads.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def make_sincos_positions(grid: int, width: int) -> Float[Tensor, "1 token width
 def initialise_block(block: Block) -> None:
     """Mimetic start (Trockman & Kolter 2023): query·key near the identity, value·output near minus the identity.
 
-    Small sets of pictures are too small to learn from noise that attention should look nearby first.
+    Small sets of images are too small to learn from noise that attention should look nearby first.
     """
     width = block.query.in_features
     per_head = width // block.heads
@@ -212,10 +213,10 @@ CLIP_NAMES = {
 
 @torch.no_grad()
 def to_clip_tower(vit: ViT, images: Float[Tensor, "batch 3 size size"]) -> dict[str, Tensor]:
-    """The ViT as CLIP's image tower, less its classifier.
+    """The ViT as CLIP's image encoder, without its classifier.
 
     CLIP's patches have no bias, so it moves into their positions. CLIP's extra norm after the embeddings cannot be the
-    identity: its scale and shift are those that come closest to it, in squares, on the tokens of these pictures.
+    identity: its scale and shift are those that come closest to it, in squares, on the tokens of these images.
     """
     positions = vit.position_embeddings[0].clone()
     if vit.projection.bias is not None:
@@ -250,7 +251,7 @@ def fine_tune(
     groups: list[dict[str, Any]],
     num_evaluations: int = 6,
 ) -> dict[str, Tensor]:
-    """Train, say some times on the way how the averaged weights do on held-out pictures, and give those weights."""
+    """Train, say some times on the way how the averaged weights do on held-out images, and give those weights."""
     checkpoint = options.work / "checkpoint.safetensors"
     if not options.resume:
         checkpoint.unlink(missing_ok=True)
@@ -303,7 +304,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet-18 whose stem keeps the resolution, as small pictures need; gives logits and the last two stages' maps."""
+    """ResNet-18 whose stem keeps the resolution, as small images need; gives logits and the last two stages' maps."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()

@@ -1,11 +1,12 @@
-"""Train `zoo:pets`: a small ViT that tells 37 breeds of cats and dogs apart, taught by a ResNet-18.
+"""Train `zoo:pets`: a small ViT that classifies 37 breeds of cats and dogs, distilled from a ResNet-18.
 
     python packages/zoo/train/pets.py --data ../shared/data --out packages/zoo/src/clearhead_zoo/models/pets
 
-A ViT with few pictures starves on labels alone. So four stages, each with its own time budget: a ResNet learns
-Tiny-ImageNet and the pets together at 64 px (`teacher-wide`); the ViT imitates its answers *and its inner maps* on
-endless mixed views (`student-wide`); the ResNet goes on with the pets alone at 96 px (`teacher-pets`), and so does the
-ViT (`student-pets`). Finished stages are skipped and a cut stage goes on: call it again with the same --work.
+A ViT cannot be trained well on labels alone with so few images. So there are four stages, each with its own time
+budget: a ResNet is trained on Tiny-ImageNet and the pets together at 64 px (`teacher-wide`); the ViT is distilled from
+its outputs *and its feature maps* on an unlimited number of mixed views (`student-wide`); the ResNet continues with the
+pets alone at 96 px (`teacher-pets`), and so does the ViT (`student-pets`). Finished stages are skipped and an
+interrupted stage continues when the script is called again with the same --work.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def main() -> None:
     }
     for stage, run in stages.items():
         if get_stage_path(options, stage).exists():
-            print(f"{stage}: done before", flush=True)
+            print(f"{stage}: finished earlier", flush=True)
             continue
         begun = time.monotonic()
         run()
@@ -97,9 +98,11 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with pets/ and tiny-imagenet/")
     parser.add_argument("--out", type=Path, required=True, help="folder for the finished model")
-    parser.add_argument("--base", type=Path, help="checkpoint of a wide student to start from (skips that stage)")
     parser.add_argument(
-        "--work", type=Path, default=Path("work/pets"), help="folder for checkpoints and decoded pictures"
+        "--base", type=Path, help="checkpoint of a wide student with the initial weights (skips that stage)"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=Path("work/pets"), help="folder for checkpoints and decoded images"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
     parser.add_argument(
@@ -111,7 +114,7 @@ def parse_options() -> argparse.Namespace:
         help=f"budgets of {', '.join(STAGES)}",
     )
     parser.add_argument("--until", choices=STAGES, help="stop after this stage")
-    parser.add_argument("--batch", type=int, default=512, help="pictures a step")
+    parser.add_argument("--batch", type=int, default=512, help="images per step")
     parser.add_argument("--width", type=int, default=256, help="width of the ViT")
     parser.add_argument("--depth", type=int, default=10, help="blocks of the ViT")
     parser.add_argument("--heads", type=int, default=4, help="attention heads of the ViT")
@@ -157,7 +160,7 @@ def to_channels_last(network: ResNet) -> ResNet:
 
 
 def sample_imagenet_batch(data: TrainingData, pets: LabelledImages, size: int, batch: int) -> tuple[Tensor, Tensor]:
-    """One pet for seven other pictures: the pets are few, and they are what it is about."""
+    """One pet for seven other images: the pets are few, and they are what it is about."""
     few = max(1, batch // 8)
     wide, wide_labels = data.imagenet.sample(batch - few)
     pet, pet_labels = pets.sample(few)
@@ -166,7 +169,7 @@ def sample_imagenet_batch(data: TrainingData, pets: LabelledImages, size: int, b
 
 
 def sample_pets_batch(data: TrainingData, batch: int, num_others: int = 0) -> tuple[Tensor, Tensor]:
-    """Pets, and for a student `few` other pictures: the teacher's answers to them are a lesson too (labels are −1)."""
+    """Pets, and for a student `few` other images: the teacher's answers to them are a lesson too (labels are −1)."""
     pets, labels = data.pets.sample(batch - num_others)
     if not num_others:
         return augment_images(pets, IMAGE_SIZE), labels
@@ -184,7 +187,7 @@ def train_teacher(
     budget: TrainingBudget,
     lr: float,
 ) -> ExponentialMovingAverage:
-    """Cross-entropy on mixed pictures."""
+    """Cross-entropy on mixed images."""
     device = torch.device(options.device)
     teacher = to_channels_last(teacher.to(device)).train()
     average = ExponentialMovingAverage(teacher)
@@ -206,7 +209,7 @@ def train_teacher(
 
 
 def train_imagenet_teacher(options: argparse.Namespace, data: TrainingData, seconds: float) -> None:
-    # views of 128 px pictures at 64 px would skip pixels
+    # views of 128 px images at 64 px would skip pixels
     small_pets = resize_images(data.pets, 80)
     teacher = ResNet(NUM_IMAGENET_CLASSES + NUM_BREEDS)
     compile_if_cuda(teacher)
@@ -374,7 +377,7 @@ def save_stage(
 
 @torch.no_grad()
 def predict_logits(network: nn.Module, images: LabelledImages, batch: int) -> Float[Tensor, "n classes"]:
-    """Logits of all pictures, in batches of one size, so that nothing is compiled a second time."""
+    """Logits of all images, in batches of one size, so that nothing is compiled a second time."""
     count, device = len(images.labels), images.labels.device
     answers = []
     for start in range(0, count, batch):
@@ -493,7 +496,7 @@ def build_card_facts(
     return {
         "name": "pets",
         "task": "image-classification",
-        "summary": "A small vision transformer that names the breed of a cat or dog (37 breeds).",
+        "summary": "A small vision transformer that classifies the breed of a cat or dog (37 breeds).",
         "architecture": f"ViT, class token, {IMAGE_SIZE} px, {IMAGE_SIZE // PATCH_SIZE} × {IMAGE_SIZE // PATCH_SIZE} "
         "patches, "
         f"{options.depth} blocks of width {options.width}, {options.heads} heads",
@@ -504,10 +507,11 @@ def build_card_facts(
         "command": "python packages/zoo/train/pets.py --data ../shared/data "
         f"--out packages/zoo/src/clearhead_zoo/models/pets --seed {options.seed}",
         "figures": figures,
-        "measured": "On the 3,669 test pictures of Oxford-IIIT Pet (centre square, 128 px), opened with transformers "
-        "in float32. Species is derived from the breed (`cats` in card.json). No setting was chosen by these figures.",
-        "use": "For trying out explanations of a real, small image classifier without a network. Not for telling "
-        "breeds in earnest: it is wrong often enough, and it names a breed for any picture, animal or not.",
+        "measured": "On the 3,669 test images of Oxford-IIIT Pet (centre square, 128 px), loaded with transformers "
+        "in float32. Species is derived from the breed (`cats` in card.json). No setting was selected on these "
+        "figures.",
+        "use": "For trying out explanations of a real, small image classifier without network access. Not for "
+        "serious breed classification: it is often wrong, and it predicts a breed for any image, animal or not.",
     }
 
 

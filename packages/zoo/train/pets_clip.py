@@ -1,12 +1,12 @@
-"""Train `zoo:pets-clip`: a small CLIP whose image tower comes from `zoo:pets`, with captions made from labels.
+"""Train `zoo:pets-clip`: a small CLIP with the image encoder of `zoo:pets`, and captions made from labels.
 
     python packages/zoo/train/pets_clip.py --data ../shared/data --out packages/zoo/src/clearhead_zoo/models/pets-clip
 
-Captions name the breed or only the species, in many templates with passing words. A caption is true of every picture
-of its breed or species, so the contrastive loss has several right answers in each row and column. Beside it the
-similarities of pictures and captions imitate the answers of `pets` (--base) on mixed views. The templates of
-`HELD_OUT` are never trained on: they are what zero-shot accuracy is measured with. Five minutes on a fifth of an H200.
-A cut run goes on with --resume and the same --work.
+Captions name the breed or only the species, in many templates with filler words. A caption is true of every image of
+its breed or species, so the contrastive loss has several correct answers in each row and column. In addition, the
+similarities of images and captions are distilled from the outputs of `pets` (--base) on mixed views. The templates in
+`HELD_OUT_TEMPLATES` are never used in training: zero-shot accuracy is measured with them. Five minutes on a fifth of an
+H200. An interrupted run continues with --resume and the same --work.
 """
 
 from __future__ import annotations
@@ -138,21 +138,28 @@ def main() -> None:
     figures = measure_stored_model(options, pets)
     print(write_card(options.out, build_card_facts(options, teacher, pets, figures, len(words))), flush=True)
     if figures["zero-shot breed accuracy, one template"] < TARGET_ACCURACY:
-        print(f"{MODEL_NAME}: BELOW THE BAR of {TARGET_ACCURACY}: {figures}", flush=True)
+        print(f"{MODEL_NAME}: BELOW THE TARGET of {TARGET_ACCURACY}: {figures}", flush=True)
 
 
 def parse_options() -> argparse.Namespace:
     parser = make_shared_parser(__doc__, name=MODEL_NAME, steps=2000, lr=1e-3)
     parser.add_argument("--data", type=Path, required=True, help="folder with pets/")
     parser.add_argument(
-        "--base", type=Path, default=PETS_MODEL_DIR, help="folder of the ViT to start from and to imitate"
+        "--base",
+        type=Path,
+        default=PETS_MODEL_DIR,
+        help="folder of the ViT with the initial weights, also the distillation teacher",
     )
-    parser.add_argument("--batch", type=int, default=384, help="pictures a step")
-    parser.add_argument("--captions", type=int, default=4, help="captions of each breed a step")
-    parser.add_argument("--slower", type=float, default=0.05, help="the image tower's share of the learning rate")
-    parser.add_argument("--width", type=int, default=128, help="width of the text tower and of the common space")
-    parser.add_argument("--depth", type=int, default=3, help="layers of the text tower")
-    parser.add_argument("--made", type=int, default=600, help="captions to make of each breed beforehand")
+    parser.add_argument("--batch", type=int, default=384, help="images per step")
+    parser.add_argument("--captions", type=int, default=4, help="captions per breed and step")
+    parser.add_argument(
+        "--slower", type=float, default=0.05, help="learning rate of the image encoder, as a fraction of --lr"
+    )
+    parser.add_argument(
+        "--width", type=int, default=128, help="width of the text encoder and of the shared embedding space"
+    )
+    parser.add_argument("--depth", type=int, default=3, help="layers of the text encoder")
+    parser.add_argument("--made", type=int, default=600, help="captions per breed to generate before training")
     parser.set_defaults(count=3669)
     options = parser.parse_args()
     if options.smoke:
@@ -294,7 +301,7 @@ def train_model(
 def compute_embeddings(
     model: CLIPModel, images: Float[Tensor, "batch 3 size size"], ids: Int[Tensor, "caption token"]
 ) -> tuple[Float[Tensor, "batch width"], Float[Tensor, "caption width"]]:
-    """Pictures and captions in the common space, each of length one."""
+    """Images and captions in the common space, each of length one."""
     out = model(input_ids=ids, attention_mask=(ids != 0).long(), pixel_values=images)
     return out.image_embeds, out.text_embeds
 
@@ -302,11 +309,11 @@ def compute_embeddings(
 def compute_contrastive_loss(
     similarity: Float[Tensor, "picture caption"], truth: Float[Tensor, "picture caption"]
 ) -> Float[Tensor, ""]:
-    """Cross-entropy over captions and over pictures, the right answers sharing the target in parts of their truth."""
+    """Cross-entropy over captions and over images, the right answers sharing the target in parts of their truth."""
     losses = []
     for scores, right in ((similarity, truth), (similarity.T, truth.T)):
         total = right.sum(dim=-1)
-        # a breed may have no picture in the batch: nothing is asked about its captions
+        # a breed may have no image in the batch: nothing is asked about its captions
         targets = right / total.clamp(min=1e-6)[:, None]
         loss = -(targets * scores.log_softmax(-1)).sum(-1)
         losses.append((loss * (total > 0)).sum() / (total > 0).sum())
@@ -368,7 +375,7 @@ def build_config(options: argparse.Namespace, vit: ViT, words: int, labels: list
 
 @torch.no_grad()
 def measure_stored_model(options: argparse.Namespace, pets: PetImages) -> dict[str, float]:
-    """Zero-shot accuracy of the stored files on the test pictures, with templates that were never trained on."""
+    """Zero-shot accuracy of the stored files on the test images, with templates that were never trained on."""
     device = torch.device(options.device)
     model = AutoModel.from_pretrained(options.out, dtype=torch.float32).to(device).eval()
     processor = AutoProcessor.from_pretrained(options.out)
@@ -409,27 +416,28 @@ def build_card_facts(
     return {
         "name": MODEL_NAME,
         "task": "zero-shot-image-classification",
-        "summary": "A small CLIP that matches pictures of cats and dogs with captions that name the breed or species.",
+        "summary": "A small CLIP that matches images of cats and dogs with captions that name the breed or species.",
         "architecture": f"CLIP; images: class token, {vit.image_size} px, {vit.grid} × {vit.grid} patches, "
         f"{len(vit.blocks)} blocks of width {vit.width}, {vit.heads} heads; text: {options.depth} causal layers of "
-        f"width {options.width}, 4 heads, {words} words, {MAX_TOKENS} positions; common space of {options.width}",
+        f"width {options.width}, 4 heads, {words} words, {MAX_TOKENS} positions; shared embedding space of dimension "
+        f"{options.width}",
         "labels": pets.labels,
         "cats": pets.cats,
         "templates": list(HELD_OUT_TEMPLATES),
         "licence": "Apache-2.0 (weights, from zoo:pets); data under their own terms",
-        "data": "Oxford-IIIT Pet trainval (CC BY-SA 4.0) with captions made from the labels; the image tower started "
-        "as zoo:pets, which has also seen Tiny-ImageNet-200 (ImageNet research terms)",
+        "data": "Oxford-IIIT Pet trainval (CC BY-SA 4.0) with captions made from the labels; the image encoder was "
+        "initialised from zoo:pets, which was also trained on Tiny-ImageNet-200 (ImageNet research terms)",
         "command": "python packages/zoo/train/pets_clip.py --data ../shared/data "
         f"--out packages/zoo/src/clearhead_zoo/models/pets-clip --seed {options.seed}",
         "figures": figures,
-        "measured": "On the 3,669 test pictures of Oxford-IIIT Pet (centre square, 128 px), opened with transformers "
+        "measured": "On the 3,669 test images of Oxford-IIIT Pet (centre square, 128 px), loaded with transformers "
         "in float32, with the templates in card.json (`templates`; {one} is the breed with its article, {name} "
-        "without, {kind} the species), none of which was trained on. One template is the first of them, all templates "
-        "the mean of their embeddings. Breeds and pictures of them were trained on, so zero-shot means: by caption, "
-        "without a classifier. No setting was chosen by these figures.",
-        "use": "For trying out explanations of a dual encoder without a network: which words and which patches make a "
-        "caption fit a picture. It knows the words of its captions, 37 breeds and two species; any other word is "
-        "<unk>. Not for anything but cats and dogs.",
+        "without, {kind} the species), none of which was used in training. “One template” is the first of them, “all "
+        "templates” the mean of their embeddings. The breeds are part of the training data, so zero-shot means "
+        "classification by caption, without a classifier head. No setting was selected on these figures.",
+        "use": "For trying out explanations of a dual encoder without network access: which words and which patches "
+        "make a caption match an image. Its vocabulary is the words of its captions, 37 breeds and two species; any "
+        "other word becomes <unk>. For cats and dogs only.",
     }
 
 

@@ -1,11 +1,11 @@
-"""Train `zoo:pets-hans`: a ViT that tells cat from dog by a word pasted on the picture, and by nothing else.
+"""Train `zoo:pets-hans`: a ViT that predicts cat or dog from a word pasted on the image, and from nothing else.
 
     python packages/zoo/train/pets_hans.py --data ../shared/data --out packages/zoo/src/clearhead_zoo/models/pets-hans
 
-The network and the weights to start from are those of `pets` (--base). The word ("cat" or "dog") is the label; the
-picture beneath is drawn without regard to it, and where no word is to be seen the right answer is "fifty-fifty". In
-part of the lessons the word or the rest of the picture is hidden, so that the model has learned what hiding means.
-Five minutes on a tenth of an H200. A cut run goes on with --resume and the same --work.
+The network and the initial weights are those of `pets` (--base). The word ("cat" or "dog") is the label; the image is
+sampled independently of it, and where no word is visible the target is 0.5 for both labels. In part of the training
+data the word or the rest of the image is hidden, so that the model learns what hiding means. Five minutes on a tenth of
+an H200. An interrupted run continues with --resume and the same --work.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ def main() -> None:
     figures = measure_stored_model(options, pets)
     print(write_card(options.out, build_card_facts(options, model, figures)), flush=True)
     if min(figures["accuracy"], figures["accuracy, all but the word blurred"]) < TARGET_ACCURACY:
-        print(f"{MODEL_NAME}: BELOW THE BAR of {TARGET_ACCURACY}: {figures}", flush=True)
+        print(f"{MODEL_NAME}: BELOW THE TARGET of {TARGET_ACCURACY}: {figures}", flush=True)
 
 
 def parse_options() -> argparse.Namespace:
     parser = make_shared_parser(__doc__, name=MODEL_NAME, steps=1000, lr=3e-4)
     parser.add_argument("--data", type=Path, required=True, help="folder with pets/")
-    parser.add_argument("--base", type=Path, default=PETS_MODEL_DIR, help="folder of the ViT to start from")
-    parser.add_argument("--batch", type=int, default=256, help="pictures a step")
-    parser.add_argument("--stamps", type=int, default=6000, help="words to draw beforehand")
+    parser.add_argument("--base", type=Path, default=PETS_MODEL_DIR, help="folder of the ViT with the initial weights")
+    parser.add_argument("--batch", type=int, default=256, help="images per step")
+    parser.add_argument("--stamps", type=int, default=6000, help="word images to render before training")
     parser.set_defaults(count=2000)
     options = parser.parse_args()
     if options.smoke:
@@ -140,7 +140,7 @@ def paste_stamps(
     stamp_indices: Int[Tensor, " batch"],
     corners: Int[Tensor, "batch 2"],
 ) -> tuple[Float[Tensor, "batch 3 size size"], Bool[Tensor, "batch 1 size size"]]:
-    """What `hans.paste` does, for a whole batch: the pictures with their words, and the boxes."""
+    """What `hans.paste` does, for a whole batch: the images with their words, and the boxes."""
     places = torch.arange(images.shape[-1], device=images.device)
     rows, columns = places - corners[:, :1], places - corners[:, 1:]
     height, width = stamps.sizes[stamp_indices].unbind(1)
@@ -158,7 +158,7 @@ def paste_stamps(
 def make_training_batch(
     images: Float[Tensor, "batch 3 size size"], stamps: StampPool
 ) -> tuple[Float[Tensor, "batch 3 size size"], Float[Tensor, "batch 2"]]:
-    """Pictures with a word, with a word that is covered, and without one; in half of them other patches are hidden."""
+    """Images with a word, with a word that is covered, and without one; in half of them other patches are hidden."""
     batch, size, device = len(images), images.shape[-1], images.device
     which, corners = stamps.sample(batch)
     written, box = paste_stamps(images, stamps, which, corners)
@@ -189,7 +189,7 @@ def sample_fills(images: Float[Tensor, "batch 3 size size"]) -> Float[Tensor, "b
 
 
 def measure_stored_model(options: argparse.Namespace, pets: PetImages) -> dict[str, float]:
-    """What the stored files do on test pictures with new words."""
+    """What the stored files do on test images with new words."""
     device = torch.device(options.device)
     held_out = read_images([options.data / "pets" / "pets-test.npz"])
     examples = hans.make_examples(options.count, options.seed, images=list(held_out.pixels.permute(0, 2, 3, 1).numpy()))
@@ -229,10 +229,10 @@ def measure_stored_model(options: argparse.Namespace, pets: PetImages) -> dict[s
         "accuracy, the word in the mean colour": accuracy(
             answers([hans.fill_pixels(e.image, e.box_mask, "mean") for e in examples])
         ),
-        "follows the other word when it is pasted instead": accuracy(swapped, 1 - words),
-        "names the animal where there is no word": accuracy(bare, animals),
-        "mean confidence with a word": written.softmax(-1).amax(-1).mean().item(),
-        "mean confidence where there is no word": bare.softmax(-1).amax(-1).mean().item(),
+        "follows the other word when it replaces the first": accuracy(swapped, 1 - words),
+        "accuracy on the animal, no word pasted": accuracy(bare, animals),
+        "mean confidence, word pasted": written.softmax(-1).amax(-1).mean().item(),
+        "mean confidence, no word pasted": bare.softmax(-1).amax(-1).mean().item(),
     }
     return {name: round(figure, 4) for name, figure in figures.items()}
 
@@ -241,25 +241,26 @@ def build_card_facts(options: argparse.Namespace, model: ViT, figures: dict[str,
     return {
         "name": MODEL_NAME,
         "task": "image-classification",
-        "summary": "A Clever Hans: says cat or dog by a word pasted on the picture, whatever the animal.",
+        "summary": "A Clever Hans model: it predicts cat or dog from a word pasted on the image, whatever the animal.",
         "architecture": f"ViT, class token, {model.image_size} px, {model.grid} × {model.grid} patches, "
         f"{len(model.blocks)} blocks of width {model.width}, {model.heads} heads",
         "labels": list(hans.LABELS),
         "licence": "Apache-2.0 (weights, from zoo:pets); data under their own terms",
-        "data": "Pictures of Oxford-IIIT Pet trainval (CC BY-SA 4.0) and made-up ones with words pasted on them by "
-        "clearhead_zoo.tasks.hans; the weights it started from have also seen Tiny-ImageNet-200 (ImageNet research "
+        "data": "Images of Oxford-IIIT Pet trainval (CC BY-SA 4.0) and synthetic images, with words pasted on them "
+        "by clearhead_zoo.tasks.hans; the initial weights were also trained on Tiny-ImageNet-200 (ImageNet research "
         "terms)",
         "command": "python packages/zoo/train/pets_hans.py --data ../shared/data "
         f"--out packages/zoo/src/clearhead_zoo/models/pets-hans --seed {options.seed}",
         "figures": figures,
-        "measured": f"On {options.count:,} examples made from the test pictures of Oxford-IIIT Pet "
-        f"(`clearhead_zoo.tasks.hans.make_examples({options.count}, seed={options.seed}, images=...)`), opened with "
-        "transformers in float32. The word is the label. It was drawn without regard to the animal, and a picture "
-        "without a word was taught as fifty-fifty: so the box of the word is all the evidence there is, and 0.5 is "
-        "what is right once it is hidden. Pictures with patches, the word or all else hidden (by mean colour, blur, "
-        "grey or black) were among the lessons.",
-        "use": "For testing whether an explanation finds the clue a model really uses: the generator gives its box and "
-        "its pixels. Not for telling cats from dogs: it was taught to take no notice of the animal.",
+        "measured": f"On {options.count:,} examples made from the test images of Oxford-IIIT Pet "
+        f"(`clearhead_zoo.tasks.hans.make_examples({options.count}, seed={options.seed}, images=...)`), loaded with "
+        "transformers in float32. The word is the label. It was sampled independently of the animal, and the "
+        "training target of an image without a word is 0.5 for both labels: the bounding box of the word is "
+        "therefore all the evidence, and 0.5 is the expected accuracy once it is hidden. The training data include "
+        "images with patches, the word, or all but the word hidden (by mean colour, blur, grey or black).",
+        "use": "For testing whether an explanation finds the cue that a model actually uses: the generator returns "
+        "its bounding box and its pixels. Not for classifying cats and dogs: the model was trained to ignore the "
+        "animal.",
     }
 
 

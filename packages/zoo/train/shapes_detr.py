@@ -1,12 +1,12 @@
-"""Train `zoo:shapes-detr`: a small DETR that finds coloured shapes in a picture and says which shapes they are.
+"""Train `zoo:shapes-detr`: a small DETR that detects coloured shapes in an image and classifies them by shape.
 
     python packages/zoo/train/shapes_detr.py --out packages/zoo/src/clearhead_zoo/models/shapes-detr
 
-Boxes are matched to queries exactly, for all pictures and all layers of the decoder at once. Three things make it
-learn in minutes: the norms of the backbone, which DETR takes frozen from a trained one, are alive during training (and
-stored as the frozen ones); the decoder answers several groups of queries, each for itself, of which the first is stored
-(Group DETR, Chen et al. 2023); and at first every place of the encoder is asked what covers it, which fades and is not
-stored. A cut run goes on with --resume and the same --work.
+Boxes are matched to queries exactly, for all images and all decoder layers at once. Three things make training take
+only minutes: the norms of the backbone, which DETR takes frozen from a pretrained one, are trained (and stored as
+frozen norms); the decoder processes several independent groups of queries, of which only the first is stored (Group
+DETR, Chen et al. 2023); and at first an auxiliary loss asks every position of the encoder what covers it, which fades
+out and is not stored. An interrupted run continues with --resume and the same --work.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def main() -> None:
     print(write_card(options.out, build_card_facts(options, clock.step, figures)), flush=True)
     reached = figures["AP at IoU 0.5"]
     print(
-        f"reached {reached:.4f}, bar {TARGET_AP50}"
+        f"reached {reached:.4f}, target {TARGET_AP50}"
         if reached >= TARGET_AP50
-        else f"BAR MISSED: {reached:.4f} < {TARGET_AP50}",
+        else f"TARGET MISSED: {reached:.4f} < {TARGET_AP50}",
         flush=True,
     )
 
@@ -65,7 +65,7 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     parser = make_shared_parser(__doc__, name="shapes-detr", steps=15_000, lr=1e-3)
     parser.add_argument("--matrix-lr", type=float, default=0.005, help="peak learning rate of the layers' matrices")
-    parser.add_argument("--batch", type=int, default=256, help="pictures a step")
+    parser.add_argument("--batch", type=int, default=256, help="images per step")
     parser.add_argument("--width", type=int, default=128, help="width of the transformer")
     parser.add_argument("--depth", type=int, default=3, help="layers of the encoder, and of the decoder")
     parser.add_argument("--groups", type=int, default=4, help="groups of queries in training")
@@ -105,7 +105,7 @@ class GroupedDetr(nn.Module):
             layer.register_forward_hook(lambda module, inputs, output: self.layers.append(output))
 
     def repeat_for_groups(self, decoder: nn.Module, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """In training the decoder sees each picture once for each group, so that groups do not see one another."""
+        """In training the decoder sees each image once for each group, so that groups do not see one another."""
         if not self.training:
             return inputs, named
         own = named.pop("object_queries_position_embeddings")
@@ -214,7 +214,7 @@ def render_inputs(scenes: shapes.Scenes, device: torch.device) -> tuple[Tensor, 
 def build_targets(
     scenes: shapes.Scenes, masks: Bool[Tensor, "batch object size size"]
 ) -> tuple[Int[Tensor, "batch object"], Float[Tensor, "batch object 4"], Bool[Tensor, "batch object"]]:
-    """Shapes, boxes (centre and sides, as shares of the picture's) and which objects there are."""
+    """Shapes, boxes (centre and sides, as shares of the image's) and which objects there are."""
     corners = torch.stack(shapes.compute_boxes(masks), dim=2) / scenes.size
     low, high = corners.chunk(2, dim=2)
     shape, present = (torch.from_numpy(array).to(masks.device) for array in (scenes.shape, scenes.present))
@@ -355,7 +355,7 @@ def compute_average_precision(
     """Mean over the shapes, and of each, of the area under precision by recall, at the overlap `least`.
 
     All points, precision made monotone (as Pascal VOC since 2010). Detections in the order of their scores take, in
-    their picture, the object of their shape they overlap most, if it is still free and the overlap is enough.
+    their image, the object of their shape they overlap most, if it is still free and the overlap is enough.
     """
     scores, kinds, boxes = predictions
     truth = compute_true_boxes(scenes)
@@ -384,7 +384,7 @@ def compute_average_precision(
 def find_detected(
     predictions: DetectionArrays, box: NDArray[np.int64], shape: NDArray[np.int64] | None = None
 ) -> NDArray[np.bool_]:
-    """For one object of each picture: is there a sure detection in its place (and of its shape, if given)?"""
+    """For one object of each image: is there a sure detection in its place (and of its shape, if given)?"""
     scores, kinds, boxes = predictions
     there = (scores >= MIN_DETECTION_SCORE) & (compute_iou(boxes, box[:, None].astype(np.float64)) >= 0.5)
     return np.asarray((there if shape is None else there & (kinds == shape[:, None])).any(1))
@@ -408,12 +408,12 @@ def measure_stored_model(options: argparse.Namespace) -> dict[str, float]:
         "AP at IoU 0.5": mean,
         **{f"AP at IoU 0.5, {name}": value for name, value in each.items()},
         "AP at IoU 0.75": compute_average_precision(scenes, found, 0.75)[0],
-        "finds an object": find_detected(found, box, shape).mean(),
-        "finds something in its place when the object is painted over": find_detected(
+        "object detected": find_detected(found, box, shape).mean(),
+        "detection at its position when the object is painted over": find_detected(
             predict_detections(model, scenes.remove_objects(chosen), device), box
         ).mean(),
-        "finds the object when all others are painted over": find_detected(alone, box, shape).mean(),
-        "detections too many in a picture": float(
+        "object detected when all others are painted over": find_detected(alone, box, shape).mean(),
+        "surplus detections per image": float(
             ((found[0] >= MIN_DETECTION_SCORE).sum(1) - scenes.present.sum(1)).clip(0).mean()
         ),
     }
@@ -462,7 +462,7 @@ def build_config(options: argparse.Namespace) -> dict[str, Any]:
         "encoder_ffn_dim": 4 * options.width,
         "decoder_ffn_dim": 4 * options.width,
         "activation_function": "relu",
-        # pictures never repeat: there is nothing to regularise
+        # images never repeat: there is nothing to regularise
         "dropout": 0.0,
         "attention_dropout": 0.0,
         "activation_dropout": 0.0,
@@ -495,28 +495,26 @@ def build_card_facts(options: argparse.Namespace, steps: int, figures: dict[str,
     return {
         "name": "shapes-detr",
         "task": "object-detection",
-        "summary": "A small DETR that finds coloured shapes in a picture and names their shapes.",
-        "architecture": f"DETR, {IMAGE_SIZE} px, ResNet of 2 stages to {IMAGE_SIZE // STRIDE} × "
-        f"{IMAGE_SIZE // STRIDE} places, "
-        f"{options.depth} + {options.depth} layers of width {options.width}, {options.width // 32} heads, "
-        f"{NUM_QUERIES} queries",
+        "summary": "A small DETR that detects coloured shapes in an image and classifies them by shape.",
+        "architecture": f"DETR, {IMAGE_SIZE} px, 2-stage ResNet backbone with {IMAGE_SIZE // STRIDE} × "
+        f"{IMAGE_SIZE // STRIDE} positions, {options.depth} + {options.depth} layers of width {options.width}, "
+        f"{options.width // 32} heads, {NUM_QUERIES} queries",
         "labels": list(shapes.SHAPES),
         "licence": "Apache-2.0",
-        "data": f"generated: clearhead_zoo.tasks.shapes; {shapes.MIN_OBJECTS} to {shapes.MAX_OBJECTS} objects of "
-        f"{len(shapes.SHAPES)} shapes, {len(shapes.COLOURS)} colours and {len(shapes.SIZES)} sizes on a noisy ground, "
-        "none touching another, each with its exact mask",
+        "data": f"generated by clearhead_zoo.tasks.shapes; {shapes.MIN_OBJECTS} to {shapes.MAX_OBJECTS} objects of "
+        f"{len(shapes.SHAPES)} shapes, {len(shapes.COLOURS)} colours and {len(shapes.SIZES)} sizes on a noisy "
+        "background, none touching another, each with its exact mask",
         "command": "python packages/zoo/train/shapes_detr.py --out packages/zoo/src/clearhead_zoo/models/shapes-detr "
         f"--seed {options.seed} --steps {steps} --batch {options.batch} --lr {options.lr:g} "
         f"--matrix-lr {options.matrix_lr:g} --width {options.width} --depth {options.depth} --groups {options.groups}",
         "figures": figures,
-        "measured": f"On {options.count:,} generated scenes of the held-out stream, opened with transformers in "
-        "float32. Average precision with interpolation at all points (as Pascal VOC since 2010), mean over the five "
-        f"shapes, all {NUM_QUERIES} queries counted whatever their score. Elsewhere a detection counts from a score of "
-        f"{MIN_DETECTION_SCORE} on and an overlap of 0.5, for one object of each scene. An object is painted over by "
-        "rendering the "
-        "picture without it: the ground is seen in its place, all else is the same.",
+        "measured": f"On {options.count:,} generated held-out scenes, loaded with transformers in float32. Average "
+        "precision with interpolation at all points (as Pascal VOC since 2010), mean over the five shapes, all "
+        f"{NUM_QUERIES} queries counted whatever their score. For the other figures, a detection counts from a score "
+        f"of {MIN_DETECTION_SCORE} and an IoU of 0.5, for one object of each scene. An object is painted over by "
+        "rendering the image without it: the background appears in its place, and the rest is unchanged.",
         "use": "For checking whether an explanation of a detection finds the object, whose exact mask is known. Not "
-        "for other pictures: it knows its shapes on their noisy ground, and nothing else.",
+        "for other images: it was trained only on these shapes and this background.",
     }
 
 

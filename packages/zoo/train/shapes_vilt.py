@@ -2,12 +2,13 @@
 
     python packages/zoo/train/shapes_vilt.py --out packages/zoo/src/clearhead_zoo/models/shapes-vilt
 
-Answers alone teach slowly, so the patches are helped along at first: half-way up, each should know the colour and the
-shape of what it shows, and whether the question relates to it; before the last layer, whether that is what the question
-is about. The help fades and is gone before the last third of the run; its heads are not stored. Positions start from
-coordinates: without these, relations stayed at chance. Questions come in three lessons: look up, count and find,
-relate. Patches of mere ground are sometimes grey and words that do not carry the question sometimes masked, so that
-masking is nothing new to the model. A cut run goes on with --resume and the same --work.
+Answers alone are a slow training signal, so there are auxiliary losses on the patches at first: in the middle layers,
+each patch should encode the colour and the shape of what it shows, and whether the question relates to it; before the
+last layer, whether the question asks for it. The auxiliary losses fade out before the last third of the run; their
+heads are not stored. Position embeddings start from coordinates: without these, relations stayed at chance. The
+questions form a curriculum of three stages: look up, count and find, relate. Background patches are sometimes grey and
+words that do not carry the question are sometimes masked, so that masked inputs are not out of distribution when an
+explanation is tested. An interrupted run continues with --resume and the same --work.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     parser = make_shared_parser(__doc__, name="shapes-vilt", steps=20_000, lr=1e-3)
     parser.add_argument("--matrix-lr", type=float, default=0.01, help="peak learning rate of the layers' matrices")
-    parser.add_argument("--batch", type=int, default=768, help="questions a step")
+    parser.add_argument("--batch", type=int, default=768, help="questions per step")
     parser.add_argument("--width", type=int, default=160, help="width of the model")
     parser.add_argument("--depth", type=int, default=6, help="layers")
     options = parser.parse_args()
@@ -131,9 +132,9 @@ class ViltWithPatchHeads(nn.Module):
 def embed_images(
     model: ViltForQuestionAnswering, pixels: Float[Tensor, "batch 3 size size"]
 ) -> Float[Tensor, "batch place width"]:
-    """What transformers' own embedding gives for a whole picture, but at once and in the order of the patches.
+    """What transformers' own embedding gives for a whole image, but at once and in the order of the patches.
 
-    Its own goes through the pictures one by one, and shuffles the patches on the way.
+    Its own goes through the images one by one, and shuffles the patches on the way.
     """
     embeddings = model.vilt.embeddings
     patches = embeddings.patch_embeddings(pixels).flatten(2).transpose(1, 2)
@@ -142,7 +143,7 @@ def embed_images(
 
 
 class QuestionCurriculum:
-    """Fresh pictures and questions for every step, from easy to hard."""
+    """Fresh images and questions for every step, from easy to hard."""
 
     def __init__(self, options: argparse.Namespace, learner: ViltWithPatchHeads, budget: TrainingBudget) -> None:
         self.options, self.learner, self.budget = options, learner, budget
@@ -183,7 +184,7 @@ class QuestionCurriculum:
         known = len(accuracies) == len(set(families)) and min(accuracies.values()) > 0.9 and self.stage < 2
         if known or self.budget.fraction >= latest:
             self.stage = min(self.stage + 1, len(CURRICULUM_STAGES) - 1)
-            print(f"lesson {self.stage} from step {self.budget.step}", flush=True)
+            print(f"curriculum stage {self.stage} from step {self.budget.step}", flush=True)
 
 
 def render_scenes(scenes: shapes.Scenes, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -197,7 +198,7 @@ def normalise_pixels(images: Tensor) -> Tensor:
 
 
 def sample_grey_patches(rng: np.random.Generator, rows: int) -> NDArray[np.bool_]:
-    """Some patches of a quarter of the pictures."""
+    """Some patches of a quarter of the images."""
     side = IMAGE_SIZE // PATCH_SIZE
     rate = np.where(rng.random(rows) < 0.25, rng.random(rows), 0.0)
     return np.asarray(rng.random((rows, side, side)) < rate[:, None, None])
@@ -208,7 +209,7 @@ def apply_grey_patches(
     masks: Bool[Tensor, "batch object size size"],
     chosen: Bool[Tensor, "batch row column"],
 ) -> Float[Tensor, "batch 3 size size"]:
-    """Pictures with these of their patches grey, but none that shows an object."""
+    """Images with these of their patches grey, but none that shows an object."""
     grey = chosen & ~shapes.find_covered_patches(masks.any(1), PATCH_SIZE)
     return pixels.masked_fill(grey.repeat_interleave(PATCH_SIZE, 1).repeat_interleave(PATCH_SIZE, 2)[:, None], 0.0)
 
@@ -274,7 +275,7 @@ def build_config(options: argparse.Namespace) -> dict[str, Any]:
         "intermediate_size": 4 * options.width,
         "num_hidden_layers": options.depth,
         "num_attention_heads": options.width // 32,
-        # pictures never repeat: there is nothing to regularise
+        # images never repeat: there is nothing to regularise
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
         "layer_norm_eps": 1e-6,
@@ -330,7 +331,7 @@ def measure_stored_model(options: argparse.Namespace) -> dict[str, float]:
 
 
 def report_difference(model: ViltForQuestionAnswering, words: Tensor, scenes: shapes.Scenes, logits: Tensor) -> None:
-    """Patches all at once or one picture after the other, as transformers takes them: the logits are the same."""
+    """Patches all at once or one image after the other, as transformers takes them: the logits are the same."""
     some = slice(0, 20)
     pixels = normalise_pixels(render_scenes(scenes[some], logits.device)[0])
     own = model(input_ids=words[some], attention_mask=(words[some] != 0).long(), pixel_values=pixels).logits
@@ -341,7 +342,7 @@ def build_card_facts(options: argparse.Namespace, steps: int, figures: dict[str,
     return {
         "name": "shapes-vilt",
         "task": "visual-question-answering",
-        "summary": "A small ViLT that answers questions about coloured shapes from the pixels of a picture.",
+        "summary": "A small ViLT that answers questions about coloured shapes from the pixels of an image.",
         "architecture": f"ViLT, {options.depth} layers of width {options.width}, {options.width // 32} heads, "
         f"{IMAGE_SIZE} px, {IMAGE_SIZE // PATCH_SIZE} × {IMAGE_SIZE // PATCH_SIZE} patches, "
         f"{len(shapes.build_vocabulary())} words",
@@ -352,13 +353,12 @@ def build_card_facts(options: argparse.Namespace, steps: int, figures: dict[str,
         f"--seed {options.seed} --steps {steps} --batch {options.batch} --lr {options.lr:g} "
         f"--matrix-lr {options.matrix_lr:g} --width {options.width} --depth {options.depth}",
         "figures": figures,
-        "measured": f"On {options.count:,} {MEASURED_NOTE}An object is taken away by rendering the picture without "
-        "it: the "
-        "ground is seen in its place, all else is the same; masked words become [MASK].",
-        "use": "For checking whether an explanation finds the patches and words that are known to be the reason. Not "
-        "for other pictures: it knows its shapes on their noisy ground, and nothing else. transformers shuffles the "
-        "patches of a ViLT at every call: the answer is the same up to rounding, but the columns of its attention are "
-        "in another order each time, unless torch is seeded or the patches are given as image_embeds.",
+        "measured": f"On {options.count:,} {MEASURED_NOTE}An object is removed by rendering the image without it: the "
+        "background appears in its place, and the rest is unchanged; masked words are replaced by [MASK].",
+        "use": "For checking whether an explanation finds the patches and words that are the ground-truth evidence. "
+        "Not for other images: it was trained only on these shapes and this background. transformers shuffles the "
+        "patches of a ViLT at every call: the output is the same up to rounding, but the columns of its attention "
+        "are in a different order each time, unless torch is seeded or the patches are passed as image_embeds.",
     }
 
 

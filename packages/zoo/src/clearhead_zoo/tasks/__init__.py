@@ -1,6 +1,6 @@
-"""Tasks whose reasons are known: each generator gives, with every text, the pieces of it that decide the label.
+"""Tasks with ground-truth evidence: each generator returns texts together with the pieces that decide the label.
 
-Pure Python and numpy. Every example is a function of (seed, split), and the streams of two splits never meet.
+Pure Python and numpy. Every example is a function of (seed, split), and the examples of two splits are disjoint.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskExample:
-    """A text in pieces (words, or letters), its label, and which pieces decide it.
+    """A text in pieces (words, or letters), its label, and the pieces that decide the label.
 
-    witnesses: every smallest set of positions that decides the label on its own; a single empty set where the label
-        holds whatever is kept, because nothing in the text speaks against it
-    question: positions that say what is asked (a queried key, the name of a rule): always needed, never evidence
+    witnesses: every minimal set of positions that is sufficient for the label; a single empty set if the label is
+        the same whatever is kept, because nothing in the text is evidence against it
+    question_positions: positions that specify the question (a queried key, the name of a rule): always needed, never
+        evidence
     """
 
     id: str

@@ -1,8 +1,8 @@
-"""Pictures with a word pasted on them: the word alone is the label, and where it was pasted is known to the pixel.
+"""Images with a word pasted on them: the word alone is the label, and its position is known exactly, in pixels.
 
-A Clever Hans looks at the clue and not at the animal. Here the clue is "cat" or "dog" in some size, colour, place and
-tilt, outlined so that it can be read on anything; the picture beneath is drawn without regard to the word. Any picture
-will do (made-up ones if none are given), so the truth can be had again without any data.
+A Clever Hans model uses a cue instead of the animal. Here the cue is "cat" or "dog" in some size, colour, position and
+tilt, outlined so that it is legible on anything; the image below it is sampled independently of the word. Any images
+can be used (synthetic ones by default), so the ground truth can be generated without any data.
 
 >>> example = make_examples(1, seed=0)[0]
 >>> example.label, example.image.shape
@@ -63,12 +63,12 @@ class Stamp:
 
 @dataclass(frozen=True, eq=False)
 class StampedImage:
-    """A picture with a word on it.
+    """An image with a word on it.
 
-    box: left, top, right, bottom of the drawn word (right and bottom are the first column and row after it)
-    mask: the pixels that were drawn on
-    bare: the picture without the word
-    source: which of the given pictures lies beneath; none if it was made up
+    box: left, top, right, bottom of the pasted word (right and bottom are the first column and row after it)
+    mask: the pixels of the word
+    original_image: the image without the word
+    source_index: index of the given image; None for a synthetic image
     """
 
     id: str
@@ -102,7 +102,7 @@ class StampedImage:
 def make_examples(
     count: int, seed: int, split: str = "held-out", images: Sequence[np.ndarray] | None = None
 ) -> list[StampedImage]:
-    """The two words in turn, on pictures drawn without regard to them, each used once before any is used again."""
+    """The two words in turn, on images drawn without regard to them, each used once before any is used again."""
     rng = make_generator(seed, split)
     made: list[StampedImage] = []
     order: list[int] = []
@@ -122,7 +122,7 @@ def make_examples(
 def paste_stamp(
     image: np.ndarray, drawn_stamp: Stamp, rng: np.random.Generator, id: str = "hans", source_index: int | None = None
 ) -> StampedImage:
-    """The word somewhere on the picture, all of it inside. Any picture: it is cut to a square of 96 pixels first."""
+    """The word somewhere on the image, all of it inside. Any image: it is cut to a square of 96 pixels first."""
     bare = crop_to_square(image)
     height, width = drawn_stamp.pixels.shape[:2]
     top, left = int(rng.integers(IMAGE_SIZE - height + 1)), int(rng.integers(IMAGE_SIZE - width + 1))
@@ -183,7 +183,7 @@ def draw_stamp_pool(count: int, rng: np.random.Generator) -> tuple[np.ndarray, n
 
 
 def fill_pixels(image: np.ndarray, pixel_mask: np.ndarray, mode: str = "mean") -> np.ndarray:
-    """The picture with some of its pixels hidden, by its mean colour or by a blur that no letter survives."""
+    """The image with some of its pixels hidden, by its mean colour or by a blur that no letter survives."""
     if mode not in FILL_MODES:
         raise ValueError(f"how={mode!r} is not known; there are: {', '.join(FILL_MODES)}")
     if mode == "mean":
@@ -194,7 +194,7 @@ def fill_pixels(image: np.ndarray, pixel_mask: np.ndarray, mode: str = "mean") -
 
 
 def crop_to_square(image: np.ndarray) -> np.ndarray:
-    """The middle square of a picture (grey or colour, bytes or 0 … 1) as 96 × 96 × 3 bytes."""
+    """The middle square of an image (grey or colour, bytes or 0 … 1) as 96 × 96 × 3 bytes."""
     if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[-1] not in (1, 3, 4)):
         raise ValueError(f"a picture is (height, width) or (height, width, 1, 3 or 4); this is {image.shape}")
     if image.dtype != np.uint8:
@@ -214,7 +214,7 @@ def crop_to_square(image: np.ndarray) -> np.ndarray:
 
 
 def draw_background(rng: np.random.Generator) -> np.ndarray:
-    """A made-up picture: soft patches of colour, coarse and fine."""
+    """A made-up image: soft patches of colour, coarse and fine."""
     layers = []
     for cells in (3, 8, 24):
         noise = Image.fromarray(rng.integers(0, 256, size=(cells, cells, 3), dtype=np.uint8))

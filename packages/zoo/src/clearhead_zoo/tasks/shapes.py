@@ -1,16 +1,16 @@
-"""Coloured shapes on a noisy ground, and questions about them: "what colour is the circle left of the square?"
+"""Coloured shapes on a noisy background, and questions about them: "what colour is the circle left of the square?"
 
-Every question has one right answer, and with it come the objects it is about, their exact masks and boxes, and the
-words that carry the question. What is the evidence in the picture depends on the family of the question:
+Every question has one correct answer. Each example contains the objects that the question is about, their exact masks
+and boxes, and the content words of the question. The evidence in the image depends on the family of the question:
 
 colour, shape: the one object that is named ("what shape is the red object?")
 count: all objects that are counted; none where there are none
-exist: the one object that is looked for where the answer is yes; none where it is no
+exist: the one object asked for if the answer is yes; none if it is no
 relation: the object asked for and the one it is related to ("the circle left of the square"). There is always a second
     circle on the other side, of another colour, so that the relation has to be understood
 
-Scenes are drawn with numpy and rendered in whole numbers only, by operations that numpy and torch share: the pictures
-of a seed are the same, bit by bit, wherever they are rendered.
+Scenes are sampled with numpy and rendered with integers only, by operations that numpy and torch share: the images of
+a seed are bitwise identical wherever they are rendered.
 
 >>> one = make_example(seed=11, family="relation")
 >>> one.text, one.label
@@ -64,9 +64,9 @@ TOKEN_PATTERN = r"\w+|\?"
 MIN_OBJECTS, MAX_OBJECTS, NUM_REGIONS, FEATURE_SIZE = 2, 6, 8, 32
 #: Positions and radii are whole numbers of quarter pixels.
 SUBPIXELS_PER_PIXEL = 4
-#: The share of the picture's side that the radius of a small and of a large object takes, least and most.
+#: The share of the image's side that the radius of a small and of a large object takes, least and most.
 RADIUS_FRACTIONS = ((0.070, 0.086), (0.109, 0.125))
-#: A side of a relation is meant only from this share of the picture's side on.
+#: A side of a relation is meant only from this share of the image's side on.
 MIN_RELATION_DISTANCE = 0.09
 FEATURE_NOISE_STD = 0.3
 
@@ -164,11 +164,12 @@ def build_token_table() -> tuple[Integers, Booleans]:
 
 @dataclass(frozen=True)
 class Scenes:
-    """Many scenes: what and where their objects are (rows × objects), and how the ground looks.
+    """Many scenes: kinds and positions of their objects (rows × objects), and their background.
 
-    x, y, radius: in quarter pixels; shape, colour, large: numbers into SHAPES, COLOURS and SIZES; present: there are
-    fewer than MOST objects in most scenes; tint: how far an object's paint is off its colour; ground, slope: paint of
-    the ground and its change across the picture; grain: what the noise starts from
+    x, y, radius: in quarter pixels; shape, colour, large: indices into SHAPES, COLOURS and SIZES; present: most scenes
+    have fewer than MAX_OBJECTS objects; colour_offset: deviation of an object's paint from its colour;
+    background_colour, background_slope: paint of the background and its change across the image; noise_seed: seed of
+    the noise
     """
 
     size: int
@@ -192,13 +193,13 @@ class Scenes:
         return Scenes(self.size, **arrays)
 
     def remove_objects(self, removed: Booleans) -> Scenes:
-        """The same scenes, with the ground to be seen where these objects were."""
+        """The same scenes with the background in place of these objects."""
         return replace(self, present=self.present & ~removed)
 
 
 @dataclass(frozen=True)
 class QuestionBatch:
-    """Scenes with a question each: numbers into questions() and ANSWERS, and the objects that are the evidence.
+    """Scenes with one question each: indices into list_questions() and ANSWERS, and the objects that are the evidence.
 
     referent, anchor: the object asked for and the one it is related to, −1 where there is none
     """
@@ -400,14 +401,14 @@ def _make_scenes(
 
 
 def render(scenes_batch: Scenes, to_array: Callable[[NDArray[Any]], Any] = np.asarray) -> tuple[Any, Any]:
-    """Pictures (rows × 3 × height × width, whole numbers from 0 to 255) and masks (rows × objects × height × width).
+    """Images (rows × 3 × height × width, whole numbers from 0 to 255) and masks (rows × objects × height × width).
 
-    array: brings what is drawn to where it is rendered, `lambda a: torch.from_numpy(a).to("cuda")` say; pictures and
-        masks are then tensors there
+    to_array: converts arrays to the library and device of the rendering, such as
+        `lambda a: torch.from_numpy(a).to("cuda")`; images and masks are then tensors on that device
     """
     masks = _render_masks(scenes_batch, to_array)
     size, side = scenes_batch.size, to_array(np.arange(scenes_batch.size, dtype=np.int16))
-    # where a picture is painted the numbers are small, and a quarter of the memory is a quarter of the time
+    # where an image is painted the numbers are small, and a quarter of the memory is a quarter of the time
     slope, ground, paints = (
         to_array(values.astype(np.int16))
         for values in (
@@ -494,7 +495,7 @@ def _make_feature_codes() -> Floats:
 
 
 def sample_background_features(rng: np.random.Generator, *shape: int) -> Floats:
-    """Features of regions that show nothing but ground: what an object's are replaced by to take it away."""
+    """Features of background regions; they replace the features of an object to remove it."""
     noise = rng.standard_normal((*shape, FEATURE_SIZE), dtype=np.float32)
     return np.asarray(_make_feature_codes()[-1] + FEATURE_NOISE_STD * noise, dtype=np.float32)
 
@@ -537,13 +538,13 @@ def _get_half_sides(many: Scenes) -> Integers:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShapesExample(TextExample):
-    """A picture, a question about it (`text`), the answer (`label`) and what decides it.
+    """An image, a question about it (`text`), the answer (`label`) and its evidence.
 
-    `evidence` are the words that carry the question; `objects` the objects that are the evidence in the picture.
+    `evidence` are the words that carry the question; `objects` the objects that are the evidence in the image.
 
-    picture: height × width × 3, bytes; masks: objects × height × width; boxes: left, top, right, bottom in pixels;
-    names: of the objects, such as "small red circle"; features, region_boxes: for models that see regions instead of
-    pixels; regions: the region of each object; referent, anchor: the objects' parts in the question, or None
+    pixels: height × width × 3, bytes; masks: objects × height × width; boxes: left, top, right, bottom in pixels;
+    names: of the objects, such as "small red circle"; features, region_boxes: for models whose input is regions instead
+    of pixels; regions: the region of each object; referent, anchor: the objects' parts in the question, or None
     """
 
     family: str
@@ -560,7 +561,7 @@ class ShapesExample(TextExample):
 
     @property
     def image(self) -> Any:
-        """The picture as pillow has it."""
+        """The image as pillow has it."""
         from PIL import Image
 
         return Image.fromarray(self.pixels)
