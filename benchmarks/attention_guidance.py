@@ -1,12 +1,13 @@
-"""Attention guidance on `zoo:code` → clones: does it move attention to a class, and what does the task pay for it?
+"""Attention guidance on `zoo:code` → clones: does it move attention to a class, and what is the effect on the task?
 
     PYTHONPATH=packages/zoo/train python benchmarks/attention_guidance.py --data carry/code --prepare
     PYTHONPATH=packages/zoo/train python benchmarks/attention_guidance.py --data carry/code --out guidance.json
 
---prepare reads the Java and C# pairs that code_data.py wrote and stores, beside them, the class of every token
-(tree-sitter, by characters): training needs neither tree-sitter nor the texts. Then the same fine-tuning, seed by seed,
-with and without guidance of two heads of six in every layer to separators, in both functions of a pair. Reported:
-accuracy on held-out pairs, and the share of attention on the class by guided and other heads, before and after.
+--prepare reads the Java and C# pairs written by code_data.py and stores the class of every token next to them
+(tree-sitter, by characters): training needs neither tree-sitter nor the texts. Then the same fine-tuning runs for each
+seed, with and without guidance of two of the six heads in every layer to separators, in both functions of a pair.
+Reported: accuracy on held-out pairs, and the share of attention on the class by guided and other heads, before and
+after.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def main() -> None:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder that code_data.py wrote")
+    parser.add_argument("--data", type=Path, required=True, help="output folder of code_data.py")
     parser.add_argument("--base", type=Path, default=Path("packages/zoo/src/clearhead_zoo/models/code"))
-    parser.add_argument("--out", type=Path, default=Path("guidance.json"), help="where the figures go")
+    parser.add_argument("--out", type=Path, default=Path("guidance.json"), help="where to write the results")
     parser.add_argument("--prepare", action="store_true", help="parse, store the classes, and stop")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--strengths", type=float, nargs="+", default=[0.0, 0.03, 0.3], help="λ at the start")

@@ -1,8 +1,8 @@
-"""The tables of docs/code-models.md, from code-models.json and code-guidance.json in docs/figures.
+"""Write the tables of docs/code-models.md from code-models.json and code-guidance.json in docs/figures.
 
     python benchmarks/code_page.py [--page docs/code-models.md]
 
-What stands between its marks is written anew; the reading of it is written by hand.
+The script replaces the text between its marks; the discussion is written by hand.
 """
 
 import argparse
@@ -26,7 +26,7 @@ StudyResults = dict[str, Any]
 
 
 def render_summary(results: StudyResults) -> str:
-    """What was asked, how often the model is right, and what tells right from wrong."""
+    """The questions, the accuracy of the model, and the detection of wrong answers."""
 
     def row(name: str, cell: Any) -> list[str]:
         return [name, *(cell(own) for own in results.values())]
@@ -82,7 +82,7 @@ def render_attention_by_class(results: StudyResults) -> str:
 
 
 def render_attribution_by_class(results: StudyResults) -> str:
-    """Attribution by class, a table for each kind of question."""
+    """Attribution by class, one table per kind of question."""
     parts = []
     for name, own in results.items():
         methods = [method for method in (*METHOD_ORDER, "generic") if method in own["classes"][0]]

@@ -1,4 +1,4 @@
-"""What the zoo's code models look at, by syntax class: the figures and tables of docs/code-models.md.
+"""Attention and attribution of the zoo's code models by syntax class: figures and tables of docs/code-models.md.
 
     python packages/zoo/train/code_data.py --data ../shared/data --out carry/code
     export PYTHONPATH=packages/zoo/train
@@ -6,11 +6,11 @@
     python benchmarks/code_syntax.py measure [--only java] [--part 0/4] [--seconds 300] [--device cuda]
     python benchmarks/code_syntax.py write
 
-Held-out functions that decided which weights are kept are asked about, not the test files: masked tokens of Java and of
-Python (zoo:code), pairs of Python functions (zoo:code-clone, with zoo:code beside it) and translations of Java
-(zoo:code-translate). `questions` needs tree-sitter; `measure` does not, so that it can run on another machine, in parts
-side by side, each of which leaves one file; what is there is not made again. `write` makes DIR/code-*.png and
-DIR/code-models.json, from which benchmarks/code_page.py makes the tables of docs/code-models.md.
+The questions are about held-out functions that were used for checkpoint selection, not about the test files: masked
+tokens of Java and of Python (zoo:code), pairs of Python functions (zoo:code-clone, compared with zoo:code) and
+translations of Java (zoo:code-translate). `questions` needs tree-sitter; `measure` does not, so it can run on another
+machine and in parallel parts, each of which writes one file; existing files are not computed again. `write` writes
+DIR/code-*.png and DIR/code-models.json, from which benchmarks/code_page.py writes the tables of docs/code-models.md.
 """
 
 import argparse
@@ -72,16 +72,16 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=["questions", "measure", "write"])
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with code/")
-    parser.add_argument("--pairs", type=Path, default=Path("carry/code"), help="folder that code_data.py wrote")
+    parser.add_argument("--pairs", type=Path, default=Path("carry/code"), help="output folder of code_data.py")
     parser.add_argument(
-        "--work", type=Path, default=Path("build/code-study"), help="where questions and parts are kept"
+        "--work", type=Path, default=Path("build/code-study"), help="folder for questions and partial results"
     )
-    parser.add_argument("--only", choices=list(TASKS), help="one kind of question")
-    parser.add_argument("--part", default="0/1", help="which of how many parts of the questions")
-    parser.add_argument("--count", type=int, help="so many questions of each kind at most")
-    parser.add_argument("--seconds", type=float, help="begin no more questions after so long")
+    parser.add_argument("--only", choices=list(TASKS), help="only this kind of question")
+    parser.add_argument("--part", default="0/1", help="part of the questions, such as 0/4")
+    parser.add_argument("--count", type=int, help="maximum number of questions of each kind")
+    parser.add_argument("--seconds", type=float, help="start no new question after this time")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=Path("docs", "figures"), help="where the figures go")
+    parser.add_argument("--out", type=Path, default=Path("docs", "figures"), help="where to write the results")
     return parser.parse_args()
 
 

@@ -1,9 +1,9 @@
-"""One attention call on its way back, with a row pushed: cached tiles against the same formulas through torch.compile.
+"""Backward pass of one attention call with a row push: cached tiles against the same formulas through torch.compile.
 
     python benchmarks/compiled_tiles.py [--tokens 512 2048] [--repeats 30]
 
-The compiler is given what suits it: all heads at once, and one function for sums and gradients. Runs alternate; times
-are medians. What it takes to compile is paid by each process, for each shape.
+The compiler gets the form that suits it best: all heads at once, and one function for reductions and gradients. Runs
+alternate; times are medians. Each process pays the compilation time once for each shape.
 """
 
 import argparse

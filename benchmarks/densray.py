@@ -1,10 +1,10 @@
-"""How long DensRay takes: plain differences (means and covariances) and normalised ones (all pairs).
+"""Run time of DensRay: plain differences (means and covariances) and normalised ones (all pairs).
 
     python benchmarks/densray.py [--width 768] [--plain 50000] [--pairs 10000] [--device cpu]
     python benchmarks/densray.py --device cuda --pairs 50000
 
-Vectors are random, half of them of each class; one layer. The figures stand for one layer of a model. Beside the
-seconds stand those of the processor, over all its cores: on a machine with other work to do, the first say little.
+The vectors are random, half of them of each class; the figures are for one layer of a model. Both wall time and
+processor time over all cores are reported: on a busy machine wall time says little.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The tables of docs/gender-by-depth.md, from docs/figures/gender.json (benchmarks/concepts.py gender).
+"""Write the tables of docs/gender-by-depth.md from docs/figures/gender.json (benchmarks/concepts.py gender).
 
 python benchmarks/gender_page.py [--page docs/gender-by-depth.md]
 """
@@ -22,7 +22,7 @@ def layers(found: StudyResults) -> str:
 
 
 def pronouns(found: StudyResults) -> str:
-    """DR of the pronoun through the layers, of two sentences that differ in it."""
+    """DR of the pronoun by layer, for two sentences that differ only in it."""
     rows = []
     for text, own in found["shown"].items():
         if own["mask"] is None:
@@ -32,7 +32,7 @@ def pronouns(found: StudyResults) -> str:
     return render_table(["", *(f"layer {one['layer']}" for one in found["layers"])], rows)
 
 
-def likeness(found: StudyResults) -> str:
+def similarity(found: StudyResults) -> str:
     sets = found["sets"]
     corrected = adjust_p_values_holm([one["similarity"]["p"] for one in sets])
     rows = []
@@ -84,7 +84,7 @@ def ranks(found: StudyResults) -> str:
 
 
 def at_the_mask(found: StudyResults) -> str:
-    """The two words of the axis, where the filler can be masked, too."""
+    """The two words of the axis, for sets whose filler can be masked."""
     rows = []
     for one in found["sets"]:
         before, densray, hard = (one["pronouns"][way] for way in ("", "densray", "hard"))
@@ -123,9 +123,9 @@ def people(found: StudyResults) -> str:
     opposite = sum(one["dr subject"] > 0 > one["dr object"] for one in lines)
     mean = sum(one["dr difference"] for one in lines) / len(lines)
     told = (
-        f"In {further} of {len(lines)} sentences such as “{lines[0]['text']}” the subject lies further on the first "
-        f"side than the object (DR summed over layers, mean difference {mean:.1f}); in {opposite} of them subject and "
-        "object also lie on opposite sides of zero. All are in the file; none was left out of the mean."
+        f"In {further} of {len(lines)} sentences such as “{lines[0]['text']}” the DR of the subject is larger than "
+        f"that of the object (summed over layers, mean difference {mean:.1f}); in {opposite} of them the two also have "
+        "opposite signs. The file contains all sentences, and the mean is over all of them."
     )
     return fill(told, 124)
 
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=Path("docs/gender-by-depth.md"))
     options = parser.parse_args()
     found = json.loads((options.page.parent / "figures" / "gender.json").read_text(encoding="utf-8"))
-    made = (layers, pronouns, likeness, ranks, at_the_mask, own_words, costs, people)
+    made = (layers, pronouns, similarity, ranks, at_the_mask, own_words, costs, people)
     replace_marked_sections(options.page, {one.__name__.replace("_", " "): one(found) for one in made})
 
 

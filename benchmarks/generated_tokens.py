@@ -1,10 +1,10 @@
-"""What it costs to explain every word of an answer: all together, against one growing pass a word. Same numbers.
+"""Cost of explaining every generated token: all together, against one growing pass per token. The scores are the same.
 
-A 24-layer decoder with random weights and GPT-2's vocabulary says 64 words after a prompt of 64. One growing pass a
-word is what one writes with transformers: eager attention, frozen weights, the returned maps, the gradient of the
-word's logit with respect to them, and Generic Attention on both. The second measure is clearhead, one word at a time:
-it computes no logits that are not needed, so that only forward passes are left to save. Runs alternate, so that a busy
-machine slows all sides; ratios are medians. One thread, so that the work is measured and not how it is shared out.
+A 24-layer decoder with random weights and GPT-2's vocabulary generates 64 tokens after a prompt of 64. One growing pass
+per token is what a user writes with transformers: eager attention, frozen weights, the returned attention, the gradient
+of the token's logit with respect to it, and Generic Attention on both. The second comparison is clearhead, one token at
+a time: it computes no logits that are not needed, so only forward passes are saved. Runs alternate, so that a busy
+machine slows all sides; ratios are medians. One thread, so that the work is measured and not its parallelisation.
 
     python benchmarks/generated_tokens.py [--width 256] [--prompt 64] [--words 64] [--repeats 3]
         [--threads 1] [--device cpu]
@@ -109,10 +109,10 @@ def compare_runtimes(width: int, prompt_length: int, num_tokens: int, repeats: i
         pairs = zip(results["together"], results[name], strict=True)
         gap = max(float(np.abs(one - other).max() / np.abs(other).max()) for one, other in pairs)
         print(
-            f"{num_tokens} words after {prompt_length}, 24 layers of {width}: together / {name:30} ratio "
-            f"{statistics.median(ratios):5.2f}  (from {min(ratios):.2f} to {max(ratios):.2f})"
-            f"  {statistics.median(seconds['together']):7.2f} s / {statistics.median(seconds[name]):.2f} s"
-            f"  largest difference {gap:.0e}",
+            f"{num_tokens} tokens after {prompt_length}, 24 layers of {width}: together / {name:30} ratio "
+            f"{statistics.median(ratios):5.2f}  (from {min(ratios):.2f} to {max(ratios):.2f})  "
+            f"{statistics.median(seconds['together']):7.2f} s / {statistics.median(seconds[name]):.2f} s  largest "
+            f"difference {gap:.0e}",
             flush=True,
         )
         if not gap <= MAX_RELATIVE_DIFFERENCE:

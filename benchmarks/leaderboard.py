@@ -1,15 +1,14 @@
-"""Every method on the zoo's models: which find the truth where it is known, and which are faithful where it is not?
+"""Every method on the zoo's models: localisation of ground-truth evidence where it is known, and faithfulness.
 
     python benchmarks/leaderboard.py run [--models logic,pets] [--data ../shared/data] [--minutes 10] [--limit 4]
     python benchmarks/leaderboard.py run --models pets --methods flow      only these, one example at a time
     python benchmarks/leaderboard.py tables        rows → docs/leaderboard.json → docs/leaderboard.md
 
-`run` measures chunk after chunk of a model, each with all methods, and appends each to a file in
-build/leaderboard/MODEL; stopped at any moment (or out of minutes), the same command goes on where it was. The order of
-chunks is drawn, so that a part of them is a fair sample. Several models: one process each, or several
-(`--models pets:3`), `--workers` at a time. Methods that take longer than all others together are measured apart, on the
-first of the same examples, as many as there is time for: the tables say how many. No pyarrow is needed: what a chunk
-gives is one line of JSON.
+`run` measures a model in chunks, each with all methods, and appends each chunk to a file in build/leaderboard/MODEL. An
+interrupted run, or one that ran out of minutes, continues with the same command. The order of chunks is random, so that
+a part of them is an unbiased sample. Several models: one process each, or several (`--models pets:3`), `--workers` at a
+time. Methods that take longer than all others together are measured separately, on the first of the same examples, as
+many as time allows: the tables show the number. No pyarrow is needed: the result of a chunk is one line of JSON.
 """
 
 import argparse
@@ -37,17 +36,17 @@ DEFAULT_OUT_DIR = Path("build/leaderboard")
 DECILE_FRACTIONS = tuple(tenth / 10 for tenth in range(1, 11))
 
 FLOW_METHODS = ("flow",)
-#: Methods of which one explanation takes about as many passes as there are units, or more.
+#: Methods whose number of passes is about the number of units, or more.
 PERTURBATION_METHODS = ("kernel-shap", "lime", "occlusion", "shap", "value-zeroing")
-#: The same scores for less: nobody looks at what was read after the other layers here.
+#: The same scores at lower cost: the scores after the other layers are not used here.
 FASTER_VARIANTS = {"flow": "flow(depths=False)"}
 
 
 @dataclass(frozen=True)
 class BenchmarkCase:
-    """A model of the zoo, the data it is measured on, and by which protocols.
+    """A model of the zoo, its data and protocols.
 
-    apart: methods that are measured only where `--methods` names them
+    slow_methods: methods that are measured only if `--methods` names them
     """
 
     data: str
@@ -68,7 +67,7 @@ IMAGE_SETTINGS = {"perturb-images": {"fills": ("black", "mean", "blur"), "fracti
 SINGLE_FILL_IMAGE_SETTINGS = {"perturb-images": {"fills": ("mean",), "fractions": DECILE_FRACTIONS}}
 IMAGE_PROTOCOLS = ("perturb-images", "segmentation", "subsets")
 
-#: The models with known answers first: truth, and how faithful the same explanations are.
+#: The known-answer models first: ground truth, and faithfulness of the same explanations.
 CASES: dict[str, BenchmarkCase] = {
     "logic": BenchmarkCase("known:logic", ("truth", "perturb-text", "subsets"), make_text_settings("mask")),
     "recall": BenchmarkCase(
@@ -201,7 +200,7 @@ def plan_chunks(worker: ChunkWorker, methods: tuple[str, ...]) -> list[tuple[str
 
 def use_faster_variants(methods: tuple[str, ...]) -> tuple[str, ...]:
     """
-    >>> briefer(("flow", "lime"))
+    >>> use_faster_variants(("flow", "lime"))
     ('flow(depths=False)', 'lime')
     """
     return tuple(FASTER_VARIANTS.get(name, name) for name in methods)
@@ -209,7 +208,7 @@ def use_faster_variants(methods: tuple[str, ...]) -> tuple[str, ...]:
 
 def strip_options(method: str) -> str:
     """
-    >>> plain("flow(depths=False)")
+    >>> strip_options("flow(depths=False)")
     'flow'
     """
     return method.partition("(")[0]
@@ -217,7 +216,7 @@ def strip_options(method: str) -> str:
 
 def make_file_name(part: str, methods: tuple[str, ...]) -> str:
     """
-    >>> file_name("0/2", ("flow",))
+    >>> make_file_name("0/2", ("flow",))
     'flow-0-of-2'
     """
     return "-".join([*methods, part.replace("/", "-of-")])
@@ -278,7 +277,7 @@ def run_in_processes(parts: list[tuple[str, str]], options: argparse.Namespace) 
 
 def parse_model_parts(models: str) -> list[tuple[str, str]]:
     """
-    >>> parts_of("logic,pets:2")
+    >>> parse_model_parts("logic,pets:2")
     [('logic', '0/1'), ('pets', '0/2'), ('pets', '1/2')]
     """
     found = []
@@ -292,14 +291,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "tables"))
     parser.add_argument("--models", default=",".join(CASES))
-    parser.add_argument("--part", default="0/1", help="of a model's chunks, for one of several processes")
-    parser.add_argument("--drawn", action="store_true", help="the data holds the examples in the order they were drawn")
-    parser.add_argument("--data", default="../shared/data", help="the folder that holds pets, sst2 and eraser-movies")
+    parser.add_argument("--part", default="0/1", help="part of a model's chunks, for one of several processes")
+    parser.add_argument("--drawn", action="store_true", help="the data contain the examples in the order of sampling")
+    parser.add_argument("--data", default="../shared/data", help="folder with pets, sst2 and eraser-movies")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT_DIR)
-    parser.add_argument("--minutes", type=float, default=1e6, help="no chunk is begun after so many")
-    parser.add_argument("--limit", type=int, help="only so many examples of each model, to try it out")
-    parser.add_argument("--methods", type=lambda names: tuple(names.split(",")), default=(), help="only these")
-    parser.add_argument("--without", default="", help="methods that are too slow for this machine")
+    parser.add_argument("--minutes", type=float, default=1e6, help="start no chunk after this time")
+    parser.add_argument("--limit", type=int, help="maximum number of examples per model, for a trial run")
+    parser.add_argument("--methods", type=lambda names: tuple(names.split(",")), default=(), help="only these methods")
+    parser.add_argument("--without", default="", help="methods to skip on this machine")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--on-cpu", default="", help="models that stay on the CPU, whatever the device")
     parser.add_argument("--threads", type=int, default=1)

@@ -1,7 +1,7 @@
-"""Rows of `leaderboard.py run` → docs/leaderboard.json (what is committed) → docs/leaderboard.md.
+"""Rows of `leaderboard.py run` → docs/leaderboard.json (committed) → docs/leaderboard.md.
 
-Nothing is computed for the page that is not in the summary: means with bootstrap intervals, ranks by paired tests with
-Holm's correction, and how far two orders of methods agree (Kendall's tau-b of their means, with an interval).
+The page contains nothing that is not in the summary: means with bootstrap intervals, ranks by paired tests with Holm's
+correction, and the agreement of two orders of methods (Kendall's tau-b of their means, with an interval).
 """
 
 import json
@@ -19,24 +19,31 @@ from clearhead.bench.chunk_explanations import CONTROL_METHODS
 from clearhead.stats import ConfidenceInterval, bootstrap_interval, compute_rank_ranges
 
 TIES_NOTE = (
-    "In how many columns of each table a method cannot be told from the best; columns whose examples are too few to "
-    "tell any two methods apart are not counted, and nothing is bold there."
+    "Number of columns of each table in which a method cannot be distinguished from the best. Columns with too few "
+    "examples to distinguish any two methods are not counted, and have no bold cells."
 )
-#: What benchmarks/perturbation.py wrote on a GPU.
+#: Results of benchmarks/perturbation.py on a GPU.
 COST_FILE = Path(__file__).parent / "results" / "perturbation" / "h200.json"
 #: By example and method.
 ScoresByMethod = dict[str, dict[str, float]]
 NUM_TAU_RESAMPLES = 200
-#: A method that was measured on less than this share of a column's examples is not tested against the others.
+#: A method measured on less than this fraction of a column's examples is not tested against the others.
 MIN_EXAMPLE_FRACTION = 0.5
-TOO_SLOW_REASON = "left out: it takes longer than all others together, and there was no time for it"
+TOO_SLOW_REASON = "omitted: it takes longer than all others together, and there was not enough time"
 
 
 @dataclass(frozen=True)
 class LeaderboardColumn:
-    """A column: a figure of a protocol. `end` is how its parts end, `called` what stands behind the stream's name.
+    """A column: a metric of a protocol.
 
-    apart: the orders that columns put methods in are compared among those that are not
+    Attributes:
+        protocol: Name of the protocol.
+        metric: Name of the metric.
+        table_name: Name of the table.
+        smaller_is_better: Whether smaller values are better.
+        part_suffix: Suffix of the parts that belong to the column.
+        title_suffix: Text after the name of the stream in the title.
+        excluded_from_agreement: Whether the column is excluded from the comparison of orders of methods.
     """
 
     protocol: str
@@ -87,52 +94,52 @@ LEADERBOARD_COLUMNS = (
 )
 TABLE_HEADINGS = {
     "truth": (
-        "Where the truth is known",
-        "Average precision of the units that decide the label by construction, among all units ranked by score; where "
-        "several sets are each enough, of the one that the method finds best. `random` is chance.",
+        "Ground-truth evidence",
+        "Average precision of the units that determine the label by construction, with all units ranked by score; if "
+        "several sets are each sufficient, that of the set that the method finds best. `random` is the chance level.",
     ),
     "gap": (
         "Faithfulness: removal",
-        "Area between two curves of the predicted class's probability: units with "
-        "the lowest scores removed first, and units with the highest removed first; special tokens stay. 0 is chance, "
-        "larger is better. Behind the comma, what was removed and what stands there instead.",
+        "Area between two curves of the predicted class's probability: units with the lowest scores removed first, and "
+        "units with the highest scores removed first; special tokens are kept. 0 is chance, larger is better. The "
+        "column names give the removed stream and its replacement.",
     ),
     "sensitivity": (
         "Faithfulness: sensitivity-n",
-        "Correlation, over 32 random subsets of 30 % of the units, of the sum of their scores with the fall of the "
-        "explained number when they are removed. 0 is chance.",
+        "Correlation, over 32 random subsets of 30 % of the units, of the sum of their scores with the decrease of the "
+        "explained scalar when they are removed. 0 is chance.",
     ),
     "eraser": (
         "Faithfulness: ERASER",
-        "How far the predicted class's probability falls when the 1, 5, 10, 20 and 50 % of the tokens with the highest "
-        "scores are deleted (comprehensiveness, larger is better), and when all others are (sufficiency, smaller is "
-        "better); means over the five.",
+        "Decrease of the predicted class's probability when the 1, 5, 10, 20 and 50 % of the tokens with the highest "
+        "scores are deleted (comprehensiveness, larger is better), and when all others are deleted (sufficiency, "
+        "smaller is better); means over the five.",
     ),
     "rationale": (
-        "People's rationales",
-        "The words that people marked as evidence in movie reviews (ERASER): area under precision and recall (first "
-        "column), F1 of the k words with the highest scores (token f1 @k), and F1 of their runs, of which one counts "
-        "that overlaps a marked one by half (iou f1 @k). This is no truth about the model: it may have other reasons "
-        "than people.",
+        "Human rationales",
+        "The words that annotators marked as evidence in movie reviews (ERASER): area under the precision–recall curve "
+        "(first column), F1 of the k words with the highest scores (token f1 @k), and F1 of their spans, where a span "
+        "counts if it overlaps an annotated one by half (iou f1 @k). This is not ground truth about the model: its "
+        "evidence may differ from that of humans.",
     ),
     "object": (
-        "The object",
-        "Share of the positive relevance that lies on the animal. No truth about the model, either.",
+        "Object localisation",
+        "Fraction of the positive relevance on the animal. This is not ground truth about the model, either.",
     ),
 }
-PAGE_HEADER = """# Leaderboard: which explanation is true?
+PAGE_HEADER = """# Leaderboard: which explanations are correct?
 
-Generated by `make leaderboard` from docs/leaderboard.json; the rows behind it are not committed. Every method of
-clearhead with its default settings, on models of the zoo. Mean [95 % bootstrap interval] · rank. Methods that the
-examples cannot tell apart (paired Wilcoxon tests on the examples that both explained, Holm's correction over all pairs)
-share a range of ranks; **bold** is whatever cannot be told from the best. In parentheses, on how many examples a method
-was measured, where they are fewer than the column's: with less than half of them, or in another run, it has no rank.
-Rows are in the order of their mean rank: to read by, not a ranking. "–": does not apply, or was left out; the reasons
-stand at the end. `random` and `position` are controls.
+Generated by `make leaderboard` from docs/leaderboard.json; the single measurements are not committed. Every method of
+clearhead with its default settings, on models of the zoo. Mean [95 % bootstrap interval] · rank. Methods that cannot be
+distinguished on the examples (paired Wilcoxon tests on the examples that both explained, Holm's correction over all
+pairs) share a range of ranks; **bold** cells cannot be distinguished from the best. The number of examples of a method
+is in parentheses where it is smaller than that of the column: with less than half of them, or in another run, it has no
+rank. Rows are sorted by mean rank, for orientation only. "–": does not apply, or was omitted; the reasons are listed at
+the end. `random` and `position` are controls.
 
-`clearhead bench` measures other methods, models and data in the same way. What another run has measured already, on
-another machine or with fewer methods, is taken over with `--merge`, and only the rest is computed (what was measured
-with other versions, another batch size or seed counts as missing):
+`clearhead bench` measures other methods, models and data in the same way. Existing results of another run, from another
+machine or with fewer methods, are reused with `--merge`, and only the missing ones are computed (results with other
+versions, another batch size or seed count as missing):
 
 ```console
 $ clearhead bench --model zoo:logic --data known:logic --protocols truth --methods generic,lime \\
@@ -143,7 +150,7 @@ $ clearhead report runs/here
 
 
 def read_models(folder: Path) -> dict[str, dict[str, Any]]:
-    """By model: the values of each column, and what was said about the run."""
+    """By model: the values of each column, and the metadata of the run."""
     found = {}
     for model in CASES:
         lines = read_chunk_lines(folder / model)
@@ -169,7 +176,7 @@ def read_models(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _parse_method(refused: str) -> str:
     """
-    >>> _method("perturb-text: deeplift")
+    >>> _parse_method("perturb-text: deeplift")
     'deeplift'
     """
     return refused.partition(": ")[2]
@@ -213,7 +220,7 @@ def align_examples(values: ScoresByMethod) -> dict[str, np.ndarray]:
 def select_well_measured(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The methods that have enough of the examples to be tested against others.
 
-    >>> list(well_measured({"a": np.ones(4), "b": np.array([1, np.nan, np.nan, np.nan])}))
+    >>> list(select_well_measured({"a": np.ones(4), "b": np.array([1, np.nan, np.nan, np.nan])}))
     ['a']
     """
     return {name: own for name, own in values.items() if (~np.isnan(own)).mean() >= MIN_EXAMPLE_FRACTION}
@@ -243,7 +250,7 @@ def _round_or_none(value: float) -> float | None:
 
 
 def compute_agreements(models: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Every two columns of one model: do they put methods in the same order? Controls are left out."""
+    """Kendall's tau of the orders of methods in every two columns of a model, without controls."""
     found = []
     for model, one in models.items():
         apart = {shown.title_suffix for shown in LEADERBOARD_COLUMNS if shown.excluded_from_agreement}
@@ -259,7 +266,7 @@ def compute_agreements(models: Mapping[str, Mapping[str, Any]]) -> list[dict[str
 
 
 def _compute_tau(one: np.ndarray, other: np.ndarray) -> list[float]:
-    """Of the means over examples, with the interval of both being drawn anew (methods × examples)."""
+    """Tau of the means over examples, with a bootstrap interval (methods × examples)."""
     rng = np.random.default_rng(0)
 
     def tau(a: np.ndarray, b: np.ndarray) -> float:
@@ -323,15 +330,15 @@ def _render_table(summary: Mapping[str, Any], kind: str) -> str:
 
 
 def _separates_methods(table: Mapping[str, Any]) -> bool:
-    """Whether the examples tell any two methods apart; where they do not, being among the best means nothing."""
+    """Whether any two methods can be distinguished; if not, being among the best means nothing."""
     return any(rank is not None and _parse_best_rank(rank) > 1 for *_, rank in table["methods"].values())
 
 
 def _format_cell(figures: list[Any] | None, examples: int, decided: bool = True) -> str:
     """
-    >>> _cell([0.5, 0.4, 0.6, 10, "1–3"], 10), _cell([0.5, 0.4, 0.6, 4, None], 10)
+    >>> _format_cell([0.5, 0.4, 0.6, 10, "1–3"], 10), _format_cell([0.5, 0.4, 0.6, 4, None], 10)
     ('**0.500 [0.400, 0.600] · 1–3**', '0.500 [0.400, 0.600] (4)')
-    >>> _cell([0.5, None, None, 1, None], 10)
+    >>> _format_cell([0.5, None, None, 1, None], 10)
     '0.500 (no interval) (1)'
     """
     if figures is None or not figures[3]:
@@ -345,7 +352,7 @@ def _format_cell(figures: list[Any] | None, examples: int, decided: bool = True)
 
 
 def _render_best_counts(summary: Mapping[str, Any]) -> str:
-    """In how many columns a method cannot be told from the best."""
+    """Count the columns in which a method cannot be distinguished from the best."""
     kinds = [
         kind for kind in TABLE_HEADINGS if any(_separates_methods(table) for _, table in _select_tables(summary, kind))
     ]
@@ -377,11 +384,11 @@ def _render_agreement(summary: Mapping[str, Any]) -> str:
     lines = [
         "## Do the measures agree?",
         "",
-        "Kendall's tau-b between the orders in which two measures put the methods (controls aside), with a rough "
-        "interval (examples drawn anew, which adds noise: that of a high tau lies low): 1 the same order, 0 no "
-        "relation, −1 the reverse.",
+        "Kendall's tau-b of the orders of methods by two measures (without controls), with an approximate interval "
+        "(from resampled examples, which adds noise: the interval of a high tau is biased downwards): 1 the same "
+        "order, 0 no relation, −1 the reverse.",
         "",
-        "| model | one measure | another | methods | tau |",
+        "| model | first measure | second measure | methods | tau |",
         "| --- | --- | --- | --- | --- |",
     ]
     for one in summary["agreement"]:
@@ -393,7 +400,7 @@ def _render_agreement(summary: Mapping[str, Any]) -> str:
 
 
 def _render_runs(summary: Mapping[str, Any]) -> str:
-    lines = ["## The runs", "", "| model | data | device | numbers | seconds | versions |", "| --- |" + " --- |" * 5]
+    lines = ["## The runs", "", "| model | data | device | dtype | seconds | versions |", "| --- |" + " --- |" * 5]
     for model, one in summary["models"].items():
         where = f"{one['data']} | {one['device']} | {one['dtype']}"
         lines.append(f"| {model} | {where} | {one['seconds']:,.0f} | {one['versions']} |")
@@ -401,20 +408,20 @@ def _render_runs(summary: Mapping[str, Any]) -> str:
 
 
 def _render_cost(found: Mapping[str, Any]) -> str:
-    """What benchmarks/perturbation.py measured: passes, time and memory of a larger run, beside the authors' way."""
+    """Results of benchmarks/perturbation.py: passes, time and memory of a larger run, and the authors' code."""
     ours, machine = found["clearhead"], found["machine"]
     notes = ours["notes"]
     last = notes[-1]
     lines = [
-        "## What a run costs",
+        "## Cost of a run",
         "",
-        f"`benchmarks/perturbation.py`: {last['pictures']} pictures of pets, {len(found['methods'])} methods (controls "
-        f"among them), {len(found['fractions'])} fractions, both directions, on {machine['device']} "
-        f"({machine['dtype']}, torch {machine['torch']}). {ours['judged']:,} altered pictures went through `zoo:pets`, "
-        f"each of the {ours['distinct']:,} distinct ones once, and {ours['explained']:,} to be explained, by all "
-        f"methods in the same pass: {last['seconds']:,.0f} s. Memory after so many pictures:",
+        f"`benchmarks/perturbation.py`: {last['pictures']} images of pets, {len(found['methods'])} methods (including "
+        f"the controls), {len(found['fractions'])} fractions, both directions, on {machine['device']} "
+        f"({machine['dtype']}, torch {machine['torch']}). `zoo:pets` evaluated {ours['judged']:,} perturbed images, "
+        f"each of the {ours['distinct']:,} distinct ones once, and {ours['explained']:,} images were explained by all "
+        f"methods in the same pass: {last['seconds']:,.0f} s. Memory by number of images:",
         "",
-        "| pictures | seconds | MiB | most on the GPU, MiB |",
+        "| images | seconds | MiB | peak GPU memory, MiB |",
         "| --- | --- | --- | --- |",
     ]
     for note in _select_evenly(notes):
@@ -424,9 +431,9 @@ def _render_cost(found: Mapping[str, Any]) -> str:
         both, theirs = found["compared"], found["authors"]
         lines += [
             "",
-            "The authors' way (one method and one picture at a time, maps through files, batches of 16), on the "
-            f"first {both['pictures']} of them: {theirs['explained']:,} pictures explained and {theirs['judged']:,} "
-            f"judged (those that the two controls look at among them), {theirs['distinct']:,} of them distinct, in "
+            "The authors' implementation (one method and one image at a time, maps in files, batches of 16), on the "
+            f"first {both['pictures']} of them: {theirs['explained']:,} images explained and {theirs['judged']:,} "
+            f"evaluated (including those of the two controls), {theirs['distinct']:,} of them distinct, in "
             f"{both['authors']:,.0f} s; clearhead took "
             f"{both['clearhead']:,.0f} s for these ({both['ratio']:.1f} times as fast). {_describe_curve_gap(both)}",
         ]
@@ -435,16 +442,17 @@ def _render_cost(found: Mapping[str, Any]) -> str:
 
 def _describe_curve_gap(both: Mapping[str, Any]) -> str:
     """
-    >>> _apart({"gap": 7e-16})
+    >>> _describe_curve_gap({"gap": 7e-16})
     'The curves are equal to 7e-16.'
     """
     if both["gap"] < 1e-6:
         return f"The curves are equal to {both['gap']:.0e}."
     units = both["gap of controls"] < 1e-3
     return (
-        f"More than 0.001 apart are {both['apart']} of {both['curves']:,} curves (at most {both['gap']:.2f}): batches "
-        f"of another size round otherwise, which turns over {'units' if units else 'units, or classes,'} that are all "
-        f"but even. (Those of the controls, whose order nothing computes, are equal to {both['gap of controls']:.0e}.)"
+        f"{both['apart']} of {both['curves']:,} curves differ by more than 0.001 (at most {both['gap']:.2f}): a "
+        f"different batch size changes rounding, which can swap {'units' if units else 'units or classes'} that are "
+        f"nearly tied. (The curves of the controls, whose order is not computed by the model, are equal to "
+        f"{both['gap of controls']:.0e}.)"
     )
 
 
@@ -455,7 +463,7 @@ def _select_evenly(notes: Sequence[Mapping[str, float]], rows: int = 5) -> list[
 
 
 def _render_unmeasured(summary: Mapping[str, Any]) -> str:
-    """By reason: which method was not measured on which model; by which protocols, where others measured it."""
+    """By reason: methods that were not measured on a model, with the protocols if others measured it."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for model, one in summary["models"].items():
         for method, why in one["left_out"].items():
@@ -477,9 +485,9 @@ def _has_all_methods(model: Mapping[str, Any]) -> bool:
 
 
 def merge_model_summaries(before: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, Any]:
-    """A model's summary. Where single methods were measured anew they stand beside what was there, without a rank.
+    """Merge two summaries of a model. Methods that were measured separately are added without a rank.
 
-    The rows that were there are gone, so there is nothing to pair theirs with.
+    The rows of the first summary are not stored, so there is nothing to pair the new ones with.
     """
     if new is None or before is None or _has_all_methods(new):
         made = new or before
@@ -504,14 +512,14 @@ def merge_model_summaries(before: dict[str, Any] | None, new: dict[str, Any] | N
 
 def _join_names(before: str, new: str) -> str:
     """
-    >>> _joined("CPU and NVIDIA H200", "CPU")
+    >>> _join_names("CPU and NVIDIA H200", "CPU")
     'CPU and NVIDIA H200'
     """
     return " and ".join(sorted({*before.split(" and "), *new.split(" and ")}))
 
 
 def write_leaderboard(rows: Path, docs: Path) -> None:
-    """The summary where there are rows (those of other models stay as they were), and the page."""
+    """Write the summary of models with rows (those of other models stay the same), and the page."""
     path, findings = docs / "leaderboard.json", Path(__file__).parent / "leaderboard_seen.md"
     summary = summarise(rows)
     if path.exists():

@@ -1,4 +1,4 @@
-"""Tables in pages that are otherwise written by hand: what stands between `<!-- NAME -->` and `<!-- end -->`."""
+"""Tables in pages that are otherwise written by hand: replaces the text between `<!-- NAME -->` and `<!-- end -->`."""
 
 import re
 from collections.abc import Iterable, Mapping

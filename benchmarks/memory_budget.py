@@ -3,11 +3,12 @@
     python benchmarks/memory_budget.py                       # zoo:sentiment, 2GiB, 256 inputs
     python benchmarks/memory_budget.py --memory 200MiB --inputs 64 --keep memory.jsonl
 
-Every method that applies, with few steps and evaluations (the budget is about what is held, not about how often): each
-by itself, and all in one call, with fewer still. Each is a process of its own; its peak is that of the system's own
-account (RSS), and what it holds before it begins (Python, torch, the model) is given beside it. Then the same without a
-budget, in the same process, and the results are compared (not for all in one call, nor with --kept-alone). With --keep,
-what was measured is kept as it comes, and is not measured again; with --workers several are measured at a time.
+Every method that applies is measured by itself, with few steps and evaluations (the budget limits memory, not run
+time), and all in one call, with even fewer. Each measurement is a separate process; its peak is the resident set size
+(RSS) reported by the system, and its memory before the start (Python, torch, the model) is reported next to it. Then
+the same runs without a budget, in the same process, and the results are compared (not for all in one call, nor with
+--kept-alone). With --keep, results are stored as they come and not measured again; with --workers several are measured
+at a time.
 """
 
 import argparse
@@ -136,12 +137,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="zoo:sentiment")
     parser.add_argument("--inputs", type=int, default=256)
-    parser.add_argument("--longest", type=int, default=200, help="words of the longest input")
+    parser.add_argument("--longest", type=int, default=200, help="number of words of the longest input")
     parser.add_argument("--memory", default="2GiB")
-    parser.add_argument("--skip", nargs="*", default=[], help=f"methods to leave out, or {ALL_METHODS_ROW!r}")
-    parser.add_argument("--kept-alone", action="store_true", help="not without a budget as well: half the time")
-    parser.add_argument("--workers", type=int, default=1, help="processes at a time")
-    parser.add_argument("--keep", type=Path, help="where what was measured is kept: one line of JSON a method")
+    parser.add_argument("--skip", nargs="*", default=[], help=f"methods to skip, or {ALL_METHODS_ROW!r}")
+    parser.add_argument("--kept-alone", action="store_true", help="skip the runs without a budget: half the time")
+    parser.add_argument("--workers", type=int, default=1, help="number of parallel processes")
+    parser.add_argument("--keep", type=Path, help="file for the results: one line of JSON per method")
     parser.add_argument("--only", nargs="*", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.only:

@@ -1,4 +1,4 @@
-"""Writes docs/memory.md from what `memory_budget.py --keep` measured.
+"""Write docs/memory.md from the results of `memory_budget.py --keep`.
 
 python benchmarks/memory_page.py benchmarks/results/memory.jsonl
 """
@@ -18,16 +18,16 @@ ResultRow = dict[str, Any]
 
 INTRODUCTION_TEMPLATE = """# A memory budget
 
-`ex.explain(inputs, method, memory="2GiB")` (`--memory 2GiB`) keeps to what it is allowed: passes are cut into batches
-of as many rows as fit, by what the first ones were seen to take. The results are the same but for rounding.
+`ex.explain(inputs, method, memory="2GiB")` (`--memory 2GiB`) stays within the budget: batch sizes are chosen from the
+memory use of the first batches. The results are the same up to rounding.
 
-Every method on {inputs} texts of 3 to {longest} words, `{model}`, `memory="{memory}"`. Each is a process of its own.
-**Peak** is the most that the process took by the system's account (RSS, MiB), with all that it held before it began
-(Python, torch, the model: **before**); the same without a budget beside it. **Difference** is the largest one of all
-scores with and without a budget, relative to the largest score. Methods have few steps and evaluations (`FEWER` and
-`FEWEST` in `benchmarks/memory_budget.py`): the budget is about what is held at a time, not about how often.
+Every method on {inputs} texts of 3 to {longest} words, `{model}`, `memory="{memory}"`, each in a separate process.
+**Peak** is the maximum resident set size of the process (RSS, MiB), including its memory before the start (Python,
+torch, the model: **before**); the same without a budget is in the next column. **Difference** is the largest difference
+of all scores with and without a budget, relative to the largest score. Methods have few steps and evaluations
+(`FEWER_STEPS` and `FEWEST_STEPS` in `benchmarks/memory_budget.py`): the budget limits memory, not run time.
 
-The largest peak is **{peak:,.0f} MiB** of {budget:,.0f} allowed ({largest}); the largest difference is {gap:.0e}
+The largest peak is **{peak:,.0f} MiB** of {budget:,.0f} MiB ({largest}); the largest difference is {gap:.0e}
 ({least_equal}).
 """
 
@@ -62,7 +62,7 @@ def render_page(rows: list[ResultRow]) -> str:
     others = [f"{', '.join(names)}: {machine}" for machine, names in where.items() if machine != most]
     left = [f"`{name}`" for name in sorted(METHOD_REGISTRY) if name not in {row["method"] for row in rows}]
     absent = f" No figure: {', '.join(left)}." if left else ""
-    end = f"“–” was not measured.{absent} Measured on {' – '.join([most, *others])}."
+    end = f"“–”: not measured.{absent} Measured on {' – '.join([most, *others])}."
     made = "Made from `benchmarks/results/memory.jsonl` by `benchmarks/memory_page.py`."
     return "\n".join([said, *lines, "", end, "", made, ""])
 

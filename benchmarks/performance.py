@@ -1,18 +1,18 @@
-"""What an explanation costs: clearhead, the limit, the published way and other libraries, side by side in one process.
+"""Cost of an explanation: clearhead, the lower bound, the reference implementation and other libraries in one process.
 
     python benchmarks/performance.py [--device cuda] [--parts short throughput length …] [--json FILE]
 
-The limit is a plain forward pass (SDPA, frozen weights) and the gradient of one logit with respect to the embeddings,
-with the same activation checkpointing. Runs alternate, so that a busy machine slows all sides; ratios are medians of
-pairs. Memory is the peak beyond what the model itself takes. Models have random weights in the shape of known ones.
-`python benchmarks/performance_page.py FILE …` makes docs/performance.md of such files.
+The lower bound ("plain") is a forward pass (SDPA, frozen weights) and the gradient of one logit with respect to the
+embeddings, with the same activation checkpointing. Runs alternate, so that a busy machine slows all sides; ratios are
+medians of pairs. Memory is the peak in excess of the model itself. Models have random weights in the shape of
+well-known ones. `python benchmarks/performance_page.py FILE …` writes docs/performance.md from such files.
 
     short       BERT-base at 128 and 512 tokens: generic, and all attention and gradient methods together
-    throughput  BERT-base, a whole batch against the published way, which takes one example after another
+    throughput  BERT-base, a whole batch against the reference implementation, which takes one example after another
     length      a decoder in the shape of Llama-3.2-1B on a GPU (a small one on a CPU), up to 131,072 tokens
     windows     the same with a sliding window
-    sources     one word that an encoder–decoder in the shape of BART-base says of a source, up to 32,768 tokens
-    exact       scores in the model's own precision against float64, whole maps against streaming
+    sources     one generated token of an encoder–decoder in the shape of BART-base, sources up to 32,768 tokens
+    exact       scores in the model's own dtype against float64, materialised attention against streaming
 """
 
 import argparse
@@ -66,7 +66,7 @@ class PerformanceBenchmark:
         before = json.loads(path.read_text()) if path is not None and path.exists() else {}
         self.notes = before.get("notes", [])
         if self.notes:
-            print(f"{path} has notes, written by hand: they are kept, and may no longer be true", flush=True)
+            print(f"{path} has hand-written notes: they are kept, and may be out of date", flush=True)
 
     def compare(
         self,
@@ -236,7 +236,7 @@ def make_library_runs(model: Any, ids: Tensor, tokens: int) -> dict[str, Runnabl
     runs: dict[str, Runnable] = {}
     for name, (package, limit, way) in LIBRARY_BASELINES.items():
         if not is_installed(package):
-            print(f"{name}: left out, since {package} is not installed", flush=True)
+            print(f"{name}: skipped, since {package} is not installed", flush=True)
         elif tokens <= limit:
             runs[name] = partial(way, model, ids)
     return runs
@@ -314,7 +314,7 @@ def measure_sliding_windows(bench: PerformanceBenchmark, quick: bool) -> None:
 
 
 def measure_encoder_decoder(bench: PerformanceBenchmark, quick: bool) -> None:
-    """The last of sixteen words; there are rows for the source and for the words before."""
+    """The last of sixteen tokens; there are rows for the source and for the decoder prefix."""
     large = bench.device == "cuda" and not quick
     lengths = (32_768, 8192, 2048) if large else (256, 512) if quick else (512, 2048)
     model = make_encoder_decoder(bench.device, max(lengths), quick)
@@ -334,7 +334,7 @@ def measure_encoder_decoder(bench: PerformanceBenchmark, quick: bool) -> None:
 
 
 def measure_exactness(bench: PerformanceBenchmark, quick: bool) -> None:
-    """Against float64 with the same weights. The word explained is fixed: rounding may make another the likeliest."""
+    """Compare with float64 and the same weights. The target is fixed, since rounding may change the prediction."""
     for dtype in (torch.float32, torch.bfloat16) if bench.device == "cuda" else (torch.float32,):
         model = make_decoder(bench.device, tiny=True).to(dtype)
         ids = make_random_ids(model, 1, 512 if quick else 1024)
@@ -368,12 +368,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--parts", nargs="+", choices=MEASUREMENTS, default=list(MEASUREMENTS))
-    parser.add_argument("--json", type=Path, help="where the rows are written, one after the other")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[], help="of the part `length`, in place of all")
-    parser.add_argument("--repeats", type=int, default=9, help="of each way, in turn")
-    parser.add_argument("--minutes", type=float, default=60, help="nothing more is begun after these")
-    parser.add_argument("--flash", action="store_true", help="torch's flash attention, where it would choose cuDNN's")
-    parser.add_argument("--quick", action="store_true", help="tiny models, to see that everything runs")
+    parser.add_argument("--json", type=Path, help="output file for the rows, written as they are measured")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[], help="lengths of the part `length`; default: all")
+    parser.add_argument("--repeats", type=int, default=9, help="repeats of each implementation, alternating")
+    parser.add_argument("--minutes", type=float, default=60, help="start no measurement after this time")
+    parser.add_argument("--flash", action="store_true", help="use torch's flash attention instead of cuDNN's")
+    parser.add_argument("--quick", action="store_true", help="smoke test with tiny models")
     chosen = parser.parse_args()
     bench = PerformanceBenchmark(
         chosen.device, chosen.json, chosen.repeats, time.time() + 60 * chosen.minutes, chosen.lengths

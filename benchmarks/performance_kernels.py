@@ -1,9 +1,9 @@
-"""The Triton kernels by themselves: error against float64 for every kind of mask, and time against flash attention.
+"""The Triton kernels alone: error against float64 for every kind of mask, and time against flash attention.
 
     python benchmarks/performance_kernels.py [--json kernels.json] [--sweep]
 
-The time is that of one layer's sums, over that of flash attention's forward and backward of the same layer; and that of
-our backward, which makes a row push beside the gradients, next to those of flash attention and cuDNN, which do not.
+The time is that of one layer's reductions, relative to flash attention's forward and backward of the same layer; and
+that of our backward kernel, which also computes a row push, next to those of flash attention and cuDNN, which do not.
 `--sweep` tries other block sizes. Needs a CUDA GPU; with TRITON_INTERPRET=1 the errors are checked on the CPU, on tiny
 shapes.
 """
@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--times", action="store_true", help="no errors")
     chosen = parser.parse_args()
     if not IS_INTERPRETED and not torch.cuda.is_available():
-        sys.exit("no CUDA GPU here: set TRITON_INTERPRET=1 to check the kernels on the CPU")
+        sys.exit("no CUDA GPU is available: set TRITON_INTERPRET=1 to check the kernels on the CPU")
     rows: list[dict[str, Any]] = []
 
     def add(row: dict[str, Any]) -> None:

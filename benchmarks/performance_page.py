@@ -1,6 +1,6 @@
-"""Writes docs/performance.md and docs/performance.svg from what `performance.py` and `performance_kernels.py` measured.
+"""Write docs/performance.md and docs/performance.svg from the results of `performance.py` and `performance_kernels.py`.
 
-python benchmarks/performance_page.py benchmarks/results/*.json
+python benchmarks/performance_page.py benchmarks/results/{cpu,h200,h200-kernels}.json
 """
 
 import argparse
@@ -11,40 +11,47 @@ from typing import Any
 ResultRow = dict[str, Any]
 DOCS_FOLDER = Path(__file__).parents[1] / "docs"
 GENERIC_ROW = "clearhead generic"
-#: How much more memory than the plain pass the longest input may take.
+#: Maximum memory of the longest input, relative to the plain pass.
 MAX_MEMORY_RATIO = 1.2
 
-#: What was asked for: part, tokens, batch, device → in words.
+#: The targets: part, tokens, batch, device → description.
 REQUIREMENTS = {
-    ("length", 131_072, 1, "cuda"): "≤ 1.35 × plain in time, ≤ 1.2 × in memory; growth from 8,192 tokens as plain's",
+    (
+        "length",
+        131_072,
+        1,
+        "cuda",
+    ): "≤ 1.35 × plain in time, ≤ 1.2 × in memory; growth from 8,192 tokens like that of plain",
     ("short", 512, 1, "cpu"): "generic ≤ 1.1 × plain, all methods together ≤ 1.4 ×",
     ("short", 512, 8, "cpu"): "generic ≤ 1.15 × plain, all methods together ≤ 1.4 ×",
     ("throughput", 128, 16, "cpu"): "≥ 1.8 × the reference's throughput",
     ("throughput", 128, 64, "cuda"): "≥ 5 × the reference's throughput",
 }
 
-INTRODUCTION = """# What explanations cost
+INTRODUCTION = """# Cost of explanations
 
-Time and memory beside a **plain** pass: forward (the fastest of torch's attention kernels, frozen weights) and the
-gradient of one logit with respect to the embeddings, with the same activation checkpointing (from 16,384 tokens on).
-**Reference** is the way of published code for Generic Attention: weight gradients are built, n × n matrices are kept
-and multiplied, one example after another. Models have random weights in the shape of known ones; all sides of a ratio
-ran alternately in one process, and ratios are medians. Memory is the peak beyond the model itself.
+Time and memory relative to a **plain** pass: a forward pass (the fastest of torch's attention kernels, frozen weights)
+and the gradient of one logit with respect to the embeddings, with the same activation checkpointing (from 16,384
+tokens). **Reference** is the reference implementation of Generic Attention, as in the published code: weight gradients
+are computed, n × n matrices are stored and multiplied, one example after another. Models have random weights in the
+shape of well-known ones; all sides of a ratio ran alternately in one process, and ratios are medians. Memory is the
+peak in excess of the model itself.
 
-Made from `benchmarks/results/`, which `make bench` and `make bench-gpu` write (`benchmarks/performance.py`,
-`benchmarks/performance_kernels.py`).
+Made from `benchmarks/results/` by `benchmarks/performance_page.py`; `make bench` and `make bench-gpu` write such files
+(`benchmarks/performance.py`, `benchmarks/performance_kernels.py`).
 """
 
 KERNELS_NOTE = """\
-One layer's sums, as a share of flash attention's forward and backward (bfloat16, causal). *Backward with row
-push* is ours: gradients and a row push from the same tiles, in the place of both from 2,048 tokens on."""
+Time of one layer's reductions, as a fraction of flash attention's forward and backward (bfloat16, causal). *Backward
+with row push* is clearhead's kernel: gradients and a row push from the same tiles, used from 2,048 tokens."""
 
 TRAINED_MODEL_NOTE = """\
-zoo:recall-4k at 4,096 tokens, whose attention is sharp: the largest gap of a score, of the largest score,
-over eight lists. *Of the same pass*: from its own queries, keys, values and gradients, so that all that can differ are
-sums. *Two passes*: one streaming, one with whole maps; attention has the same output in both, to the last bit, and in
-bfloat16 the same gradients. Against the model in float64 (with the same weights) what differs is the model's own
-rounding: whole maps differ as much. Beside them: the attention that transformers hands out by itself."""
+zoo:recall-4k at 4,096 tokens, whose attention is sharp: the largest difference of a score, relative to the largest
+score, over eight lists. *Same pass*: from the same queries, keys, values and gradients, so that only reductions can
+differ. *Two passes*: one streaming, one with materialised attention; the attention output is bitwise identical in both,
+and in bfloat16 the gradients are the same. The difference from the model in float64 (with the same weights) is the
+rounding of the model itself: materialised attention differs as much. For comparison: the attention that transformers
+itself returns."""
 
 
 def render_table(head: list[str], rows: list[list[str]]) -> str:
@@ -66,7 +73,7 @@ def describe_machine(machine: dict[str, Any]) -> str:
 
 
 def render_requirements(rows: list[ResultRow]) -> str:
-    """Every figure that was asked for, beside what was measured."""
+    """Every target with its measurement."""
     lines = []
     for row in rows:
         if "bar" not in row or "failed" in row:
@@ -96,11 +103,11 @@ def render_requirements(rows: list[ResultRow]) -> str:
     for (part, tokens, batch, device), bar in REQUIREMENTS.items():
         if (part, tokens, batch, device) not in there:
             lines.append([f"{part}, {tokens:,} tokens, batch {batch}, {device}", bar, "not measured", "–"])
-    return render_table(["what", "asked", "measured", "held"], lines)
+    return render_table(["measurement", "target", "measured", "met"], lines)
 
 
 def compute_growth_rows(rows: list[ResultRow]) -> list[list[str]]:
-    """How much longer 131,072 tokens take than 8,192, beside the plain pass, which is flash attention's growth."""
+    """The ratio of the times at 131,072 and 8,192 tokens, compared with the plain pass (flash attention)."""
     seconds = {
         (row["way"], row["tokens"]): row["seconds"] for row in rows if row["part"] == "length" and "seconds" in row
     }
@@ -109,9 +116,7 @@ def compute_growth_rows(rows: list[ResultRow]) -> list[list[str]]:
         return []
     own, flash = (seconds[way, 131_072] / seconds[way, 8192] for way in (GENERIC_ROW, "plain"))
     held = "yes" if own <= 1.2 * flash else "**no**"
-    return [
-        ["growth from 8,192 to 131,072 tokens", "like the plain pass's", f"{own:.0f} × against {flash:.0f} ×", held]
-    ]
+    return [["growth from 8,192 to 131,072 tokens", "like the plain pass", f"{own:.0f} × against {flash:.0f} ×", held]]
 
 
 def render_measurements(rows: list[ResultRow], part: str) -> str:
@@ -133,12 +138,14 @@ def render_measurements(rows: list[ResultRow], part: str) -> str:
             ]
         )
     ratio = "× the reference" if part == "throughput" else "× plain"
-    seconds = "time an input" if part == "throughput" else "time"
-    return render_table(["device", "model", "tokens", "batch", "way", seconds, ratio, "peak memory", "kernel"], lines)
+    seconds = "time per input" if part == "throughput" else "time"
+    return render_table(
+        ["device", "model", "tokens", "batch", "implementation", seconds, ratio, "peak memory", "kernel"], lines
+    )
 
 
 def render_errors_by_method(rows: list[ResultRow]) -> str:
-    """The errors of each method on a trained model, one line a comparison."""
+    """The errors of each method on a trained model, one line per comparison."""
     methods = list(rows[0]["by method"])
     lines = [
         [
@@ -149,11 +156,11 @@ def render_errors_by_method(rows: list[ResultRow]) -> str:
         ]
         for row in rows
     ]
-    return render_table(["device", "type", "what", *methods], lines)
+    return render_table(["device", "dtype", "comparison", *methods], lines)
 
 
 def render_kernels(rows: list[ResultRow]) -> str:
-    """One layer's sums over flash attention's forward and backward, the passes back, and errors against float64."""
+    """Times of one layer's reductions relative to flash attention, backward passes, and errors against float64."""
     torchs = ["flash forward", "flash backward", "cuDNN backward", "backward with row push"]
     kinds = ["row push", "row sums", "attention column sums", "16 rows of attention"]
     times = [
@@ -176,12 +183,12 @@ def render_kernels(rows: list[ResultRow]) -> str:
     return (
         first
         + "\nRelative error against float64 with the same inputs:\n\n"
-        + render_table(["mask", "type", "of", *sums], errors)
+        + render_table(["mask", "dtype", "of", *sums], errors)
     )
 
 
 def plot_seconds_by_length(rows: list[ResultRow], path: Path) -> None:
-    """Seconds against tokens, one line a way."""
+    """Seconds against tokens, one line per implementation."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -206,7 +213,7 @@ def plot_seconds_by_length(rows: list[ResultRow], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, default=DOCS_FOLDER, help="the folder to write to")
+    parser.add_argument("--out", type=Path, default=DOCS_FOLDER, help="output folder")
     chosen = parser.parse_args()
     rows: list[ResultRow] = []
     alone: list[ResultRow] = []
@@ -218,18 +225,18 @@ def main() -> None:
             alone += found
         else:
             rows += found["rows"]
-            notes += found.get("notes", [])  # written by hand: what came of several runs, or of none
+            notes += found.get("notes", [])  # written by hand
             where = found["rows"][0]["device"]
             machines[where] = describe_machine(found["machine"] | {"where": where})
     page = [INTRODUCTION, *(f"- **{device}**: {text}" for device, text in machines.items()), ""]
-    page += ["## What was asked, and what it is", "", render_requirements(rows)]
+    page += ["## Targets and measurements", "", render_requirements(rows)]
     page += ["## Notes on these runs", "", *(f"- {note}" for note in notes), ""] if notes else []
     titles = {
-        "length": "Cost against length",
+        "length": "Cost by input length",
         "windows": "Sliding windows",
         "sources": "Encoder–decoders",
         "short": "Short inputs",
-        "throughput": "Whole batches",
+        "throughput": "Batch throughput",
     }
     for part, title in titles.items():
         if any(row["part"] == part for row in rows):
@@ -237,9 +244,9 @@ def main() -> None:
             page += ["![seconds against tokens](performance.svg)", ""] if part == "length" else []
     trained = [row for row in rows if "by method" in row]
     if trained:
-        page += ["## How exact, on a trained model", "", TRAINED_MODEL_NOTE, "", render_errors_by_method(trained)]
+        page += ["## Numerical error on a trained model", "", TRAINED_MODEL_NOTE, "", render_errors_by_method(trained)]
     if alone:
-        page += ["## The kernels by themselves", ""]
+        page += ["## The kernels alone", ""]
         page += [KERNELS_NOTE, ""]
         page += [render_kernels(alone)]
     chosen.out.mkdir(parents=True, exist_ok=True)

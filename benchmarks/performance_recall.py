@@ -1,10 +1,11 @@
-"""How exact streaming is on a trained model with sharp attention, zoo:recall-4k: the part `exact` of `performance.py`.
+"""Numerical error of streaming on a trained model with sharp attention, zoo:recall-4k: part `exact` of
+`performance.py`.
 
-Streaming is held to whole maps twice: in two passes, as a user would compare them; and in the same pass, to whole maps
-in float64 of its own queries, keys, values and gradients. How far passes are from one in float64, streaming and with
-whole maps, is said, too: that is the model's own rounding, which no recorder mends, and for which this model was
-trained (`packages/zoo/train/recall.py --noise`). Beside it stands the attention that transformers itself hands out,
-without clearhead.
+Streaming is compared with materialised attention twice: in two passes, as a user would compare them; and in the same
+pass, with materialised attention in float64 from its own queries, keys, values and gradients. The difference between
+passes and a pass in float64 is also reported, streaming and materialised: that is the rounding of the model itself,
+which no recorder can remove, and for which this model was trained (`packages/zoo/train/recall.py --noise`). The
+attention that transformers itself returns, without clearhead, is reported next to it.
 """
 
 import sys
@@ -27,17 +28,17 @@ COMPARED_METHODS = [
     *(Method(name, steps=2) for name in ("tam", "beyond-intuition-token")),
 ]
 NUM_EXAMPLES = 8
-SAME_PASS_COMPARISON = "streaming against whole maps in float64, of the same pass"
-TWO_PASS_COMPARISON = "streaming against whole maps, two passes"
-#: What two passes, or two ways in one pass, may differ by; and a pass in bfloat16 from one in float64.
+SAME_PASS_COMPARISON = "streaming against materialised attention in float64, same pass"
+TWO_PASS_COMPARISON = "streaming against materialised attention, two passes"
+#: Maximum difference of two passes or two computations of one pass, and of a bfloat16 pass from a float64 pass.
 MAX_TILING_ERROR, MAX_BFLOAT16_ERROR = 1e-5, 1e-2
 TRANSFORMERS_ONLY_COMPARISON = (
-    "transformers alone, eager, the attention that transformers hands out, against the model in float64"
+    "transformers only, eager, the attention that transformers returns, against the model in float64"
 )
 
 
 def measure_tiling_errors(device: str, tokens: int) -> list[dict[str, Any]]:
-    """A row for each comparison: the largest gap of a score, of the largest score, over some lists; and by method."""
+    """A row per comparison: the largest difference of a score over some lists, relative to the largest score."""
     from clearhead_zoo.tasks import recall
 
     gaps: dict[tuple[str, str], dict[str, float]] = {}
@@ -60,7 +61,7 @@ def measure_tiling_errors(device: str, tokens: int) -> list[dict[str, Any]]:
                 (SAME_PASS_COMPARISON, streaming, _compute_gaps(streaming, summed)),
                 (TWO_PASS_COMPARISON, streaming, _compute_gaps(streaming, whole)),
                 ("streaming against the model in float64", streaming, _compute_gaps(streaming, exact)),
-                ("whole maps against the model in float64", whole, _compute_gaps(whole, exact)),
+                ("materialised attention against the model in float64", whole, _compute_gaps(whole, exact)),
             ):
                 before = gaps.setdefault((dtype, way), found)
                 gaps[dtype, way] = {method: max(gap, before[method]) for method, gap in found.items()}
@@ -100,14 +101,14 @@ def _get_error_limit(way: str, dtype: str) -> dict[str, float]:
 
 
 def _load_model(device: str, dtype: str) -> Any:
-    """The weights are those of bfloat16 in every format."""
+    """Load the model with the bfloat16 weights in every dtype."""
     ex = clearhead.load("zoo:recall-4k", dtype="bfloat16", device=device)
     ex.adapter.model.to(getattr(torch, dtype))
     return ex
 
 
 def _compute_last_token_attention(ex: Any, text: str) -> Float[Tensor, " token"]:
-    """What the last token looks at in the last layer, over all heads, as the model itself says it."""
+    """The attention of the last token in the last layer, mean over heads, as the model itself returns it."""
     model = ex.adapter.model
     inputs = ex.adapter.processor(text, return_tensors="pt").to(model.device)
     before = model.config._attn_implementation

@@ -1,4 +1,4 @@
-"""The ways of explaining that `performance.py` measures beside clearhead: the limit, the reference, other libraries.
+"""The implementations that `performance.py` compares with clearhead: the lower bound, the reference, other libraries.
 
 Each takes a model and a batch of ids and returns batch × token scores, or None where there are none.
 """
@@ -41,7 +41,7 @@ def get_layers(model: Any) -> list[nn.Module]:
 
 
 def compute_top_logit(model: Any, **inputs: Any) -> Tensor:
-    """The logit that is explained, for each sample: of the class, or of the next word."""
+    """The explained logit of each sample: of the class, or of the next token."""
     if type(model).__name__.endswith("ForCausalLM"):
         return model(**inputs, use_cache=False, logits_to_keep=1).logits[:, -1].amax(-1)
     if model.config.is_encoder_decoder:
@@ -50,14 +50,14 @@ def compute_top_logit(model: Any, **inputs: Any) -> Tensor:
 
 
 def run_plain_gradient(model: Any, ids: Tensor, use_checkpointing: bool = False, **other_inputs: Tensor) -> None:
-    """The limit: one forward pass, and the gradient of one logit with respect to the embeddings."""
+    """The lower bound: one forward pass, and the gradient of one logit with respect to the embeddings."""
     vectors = model.get_input_embeddings()(ids).detach().requires_grad_()
     with checkpointed_layers(model, use_checkpointing):
         torch.autograd.grad(compute_top_logit(model, inputs_embeds=vectors, **other_inputs).sum(), vectors)
 
 
 def run_reference_generic_attention(model: Any, ids: Tensor) -> Tensor:
-    """The way of published code for Generic Attention: each example by itself, weight gradients, full matrices."""
+    """Generic Attention as in the published code: each example separately, weight gradients, full matrices."""
     row = -1 if type(model).__name__.endswith("ForCausalLM") else 0
     own = model.config._attn_implementation
     model.set_attn_implementation("eager")
@@ -94,7 +94,7 @@ def run_captum_integrated_gradients(model: Any, ids: Tensor, steps: int = 20) ->
 
 
 def run_shap_partition(model: Any, ids: Tensor, evaluations: int = 500) -> Tensor:
-    """shap's partition explainer, with as many evaluations as it makes by default."""
+    """shap's partition explainer with its default number of evaluations."""
     import numpy as np
     import shap
     from scipy.cluster.hierarchy import linkage
@@ -113,13 +113,13 @@ def run_shap_partition(model: Any, ids: Tensor, evaluations: int = 500) -> Tenso
 
 
 def run_inseq_saliency(model: Any, ids: Tensor) -> Tensor | None:
-    """inseq's saliency of the next word. It wants a tokenizer: one that calls each id by its number."""
+    """inseq's saliency of the next token. It needs a tokenizer: here, the name of each token is its id."""
     import inseq
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     if not type(model).__name__.endswith("ForCausalLM"):
-        raise NotImplementedError("inseq explains models that generate, and this one has classes")
+        raise NotImplementedError("inseq explains generative models only, and this model is a classifier")
     words = {str(i): i for i in range(model.config.vocab_size)}
     backend = Tokenizer(models.WordLevel(words, unk_token="0"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -134,9 +134,9 @@ def run_inseq_saliency(model: Any, ids: Tensor) -> Tensor | None:
     return None
 
 
-#: Other libraries, the package that each needs, and from which length on it is left out.
+#: Other libraries, the package of each, and the length from which it is skipped.
 LIBRARY_BASELINES: dict[str, tuple[str, int, BaselineFunction]] = {
     "captum integrated gradients, 20 steps": ("captum", 8192, run_captum_integrated_gradients),
     "shap partition, 500 evaluations": ("shap", 256, run_shap_partition),
-    "inseq saliency, one word": ("inseq", 2048, run_inseq_saliency),
+    "inseq saliency, one token": ("inseq", 2048, run_inseq_saliency),
 }

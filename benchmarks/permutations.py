@@ -1,9 +1,9 @@
-"""How long 100 permutations of 1,000 sentences take at scope S1, where all but the row that is read is computed once.
+"""Run time of 100 permutations of 1,000 sentences at scope S1, where all but the read-out row is computed once.
 
     python benchmarks/permutations.py [--sentences 1000] [--draws 100] [--limit 30] [--data ../shared/data/sst2]
 
-Sentences are those of GLUE's SST-2 development set, and first of its training set, where the folder is there; otherwise
-made of words of the same lengths. Fails if it takes longer than the limit in seconds (0 for none).
+The sentences are those of GLUE's SST-2 development set, and the first of its training set, if the folder exists;
+otherwise random words of the same lengths. Fails if it takes longer than the limit in seconds (0 for none).
 """
 
 import argparse
@@ -68,7 +68,7 @@ def main() -> None:
     took, spent = time.perf_counter() - began, time.process_time() - worked
     median = found.get_column("median TVD").mean()
     print(f"{len(texts)} sentences × {arguments.draws} permutations at scope S1, mean median TVD {median:.4f}")
-    print(f"{took:.1f} s, {spent:.1f} s of them computing, {torch.get_num_threads()} threads")
+    print(f"{took:.1f} s, {spent:.1f} s of which are computation, {torch.get_num_threads()} threads")
     # on a machine that others use, too, waiting for them does not count
     if arguments.limit and min(took, spent) > arguments.limit:
         sys.exit(f"slower than the limit of {arguments.limit:.0f} s")

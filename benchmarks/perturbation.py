@@ -1,16 +1,16 @@
-"""The perturbation benchmark beside the authors' way: 6 methods and 2 controls × 10 fractions × both ways on zoo:pets.
+"""The perturbation benchmark against the authors' code: 6 methods and 2 controls × 10 fractions × both directions.
 
-The authors run one method at a time: a first program explains every picture and writes its map into a file, a second
-reads the maps and sends every altered picture through the model, the clean one and the empty one again and again.
-clearhead explains all methods in shared passes and sends each distinct altered picture once. Same pictures, methods,
-fractions, fill and model on both sides; the curves are compared. Every way runs in a process of its own, so that its
-memory is its own; after each chunk clearhead's is noted, to see if it grows.
+The authors run one method at a time on zoo:pets: a first program explains every image and writes its map to a file, a
+second reads the maps and sends every perturbed image through the model, the original and the empty one again each time.
+clearhead explains all methods in shared passes and evaluates each distinct perturbed image once. Images, methods,
+fractions, fill and model are the same on both sides; the curves are compared. Each implementation runs in a separate
+process, so that its memory is its own; clearhead's memory is logged after each chunk, to see if it grows.
 
     python benchmarks/perturbation.py [--pictures 16] [--data ../shared/data] [--device cuda] [--threads 1] [--chunk 4]
         [--authors 4] [--json benchmarks/results/perturbation/h200.json]
 
-500 pictures are the size that papers take samples of; the authors' way may take the first few of them only, and is then
-held against clearhead's time for the same few. Without a data folder, pictures are noise.
+500 images is the usual sample size in papers; the authors' implementation may take only the first few of them, and is
+then compared with clearhead's time for the same few. Without a data folder, images are noise.
 """
 
 import argparse
@@ -53,7 +53,7 @@ DTYPE = "float32"
 REFERENCE_BATCH_SIZE = 16
 
 CurvesByKey = dict[str, list[float]]
-#: Called with the number of pictures that are done.
+#: Called with the number of images that are done.
 ProgressCallback = Callable[[int], None]
 
 
@@ -66,10 +66,10 @@ def load_images(count: int, folder: str | None) -> Sequence[Example]:
 
 
 class ForwardCounter:
-    """Which pictures go through the model: with gradients, to be explained, and without, to be judged by (and, in the
+    """Which images go through the model: with gradients, to be explained, and without, to be judged by (and, in the
     authors' way, to be explained by the controls).
 
-    Eight bytes are kept of each: a table of them would grow with the pictures, and memory is what is measured.
+    Eight bytes are kept of each: a table of them would grow with the images, and memory is what is measured.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -90,7 +90,7 @@ class ForwardCounter:
 
 
 class ResourceLog:
-    """Seconds without those of watching, and memory, each time it is told how many pictures are done."""
+    """Seconds without those of watching, and memory, each time it is told how many images are done."""
 
     def __init__(self, watch: ForwardCounter, device: torch.device) -> None:
         self.forward_counter, self.device = watch, device
@@ -105,7 +105,7 @@ class ResourceLog:
             found["cuda mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
             torch.cuda.reset_peak_memory_stats()
         self.entries.append(found)
-        print(f"{num_images} pictures, {seconds:.1f} s, {found['mib']:,.0f} MiB", file=sys.stderr, flush=True)
+        print(f"{num_images} images, {seconds:.1f} s, {found['mib']:,.0f} MiB", file=sys.stderr, flush=True)
 
 
 def _synchronize(device: torch.device) -> None:
@@ -147,7 +147,7 @@ def run_reference_implementation(
 def _compute_fraction_curves(
     ex: clearhead.Explainer, batch: Sequence[Example], scores: Sequence[np.ndarray], direction: str
 ) -> list[list[float]]:
-    """A batch of pictures at every fraction, each from the clean ones: the probability of the class predicted there."""
+    """A batch of images at every fraction, each from the clean ones: the probability of the class predicted there."""
     processor, model = ex.adapter.processor, ex.adapter.model
     clean = processor([example.input for example in batch], return_tensors="pt")["pixel_values"]
     empty = processor([np.zeros_like(np.asarray(batch[0].input))], return_tensors="pt")["pixel_values"]
@@ -166,7 +166,7 @@ def _compute_fraction_curves(
         with torch.no_grad():
             output = model(pixel_values=torch.where(mask, empty, clean).to(model.device))
         found.append(output.logits.double().softmax(-1).cpu())
-    curves = torch.stack(found, 1)  # picture × fraction × class
+    curves = torch.stack(found, 1)  # image × fraction × class
     judged = curves[:, 0].argmax(-1)
     return curves[torch.arange(len(batch)), :, judged].tolist()
 
@@ -178,7 +178,7 @@ def run_clearhead(
     chunk_size: int,
     on_progress: ProgressCallback,
 ) -> CurvesByKey:
-    # only pictures, as the authors' way has them: labels play no part
+    # only images, as the authors' way has them: labels play no part
     data = BenchmarkDataset(
         "pictures", "all", "their own", (), lambda: examples, lambda one: Example(one.id, one.input)
     )
@@ -232,9 +232,9 @@ def run_in_subprocess(
     made = json.loads(out.read_text(encoding="utf-8"))
     facts = made["facts"]
     print(
-        f"{name:17} {count:4} pictures {facts['notes'][-1]['seconds']:8.1f} s   {facts['explained']:7,} pictures "
-        f"explained, {facts['judged']:7,} judged, {facts['distinct']:7,} of them distinct   "
-        f"{facts['peak mib']:,.0f} MiB at most ({facts['mib before']:,.0f} before)",
+        f"{name:17} {count:4} images {facts['notes'][-1]['seconds']:8.1f} s   {facts['explained']:7,} images "
+        f"explained, {facts['judged']:7,} evaluated, {facts['distinct']:7,} of them distinct   "
+        f"{facts['peak mib']:,.0f} MiB peak ({facts['mib before']:,.0f} before)",
         flush=True,
     )
     return facts, made["curves"]
@@ -249,7 +249,7 @@ def describe_machine(options: argparse.Namespace) -> dict[str, Any]:
 def compare_implementations(
     ours: dict[str, Any], theirs: dict[str, Any], our_curves: CurvesByKey, their_curves: CurvesByKey
 ) -> dict[str, Any]:
-    """Both ways on the pictures that both took: seconds, and how far their curves lie apart."""
+    """Both ways on the images that both took: seconds, and how far their curves lie apart."""
     assert their_curves.keys() <= our_curves.keys()
     assert ours["judged"] == ours["distinct"], "an altered picture went through the model twice"
     count, seconds = theirs["notes"][-1]["pictures"], theirs["notes"][-1]["seconds"]
@@ -271,14 +271,20 @@ def _summarise_curve_gaps(gaps: dict[str, float]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", type=int, default=16)
-    parser.add_argument("--data", help="the folder that holds pets")
+    parser.add_argument("--data", help="folder with pets")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--chunk", type=int, default=4, help="pictures that clearhead computes and stores at once")
-    parser.add_argument("--authors", type=int, help="pictures of the authors' way, a multiple of the chunk; all")
-    parser.add_argument("--json", type=Path, help="write what was found here, too, as soon as it is found")
-    parser.add_argument("--way", choices=list(IMPLEMENTATIONS), help="only this one, in this process")
-    parser.add_argument("--into", type=Path, help="where one way writes what it found")
+    parser.add_argument(
+        "--chunk", type=int, default=4, help="number of images that clearhead computes and stores at once"
+    )
+    parser.add_argument(
+        "--authors",
+        type=int,
+        help="number of images for the authors' implementation, a multiple of the chunk; default: all",
+    )
+    parser.add_argument("--json", type=Path, help="also write the results to this file, as they are computed")
+    parser.add_argument("--way", choices=list(IMPLEMENTATIONS), help="run only this implementation, in this process")
+    parser.add_argument("--into", type=Path, help="output file of one implementation")
     asked = parser.parse_args()
     if asked.way is not None:
         run_implementation(asked.way, asked, asked.apply)
@@ -299,9 +305,9 @@ def main() -> None:
     write_results(found | {"clearhead": ours, "authors": theirs, "compared": both}, asked.json)
     early, late = ours["notes"][(len(ours["notes"]) - 1) // 4], ours["notes"][-1]
     print(
-        f"{both['pictures']} pictures: {both['clearhead']:.1f} s against {both['authors']:.1f} s, "
-        f"{both['ratio']:.2f} × faster, curves equal to {both['gap']:.1e}; {late['mib'] - early['mib']:+,.0f} MiB "
-        f"from {early['pictures']} to {late['pictures']} pictures"
+        f"{both['pictures']} images: {both['clearhead']:.1f} s against {both['authors']:.1f} s, {both['ratio']:.2f} × "
+        f"faster, curves equal to {both['gap']:.1e}; {late['mib'] - early['mib']:+,.0f} MiB from {early['pictures']} "
+        f"to {late['pictures']} images"
     )
 
 

@@ -1,14 +1,14 @@
-"""Attention on trial: every probe on zoo:sentiment, zoo:logic, zoo:recall and the debate's own BiLSTM.
+"""Attention on trial: every probe on zoo:sentiment, zoo:logic, zoo:recall and the BiLSTM of the debate.
 
     python benchmarks/probes.py --out build/probes [--sentences carry/probes/sentences.json.gz | --data ../shared/data]
         [--device cuda] [--workers 12] [--seconds 500] [--size small] [--only logic,recall/heads]
 
-Each probe of each model is a process of its own that leaves one JSON file in the folder, and so is each training run
-that a probe needs (`seeds@3`, `frontier@0.01`): a probe waits for its runs and then only opens them. What is there
-already is not made again, and training goes on where it was cut, so the same command goes on after a break. What fails
-on the device is tried again on the CPU, where the BiLSTM is from the start: gradients of a recurrent network in
-evaluation mode are not to be had from cuDNN. `--size small` is a run for two cores. docs/attention-on-trial.md is made
-of it by benchmarks/probes_page.py.
+Each probe of each model is a separate process that writes one JSON file to the folder, and so is each training run that
+a probe needs (`seeds@3`, `frontier@0.01`): a probe waits for its runs and then only loads them. Existing results are
+not computed again, and interrupted training continues, so the same command continues after a break. A job that fails on
+the device is tried again on the CPU, which is always used for the BiLSTM: cuDNN has no gradients of a recurrent network
+in evaluation mode. `--size small` is a run for two cores. benchmarks/probes_page.py writes docs/attention-on-trial.md
+from the results.
 """
 
 import argparse
@@ -422,7 +422,9 @@ def run_all(arguments: argparse.Namespace) -> None:
         if arguments.seconds and time.monotonic() - started > arguments.seconds:
             for process in running.values():
                 process.kill()
-            print(f"time is up: {', '.join([*running, *waiting])} not done; the same command goes on", flush=True)
+            print(
+                f"out of time: {', '.join([*running, *waiting])} not finished; the same command continues", flush=True
+            )
             break
     if failed:
         print(f"failed (see the logs in {arguments.out}): {', '.join(failed)}", flush=True)
@@ -435,9 +437,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=0.0, help="stop after so many (0: never)")
+    parser.add_argument("--seconds", type=float, default=0.0, help="stop after this time (0: never)")
     parser.add_argument("--size", choices=list(SIZES), default="full")
-    parser.add_argument("--only", help="models (logic) and jobs (recall/heads), with commas between them")
+    parser.add_argument("--only", help="models (logic) and jobs (recall/heads), separated by commas")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     run_job(arguments.job, arguments) if arguments.job else run_all(arguments)

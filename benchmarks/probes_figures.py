@@ -1,4 +1,4 @@
-"""The figures of docs/attention-on-trial.md: one panel a model."""
+"""The figures of docs/attention-on-trial.md: one panel per model."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ MODEL_TITLES = {
     "bilstm": "BiLSTM",
 }
 BLUE, GREY, INK = "#3b6fb6", "#b4b6bd", "#24262b"
-#: By "model/probe", what a probe found.
+#: Results of the probes by "model/probe".
 ResultsByProbe = dict[str, dict[str, Any]]
 
 
@@ -26,7 +26,7 @@ def get_column(results: ResultsByProbe, model: str, probe: str, name: str) -> np
 def draw_panels(
     draw: Callable[[Any, ResultsByProbe, str], bool], results: ResultsByProbe, x: str, y: str, models: Sequence[str]
 ) -> Figure | None:
-    """One panel a model; those that have nothing to show are left out."""
+    """One panel per model; None if no panel has data."""
     figure = Figure(figsize=(2.7 * len(models), 2.6), layout="constrained")
     every = figure.subplots(1, len(models), squeeze=False)[0]
     shown = False
@@ -107,9 +107,9 @@ PROBE_FIGURES: dict[str, tuple[Callable[[Any, ResultsByProbe, str], bool], str, 
         "largest weight",
         "median TVD",
         tuple(MODEL_TITLES),
-        "Shuffled weights at S1: each point an input.",
+        "Shuffled weights at S1: each point is an input.",
     ),
-    "adversary": (draw_adversary, "JSD", "inputs", tuple(MODEL_TITLES), "Weights with the same answer, how far away."),
+    "adversary": (draw_adversary, "JSD", "inputs", tuple(MODEL_TITLES), "Distance of weights with the same output."),
     "frontier": (
         draw_frontier,
         "TVD of answers",
@@ -122,13 +122,13 @@ PROBE_FIGURES: dict[str, tuple[Callable[[Any, ResultsByProbe, str], bool], str, 
         "heads silenced",
         "predictions that stay",
         tuple(MODEL_TITLES)[:3],
-        "Heads silenced, the least important first.",
+        "Heads removed, the least important first.",
     ),
     "skips": (
         draw_skips,
         "layer",
         "share of the skip connection",
         tuple(MODEL_TITLES)[:3],
-        "What goes past attention, in three forms.",
+        "Share of the skip connection, by three measures.",
     ),
 }

@@ -1,9 +1,9 @@
-"""docs/attention-on-trial.md and its figures, from what benchmarks/probes.py left behind.
+"""Write docs/attention-on-trial.md and its figures from the results of benchmarks/probes.py.
 
     python benchmarks/probes_page.py [--from build/probes] [--to docs] [--reading benchmarks/probes_reading.md]
 
-Tables and figures are made from the JSON files alone; the reading of them is written by hand, with the means that it
-names filled in.
+Tables and figures are made from the JSON files alone; the discussion is written by hand, and the means that it names
+are filled in.
 """
 
 import argparse
@@ -25,7 +25,7 @@ MAX_SAME_PREDICTION_TVD = 0.05
 
 
 def read_results(folder: Path) -> ResultsByProbe:
-    """By "model/probe", what a probe found."""
+    """Results of the probes by "model/probe"."""
     found = {}
     for path in sorted(folder.glob("*.json")):
         model, _, probe = path.stem.partition("-")
@@ -42,7 +42,7 @@ def format_estimate(results: ResultsByProbe, model: str, probe: str, name: str) 
 
 
 def _parse_interval(one: dict[str, Any]) -> ConfidenceInterval:
-    """What is not known is null in JSON."""
+    """Unknown values are null in JSON."""
     mean, low, high = (math.nan if one[key] is None else one[key] for key in ("mean", "low", "high"))
     return ConfidenceInterval(mean, low, high, one["count"])
 
@@ -53,18 +53,18 @@ def _format_interval(one: ConfidenceInterval) -> str:
 
 def format_mean_interval(values: np.ndarray) -> str:
     """
-    >>> of_values(np.array([1.0])), of_values(np.array([np.inf]))
+    >>> format_mean_interval(np.array([1.0])), format_mean_interval(np.array([np.inf]))
     ('1.000 (no interval)', '–')
     """
     return _format_interval(bootstrap_interval(values[np.isfinite(values)]))
 
 
 def format_unaffected_fraction(results: ResultsByProbe, model: str) -> str:
-    """Of the inputs with one weight above a half, the share whose answer hardly moves when weights are shuffled."""
+    """Of the inputs with a weight above 0.5, the fraction whose output hardly changes when weights are shuffled."""
     largest, moved = (get_column(results, model, "permutation", name) for name in ("largest weight", "median TVD"))
     peaked = largest > 0.5
     return (
-        "none so peaked"
+        "no such inputs"
         if not peaked.any()
         else format_mean_interval((moved[peaked] < MAX_SAME_PREDICTION_TVD).astype(float))
     )
@@ -100,46 +100,48 @@ def format_leave_one_out(results: ResultsByProbe, model: str) -> str:
 
 
 TABLE_ROWS: dict[str, dict[str, CellRenderer]] = {
-    "The models": {"accuracy on the inputs measured on": make_estimate_cell("uniform", "accuracy")},
-    "Correlation (tau-b of the last row's attention, mean over heads; special tokens left out)": {
+    "The models": {"accuracy on the measured inputs": make_estimate_cell("uniform", "accuracy")},
+    "Correlation (tau-b of the last row's attention, mean over heads; without special tokens)": {
         "with the gradient, attention detached": make_estimate_cell(
             "correlation", "τ(last row, gradient, attention detached)"
         ),
         "with the gradient": make_estimate_cell("correlation", "τ(last row, gradient)"),
-        "with leaving out (deleted)": format_leave_one_out,
-        "of gradient and leaving out: the ceiling": make_estimate_cell("correlation", "τ(gradient, left out)"),
+        "with leave-one-out (deleted)": format_leave_one_out,
+        "of gradient and leave-one-out: the ceiling": make_estimate_cell("correlation", "τ(gradient, left out)"),
         "chance": make_estimate_cell("correlation", "chance, last row"),
     },
     "Permutation (100 draws)": {
-        "S1, the row that is read: median TVD": make_estimate_cell("permutation", "median TVD"),
-        "S1: share of draws that change the prediction": make_estimate_cell("permutation", "flips"),
-        "S1, special tokens and itself kept: median TVD": make_estimate_cell("permutation-kept", "median TVD"),
+        "S1, the read-out row: median TVD": make_estimate_cell("permutation", "median TVD"),
+        "S1: fraction of permutations that change the prediction": make_estimate_cell("permutation", "flips"),
+        "S1, special tokens and the row's own position kept: median TVD": make_estimate_cell(
+            "permutation-kept", "median TVD"
+        ),
         "S2, that row in every layer: median TVD": make_estimate_cell("permutation-S2", "median TVD"),
-        "S4, everything: median TVD": make_estimate_cell("permutation-S4", "median TVD"),
-        "inputs with a weight above 0.5: share with median TVD "
+        "S4, all attention: median TVD": make_estimate_cell("permutation-S4", "median TVD"),
+        "inputs with a weight above 0.5: fraction with median TVD "
         f"< {MAX_SAME_PREDICTION_TVD}": format_unaffected_fraction,
     },
-    "Uniform attention, and the other inputs' mean attention, in the trained model": {
+    "Uniform attention, and the mean attention of the other inputs, in the trained model": {
         f"{figure}, {shown}{place}": make_estimate_cell("uniform", f"{figure}, {way}{place}")
         for figure in ("TVD", "accuracy")
         for way, shown in (("", "uniform, "), ("mean attention, ", "mean, "))
-        for place in ("row that is read", "layer 0", "layer 1", "all layers")
+        for place in ("read-out row", "layer 0", "layer 1", "all layers")
     },
-    f"Adversary (S1: weights far away with the same answer, TVD ≤ {MAX_SAME_PREDICTION_TVD})": {
+    f"Adversary (S1: distant weights with the same output, TVD ≤ {MAX_SAME_PREDICTION_TVD})": {
         "JSD found": make_estimate_cell("adversary", "JSD"),
-        "JSD attainable by any weights": make_estimate_cell("adversary", "attainable JSD"),
-        "share of what is attainable": format_attainable_fraction,
+        "maximum JSD of any weights": make_estimate_cell("adversary", "attainable JSD"),
+        "fraction of the maximum": format_attainable_fraction,
         "S2: JSD found": make_estimate_cell("adversary-S2", "JSD"),
     },
-    "Seeds (trained anew)": {
+    "Seeds (retrained models)": {
         "median JSD of attention": make_estimate_cell("seeds", "median JSD"),
-        "median TVD of answers": make_estimate_cell("seeds", "median TVD"),
+        "median TVD of outputs": make_estimate_cell("seeds", "median TVD"),
         "accuracy of seeds": make_estimate_cell("seeds", "accuracy of seeds"),
     },
     "Adversarial training (S1)": {
-        f"farthest JSD with TVD ≤ {MAX_SAME_PREDICTION_TVD}": format_frontier_point,
+        f"largest JSD with TVD ≤ {MAX_SAME_PREDICTION_TVD}": format_frontier_point,
         "λ = 0: TVD": lambda results, model: format_frontier_estimate(results, model, "λ 0", "TVD"),
-        "trained with uniform attention there: accuracy": lambda r, m: format_frontier_estimate(
+        "trained with uniform attention in that row: accuracy": lambda r, m: format_frontier_estimate(
             r, m, "uniform, trained", "accuracy"
         ),
     }
@@ -148,7 +150,7 @@ TABLE_ROWS: dict[str, dict[str, CellRenderer]] = {
         for strength in ("0.01", "0.03", "0.1")
         for figure in ("JSD", "TVD", "accuracy")
     },
-    "Diagnostic (accuracy of a classifier without context, by its guide)": {
+    "Diagnostic (accuracy of a classifier without context, by guide)": {
         guide: make_estimate_cell("diagnostic", guide)
         for guide in ("uniform", "own", "base", "adversary", "rollout", "generic", "grad-sam", "attcat")
     }
@@ -168,7 +170,7 @@ def render_table(results: ResultsByProbe, rows: dict[str, CellRenderer]) -> list
 
 
 def compute_average_precisions(results: ResultsByProbe, model: str) -> dict[str, np.ndarray]:
-    """Average precision against the known reason: of methods, and of the adversary's weights beside the model's own."""
+    """Average precision against the ground-truth evidence: of methods, the model's weights and the adversary's."""
     found: dict[str, list[float]] = {}
     for row in results.get(f"{model}/truth", {}).get("rows", []):
         found.setdefault(row["method"], []).append(row["figures"]["minimal average precision"])
@@ -198,7 +200,7 @@ def render_evidence_table(results: ResultsByProbe) -> list[str]:
 def render_heads_table(results: ResultsByProbe, model: str, count: int = 5) -> list[str]:
     lines = sorted(results.get(f"{model}/heads", {}).get("lines", []), key=lambda line: -line["ablation"])[:count]
     head = [
-        "| head | TVD without it | with uniform attention | gradient | looks at | entropy |",
+        "| head | TVD without it | with uniform attention | gradient | attends to | entropy |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     rows = [
@@ -210,7 +212,7 @@ def render_heads_table(results: ResultsByProbe, model: str, count: int = 5) -> l
 
 
 def render_runs_table(results: ResultsByProbe) -> list[str]:
-    """Which probe of which model was run at which size, on what, and on how many inputs."""
+    """Size, device and number of inputs of every run."""
     probes = sorted({name.split("/")[1] for name in results})
     lines = ["| | " + " | ".join(MODEL_TITLES.values()) + " |", "| --- |" + " --- |" * len(MODEL_TITLES)]
     for probe in probes:
@@ -225,7 +227,7 @@ def render_runs_table(results: ResultsByProbe) -> list[str]:
 
 
 def fill_in_means(discussion: str, results: ResultsByProbe) -> str:
-    """The reading with figures in the place of {{model/probe/figure}}: means, so that words and tables agree."""
+    """The discussion with means in place of {{model/probe/figure}}, so that text and tables agree."""
 
     def mean(match: re.Match[str]) -> str:
         model, probe, name = match[1].split("/", 2)
@@ -245,7 +247,7 @@ def _wrap_block(block: str) -> str:
 def render_page(results: ResultsByProbe, folder: Path, discussion: str) -> str:
     sizes = sorted({one["size"] for one in results.values()})
     made = f"Made by `make probes` ({' and '.join(sizes)} size): means with 95 % bootstrap intervals over inputs."
-    parts = ["# Attention on trial", "", fill_in_means(discussion, results).strip(), "", "## The figures", "", made, ""]
+    parts = ["# Attention on trial", "", fill_in_means(discussion, results).strip(), "", "## Results", "", made, ""]
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for name, (draw, x, y, models, caption) in PROBE_FIGURES.items():
         figure = draw_panels(draw, results, x, y, models)
@@ -254,14 +256,14 @@ def render_page(results: ResultsByProbe, folder: Path, discussion: str) -> str:
             parts += [f"![{caption}](figures/trial-{name}.png)", "", f"*{caption}*", ""]
     for title, rows in TABLE_ROWS.items():
         parts += [f"### {title}", "", *render_table(results, rows), ""]
-    parts += ["### Where the reason is known: average precision", "", *render_evidence_table(results), ""]
+    parts += ["### Ground-truth evidence: average precision", "", *render_evidence_table(results), ""]
     for model in ("sentiment", "logic", "recall"):
         if own := render_heads_table(results, model):
-            parts += [f"### {MODEL_TITLES[model]}: the heads that matter most", "", *own, ""]
-    parts += ["### What was run", "", *render_runs_table(results), ""]
+            parts += [f"### {MODEL_TITLES[model]}: the most important heads", "", *own, ""]
+    parts += ["### Runs", "", *render_runs_table(results), ""]
     said = {one["probe"]: one["says"] for one in results.values() if "says" in one}
     parts += [
-        "## What each probe shows, and what not",
+        "## What each probe shows and does not show",
         "",
         *(f"- **{probe}.** {says}" for probe, says in said.items()),
         "",

@@ -1,11 +1,11 @@
-"""What SHAP of a 16-word sentence costs: clearhead's batches against the call that a lecture prints. Same coalitions.
+"""Cost of SHAP on a 16-word sentence: clearhead's batches against the call in the lecture. The coalitions are the same.
 
-The lecture hands the shap package a function that pads every text to the longest the model can read, and the package
-asks for ten texts at a time. clearhead evaluates each coalition once, all of them together, at their own length. Both
+The lecture passes the shap package a function that pads every text to the maximum length of the model, and the package
+evaluates ten texts at a time. clearhead evaluates each coalition once, all of them together, at their own length. Both
 explain the logit of class 1 of zoo:sentiment, with one context alone as in the lecture; with --both also with both
-contexts, clearhead's default, on a budget that neither side reaches (minutes, the lecture's way). Runs alternate, so
-that a busy machine slows both sides; ratios are medians. One thread, so that the work is measured and not how it is
-shared out.
+contexts, clearhead's default, with a budget that neither side reaches (minutes with the lecture's call). Runs
+alternate, so that a busy machine slows both sides; ratios are medians. One thread, so that the work is measured and not
+its parallelisation.
 
     python benchmarks/shap_batches.py [--repeats 3] [--threads 1] [--both]
 """

@@ -1,8 +1,8 @@
-"""Memory and time of `generic` on zoo:recall-4k, whole maps against tiles, each in a process of its own.
+"""Memory and time of `generic` on zoo:recall-4k, materialised attention against tiles, each in a separate process.
 
     python benchmarks/streaming_memory.py [TOKENS …]
 
-The peak is what the process takes beyond what it took with the model loaded and one short text explained.
+The peak is the memory of the process in excess of that with the model loaded and one short text explained.
 """
 
 import json

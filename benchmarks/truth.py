@@ -1,11 +1,11 @@
-"""Which methods find what is known to be the reason? The zoo's known-answer models, every method, with intervals.
+"""Which methods find the ground-truth evidence? The zoo's known-answer models, every method, with intervals.
 
     python benchmarks/truth.py [--models logic,recall] [--methods generic,grad-sam | all] [--without flow] [--count 100]
         [--figures "minimal average precision"] [--json truth.json] [--device cuda]
 
-Prints one table a figure: methods × models, mean [95 % bootstrap interval] · rank. A range of ranks is a tie: those
-methods cannot be told apart on these examples (paired Wilcoxon tests, Holm's correction). "–": does not apply or
-failed; the reasons stand below. `random` and `position` are in every table.
+Prints one table per figure: methods × models, mean [95 % bootstrap interval] · rank. A range of ranks is a tie: these
+methods cannot be distinguished on these examples (paired Wilcoxon tests, Holm's correction). "–": does not apply or
+failed; the reasons are listed below. `random` and `position` are in every table.
 """
 
 import argparse
@@ -34,11 +34,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(ZOO_TASKS))
     parser.add_argument("--methods", default="all")
-    parser.add_argument("--without", default="", help="methods to leave out, with commas between them")
+    parser.add_argument("--without", default="", help="methods to skip, separated by commas")
     parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--first", type=int, default=0, help="the first example, so that several processes share them")
+    parser.add_argument(
+        "--first",
+        type=int,
+        default=0,
+        help="index of the first example, so that several processes can share the work",
+    )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", help="of the weights; by default as stored, on a CPU float32")
+    parser.add_argument("--dtype", help="dtype of the weights; default: as stored, float32 on a CPU")
     parser.add_argument("--by", default="score")
     parser.add_argument(
         "--figures", default="minimal precision,minimal average precision,sufficient average precision,minimal rank"

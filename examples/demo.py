@@ -1,6 +1,6 @@
-"""One sentence and one picture, each explained by several methods: in the terminal, and on one page, demo.html.
+"""Explain one sentence and one image, each with several methods: in the terminal, and on one page, demo.html.
 
-make demo            (or: python examples/demo.py [FILE.html])
+    make demo            (or: python examples/demo.py [FILE.html])
 
 Nothing is downloaded: the models come with clearhead-zoo, the cat with scikit-image.
 """
@@ -16,26 +16,24 @@ import clearhead
 
 SENTENCE = "You look extremely confused"
 TEXT_METHODS = ["generic", "grad-sam", "attcat", "input-x-gradient", "rollout"]
-PICTURE_METHODS = ["generic", "grad-sam", "attention-gradcam", "rollout", "saliency"]
+IMAGE_METHODS = ["generic", "grad-sam", "attention-gradcam", "rollout", "saliency"]
 
 
 def main(path: Path) -> None:
-    transformers.logging.disable_progress_bar()  # the models are small and here already
+    transformers.logging.disable_progress_bar()  # the models are small and local
     console = Console(highlight=False)
 
-    console.rule(f"zoo:sentiment reads “{SENTENCE}”")
+    console.rule(f"zoo:sentiment: “{SENTENCE}”")
     sentence = clearhead.compare(clearhead.load("zoo:sentiment"), SENTENCE, TEXT_METHODS)
     console.print(sentence)
 
-    console.rule("zoo:pets looks at scikit-image's cat, chelsea")
-    picture = clearhead.compare(clearhead.load("zoo:pets"), skimage.data.chelsea(), PICTURE_METHODS)
-    console.print(picture)
+    console.rule("zoo:pets: the cat image of scikit-image, chelsea")
+    image = clearhead.compare(clearhead.load("zoo:pets"), skimage.data.chelsea(), IMAGE_METHODS)
+    console.print(image)
 
-    clearhead.write_report([sentence, picture], path, title="clearhead: a sentence and a picture, explained")
+    clearhead.write_report([sentence, image], path, title="clearhead: a sentence and an image, explained")
     console.rule()
-    console.print(
-        f"All of this, larger and with every figure: {path.resolve()} (opens without a network)", soft_wrap=True
-    )
+    console.print(f"The same results as a page: {path.resolve()} (opens without a network)", soft_wrap=True)
 
 
 if __name__ == "__main__":
