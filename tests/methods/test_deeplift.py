@@ -401,7 +401,8 @@ def test_captum_profile_equals_captum_and_warns_of_the_completeness_gap() -> Non
     from captum.attr import DeepLift
 
     ex, text = load_bert_with_small_weights(), models.TEXTS[0]
-    with pytest.warns(UserWarning, match=r"captum's deeplift .* miss (\S+) of (\S+)") as record:
+    message = r"captum's deeplift has no rule for .* differs from its expected value, (\S+), by (\S+);"
+    with pytest.warns(UserWarning, match=message) as record:
         e = ex.explain(text, "deeplift", profile="captum")
     x, x0 = (torch.tensor(array[None]) for array in embed_with_baseline(ex, text))
     with warnings.catch_warnings():

@@ -55,7 +55,7 @@ def test_declared_options_are_supported_and_others_are_rejected(method: str, opt
             sorted(name for name in METHODS if option in METHOD_REGISTRY[name].declaration.supports)
         )
         for call in (lambda: ex.explain(text, method, **options), lambda: clearhead.Method(method, **options)):
-            with pytest.raises(clearhead.InputError, match=re.escape(f"{method} has no {option}=")) as error:
+            with pytest.raises(clearhead.InputError, match=re.escape(f"{method} does not accept {option}=")) as error:
                 call()
             assert supporting_methods in str(error.value)
         return

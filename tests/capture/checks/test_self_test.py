@@ -212,7 +212,7 @@ def test_layers_with_several_vectors_per_unit_support_only_map_methods():
     model.bert.encoder.layer = nn.ModuleList(Doubled(layer, layer is layers[-1]) for layer in layers)
     lines = {line.name: line for line in clearhead.load(model, tokenizer).methods()}
     assert lines["generic"].applies and lines["rollout"].applies
-    assert "one vector for each unit" in lines["attcat"].why_not and "one vector for each unit" in lines["cat"].why_not
+    assert "one vector per unit" in lines["attcat"].why_not and "one vector per unit" in lines["cat"].why_not
 
 
 def test_other_embedding_lookup_before_input_raises():
