@@ -61,7 +61,7 @@ TEXT_CASES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda ex: ex.explain(TEXT, heads=[4]), "the model has 4 heads"),
     (lambda ex: ex.explain(TEXT, heads=[]), "is not valid"),
     (lambda ex: ex.explain(TEXT, rows="some"), "rows='some' is not valid"),
-    (lambda ex: ex.explain(TEXT, method="saliency", heads=[0]), "saliency has no heads="),
+    (lambda ex: ex.explain(TEXT, method="saliency", heads=[0]), "saliency does not accept heads="),
     (lambda ex: ex.explain(TEXT, truncation_side="up"), "truncation_side='up' is not valid"),
     (lambda ex: ex.explain(TEXT, batch_size=0), "batch_size=0"),
     (lambda ex: ex.explain({"attention_mask": torch.ones(1, 3)}), "but contain attention_mask"),

@@ -116,7 +116,7 @@ def test_random_subsets_depend_only_on_example_and_seed() -> None:
     with pytest.raises(InputError, match="at least 3"):
         RandomSubsetSensitivity(draws=2).measure(ex, examples, explanations)
     for shares in ((), (0.1, 0.1)):
-        with pytest.raises(InputError, match="none twice"):
+        with pytest.raises(InputError, match="without duplicates"):
             RandomSubsetSensitivity(shares=shares).measure(ex, examples, explanations)
 
 
@@ -180,7 +180,7 @@ def test_interpretdl_preset_has_original_squares() -> None:
     ("settings", "message"),
     [
         ({}, "16 × 16 pixels.*sides="),
-        ({"sides": (4, 4)}, "none twice"),
+        ({"sides": (4, 4)}, "without duplicates"),
         ({"sides": (0, 4)}, "at least 1"),
         ({"sides": (4,), "stride": 0}, "at least 1"),
     ],

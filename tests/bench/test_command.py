@@ -71,7 +71,7 @@ def test_rows_of_other_versions_warn_once(
     code, out, err = bench(*arguments)
     warnings = [line for line in err.splitlines() if "other versions" in line]
     assert code == 0 and json.loads(out)["computed"] == 1
-    assert len(warnings) == 1 and "12 rows" in warnings[0] and "now: torch 99" in warnings[0]
+    assert len(warnings) == 1 and "12 rows" in warnings[0] and "current versions: torch 99" in warnings[0]
     assert "versions" not in bench(*arguments)[2]
 
 

@@ -69,7 +69,7 @@ def test_npz_archive_equals_numpy_and_memory_maps_uncompressed(tmp_path: Path, s
     assert isinstance(pack["data"], np.memmap) == (save_npz is np.savez)
     assert pack.read_member(1) == bytes([3, 4])
     assert len(pickle.dumps(pack)) < 300
-    with pytest.raises(InputError, match="holds no 'mask'"):
+    with pytest.raises(InputError, match="contains no 'mask'"):
         pack["mask"]
     (tmp_path / "y.npz").write_bytes(b"no archive")
     with pytest.raises(InputError, match=r"not a readable .npz file"):
@@ -180,7 +180,7 @@ def test_pets_published_layout(tmp_path: Path) -> None:
     assert isinstance(mask, EvidenceMask) and mask.pixels.shape == (40, 60) and mask.pixels[:, :30].all()
     assert mask.ignored_pixels is not None and mask.ignored_pixels.sum() == 40
     save(folder / "annotations" / "trimaps" / "beagle_1.png", make_trimap(60, 40))
-    with pytest.raises(InputError, match="the trimap is 40 × 60, the image 60 × 40"):
+    with pytest.raises(InputError, match="the trimap is 40 × 60, but the image is 60 × 40"):
         pets[0]
 
 

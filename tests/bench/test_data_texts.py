@@ -164,7 +164,7 @@ def test_malformed_eraser_data_raises(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no document 'b'"):
         data[1]
     write(tmp_path / "test.jsonl", eraser_row("a", [], "MAYBE"))
-    with pytest.raises(InputError, match="'MAYBE' is none of NEG, POS"):
+    with pytest.raises(InputError, match="'MAYBE' is not one of NEG, POS"):
         len(load_benchmark_dataset("eraser-movies", root=tmp_path))
     write(tmp_path / "test.jsonl", "{oops")
     with pytest.raises(InputError, match="not JSON"):

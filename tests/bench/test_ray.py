@@ -84,7 +84,7 @@ def test_ray_run_with_killed_worker_equals_local_run(tmp_path: Path) -> None:
 
 
 def test_ray_engine_rejects_loaded_model_and_misplaced_address() -> None:
-    with pytest.raises(InputError, match="opens the model anew"):
+    with pytest.raises(InputError, match="opens the model again"):
         list(get_engine("ray")(ChunkWorker(JOB, explainer("bert/classify")), [], 2, None))
     with pytest.raises(InputError, match="an address is only for engine='ray'"):
         get_engine("local", "auto")

@@ -363,7 +363,7 @@ def test_protocol_failure_of_one_method_does_not_affect_others(tmp_path: Path, m
 def test_duplicate_example_ids_raise(tmp_path: Path) -> None:
     rows = [Example("same", text, 0) for text in TEXTS]
     dataset = BenchmarkDataset("mine", "all", "CC0", ("LABEL_0", "LABEL_1"), lambda: rows, lambda row: row)
-    with pytest.raises(InputError, match="two examples of mine are called 'same'"):
+    with pytest.raises(InputError, match="two examples of mine are named 'same'"):
         BenchmarkRun(JOB, tmp_path / "run", explainer("bert/classify"), dataset).estimate_cost()
 
 
@@ -381,7 +381,7 @@ def test_partial_shard_files_are_ignored_and_removed(tmp_path: Path) -> None:
 
 def test_foreign_folder_raises_and_is_unchanged(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(InputError, match="no benchmark run"):
+    with pytest.raises(InputError, match="is not a benchmark run"):
         make_run(tmp_path)()
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
     with pytest.raises(InputError, match="no finished table"):
@@ -494,7 +494,7 @@ def test_every_protocol_records_whether_prediction_is_correct(tmp_path: Path) ->
 
 
 def test_invalid_jobs_raise() -> None:
-    with pytest.raises(InputError, match="te-images and bi-images measure the same"):
+    with pytest.raises(InputError, match="te-images and bi-images are the same measurement"):
         ChunkWorker(replace(JOB, protocols=("te-images", "bi-images"), settings={}))
     with pytest.raises(InputError, match="no such protocol"):
         ChunkWorker(replace(JOB, protocols=("truth",)))

@@ -201,7 +201,7 @@ def test_invalid_threshold_and_missing_mask_raise() -> None:
     heat, example = random_example(0)
     with pytest.raises(InputError, match="otsu"):
         ObjectSegmentation(thresholds=("median",)).measure(_FakeExplainer(), [example], {})  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="no mask"):
+    with pytest.raises(InputError, match="no object mask"):
         ObjectSegmentation().measure(_FakeExplainer(), [Example("x", None, 0)], {"m": [explanation(heat)]})  # type: ignore[arg-type]
 
 

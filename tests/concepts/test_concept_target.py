@@ -129,7 +129,7 @@ def test_invalid_requests_raise():
     ex, raw = explainer("bert/classify"), inputs("bert/classify")[0]
     with pytest.raises(InputError, match=r"pass the Direction of one layer, such as densray .*, not Tensor"):
         make_concept_explainer(ex, direction().q, layer=1)
-    with pytest.raises(InputError, match=r"needed: give directions\[k\], not Directions"):
+    with pytest.raises(InputError, match=r"give directions\[k\], not Directions"):
         make_concept_explainer(ex, Directions({1: direction()}), layer=1)
     with pytest.raises(InputError, match="no attention lies below the embeddings"):
         make_concept_explainer(ex, direction(), layer="embeddings")

@@ -144,7 +144,7 @@ def test_directions_round_trip_through_file(tmp_path):
     (tmp_path / "other").write_text("no tensors")
     with pytest.raises(InputError, match="cannot be opened as directions"):
         Directions.load(tmp_path / "other")
-    with pytest.raises(KeyError, match=r"those of \[0, 2\]"):
+    with pytest.raises(KeyError, match=r"there are directions for \[0, 2\]"):
         directions[1]
 
 

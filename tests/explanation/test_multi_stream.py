@@ -156,7 +156,7 @@ class TestComparisonAndAggregation:
         assert single.agreement == pytest.approx(comparison.agreements["text"])
         detector = {"a": every()["objects"], "b": every()["objects"]}
         assert list(clearhead.Comparison(detector).agreements) == ["image"]  # object queries are not input units
-        with pytest.raises(InputError, match="hold several"):
+        with pytest.raises(InputError, match="takes one input, but several were given"):
             clearhead.compare(clip(), methods=methods, text=[TEXT, "So boring!"], image=picture())
 
     def test_aggregation_counts_units_of_all_streams(self) -> None:

@@ -158,7 +158,7 @@ def test_dual_encoder_is_supported_and_cross_attention_is_rejected() -> None:
     e = dual_models.explainer("clip").explain(text="So boring!", image=dual_models.pictures()[0], method="flow")
     assert [stream.scores.sum() for stream in e] == pytest.approx([1, 1])
     with pytest.raises(
-        clearhead.UnsupportedError, match="streams of .* attend to each other, for which the method has no rule"
+        clearhead.UnsupportedError, match=r"streams of .* attend to each other, for which the method has no rule"
     ):
         joint_models.explainer("lxmert").explain(**joint_models.inputs("lxmert")[0], method="flow")
 

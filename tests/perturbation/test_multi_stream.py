@@ -131,7 +131,7 @@ def test_end_of_text_token_as_replacement_raises() -> None:
     """The end-of-text token is CLIP's read-out position, so it cannot replace a masked token."""
     ex, image, *_ = clip_inputs()
     tower = type(ex.adapter.text_tower.model).__name__
-    with pytest.raises(clearhead.InputError, match=f"end-of-text token, at which {tower} is read"):
+    with pytest.raises(clearhead.InputError, match=f"end-of-text token, which is the read-out position of {tower}"):
         ex.explain(text=TEXT, image=image, method=Method("occlusion", replacement="eos"))
 
 

@@ -163,7 +163,7 @@ def test_divergence_ignores_padding():
     ("options", "message"),
     [
         ({"labels": [0]}, "1 labels for 4 inputs"),
-        ({"held_out": 0.01}, "leaves none"),
+        ({"held_out": 0.01}, "leaves no inputs"),
         ({"steps": 0}, "must be above 0"),
         ({"fresh": 7}, "fresh=7 is not valid"),
         ({"seeds": 0}, "at least 1"),

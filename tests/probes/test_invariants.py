@@ -84,5 +84,5 @@ def test_by_head_equals_scope_s3_of_that_head(ex):
 
 
 def test_windowed_attention_is_rejected():
-    with pytest.raises(UnsupportedError, match=r"does not run over its units|no read-out row"):
+    with pytest.raises(UnsupportedError, match=r"does not run over its units|no read-out position"):
         probes.run_permutation_probe(explainer("swin/image"), inputs("swin/image"))

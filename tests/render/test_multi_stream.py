@@ -139,7 +139,7 @@ class TestFigures:
         for kind, advice in (("matrix", "only one row"), ("steps", "no steps"), ("frames", "only audio")):
             with pytest.raises(InputError, match=advice):
                 plot_explanation(image_text, kind)
-        with pytest.raises(InputError, match="no regions"):
+        with pytest.raises(InputError, match="no image regions"):
             plot_explanation(every()["regions without a picture"], "regions")
 
     @pytest.mark.parametrize(("which", "kind"), [("continuation", "matrix"), ("objects", "steps")])

@@ -245,7 +245,7 @@ def _matches_type(value: Any, kind: Any) -> bool:
 def _describe_type(kind: Any) -> str:
     """
     >>> _describe_type(tuple[float, ...]), _describe_type(int | None)
-    ('a number, or several parted by commas', 'a whole number or none')
+    ('a number, or several separated by commas', 'a whole number or none')
     """
     if get_origin(kind) is tuple:
         return f"{_describe_type(get_args(kind)[0])}, or several separated by commas"
