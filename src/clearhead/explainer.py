@@ -53,11 +53,10 @@ class Explainer:
     def __init__(self, adapter: ModelAdapter) -> None:
         self.adapter = adapter
         self.recorder = Recorder(
-            adapter.model,
+            adapter.session,
             adapter.find_call_streams,
             adapter.embedding_modules,
             adapter.grad_parameters,
-            adapter.forward_context,
             adapter.count_expected_calls,
         )
         self.capabilities = ModelCapabilities(adapter, self.recorder)

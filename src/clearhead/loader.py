@@ -94,15 +94,14 @@ def load(
         if (is_moved or is_converted) and not _is_immovable(model, device, dtype):
             model = copy.deepcopy(model).to(named_device or model_device, named_dtype or model_dtype)
     if isinstance(processor, InputReader):
-        adapter: ModelAdapter = processor.adapter_class(model, processor, readout, name)
+        adapter: ModelAdapter = processor.adapter_class(model, processor, readout, name, is_compiled=compiled)
     else:
-        adapter = make_adapter(model, processor, readout, name, detector, task)
+        adapter = make_adapter(model, processor, readout, name, detector, task, compiled)
     if detector is not None and "regions" not in adapter.input_names:
         raise InputError(
             f"{adapter.name} takes {' and '.join(adapter.input_names)}, but no regions: leave out detector="
         )
     adapter.check_return_dict()
-    adapter.is_compiled = compiled
     return Explainer(adapter)
 
 

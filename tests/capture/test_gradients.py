@@ -8,6 +8,7 @@ from torch import nn
 
 from clearhead import InputError
 from clearhead.capture.recorder import Recorder
+from clearhead.capture.session import ModelSession
 from tests import models
 from tests.invariants import cases
 
@@ -30,7 +31,7 @@ def test_recorded_tensors_and_gradients_equal_returned_attentions(subject, imple
     def value(output):
         return output.logits.flatten(1)[:, 1] * 0.7 + output.logits.flatten(1)[:, 2] ** 2
 
-    tape = Recorder(model).record(batch, value, REQUIREMENTS, leaves=(ex.adapter.grad_input_name,))
+    tape = Recorder(ModelSession(model)).record(batch, value, REQUIREMENTS, leaves=(ex.adapter.grad_input_name,))
     leaves = []
     if ex.adapter.grad_input_name == "input_ids":
         handle = eager_model.get_input_embeddings().register_forward_hook(lambda m, a, out: leaves.append(out) or out)
@@ -107,7 +108,7 @@ def test_intermediate_target_gives_zero_gradients_above(subject):
         return output.hidden_states[1][:, 0, 3]  # the output of the first layer, and so the input of the second
 
     visited = []
-    Recorder(ex.adapter.model).run(
+    Recorder(ModelSession(ex.adapter.model)).run(
         {**batch, "output_hidden_states": True}, value, ("attention_gradient", "block_input_gradient"), visited.append
     )
     assert [call.layer for call in visited] == [2, 1, 0]
@@ -119,7 +120,7 @@ def test_intermediate_target_gives_zero_gradients_above(subject):
 def test_embedding_target_gives_zero_attention_gradients():
     ex = cases.explainer("bert/classify")
     batch = cases.collated(ex, models.inputs("bert/classify"))
-    tape = Recorder(ex.adapter.model).record(
+    tape = Recorder(ModelSession(ex.adapter.model)).record(
         {**batch, "output_hidden_states": True}, lambda output: output.hidden_states[0][:, 1, 0], REQUIREMENTS
     )
     assert not any(call.attention_gradient.any() for call in tape.calls)
@@ -136,7 +137,7 @@ def test_call_indices_select_the_same_calls():
     """With fewer layers the backward pass stops earlier and gives the same tensors."""
     ex = cases.explainer("roberta/classify")
     batch = cases.collated(ex, models.inputs("roberta/classify"))
-    recorder = Recorder(ex.adapter.model)
+    recorder = Recorder(ModelSession(ex.adapter.model))
     all_calls = recorder.record(batch, _value, REQUIREMENTS[:2]).calls
     for indices in (range(2, 3), range(1, 3), range(0, 2), range(1, 2)):
         selected = recorder.record(batch, _value, REQUIREMENTS[:2], call_indices=indices).calls

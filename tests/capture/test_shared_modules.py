@@ -8,6 +8,7 @@ import transformers
 
 import clearhead
 from clearhead.capture.recorder import Recorder
+from clearhead.capture.session import ModelSession
 from tests.invariants import cases
 from tests.models import inputs
 
@@ -61,7 +62,7 @@ def test_encoder_decoder_calls_have_correct_kind_order_and_gradients(make):
     def value(output):
         return output.last_hidden_state[:, -1, 3]
 
-    tape = Recorder(model).record(batch, value, REQUIREMENTS)
+    tape = Recorder(ModelSession(model)).record(batch, value, REQUIREMENTS)
     eager_model = copy.deepcopy(model)
     eager_model.set_attn_implementation("eager")
     output = eager_model(**batch, output_attentions=True)

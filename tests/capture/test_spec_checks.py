@@ -7,6 +7,7 @@ import torch
 
 from clearhead.adapters import InputOptions
 from clearhead.capture.recorder import Recorder
+from clearhead.capture.session import ModelSession
 from clearhead.engine.target_batch import MethodRun, TargetBatch
 from clearhead.methods import METHOD_REGISTRY, Method
 from clearhead.targets import make_target
@@ -106,7 +107,9 @@ def test_recorder_works_without_explainer():
     """Recording needs neither a method nor a model adapter: a model, a batch and a scalar are enough."""
     ex = cases.explainer("bert/classify")
     batch = cases.collated(ex, models.TEXTS)
-    tape = Recorder(ex.adapter.model).record(batch, lambda output: output.logits[:, 1], ("attention_gradient",))
+    tape = Recorder(ModelSession(ex.adapter.model)).record(
+        batch, lambda output: output.logits[:, 1], ("attention_gradient",)
+    )
     expected = ex.record(models.TEXTS, ("attention_gradient",), target=1)
     for call, reference in zip(tape.calls, expected.calls, strict=True):
         assert torch.equal(call.attention_gradient, reference.attention_gradient)

@@ -70,7 +70,7 @@ def test_models_with_shared_config_share_a_lock_and_equal_sequential():
         if hasattr(module, "config"):
             module.config = first.adapter.model.config
     second = clearhead.load(copied_model, first.adapter.processor)
-    assert second.recorder.lock is first.recorder.lock
+    assert second.adapter.session.lock is first.adapter.session.lock
     expected = [models.explainer("bert/classify").explain(text, method=METHODS) for text in models.TEXTS]
     for results in in_threads(explain_texts(first, models.TEXTS), explain_texts(second, models.TEXTS[::-1])):
         lengths = [len(expected[i]["generic"]) for i in range(3)]

@@ -5,6 +5,7 @@ import torch
 import transformers
 
 from clearhead.capture.recorder import Recorder
+from clearhead.capture.session import ModelSession
 from tests.models import image_model, text_model
 
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "vocab_size": 50, "num_labels": 3}
@@ -59,7 +60,7 @@ def test_attention_values_and_projection_rebuild_block_output(name):
     handles = [
         module.register_forward_hook(lambda module, args, output: outputs.append(output)) for module in projections
     ]
-    recorder = Recorder(model)
+    recorder = Recorder(ModelSession(model))
     recorder.run_self_test(batch, (leaf,))
     outputs.clear()
     requirements = ("attention", "values", "output_projection")
@@ -79,7 +80,7 @@ def test_attention_values_and_projection_rebuild_block_output(name):
 def test_grouped_heads_share_values():
     model = llama()
     batch = {"input_ids": torch.randint(5, 50, (1, 6))}
-    tape = Recorder(model).record(batch, lambda output: output.logits[:, 0], ("values", "attention"))
+    tape = Recorder(ModelSession(model)).record(batch, lambda output: output.logits[:, 0], ("values", "attention"))
     for call in tape.calls:
         assert torch.equal(call.values[:, 0], call.values[:, 1]) and torch.equal(call.values[:, 2], call.values[:, 3])
         assert not torch.equal(call.values[:, 1], call.values[:, 2])

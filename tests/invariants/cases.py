@@ -209,7 +209,7 @@ def tolerance(subject: str, dtype: torch.dtype = torch.float64) -> float:
         return 1e-5
     ex = explainer(subject)
     batch = collated(ex, models.inputs(subject)[:1])
-    with torch.no_grad(), switched_attention_implementation(ex.adapter.model, "eager"), _Float32() as watch:
+    with torch.no_grad(), switched_attention_implementation(ex.adapter.session.topology, "eager"), _Float32() as watch:
         ex.adapter.model(**batch)
     return 1e-5 if watch.found_float32 else 1e-9
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 def of_model(model: nn.Module) -> dict[str, Any]:
     """Weights, flags, hooks and attributes of every module, every config, and the global state of torch."""
-    from clearhead.capture.session import find_configs
+    from clearhead.capture.topology import ModelTopology
 
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return {
@@ -21,7 +21,7 @@ def of_model(model: nn.Module) -> dict[str, Any]:
         "modules": {name: (id(module), type(module)) for name, module in model.named_modules()},
         "attributes": {name: _attributes(module) for name, module in model.named_modules()},
         "hooks": {name: _all_hooks(module) for name, module in model.named_modules()},
-        "configs": [(id(config), _config(config)) for config in find_configs(model)],
+        "configs": [(id(config), _config(config)) for config in ModelTopology(model).find_configs()],
         "random numbers": torch.get_rng_state().numpy().tobytes(),
         "modes": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()),
     }

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.capture.sources.attention_interface import map_modules_to_layers
 from clearhead.capture.tape import Requirement
+from clearhead.capture.topology import ModelTopology
 from clearhead.methods import METHOD_REGISTRY, AttributionMethod, register_method
 from tests import models
 from tests.invariants import cases, model_snapshot
@@ -47,9 +47,11 @@ class UserModel:
 
     @property
     def layers(self):
-        blocks = {id(block) for block in map_modules_to_layers(self.model).values()}
-        inner = [m for m in self.model.modules() if id(m) in blocks]
-        return [m for m in inner if any("Attention" in type(module).__name__ for module in m.modules())]
+        return [
+            m
+            for m in ModelTopology(self.model).layers
+            if any("Attention" in type(module).__name__ for module in m.modules())
+        ]
 
     def snapshot(self):
         return model_snapshot.of_model(self.model) | {"processor": model_snapshot.of_processor(self.processor)}

@@ -15,6 +15,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from clearhead.capture.checks.self_test import count_calls_from_config
+from clearhead.capture.session import ModelSession
 from clearhead.errors import InputError, UnsupportedError, unknown_value_error
 from clearhead.targets import CLASS_SCALES, MaskedToken, PositionTarget, Target
 from clearhead.units import UnitAxis, Units
@@ -111,6 +112,8 @@ class ModelAdapter(ABC):
     name: str = ""
     #: What finds the regions of a picture (features and boxes), for models that read regions.
     region_detector: Callable[[Any], tuple[Any, Any]] | None = None
+    #: Whether passes in which nothing is captured go through torch.compile.
+    is_compiled: bool = False
 
     stream: ClassVar[str]
     #: The inputs that it takes by name; one of them alone need not be named.
@@ -133,8 +136,6 @@ class ModelAdapter(ABC):
     target_scales: ClassVar[tuple[str, ...]] = CLASS_SCALES
 
     multi_label: bool = field(init=False)
-    #: Whether passes that nobody records go through torch.compile.
-    is_compiled: bool = field(init=False, default=False)
     _labels: dict[int, str] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -147,8 +148,8 @@ class ModelAdapter(ABC):
         self.name = self.name or str(getattr(config, "name_or_path", "") or type(self.model).__name__)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: what was compiled runs this model, and a copy has another."""
-        return {name: part for name, part in vars(self).items() if name != "plain_forward"}
+        """Leave the session out of copies and pickles: a copy may run another model."""
+        return {name: value for name, value in vars(self).items() if name != "session"}
 
     def check_return_dict(self) -> None:
         """Refuse a model that answers without names: what stands where in a bare tuple differs from model to model."""
@@ -341,14 +342,9 @@ class ModelAdapter(ABC):
         return self.labels.get(index, str(index))
 
     @cached_property
-    def plain_forward(self) -> Callable[..., Any]:
-        """The model for passes that nobody records."""
-        model = self.model
-
-        def run(**given: Any) -> Any:  # torch.compile marks a module that it is handed, and this one is the user's
-            return model(**given)
-
-        return torch.compile(run, dynamic=True) if self.is_compiled else model
+    def session(self) -> ModelSession:
+        """Runs the model."""
+        return ModelSession(self.model, self.forward_context, self.is_compiled)
 
     @property
     def model_class_name(self) -> str:
@@ -466,13 +462,14 @@ def make_adapter(
     name: str = "",
     region_detector: Callable[[Any], tuple[Any, Any]] | None = None,
     task: str | None = None,
+    is_compiled: bool = False,
 ) -> ModelAdapter:
     """The subject that stands for this class of model."""
     names = list_class_names(model)
     kind = find_adapter_class(names, task)
     if kind is None:
         raise UnsupportedError(f"clearhead does not know how to explain a {names[0]}; {format_supported_suffixes()}")
-    return kind(model, processor, readout, name, region_detector)
+    return kind(model, processor, readout, name, region_detector, is_compiled)
 
 
 def _move_integers_to_cpu(part: Tensor) -> Tensor:

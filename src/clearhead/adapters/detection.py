@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from clearhead.adapters.base import Readout, Sample, register_adapter, unwrap_base_model
 from clearhead.adapters.image import ImageAdapter
 from clearhead.adapters.readers.image import denormalize_image, patchify
-from clearhead.capture.session import frozen_eval_mode, get_model_lock, remove_hooks_on_exit
-from clearhead.capture.sources.returned_attentions import is_deformable_attention
+from clearhead.capture.session import remove_hooks_on_exit
+from clearhead.capture.topology import is_deformable_attention
 from clearhead.errors import InputError, UnsupportedError
 from clearhead.machine_failures import is_machine_failure
 from clearhead.targets import DetectionQuery, MaskedToken, PositionTarget, Target
@@ -82,9 +82,9 @@ class BaseDetectionAdapter(ImageAdapter):
         watched, seen = _FeatureMapSizeHook(), self.backbone
         handles = [] if seen is None else [seen.register_forward_hook(watched)]
         name = type(self.model).__name__
-        with get_model_lock(self.model), frozen_eval_mode(self.model), torch.no_grad(), remove_hooks_on_exit(handles):
+        with remove_hooks_on_exit(handles):
             try:
-                output = self.model(pixel_values=given)
+                output = self.session.forward({"pixel_values": given})
             except RuntimeError as problem:  # some take only sizes that halve often enough, or one size
                 if is_machine_failure(problem):
                     raise
@@ -244,7 +244,8 @@ class ObjectDetectionAdapter(BaseDetectionAdapter):
     @property
     def sampling_attention_modules(self) -> list[str]:
         """The modules that look at sampled points: they have no map, so none of them makes a call."""
-        names = [name for name, module in self.model.named_modules() if is_deformable_attention(module)]
+        topology = self.session.topology
+        names = [topology.names[id(module)] for module in topology.modules if is_deformable_attention(module)]
         return [name for name in names if not any(name.startswith(f"{outer}.") for outer in names)]
 
     def find_attention_unsupported_reason(self) -> str | None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from clearhead.adapters.base import ModelAdapter, Readout, Sample, unwrap_base_model
 from clearhead.adapters.readers.text import TokenizerWrapper
-from clearhead.capture.session import frozen_eval_mode, get_model_lock
 from clearhead.errors import InputError, UnsupportedError
 from clearhead.targets import Contrast, GeneratedToken, Label, Predicted, Target
 from clearhead.units import UnitAxis, Units
@@ -262,7 +261,7 @@ class GenerativeAdapter(ModelAdapter):
         batch: dict[str, Any] = {name: part[None].to(self.device) for name, part in inputs.items()}
         if settings.stop_strings and self.tokenizer_wrapper.tokenizer is not None:
             batch["tokenizer"] = self.tokenizer_wrapper.tokenizer
-        with get_model_lock(self.model), frozen_eval_mode(self.model), torch.no_grad(), warnings.catch_warnings():
+        with self.session.running(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 said = (generate_function or type(self.model).generate)(self.model, **batch, generation_config=settings)
@@ -281,10 +280,9 @@ class GenerativeAdapter(ModelAdapter):
 
     def logits_agree(self, batches: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the model's logits agree, but for the last place, on two inputs that differ there alone."""
-        with get_model_lock(self.model), frozen_eval_mode(self.model), torch.no_grad():
-            one, other = (
-                self.model(**{**batch, **self.make_forward_kwargs(())}).logits[:, :-1].float() for batch in batches
-            )
+        one, other = (
+            self.session.forward({**batch, **self.make_forward_kwargs(())}).logits[:, :-1].float() for batch in batches
+        )
         if not one.isfinite().all():
             raise UnsupportedError(
                 f"{type(unwrap_base_model(self.model)).__name__} computes logits that are not finite: its weights "
@@ -307,9 +305,8 @@ class GenerativeAdapter(ModelAdapter):
         padded = {name: part[None].to(self.device) for name, part in inputs.items()}
         padded = {name: part.to(self.dtype) if part.is_floating_point() else part for name, part in padded.items()}
         row = len(sample.axes[self.decoder_stream]) - 1
-        with get_model_lock(self.model), frozen_eval_mode(self.model), torch.no_grad():
-            expected = self._logits_at({**padded, **self.make_forward_kwargs(())}, start + row)
-            computed = self._logits_at(self.collate([sample]), row)
+        expected = self._logits_at({**padded, **self.make_forward_kwargs(())}, start + row)
+        computed = self._logits_at(self.collate([sample]), row)
         return float((computed - expected).abs().max() / expected.abs().max())
 
     def padding_error(self, start: int, gap: float) -> InputError:
@@ -325,8 +322,9 @@ class GenerativeAdapter(ModelAdapter):
     def _logits_at(self, batch: dict[str, Any], row: int) -> Float[Tensor, "label"]:
         """The logits at one position of a batch of one; the others are not computed where the model can leave them."""
         if not self.forward_accepts("logits_to_keep"):
-            return self.model(**batch).logits[0, row].double()
-        return self.model(**{**batch, "logits_to_keep": torch.tensor([row], device=self.device)}).logits[0, 0].double()
+            return self.session.forward(batch).logits[0, row].double()
+        batch = {**batch, "logits_to_keep": torch.tensor([row], device=self.device)}
+        return self.session.forward(batch).logits[0, 0].double()
 
     def make_causality_probe(self) -> tuple[Tensor, Tensor]:
         """Two rows of ids that differ in the last alone."""

@@ -79,7 +79,7 @@ class MultipleChoiceAdapter(TextHeadAdapter):
         )
 
     def _score_choices(self, texts: list[Sample]) -> MultipleChoiceSample:
-        logits = torch.stack([self.run_without_grad(text).logits[0, 0] for text in texts])
+        logits = torch.stack([self.session.forward(self.collate([text])).logits[0, 0] for text in texts])
         return _make_choice_sample(tuple(texts), logits, int(logits.argmax()))
 
     def resolve_sample(self, sample: Sample, target: Target) -> Sample:

@@ -17,7 +17,6 @@ from transformers.utils import ModelOutput
 from clearhead.adapters.base import InputOptions, ModelAdapter, Readout, Sample, register_adapter, unwrap_base_model
 from clearhead.adapters.text import TextEncoderAdapter
 from clearhead.capture.checks.self_test import count_calls_from_config
-from clearhead.capture.sources.returned_attentions import find_attention_modules
 from clearhead.errors import InputError, UnsupportedError
 from clearhead.targets import Contrast, LabelLookup, Predicted, Target
 from clearhead.units import UnitAxis, Units
@@ -198,7 +197,8 @@ class TextSimilarityAdapter(PairAdapter):
             )
         self.text_encoder = TextEncoderAdapter(encoder, self.processor, self.readout, self.name)
         self.name = self.text_encoder.name
-        layers, modules = count_calls_from_config(encoder.config), len(find_attention_modules(encoder))
+        layers = count_calls_from_config(encoder.config)
+        modules = len(self.text_encoder.session.topology.attention_modules)
         if not layers or not modules or layers % modules:
             raise UnsupportedError(
                 f"{type(inside).__name__} runs {layers} layers with {modules} attention modules, so clearhead cannot "

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from clearhead.adapters.base import InputOptions, Readout, Sample, register_adapter, unwrap_base_model
 from clearhead.adapters.text import TextAdapter
-from clearhead.capture.session import frozen_eval_mode, get_model_lock
 from clearhead.errors import InputError, UnsupportedError
 from clearhead.targets import AnswerSpan, MaskedToken, PositionTarget, Target, TokenLabel
 from clearhead.units import Units
@@ -30,12 +29,6 @@ class TextHeadAdapter(TextAdapter):
             name = type(unwrap_base_model(self.model)).__name__
             raise UnsupportedError(f"{name} takes more than a text ({', '.join(seen)}): it is not supported yet")
         super().__post_init__()
-
-    def run_without_grad(self, sample: Sample) -> Any:
-        """What the model says, in one pass without gradients."""
-        batch = self.collate([sample])
-        with get_model_lock(self.model), frozen_eval_mode(self.model), torch.no_grad():
-            return self.model(**batch)
 
 
 class TokenHeadAdapter(TextHeadAdapter):
@@ -94,7 +87,7 @@ class TokenClassificationAdapter(TokenHeadAdapter):
 
     def _select_labelled_tokens(self, sample: Sample, wanted: int | None) -> list[tuple[int, int]]:
         """Every token that has a label (or the one that is asked for); where none has, the likeliest."""
-        logits = self.run_without_grad(sample).logits[0]
+        logits = self.session.forward(self.collate([sample])).logits[0]
         inside = torch.tensor([not special for special in sample.units.special], device=logits.device)
         if not inside.any():
             raise InputError("all tokens are special tokens: choose one with target=clearhead.TokenLabel(0)")
@@ -175,7 +168,7 @@ class QuestionAnsweringAdapter(TokenHeadAdapter):
 
     def resolve_sample(self, sample: Sample, target: Target) -> Sample:
         """With the answer that the model finds."""
-        output = self.run_without_grad(sample)
+        output = self.session.forward(self.collate([sample]))
         if getattr(output, "start_logits", None) is None:
             raise UnsupportedError(
                 f"{type(self.model).__name__} does not score every start and end position: it cannot be explained"

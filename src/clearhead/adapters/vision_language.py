@@ -33,7 +33,6 @@ from clearhead.adapters.readers.image_tokens import (
 )
 from clearhead.adapters.readers.text import TokenizerWrapper, pad_to_length
 from clearhead.capture.checks.self_test import count_calls_from_config
-from clearhead.capture.session import get_model_lock
 from clearhead.errors import InputError, UnsupportedError
 from clearhead.methods.base import METHOD_REGISTRY
 from clearhead.targets import Target
@@ -338,7 +337,7 @@ class VisionLanguageAdapter(CausalLMAdapter):
         if self.forward_accepts("mm_token_type_ids"):
             inputs["mm_token_type_ids"] = (prompt == self.image_token_id).long()
         inputs["pixel_values"] = inputs["pixel_values"].to(self.dtype)
-        with get_model_lock(self.model), self._restore_rope_deltas():
+        with self.session.lock, self._restore_rope_deltas():
             said = self.generate_greedily(sample, min(max_new_tokens, room), **inputs)
         answer = said[len(prompt) :]
         return answer[:-1] if answer and answer[-1] in self.find_eos_ids() else answer

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -14,7 +13,6 @@ from clearhead.adapters.base import InputOptions, NamedInputs, Sample
 from clearhead.bench.data.base import Example
 from clearhead.bench.protocols.base import BenchmarkProtocol
 from clearhead.bench.zero_shot import ZeroShotTarget
-from clearhead.capture.session import frozen_eval_mode
 from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import InputError
 from clearhead.targets import Target, make_target
@@ -99,10 +97,10 @@ class OutputCache:
 
     def _forward_batch(self, keys: list[bytes], batch: list[tuple[Sample, Target]]) -> ScoresByKey:
         """One batch through the model."""
-        recorder = self.explainer.recorder
-        with recorder.lock, frozen_eval_mode(recorder.model), torch.no_grad(), self.adapter.forward_context():
+        session = self.adapter.session
+        with session.running():
             plan = TargetBatch(self.adapter, [sample for sample, _ in batch], [[target] for _, target in batch])
-            output = self.adapter.model(**plan.model_inputs)
+            output = session.forward(plan.model_inputs)
             target = batch[0][1]
             if isinstance(target, ZeroShotTarget) and target.zero_shot_classes is not None:
                 scores: Tensor | None = target.zero_shot_classes.compute_scores(output)

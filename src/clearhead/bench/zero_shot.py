@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -18,7 +17,6 @@ from clearhead.adapters.base import InputOptions, NamedInputs
 from clearhead.adapters.dual_encoder import ImageTextDualEncoderAdapter
 from clearhead.bench.data.base import BenchmarkDataset, Example
 from clearhead.bench.protocols.base import BenchmarkProtocol
-from clearhead.capture.session import frozen_eval_mode
 from clearhead.errors import InputError
 from clearhead.targets import Label, Target
 
@@ -52,7 +50,7 @@ class ZeroShotClasses:
     @cached_property
     def caption_embeddings(self) -> Float[Tensor, "caption width"]:
         """Text embeddings of all captions."""
-        with torch.no_grad(), frozen_eval_mode(self.adapter.model):
+        with self.adapter.session.running():
             return self.adapter.embed_contrast_texts(self.captions)
 
     def compute_scores(self, output: Any) -> Float[Tensor, "batch caption"]:
@@ -74,10 +72,9 @@ class ZeroShotClasses:
     def predict_class(self, image: Any) -> int:
         """Return the class whose caption has the highest logit."""
         adapter = self.explainer.adapter
-        with self.explainer.recorder.lock, torch.no_grad(), frozen_eval_mode(adapter.model):
-            inputs = NamedInputs(text=self.captions[0], image=image)
-            batch = adapter.collate(adapter.make_samples(inputs, InputOptions()))
-            return int(self.compute_scores(adapter.model(**batch))[0].argmax())
+        inputs = NamedInputs(text=self.captions[0], image=image)
+        batch = adapter.collate(adapter.make_samples(inputs, InputOptions()))
+        return int(self.compute_scores(adapter.session.forward(batch))[0].argmax())
 
     def add_caption(self, example: Example, protocol: BenchmarkProtocol) -> Example:
         """Return the example with the caption of the class that the protocol explains."""

@@ -1,4 +1,4 @@
-"""Maps modules to layers, and records the input and output of each layer during a pass with forward hooks."""
+"""Records the input and output of each layer during a pass, with forward hooks."""
 
 import threading
 from collections.abc import Iterable
@@ -53,23 +53,3 @@ def _get_layer_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if "hidden_states" in kwargs:
         return kwargs["hidden_states"]
     return next(iter(kwargs.values()), None)
-
-
-def map_modules_to_layers(model: nn.Module) -> dict[int, nn.Module]:
-    """Map the id of each module to its layer: the innermost ancestor that is an item of a ModuleList.
-
-    A module outside every ModuleList belongs to the item of a Sequential, as in timm's models.
-    """
-    layers: dict[int, nn.Module] = {}
-
-    def walk(module: nn.Module, layer: nn.Module | None, in_module_list: bool) -> None:
-        if layer is not None:
-            layers[id(module)] = layer
-        is_module_list = isinstance(module, nn.ModuleList)
-        starts_layers = is_module_list or (isinstance(module, nn.Sequential) and not in_module_list)
-        for child in module.children():
-            child_layer = child if starts_layers else layer
-            walk(child, child_layer, in_module_list or is_module_list)
-
-    walk(model, None, False)
-    return layers

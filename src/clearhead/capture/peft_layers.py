@@ -3,6 +3,7 @@
 They are recognised by their attributes, so peft need not be installed.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -27,7 +28,7 @@ def get_wrapped_layer(module: nn.Module) -> nn.Module:
     return module
 
 
-def find_wrapping_layer(module: nn.Module, model: nn.Module) -> nn.Module:
-    """Return the outermost peft layer around a layer of a model, or the layer itself."""
-    wrappers = (layer for layer in model.modules() if is_peft_layer(layer) and get_wrapped_layer(layer) is module)
+def find_wrapping_layer(module: nn.Module, modules: Iterable[nn.Module]) -> nn.Module:
+    """Return the outermost peft layer around one of a model's modules, or the module itself."""
+    wrappers = (layer for layer in modules if is_peft_layer(layer) and get_wrapped_layer(layer) is module)
     return next(wrappers, module)

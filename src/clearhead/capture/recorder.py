@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,8 +31,7 @@ from clearhead.capture.dispatch import (
 )
 from clearhead.capture.peft_layers import find_wrapping_layer
 from clearhead.capture.session import (
-    frozen_eval_mode,
-    get_model_lock,
+    ModelSession,
     parameters_requiring_grad,
     register_contiguous_batchnorm_hooks,
     remove_hooks_on_exit,
@@ -107,15 +106,15 @@ class Recorder:
     The first pass runs the self-test, which raises an error if the capture is not exact for this model.
 
     Args:
-        model: The model; it is in its original state after each pass.
+        session: Runs the model, which is in its original state after each pass.
         find_call_streams: Maps an attention call to the streams of its queries and of its keys.
         embedding_modules: The modules that look up token embeddings, if `get_input_embeddings` does not return them.
         grad_parameters: Learned parameters that the graph starts from in addition to the input.
-        scope: Makes the context in which the model's forward pass runs.
         count_expected_calls: Returns how many attention calls a pass has, if the configuration does not tell.
 
     Attributes:
         self_test: Result of the self-test; None before the first pass.
+        scope: Makes the context in which the model's forward pass runs.
         tiling_errors: Error of the logits in the tiling test, by kernel.
         tiling_output_kernels: What computed the attention outputs in the tiling test, by kernel.
         tile_rows: Number of queries per tile; None for one that suits the length and the hardware.
@@ -125,22 +124,21 @@ class Recorder:
 
     def __init__(
         self,
-        model: nn.Module,
+        session: ModelSession,
         find_call_streams: StreamFunction = lambda module, nth: ("text", "text"),
         embedding_modules: Sequence[nn.Module] | None = None,
         grad_parameters: Sequence[nn.Parameter] = (),
-        scope: Callable[[], AbstractContextManager[None]] = nullcontext,
         count_expected_calls: Callable[[], int | None] | None = None,
     ) -> None:
-        self.model = model
+        self.session = session
+        self.model = session.model
         self.find_call_streams = find_call_streams
         self.embedding_modules = embedding_modules
         self.grad_parameters = grad_parameters
-        self.scope = scope
+        self.scope: Callable[[], AbstractContextManager[object]] = session.forward_context
         self.count_expected_calls = count_expected_calls or partial(
-            count_calls_from_config, getattr(model, "config", None)
+            count_calls_from_config, getattr(self.model, "config", None)
         )
-        self.lock = get_model_lock(model)
         self.self_test: SelfTest | None = None
         self.tiling_errors: dict[str, float] = {}
         self.tiling_output_kernels: dict[str, set[str]] = {}
@@ -186,42 +184,35 @@ class Recorder:
             InputError: The target is not differentiable.
         """
         requirements = resolve_requirements(requires)
-        with self.lock:
-            self.run_self_test(inputs, leaves)
-            with (
-                frozen_eval_mode(self.model),
-                torch.inference_mode(False),
-                torch.set_grad_enabled(bool(requirements & GRADIENT_SOURCES.keys())),
-                parameters_requiring_grad(self.grad_parameters),
-            ):
-                head_hooks = [head_rows.register_hook()] if head_rows is not None else []
-                with remove_hooks_on_exit(head_hooks):
-                    output, calls, graph_leaves = self.forward(
-                        inputs, requirements, leaves, vectors=vectors, tiling=tiling
-                    )
-                with release_calls_on_exit(calls):
-                    graph_leaves |= {f"learned {i}": parameter for i, parameter in enumerate(self.grad_parameters)}
-                    target_values = compute_target(output)
-                    dispatcher = CallDispatcher(
-                        calls,
-                        locate_calls(calls, self.find_call_streams),
-                        sorted(range(len(calls)) if call_indices is None else call_indices),
-                        requirements,
-                        on_call,
-                        tiling or TilingConfig(),
-                        keep_maps,
-                    )
-                    input_leaves = {leaf: graph_leaves[leaf] for leaf in leaves if leaf in graph_leaves}
-                    grad_inputs = input_leaves if "input_gradient" in requirements else {}
-                    if target_values.dim() == 1:
-                        gradients = _backward(target_values, dispatcher, grad_inputs, graph_leaves)
-                    elif tiling is not None:
-                        gradients = _backward_tiled_targets(
-                            target_values, dispatcher, grad_inputs, graph_leaves, head_rows
-                        )
-                    else:
-                        gradients = _backward_batched_targets(target_values, dispatcher, grad_inputs, head_rows)
-                    dispatcher.dispatch_remaining()
+        self.run_self_test(inputs, leaves)
+        with (
+            self.session.running(with_gradients=bool(requirements & GRADIENT_SOURCES.keys())),
+            parameters_requiring_grad(self.grad_parameters),
+        ):
+            head_hooks = [head_rows.register_hook()] if head_rows is not None else []
+            with remove_hooks_on_exit(head_hooks):
+                output, calls, graph_leaves = self.forward(inputs, requirements, leaves, vectors=vectors, tiling=tiling)
+            with release_calls_on_exit(calls):
+                graph_leaves |= {f"learned {i}": parameter for i, parameter in enumerate(self.grad_parameters)}
+                target_values = compute_target(output)
+                dispatcher = CallDispatcher(
+                    calls,
+                    locate_calls(calls, self.find_call_streams),
+                    sorted(range(len(calls)) if call_indices is None else call_indices),
+                    requirements,
+                    on_call,
+                    tiling or TilingConfig(),
+                    keep_maps,
+                )
+                input_leaves = {leaf: graph_leaves[leaf] for leaf in leaves if leaf in graph_leaves}
+                grad_inputs = input_leaves if "input_gradient" in requirements else {}
+                if target_values.dim() == 1:
+                    gradients = _backward(target_values, dispatcher, grad_inputs, graph_leaves)
+                elif tiling is not None:
+                    gradients = _backward_tiled_targets(target_values, dispatcher, grad_inputs, graph_leaves, head_rows)
+                else:
+                    gradients = _backward_batched_targets(target_values, dispatcher, grad_inputs, head_rows)
+                dispatcher.dispatch_remaining()
         tape = Tape(value=detach_and_upcast(target_values))
         if "inputs" in requirements:
             tape.inputs = {
@@ -260,12 +251,12 @@ class Recorder:
         Raises:
             UnsupportedError: The attention of this model cannot be captured exactly.
         """
-        with self.lock:
+        with self.session.running():
             if self.self_test is None:
                 forward = partial(self.forward, requires=frozenset({"attention"}), leaves=leaves)
                 locate = partial(locate_calls, find_call_streams=self.find_call_streams)
                 self.self_test = run_self_test(
-                    self.model, forward, inputs, locate, self.count_expected_calls(), padded_inputs
+                    self.session.topology, forward, inputs, locate, self.count_expected_calls(), padded_inputs
                 )
         return self.self_test
 
@@ -286,12 +277,12 @@ class Recorder:
             UnsupportedError: The logits differ.
         """
         kernel_name = "" if kernel is None else kernel.name
-        with self.lock:
+        with self.session.running():
             self_test = self.run_self_test(inputs, leaves)
             if kernel_name not in self.tiling_errors:
                 tiling = TilingConfig(tile_rows=3, kernel=kernel)
                 forward = partial(self.forward, requires=frozenset({"attention"}), leaves=leaves, tiling=tiling)
-                self.tiling_errors[kernel_name] = run_tiling_test(self.model, forward, inputs, self_test)
+                self.tiling_errors[kernel_name] = run_tiling_test(self.session.topology, forward, inputs, self_test)
                 self.tiling_output_kernels[kernel_name] = tiling.kernel_log.output_kernels
         return self.tiling_errors[kernel_name]
 
@@ -330,7 +321,7 @@ class Recorder:
         vectors = vectors or {}
         token_leaves = [leaf for leaf in leaves if leaf in inputs and not inputs[leaf].is_floating_point()]
         with ExitStack() as stack:
-            stack.enter_context(remove_hooks_on_exit(register_contiguous_batchnorm_hooks(self.model)))
+            stack.enter_context(remove_hooks_on_exit(register_contiguous_batchnorm_hooks(self.session.topology)))
             if token_leaves:
                 token_counts = {leaf: inputs[leaf].numel() for leaf in token_leaves}
                 hooks = _register_embedding_leaf_hooks(
@@ -343,7 +334,7 @@ class Recorder:
                     model_kwargs[leaf] = graph_leaves[leaf] = _make_leaf(vector, self.leaf_dtype)
             calls = stack.enter_context(
                 capture_attention_calls(
-                    self.model,
+                    self.session.topology,
                     keep_layer_io=bool(requires & {"block_input", "hidden_state"}),
                     find_projections="output_projection" in requires,
                     implementation=implementation,
@@ -377,9 +368,10 @@ class Recorder:
         if embeddings is None:
             raise UnsupportedError(f"{type(self.model).__name__} has no input embeddings to start from")
         # An encoder–decoder looks up tokens through modules that share one weight: the first look-up is the source.
-        tied = [m for m in self.model.modules() if isinstance(m, nn.Embedding) and m.weight is embeddings.weight]
+        modules = self.session.topology.modules
+        tied = [m for m in modules if isinstance(m, nn.Embedding) and m.weight is embeddings.weight]
         # Adapters change the embeddings: the graph starts after them, as it does in the merged model.
-        return [find_wrapping_layer(module, self.model) for module in tied] or [embeddings]
+        return [find_wrapping_layer(module, modules) for module in tied] or [embeddings]
 
 
 def locate_calls(calls: Sequence[CapturedCall], find_call_streams: StreamFunction) -> list[CallSite]:

@@ -1,14 +1,16 @@
-"""Context managers that change the state of a user's model during a pass, and restore it afterwards."""
+"""`ModelSession`: runs a user's model, and restores whatever changes during a pass."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
+from clearhead.capture.topology import ModelTopology
 from clearhead.errors import UnsupportedError
 
 _model_locks: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -29,19 +31,6 @@ def get_model_lock(model: nn.Module) -> Any:
     return lock
 
 
-def find_configs(model: nn.Module) -> list[Any]:
-    """Return every distinct configuration object in the model, sub-configurations included."""
-    configs: dict[int, Any] = {}
-    queue: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
-    while queue:
-        config = queue.pop()
-        if id(config) in configs or not hasattr(config, "_attn_implementation"):
-            continue
-        configs[id(config)] = config
-        queue += [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
-    return list(configs.values())
-
-
 _original_implementations: dict[int, str] = {}
 
 
@@ -51,9 +40,9 @@ def get_attention_implementation(config: Any) -> str:
 
 
 @contextmanager
-def switched_attention_implementation(model: nn.Module, implementation: str) -> Iterator[None]:
+def switched_attention_implementation(topology: ModelTopology, implementation: str) -> Iterator[None]:
     """Inside the `with`, all configurations of the model name `implementation`; transformers' checks are bypassed."""
-    current = [(config, config._attn_implementation_internal) for config in find_configs(model)]
+    current = [(config, config._attn_implementation_internal) for config in topology.find_configs()]
     switched = [(config, original) for config, original in current if original != implementation]
     try:
         for config, original in switched:
@@ -66,23 +55,93 @@ def switched_attention_implementation(model: nn.Module, implementation: str) -> 
             _original_implementations.pop(id(config), None)
 
 
+class ModelSession:
+    """The only way to run a model: locked, in evaluation mode, with frozen weights, and restored afterwards.
+
+    Args:
+        model: The model.
+        forward_context: Makes the context in which the model's forward pass runs.
+        is_compiled: Whether `forward` runs the model through torch.compile.
+
+    Attributes:
+        lock: The model's lock; sessions of one model share it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward_context: Callable[[], AbstractContextManager[object]] = nullcontext,
+        is_compiled: bool = False,
+    ) -> None:
+        self.model = model
+        self.forward_context = forward_context
+        self.lock = get_model_lock(model)
+        self.is_compiled = is_compiled
+        self._topology = ModelTopology(model)
+        self._depth = 0  # of nested `running` contexts; only the thread that holds the lock changes it
+
+    @property
+    def topology(self) -> ModelTopology:
+        """The modules of the model, walked again only if they have changed."""
+        if not self._topology.is_current():
+            self._topology = ModelTopology(self.model)
+        return self._topology
+
+    @contextmanager
+    def running(self, with_gradients: bool = False) -> Iterator[None]:
+        """Inside the `with`, this thread alone runs the model, in evaluation mode and with frozen weights.
+
+        No weight gradient is ever built. Everything is as before afterwards, also after an exception.
+
+        Args:
+            with_gradients: Whether passes build a graph, for gradients to their inputs.
+
+        Raises:
+            UnsupportedError: The model was created under `torch.inference_mode()`.
+        """
+        with self.lock, torch.inference_mode(False), torch.set_grad_enabled(with_gradients), ExitStack() as stack:
+            if self._depth == 0:
+                stack.enter_context(_frozen_eval_mode(self.topology))
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+
+    def forward(self, inputs: Mapping[str, Any]) -> Any:
+        """Run one forward pass without gradients, in which nothing is captured.
+
+        Args:
+            inputs: Keyword arguments of the model.
+
+        Returns:
+            The model's output.
+        """
+        with self.running(), self.forward_context():
+            return self._compiled_forward(**inputs) if self.is_compiled else self.model(**inputs)
+
+    @cached_property
+    def _compiled_forward(self) -> Callable[..., Any]:
+        def run(**inputs: Any) -> Any:  # torch.compile marks a module that it is handed, and this one is the user's
+            return self.model(**inputs)
+
+        return torch.compile(run, dynamic=True)
+
+
 @contextmanager
-def frozen_eval_mode(model: nn.Module) -> Iterator[None]:
+def _frozen_eval_mode(topology: ModelTopology) -> Iterator[None]:
     """Inside the `with`, the model is in evaluation mode, without autocast, and no parameter requires a gradient.
 
-    So no weight gradient is ever built. The user's backward hooks are removed meanwhile: torch gives a module with such
-    a hook copies of its outputs, from which no graph edge leads to the target.
-
-    Raises:
-        UnsupportedError: The model was created under `torch.inference_mode()`.
+    The user's backward hooks are removed meanwhile: torch gives a module with such a hook copies of its outputs, from
+    which no graph edge leads to the target.
     """
-    modules = list(model.modules())
-    parameters = list(model.parameters())
+    parameters = list(topology.iter_parameters())
     if any(parameter.is_inference() for parameter in parameters):
         raise UnsupportedError(
-            f"{type(model).__name__} was created under torch.inference_mode() and cannot have gradients: "
+            f"{type(topology.model).__name__} was created under torch.inference_mode() and cannot have gradients: "
             "load it outside of that context"
         )
+    modules = topology.modules
     training_modules = [module for module in modules if module.training]
     trainable_parameters = [parameter for parameter in parameters if parameter.requires_grad]
     hook_tables = [table for module in modules for table in (module._backward_hooks, module._backward_pre_hooks)]
@@ -159,7 +218,7 @@ def parameters_requiring_grad(parameters: Sequence[nn.Parameter]) -> Iterator[No
             parameter.requires_grad_(False)
 
 
-def register_contiguous_batchnorm_hooks(model: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
+def register_contiguous_batchnorm_hooks(topology: ModelTopology) -> list[torch.utils.hooks.RemovableHandle]:
     """Register hooks that make the gradients entering batch norms contiguous.
 
     In evaluation mode on a CPU, torch (2.13) returns a wrong gradient for a batch of one if the incoming gradient is
@@ -170,8 +229,7 @@ def register_contiguous_batchnorm_hooks(model: nn.Module) -> list[torch.utils.ho
         if isinstance(output, torch.Tensor) and output.requires_grad:
             output.register_hook(torch.Tensor.contiguous)
 
-    norms = (module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
-    return [module.register_forward_hook(make_contiguous) for module in norms]
+    return [module.register_forward_hook(make_contiguous) for module in topology.batch_norms]
 
 
 @contextmanager

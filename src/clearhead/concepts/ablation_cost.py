@@ -9,7 +9,6 @@ from jaxtyping import Float
 
 from clearhead.adapters.base import InputOptions
 from clearhead.adapters.masked_lm import MaskedLMAdapter
-from clearhead.capture.session import frozen_eval_mode
 from clearhead.concepts.directions import Direction, LayerIndex
 from clearhead.concepts.hidden_states import check_is_list
 from clearhead.concepts.removal import ProjectionMatrix, ablated_directions
@@ -98,7 +97,7 @@ def compute_classification_cost(
     def compute_accuracy_and_loss(pair: tuple[Any, int]) -> list[float]:
         raw, label = pair
         (sample,) = explainer.adapter.make_samples(raw, InputOptions())
-        logits = explainer.adapter.model(**explainer.adapter.collate([sample])).logits[0].double()
+        logits = explainer.adapter.session.forward(explainer.adapter.collate([sample])).logits[0].double()
         if logits.dim() != 1 or len(logits) < 2:
             raise InputError(f"{explainer.adapter.name} has no classes, so its accuracy cannot be measured")
         is_correct = float(int(logits.argmax()) == label)
@@ -112,7 +111,6 @@ def compute_classification_cost(
     )
 
 
-@torch.no_grad()
 def _measure_before_and_after(
     explainer: Explainer,
     inputs: Sequence[Any],
@@ -121,9 +119,8 @@ def _measure_before_and_after(
     progress: Any,
 ) -> list[Any]:
     """The measures of every input (input × measure), without and with the removal."""
-    with frozen_eval_mode(explainer.adapter.model):
-        before_values = _measure_inputs(inputs, measure, progress)
-    with frozen_eval_mode(explainer.adapter.model), ablated_directions(explainer, projections):
+    before_values = _measure_inputs(inputs, measure, progress)
+    with ablated_directions(explainer, projections):
         after_values = _measure_inputs(inputs, measure, progress)
     return [before_values, after_values]
 
@@ -157,5 +154,5 @@ def _compute_masked_loss(explainer: Explainer, text: str, mask_fraction: float, 
     }
     model_inputs["input_ids"] = model_inputs["input_ids"].clone()
     model_inputs["input_ids"][0, masked] = adapter.mask_token_id
-    logits = adapter.model(**model_inputs).logits[0, masked].double()
+    logits = adapter.session.forward(model_inputs).logits[0, masked].double()
     return float(torch.nn.functional.cross_entropy(logits, token_ids[masked].to(logits.device)))

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from clearhead.adapters.base import InputOptions
 from clearhead.capture.checks.self_test import SelfTest
-from clearhead.capture.layers import map_modules_to_layers
 from clearhead.capture.session import remove_hooks_on_exit
 from clearhead.concepts.directions import EMBEDDINGS, LayerIndex
 from clearhead.errors import InputError, UnsupportedError
@@ -98,7 +97,7 @@ def find_hook_points(explainer: Explainer, stream: str | None = None) -> list[Ho
     Raises:
         UnsupportedError: An attention module is not inside a list of layers.
     """
-    layer_of_module = map_modules_to_layers(explainer.adapter.model)
+    layer_of_module = explainer.adapter.session.topology.layer_of_module
     run_counts: Counter[int] = Counter()
     hook_points: list[HookPoint] = []
     stream_calls = set(find_self_attention_calls(explainer, stream))

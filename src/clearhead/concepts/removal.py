@@ -111,7 +111,7 @@ def ablated_directions(
     for layer, projection in projections.items():
         layer_index = resolve_layer_index(layer, len(hook_points) - 1)
         state_hooks[hook_points[get_hook_point_index(layer_index)]] = _make_removal_hook(projection, fraction)
-    with explainer.recorder.lock, hooked_layers(explainer.adapter.model, state_hooks):
+    with explainer.adapter.session.lock, hooked_layers(explainer.adapter.model, state_hooks):
         yield
 
 

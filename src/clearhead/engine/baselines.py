@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clearhead.adapters.base import InputOptions, find_module_device
 from clearhead.capture.recorder import Recorder
-from clearhead.capture.session import frozen_eval_mode, get_model_lock, remove_hooks_on_exit
+from clearhead.capture.session import remove_hooks_on_exit
 from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import InputError, UnsupportedError
 from clearhead.methods._path import EXAMPLE_PREFIX
@@ -146,7 +146,8 @@ class Baselines:
 
     def _reject_zero_vector(self, name: str) -> None:
         """Raise an error if the model normalises bare embeddings, so that a zero vector has no defined output."""
-        norms = {type(module).__name__ for module in self.recorder.model.modules() if _is_scale_invariant_norm(module)}
+        modules = self.adapter.session.topology.modules
+        norms = {type(module).__name__ for module in modules if _is_scale_invariant_norm(module)}
         norms |= self._find_norms_on_bare_embeddings()
         if norms:
             raise UnsupportedError(
@@ -158,7 +159,6 @@ class Baselines:
 
     def _find_norms_on_bare_embeddings(self) -> set[str]:
         """Classes of norms whose input is zero if embeddings are zero, because nothing has been added to them."""
-        model = self.recorder.model
         thread_id = threading.get_ident()
         norm_classes: set[str] = set()
 
@@ -169,18 +169,14 @@ class Baselines:
             if threading.get_ident() == thread_id and args and not args[0].any():
                 norm_classes.add(type(norm).__name__)
 
-        norms = [module for module in model.modules() if "Norm" in type(module).__name__]
+        norms = [module for module in self.adapter.session.topology.modules if "Norm" in type(module).__name__]
         handles = [norm.register_forward_pre_hook(check_norm_input) for norm in norms]
         handles += [module.register_forward_hook(zero_embeddings) for module in self.recorder.get_embedding_modules()]
         first_sample = TargetBatch(self.adapter, self.batch.source_samples[:1], [[self.batch.targets[0]]])
         with (
-            get_model_lock(model),
-            frozen_eval_mode(model),
-            torch.no_grad(),
-            self.adapter.forward_context(),
             remove_hooks_on_exit(handles),
         ):
-            model(**first_sample.model_inputs)
+            self.adapter.session.forward(first_sample.model_inputs)
         return norm_classes
 
     def _build_special_token_mask(self, leaf: str) -> Tensor:

@@ -33,7 +33,7 @@ class ModelCapabilities:
     def run_self_test(self, samples: Sequence[Sample]) -> SelfTest:
         """Test the recorder on one sample, the first time it is needed."""
         self.adapter.check_return_dict()
-        with self.recorder.lock:  # two threads may come with samples of different lengths
+        with self.adapter.session.lock:  # two threads may come with samples of different lengths
             if not self._self_test_done:
                 # Whole maps are compared, so the input is a short one where there is one.
                 if compute_max_length(samples[:1]) > MAX_FULL_LENGTH:

@@ -68,9 +68,9 @@ class KVPrefix:
         plan = TargetBatch(self.adapter, samples, [self.targets] * len(samples))
         if start and self.recorder not in _exact_cache_by_recorder:
             _exact_cache_by_recorder[self.recorder] = self._is_cache_exact(plan, start)
-        return _compute_values(
-            plan, self._forward_suffix(plan, start) if start and self.is_enabled else self._forward(plan.model_inputs)
-        )
+        if start and self.is_enabled:
+            return _compute_values(plan, self._forward_suffix(plan, start))
+        return _compute_values(plan, self.adapter.session.forward(plan.model_inputs))
 
     def _is_cache_exact(self, plan: TargetBatch, start: int) -> bool:
         """Whether the model takes a cache, keeps every key in it, and gives the same numbers with it as without."""
@@ -83,7 +83,7 @@ class KVPrefix:
             type(one) is not DynamicLayer or one.get_seq_length() != self.cached_length for one in layers
         ):
             return False
-        real = _compute_values(plan, self._forward(plan.model_inputs))
+        real = _compute_values(plan, self.adapter.session.forward(plan.model_inputs))
         gap = float((found - real).abs().max() / real.abs().max().clamp(min=1e-12))
         return gap <= RELATIVE_TOLERANCE_BY_DTYPE.get(self.adapter.dtype, 1e-4)
 
@@ -96,11 +96,7 @@ class KVPrefix:
             "use_cache": True,
         }
         given["logits_to_keep"] = given["logits_to_keep"] - start
-        return self._forward({**given, "past_key_values": self._repeat_cache(plan.num_samples, start)})
-
-    def _forward(self, batch: dict[str, Any]) -> Any:
-        with self.adapter.forward_context():
-            return self.adapter.plain_forward(**batch)
+        return self.adapter.session.forward({**given, "past_key_values": self._repeat_cache(plan.num_samples, start)})
 
     def _extend_cache(self, length: int) -> None:
         """Keys and values of so many words: each word goes through the model once."""
@@ -108,7 +104,7 @@ class KVPrefix:
             return
         ids = self.sample.inputs["input_ids"][None, self.cached_length : length].to(self.adapter.device)
         told = {"past_key_values": self.cache, "use_cache": True, "logits_to_keep": 1}
-        self._forward({"input_ids": ids, **told})
+        self.adapter.session.forward({"input_ids": ids, **told})
         self.cached_length = length
 
     def _repeat_cache(self, count: int, length: int) -> DynamicCache:

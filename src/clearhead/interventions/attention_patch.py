@@ -20,11 +20,11 @@ from torch.overrides import TorchFunctionMode
 
 from clearhead.capture.checks.self_test import SelfTest
 from clearhead.capture.recorder import Recorder
-from clearhead.capture.session import frozen_eval_mode, remove_hooks_on_exit
+from clearhead.capture.session import remove_hooks_on_exit
 from clearhead.capture.sources.attention_interface import CapturedCall, capture_attention_calls, patched_attention
 from clearhead.capture.sources.custom_modules import replaced_custom_attention
-from clearhead.capture.sources.returned_attentions import find_attention_modules
 from clearhead.capture.tape import Requirements
+from clearhead.capture.topology import ModelTopology
 from clearhead.errors import InputError, UnsupportedError
 
 AttentionWeights = Float[Tensor, "batch head query key"]
@@ -173,9 +173,9 @@ class _SoftmaxPatchMode(TorchFunctionMode):
             return output
         return self.patcher.patch_unmasked(output)
 
-    def register_hooks(self, model: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
+    def register_hooks(self, topology: ModelTopology) -> list[torch.utils.hooks.RemovableHandle]:
         """Register hooks that note which attention module is running."""
-        modules = find_attention_modules(model)
+        modules = topology.attention_modules
         return [
             *(module.register_forward_pre_hook(self._pre_forward_hook) for module in modules),
             *(module.register_forward_hook(self._forward_hook) for module in modules),
@@ -193,14 +193,14 @@ class _SoftmaxPatchMode(TorchFunctionMode):
 
 
 @contextmanager
-def _applied_patches(model: nn.Module, capture_source: str, patcher: _Patcher) -> Iterator[None]:
+def _applied_patches(topology: ModelTopology, capture_source: str, patcher: _Patcher) -> Iterator[None]:
     """Apply patches inside the `with`, where the model's attention is captured."""
     if capture_source != "returned":
         with patched_attention(patcher.patch_call), replaced_custom_attention(patcher.patch_unmasked):
             yield
         return
     mode = _SoftmaxPatchMode(patcher)
-    with remove_hooks_on_exit(mode.register_hooks(model)), mode:
+    with remove_hooks_on_exit(mode.register_hooks(topology)), mode:
         yield
 
 
@@ -229,26 +229,25 @@ def run_patched_forward(
     Raises:
         UnsupportedError: If the model does not use the patched weights.
     """
-    with recorder.lock:
-        patcher = _Patcher(patches, clean_attention)
-        capture_source = recorder.run_self_test(inputs).capture_source
-        with (
-            frozen_eval_mode(recorder.model),
-            torch.inference_mode(False),
-            _applied_patches(recorder.model, capture_source, patcher),
-        ):
-            output, calls, leaf_tensors = recorder.forward(inputs, requires, leaves)
-        patcher.check_recorded(calls, recorder.model)
+    session = recorder.session
+    patcher = _Patcher(patches, clean_attention)
+    capture_source = recorder.run_self_test(inputs).capture_source
+    with (
+        session.running(with_gradients=torch.is_grad_enabled()),
+        _applied_patches(session.topology, capture_source, patcher),
+    ):
+        output, calls, leaf_tensors = recorder.forward(inputs, requires, leaves)
+    patcher.check_recorded(calls, recorder.model)
     return output, calls, leaf_tensors
 
 
 def run_training_forward(
-    model: nn.Module, self_test: SelfTest, inputs: Mapping[str, Any], patches: Sequence[AttentionPatch] = ()
+    topology: ModelTopology, self_test: SelfTest, inputs: Mapping[str, Any], patches: Sequence[AttentionPatch] = ()
 ) -> tuple[Any, list[CapturedCall]]:
     """Run one forward pass of a model in training, with gradients to its parameters and in its current mode.
 
     Args:
-        model: The model, a copy of the one that `self_test` tested.
+        topology: The modules of the model, a copy of the one that `self_test` tested.
         self_test: The result of the recorder's self-test.
         inputs: The model's keyword arguments.
         patches: The attention patches.
@@ -258,8 +257,8 @@ def run_training_forward(
     """
     patcher = _Patcher(patches, None)
     with (
-        _applied_patches(model, self_test.capture_source, patcher) if patches else nullcontext(),
-        capture_attention_calls(model, implementation=self_test.implementation) as calls,
+        _applied_patches(topology, self_test.capture_source, patcher) if patches else nullcontext(),
+        capture_attention_calls(topology, implementation=self_test.implementation) as calls,
     ):
-        output = model(**inputs)
+        output = topology.model(**inputs)
     return output, calls

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from clearhead.capture.layers import map_modules_to_layers
 from clearhead.capture.recorder import Recorder
-from clearhead.capture.session import frozen_eval_mode, remove_hooks_on_exit, switched_attention_implementation
+from clearhead.capture.session import remove_hooks_on_exit, switched_attention_implementation
 from clearhead.capture.sources.attention_interface import IMPLEMENTATION_NAME, replaced_attention_output
 from clearhead.capture.tape import resolve_requirements
 from clearhead.interventions.attention_patch import AttentionPatch, AttentionWeights, VisibleKeys, run_patched_forward
@@ -50,7 +49,7 @@ class LastRowRunner:
         batch_size = len(readout_rows)
         samples = torch.arange(batch_size)
         call_sites = recorder.run_self_test(inputs).call_sites
-        layer_of_module = map_modules_to_layers(self.model)
+        layer_of_module = recorder.session.topology.layer_of_module
         self.attention_module = call_sites[-1].module
         self.layers = [layer_of_module[id(self.model.get_submodule(site.module))] for site in call_sites]
         self.tuple_lengths: dict[int, int] = {}  # length of the tuple that a layer returns, if it returns one
@@ -66,7 +65,7 @@ class LastRowRunner:
 
         requirements = resolve_requirements(("attention", "values", "block_input"))
         patches = [AttentionPatch(record_visible_keys, layers=[len(call_sites) - 1], keep_row_sums=False)]
-        with recorder.lock, torch.no_grad(), remove_hooks_on_exit(hooks):
+        with recorder.session.running(), remove_hooks_on_exit(hooks):
             self.clean_output, calls, _ = run_patched_forward(recorder, inputs, patches, requires=requirements)
         last_call = calls[-1]
         assert last_call.block_input is not None
@@ -99,14 +98,14 @@ class LastRowRunner:
             for name, value in self.row_inputs.items()
         }
         layer_input = self.layer_input.repeat_interleave(draws, 0)[:, None]
+        session = self.recorder.session
         skip_mode = _SkipProjectionsMode(attention_output)
         attention_module = self.model.get_submodule(self.attention_module)
         with (
-            self.recorder.lock,
-            frozen_eval_mode(self.model),
-            self.recorder.scope(),
+            session.running(with_gradients=torch.is_grad_enabled()),
+            session.forward_context(),
             self._single_row_layers(layer_input),
-            switched_attention_implementation(self.model, IMPLEMENTATION_NAME),
+            switched_attention_implementation(session.topology, IMPLEMENTATION_NAME),
             replaced_attention_output(skip_mode.get_replacement),
             remove_hooks_on_exit([attention_module.register_forward_pre_hook(skip_mode.start_skipping)]),
             skip_mode,

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.capture.checks.self_test import RELATIVE_TOLERANCE_BY_DTYPE, CallSite
-from clearhead.capture.layers import map_modules_to_layers
 from clearhead.capture.session import remove_hooks_on_exit
 from clearhead.capture.sources.attention_interface import zeroed_values
+from clearhead.capture.topology import ModelTopology
 from clearhead.errors import UnsupportedError
 
 #: Key-value cache arguments of a layer. They are removed for a rerun, which would otherwise see its own first run.
@@ -22,12 +22,12 @@ ValueZeroingDistances = Float[Tensor, "batch query key"]
 
 @contextmanager
 def value_zeroing_distances(
-    model: nn.Module, call_sites: Sequence[CallSite], call_indices: Collection[int]
+    topology: ModelTopology, call_sites: Sequence[CallSite], call_indices: Collection[int]
 ) -> Iterator[dict[int, ValueZeroingDistances]]:
     """Measure, during the pass inside the `with`, how far each unit's state moves without another unit's values.
 
     Args:
-        model: The model, in evaluation mode.
+        topology: The modules of the model, whose session is open.
         call_sites: All attention calls of a pass, in their order.
         call_indices: The calls to measure.
 
@@ -41,12 +41,11 @@ def value_zeroing_distances(
     """
     distances: dict[int, ValueZeroingDistances] = {}
     thread = threading.get_ident()
-    layer_of_module = map_modules_to_layers(model)
-    name = type(model).__name__
+    name = type(topology.model).__name__
     call_indices_by_layer: dict[int, list[int]] = {}
     layers: dict[int, nn.Module] = {}
     for index, site in enumerate(call_sites):
-        layer = layer_of_module.get(id(model.get_submodule(site.module)))
+        layer = topology.layer_of_module.get(id(topology.model.get_submodule(site.module)))
         if layer is None:
             raise UnsupportedError(
                 f"value-zeroing cannot explain {name}: its attention {site.module} is not inside a layer"

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.adapters.base import Sample
-from clearhead.capture.layers import map_modules_to_layers
+from clearhead.capture.topology import ModelTopology
 from clearhead.engine.batching import iter_batch_indices
 from clearhead.errors import InputError, UnsupportedError
 from clearhead.interventions.attention_patch import AttentionPatch, run_training_forward
@@ -240,6 +240,7 @@ class ModelCopy:
             attention_modules = [call_site.module for call_site in context.self_test.call_sites]
             with fixed_seed(seed):
                 reinitialise_layers(self.model, attention_modules, fresh)
+        self.topology = ModelTopology(self.model)
 
     def eval(self) -> "ModelCopy":
         """Switch to evaluation mode and return self."""
@@ -257,7 +258,7 @@ class ModelCopy:
         """Compute the scores of all classes and the attention of every layer, both in the autograd graph."""
         batch = self.adapter.collate(samples)
         with self.adapter.forward_context():
-            output, calls = run_training_forward(self.model, self.context.self_test, batch, patches)
+            output, calls = run_training_forward(self.topology, self.context.self_test, batch, patches)
         targets = [self.context.get_target(sample) for sample in samples]
         return self.adapter.compute_class_scores(output, samples, targets).float(), [call.attention for call in calls]
 
@@ -337,7 +338,7 @@ def _find_first_reinitialised(
     model: nn.Module, attention_modules: Sequence[str], fresh: int | str, order: Mapping[int, int]
 ) -> int:
     """The index of the first parameter that is reinitialised."""
-    layer_of_module = map_modules_to_layers(model)
+    layer_of_module = ModelTopology(model).layer_of_module
     layers = [
         layer for name in attention_modules if (layer := layer_of_module.get(id(model.get_submodule(name)))) is not None
     ]

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.capture.session import frozen_eval_mode, remove_hooks_on_exit
+from clearhead.capture.session import remove_hooks_on_exit
 from clearhead.capture.sources.attention_interface import CapturedCall
 from clearhead.capture.tape import resolve_requirements
 from clearhead.errors import UnsupportedError
@@ -122,9 +122,8 @@ def _record_projections(batch: ProbeBatch) -> tuple[list[CapturedCall], list[Ten
     """
     recorder = batch.context.recorder
     target_batch = batch.target_batch
-    with recorder.lock, frozen_eval_mode(recorder.model), torch.inference_mode(False):
-        with torch.no_grad():
-            _, first_calls, _ = recorder.forward(target_batch.model_inputs, _REQUIREMENTS, ())
+    with recorder.session.running():
+        _, first_calls, _ = recorder.forward(target_batch.model_inputs, _REQUIREMENTS, ())
         weight_pointers = {
             call.output_projection.data_ptr() for call in first_calls if call.output_projection is not None
         }
@@ -133,7 +132,9 @@ def _record_projections(batch: ProbeBatch) -> tuple[list[CapturedCall], list[Ten
         def store_output(module: nn.Module, args: Any, output: Tensor) -> None:
             projections.append(output)
 
-        modules = [module for module in recorder.model.modules() if _get_weight_pointer(module) in weight_pointers]
+        modules = [
+            module for module in recorder.session.topology.modules if _get_weight_pointer(module) in weight_pointers
+        ]
         handles = [module.register_forward_hook(store_output) for module in modules]
         with torch.enable_grad(), remove_hooks_on_exit(handles):
             output, calls, _ = recorder.forward(target_batch.model_inputs, _REQUIREMENTS, target_batch.leaves)

@@ -6,7 +6,6 @@ import torch
 
 from clearhead.adapters.base import ModelAdapter, Sample
 from clearhead.adapters.token_heads import QASample, QuestionAnsweringAdapter
-from clearhead.capture.session import frozen_eval_mode, get_model_lock
 from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import InputError
 from clearhead.profiles.base import MethodSettings, Profile, register_profile
@@ -47,15 +46,15 @@ def prepare_as_in_notebooks(adapter: ModelAdapter, sample: Sample, target: Targe
     """
     masked, _ = mask_special_tokens(adapter, sample, target)
     if isinstance(adapter, QuestionAnsweringAdapter) and isinstance(masked, QASample):
-        output = adapter.run_without_grad(masked)
+        output = adapter.session.forward(adapter.collate([masked]))
         span = (int(output.start_logits[0].argmax()), int(output.end_logits[0].argmax()))
         return replace(masked, answer_span=span), target
     if target.function is not None:
         return masked, target
     (single_target,) = adapter.expand_target(sample, target)
     batch = TargetBatch(adapter, [sample], [[single_target]])
-    with get_model_lock(adapter.model), frozen_eval_mode(adapter.model), torch.no_grad(), adapter.forward_context():
-        batch.compute_target(adapter.model(**batch.model_inputs))
+    with adapter.session.running():
+        batch.compute_target(adapter.session.forward(batch.model_inputs))
     assert batch.class_scores is not None
     classes = single_target.find_classes(batch.class_scores[0], adapter)
     return masked, FixedClassTarget(target.spec, target.scale, classes)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.capture.session import find_configs
+from clearhead.capture.topology import ModelTopology
 
 
 def snapshot_model_state(model: nn.Module) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def snapshot_model_state(model: nn.Module) -> dict[str, Any]:
         "gradients": [_get_gradient_version(tensor) for _, tensor in tensors],
         "requires_grad": [tensor.requires_grad for _, tensor in tensors],
         "mode": [module.training for module in modules],
-        "attention implementation": [config._attn_implementation for config in find_configs(model)],
+        "attention implementation": [config._attn_implementation for config in ModelTopology(model).find_configs()],
         "hooks": [
             len(hooks)
             for module in modules

@@ -15,6 +15,8 @@ from clearhead.capture.attention.tiled import TiledAttention
 from clearhead.capture.attention.tiling import TilingConfig
 from clearhead.capture.kernels.cpu import CPUKernel
 from clearhead.capture.recorder import Recorder
+from clearhead.capture.session import ModelSession
+from clearhead.capture.topology import ModelTopology
 from clearhead.interventions.attention_patch import run_patched_forward, run_training_forward
 from tests import models
 from tests.capture.attention import test_tiled as tiled_models
@@ -218,7 +220,7 @@ def test_half_precision_input_gradients_do_not_depend_on_tiling(model, implement
     ids = torch.randint(5, 40, (2, 400))
     mask = torch.ones_like(ids)
     mask[1, 400 - padded :] = 0
-    recorder, inputs = Recorder(model().to(dtype).eval()), {"input_ids": ids, "attention_mask": mask}
+    recorder, inputs = Recorder(ModelSession(model().to(dtype).eval())), {"input_ids": ids, "attention_mask": mask}
     recorder.model.set_attn_implementation(implementation)
 
     def gradient(tiling, requirements=("attention_gradient", "input_gradient")):
@@ -254,7 +256,11 @@ def test_target_that_uses_returned_attentions_gets_their_gradients(token_ids):
     ).float()
     hook.remove()
     model.set_attn_implementation("sdpa")
-    actual = Recorder(model).record(inputs, value, ("attention_gradient", "input_gradient")).input_gradient["input_ids"]
+    actual = (
+        Recorder(ModelSession(model))
+        .record(inputs, value, ("attention_gradient", "input_gradient"))
+        .input_gradient["input_ids"]
+    )
     assert (actual - expected).abs().max() <= 3e-2 * expected.abs().max() > 0
 
 
@@ -265,7 +271,9 @@ def test_target_of_recorded_maps_has_input_gradients(maps_only):
     model, inputs = llama().bfloat16().eval(), make_inputs()
 
     def gradient(dtype):
-        output, calls, leaves = Recorder(model.to(dtype)).forward(inputs, frozenset({"attention"}), ("input_ids",))
+        output, calls, leaves = Recorder(ModelSession(model.to(dtype))).forward(
+            inputs, frozenset({"attention"}), ("input_ids",)
+        )
         target = calls[1].attention.square().sum() + (0 if maps_only else output.logits[:, -1, 5].sum())
         return torch.autograd.grad(target, leaves["input_ids"])[0].float()
 
@@ -282,7 +290,7 @@ def test_backward_does_not_recompute_maps(token_ids, monkeypatch):
         return original(output, tiled, query, key, value, lambda *args: rebuilds.append(1) or rebuild(*args))
 
     monkeypatch.setattr(materialised, "attend_with_tiled_gradients", counting)
-    recorder, inputs = Recorder(llama().bfloat16().eval()), make_inputs()
+    recorder, inputs = Recorder(ModelSession(llama().bfloat16().eval())), make_inputs()
     recorder.run_self_test(inputs)
     rebuilds.clear()
     recorder.record(inputs, lambda output: output.logits[:, -1, list(token_ids)].T, tiled_models.REQUIREMENTS)
@@ -365,7 +373,7 @@ def test_training_forward_uses_same_dropout_mask_in_backward():
         transformers.BertForSequenceClassification(transformers.BertConfig(**shape, **options)).double().eval(),
         make_inputs(),
     )
-    self_test = Recorder(model).run_self_test(inputs)
+    self_test = Recorder(ModelSession(model)).run_self_test(inputs)
     weight = model.train().bert.encoder.layer[0].attention.self.value.weight
     direction = torch.randn_like(weight)
 
@@ -373,7 +381,7 @@ def test_training_forward_uses_same_dropout_mask_in_backward():
         torch.manual_seed(1)
         with torch.no_grad():
             weight.add_(step * direction)
-        return run_training_forward(model, self_test, inputs)[0].logits[:, 1].sum()
+        return run_training_forward(ModelTopology(model), self_test, inputs)[0].logits[:, 1].sum()
 
     derivative = (torch.autograd.grad(logit(), weight)[0] * direction).sum()
     before, after = logit(-1e-6), logit(2e-6)
@@ -392,7 +400,7 @@ def test_eager_forward_that_ignores_padding_raises(monkeypatch):
     monkeypatch.setattr(materialised, "is_formula_exact", lambda *args: False)  # as on a GPU
     single = {name: tensor[:1] for name, tensor in make_inputs().items()}
     with pytest.raises(clearhead.UnsupportedError, match="is not the attention that it used"):
-        Recorder(bert().eval()).run_self_test(single)
+        Recorder(ModelSession(bert().eval())).run_self_test(single)
 
 
 def test_default_device_mode_keeps_inplace_attention(inplace_calls):
@@ -406,7 +414,7 @@ def test_default_device_mode_keeps_inplace_attention(inplace_calls):
 def test_batched_target_gradients_equal_separate_passes(dtype):
     """Each target's gradients equal those of its own pass, in float32 and in bfloat16."""
     torch.manual_seed(0)
-    recorder, inputs = Recorder(llama().to(dtype).eval()), make_inputs()
+    recorder, inputs = Recorder(ModelSession(llama().to(dtype).eval())), make_inputs()
 
     def record_targets(*token_ids):
         return recorder.record(

@@ -12,6 +12,7 @@ from clearhead.capture.attention.reductions import MapReduction
 from clearhead.capture.attention.tiled import TiledAttention
 from clearhead.capture.attention.tiling import TilingConfig
 from clearhead.capture.recorder import Recorder
+from clearhead.capture.session import ModelSession
 from clearhead.capture.sources.attention_interface import find_eager_forward
 from clearhead.capture.tape import AttentionCall, Tape
 from tests import models
@@ -89,7 +90,7 @@ def make_recorder(name: str, implementation: str, dtype: torch.dtype) -> Recorde
         is_cross_attention = "encoder_attn" in module or "EncDec" in module
         return query_stream, "source" if is_cross_attention else query_stream
 
-    found = Recorder(model, streams)
+    found = Recorder(ModelSession(model), streams)
     # kernels differ in what a fully masked row attends to, so the self-test runs on a sample without such a row
     found.run_self_test({key: tensor[:1] for key, tensor in make_batch(name).items()})
     return found

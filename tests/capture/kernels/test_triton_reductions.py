@@ -330,8 +330,9 @@ def test_half_precision_input_gradients_do_not_depend_on_kernel_use(deterministi
     from clearhead.capture.attention.tiling import TilingConfig
     from clearhead.capture.kernels.triton.kernel import TritonKernel
     from clearhead.capture.recorder import Recorder
+    from clearhead.capture.session import ModelSession
 
-    recorder, visited = Recorder(decoder(initializer_range=0.2).to(torch.float16)), []
+    recorder, visited = Recorder(ModelSession(decoder(initializer_range=0.2).to(torch.float16))), []
 
     def gradient(requirements, tiling):
         tape = recorder.record(make_inputs(), lambda output: output.logits[:, -1, 7], requirements, tiling=tiling)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from clearhead.capture.sources.attention_interface import CapturedCall, capture_attention_calls
 from clearhead.capture.sources.custom_modules import find_custom_forward
+from clearhead.capture.topology import ModelTopology
 from clearhead.errors import UnsupportedError
 
 WIDTH, HEADS, BATCH, QUERIES, KEYS = 12, 3, 2, 4, 5
@@ -59,7 +60,7 @@ def capture(module: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> tuple[A
             return self.attention(*args, **kwargs)
 
     wrapper = Wrapper()
-    with capture_attention_calls(wrapper) as calls, torch.no_grad():
+    with capture_attention_calls(ModelTopology(wrapper)) as calls, torch.no_grad():
         output = wrapper()
     (call,) = calls
     assert "forward" not in vars(module)
@@ -144,8 +145,8 @@ def test_subclass_with_own_forward_is_not_replaced() -> None:
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return super().forward(*args, **kwargs)
 
-    assert find_custom_forward(Inherited(WIDTH, HEADS)) is not None
-    assert find_custom_forward(Overridden(WIDTH, HEADS)) is None
+    assert find_custom_forward(Inherited) is not None
+    assert find_custom_forward(Overridden) is None
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -163,7 +164,7 @@ def test_transformer_encoder_under_no_grad_is_captured(batch_first: bool, norm_f
     padding_mask = ~is_token if padded else None
     with torch.no_grad():
         expected = model(inputs, src_key_padding_mask=padding_mask)
-        with capture_attention_calls(model) as calls:
+        with capture_attention_calls(ModelTopology(model)) as calls:
             actual = model(inputs, src_key_padding_mask=padding_mask)
     assert [call.module for call in calls] == ["layers.0.self_attn", "layers.1.self_attn"]
     outputs = [tensor if batch_first else tensor.transpose(0, 1) for tensor in (actual, expected)]

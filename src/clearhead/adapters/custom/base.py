@@ -16,9 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.adapters.base import ModelAdapter, Sample
-from clearhead.capture.layers import map_modules_to_layers
 from clearhead.capture.sources.custom_modules import find_custom_modules
-from clearhead.capture.sources.returned_attentions import find_attention_modules
 from clearhead.capture.tape import UNIT_ALIGNED_REQUIREMENTS
 from clearhead.errors import InputError
 from clearhead.methods.base import METHOD_REGISTRY
@@ -144,7 +142,7 @@ class CustomModelAdapter(ModelAdapter):
 
     @property
     def is_recurrent(self) -> bool:
-        return any(isinstance(module, nn.RNNBase) for module in self.model.modules())
+        return any(issubclass(cls, nn.RNNBase) for cls in self.session.topology.module_classes)
 
     def forward_context(self) -> AbstractContextManager[None]:
         # cuDNN's recurrent networks have no backward pass outside of training; torch's own have.
@@ -162,8 +160,8 @@ class CustomModelAdapter(ModelAdapter):
 
     def find_layers_unsupported_reason(self) -> str | None:
         """Why what goes into each layer is not known; None where it is."""
-        blocks = map_modules_to_layers(self.model)
-        attending = list(find_custom_modules(self.model).values()) or find_attention_modules(self.model)
+        blocks = self.session.topology.layer_of_module
+        attending = list(find_custom_modules(self.session.topology).values()) or self.session.topology.attention_modules
         layers = [blocks.get(id(module)) for module in attending]
         if None in layers or any(layer is module for layer, module in zip(layers, attending, strict=True)):
             return (

@@ -14,7 +14,7 @@ from clearhead.adapters.base import InputOptions, Readout, Sample
 from clearhead.adapters.custom.base import QUERY_STREAM, CustomModelAdapter, InputReader
 from clearhead.adapters.readers.text import pad_to_length
 from clearhead.capture.checks.self_test import RELATIVE_TOLERANCE_BY_DTYPE
-from clearhead.capture.session import frozen_eval_mode, remove_hooks_on_exit
+from clearhead.capture.session import remove_hooks_on_exit
 from clearhead.errors import InputError, UnsupportedError
 from clearhead.methods.base import METHOD_REGISTRY
 from clearhead.units import Units, align_pieces, build_numbered_units
@@ -108,7 +108,7 @@ class CustomTokenAdapter(CustomModelAdapter):
             return hook
 
         with remove_hooks_on_exit([modules[name].register_forward_hook(see(name)) for name in chosen]):
-            self.run_without_grad(batch)
+            self.session.forward(batch)
         if len(found) != 1:
             names = ", ".join(name for name, _ in found) or ", ".join(chosen) or "it has no nn.Embedding"
             raise InputError(
@@ -130,11 +130,6 @@ class CustomTokenAdapter(CustomModelAdapter):
 
     def find_grad_input_names(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
         return (self.input_argument,)
-
-    def run_without_grad(self, batch: Mapping[str, Any]) -> Any:
-        """The model's output, without gradients."""
-        with frozen_eval_mode(self.model), torch.no_grad(), self.forward_context():
-            return self.model(**batch)
 
     def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
         if options.max_length is not None:
@@ -203,8 +198,8 @@ class CustomTokenAdapter(CustomModelAdapter):
         longer, shorter = (tokens, tokens[:-1]) if len(tokens) > 1 else (torch.cat([tokens, tokens]), tokens)
         batch = self._collate_tokens([longer, shorter])
         together, alone = (
-            self.get_logits(self.run_without_grad(batch))[1],
-            self.get_logits(self.run_without_grad(self._collate_tokens([shorter])))[0],
+            self.get_logits(self.session.forward(batch))[1],
+            self.get_logits(self.session.forward(self._collate_tokens([shorter])))[0],
         )
         gap = float((together - alone).abs().max() / alone.abs().max().clamp(min=1e-12))
         if not gap <= RELATIVE_TOLERANCE_BY_DTYPE.get(alone.dtype, 1e-4):

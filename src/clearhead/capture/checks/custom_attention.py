@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clearhead.capture.session import remove_hooks_on_exit
 from clearhead.capture.sources.custom_modules import find_custom_modules
+from clearhead.capture.topology import ModelTopology
 from clearhead.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -23,15 +24,15 @@ _ATTENTION_PATTERN = re.compile(r"attention|attn", re.IGNORECASE)
 _NON_ATTENTION_PATTERN = re.compile(r"norm|dropout|mask|bias|output|position", re.IGNORECASE)
 
 
-def is_non_transformers_model(model: nn.Module) -> bool:
+def is_non_transformers_model(topology: ModelTopology) -> bool:
     """Whether no module is a `PreTrainedModel`, so that only registered functions tell how the model attends."""
     from transformers import PreTrainedModel
 
-    return not any(isinstance(module, PreTrainedModel) for module in model.modules())
+    return not any(issubclass(cls, PreTrainedModel) for cls in topology.module_classes)
 
 
 def check_custom_attention(
-    model: nn.Module,
+    topology: ModelTopology,
     forward: Callable[..., tuple[Any, "list[CapturedCall]", dict[str, Tensor]]],
     inputs: Mapping[str, Any],
     locate_calls: "Callable[[Sequence[CapturedCall]], list[CallSite]]",
@@ -40,7 +41,7 @@ def check_custom_attention(
     """Compare each registered function with its module, and check that outputs come from the returned attention.
 
     Args:
-        model: The model.
+        topology: The modules of the model.
         forward: Captured forward pass.
         inputs: Keyword arguments of the model.
         locate_calls: Returns the call site of each call.
@@ -49,15 +50,16 @@ def check_custom_attention(
     Raises:
         UnsupportedError: A check failed; the message says which and what to change.
     """
+    model = topology.model
     module_runs: list[_ModuleRun] = []
     unregistered: dict[str, str] = {}
-    hooks = [*_register_io_hooks(model, module_runs), *_register_unknown_attention_hooks(model, unregistered)]
+    hooks = [*_register_io_hooks(topology, module_runs), *_register_unknown_attention_hooks(topology, unregistered)]
     with torch.enable_grad(), remove_hooks_on_exit(hooks):
         output, calls, _ = forward(inputs)
     for run in module_runs:
         _check_output(model, run.module, run.output, run.module(*run.args, **run.kwargs), tolerance)
-    if is_non_transformers_model(model):
-        _check_all_called(model, calls, unregistered)
+    if is_non_transformers_model(topology):
+        _check_all_called(topology, calls, unregistered)
     else:
         calls = [call for call in calls if call.is_custom]
     for call in calls:
@@ -76,36 +78,36 @@ class _ModuleRun:
     output: Any
 
 
-def _register_io_hooks(model: nn.Module, runs: list[_ModuleRun]) -> Iterator[torch.utils.hooks.RemovableHandle]:
+def _register_io_hooks(topology: ModelTopology, runs: list[_ModuleRun]) -> Iterator[torch.utils.hooks.RemovableHandle]:
     """Register hooks that keep the arguments and outputs of registered modules."""
 
     def keep_run(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         # cloned: the model may change them in place
         runs.append(_ModuleRun(module, _clone_tensors(args), _clone_tensors(kwargs), _clone_tensors(output)))
 
-    for module in find_custom_modules(model).values():
+    for module in find_custom_modules(topology).values():
         yield module.register_forward_hook(keep_run, with_kwargs=True)
 
 
 def _register_unknown_attention_hooks(
-    model: nn.Module, unregistered: dict[str, str]
+    topology: ModelTopology, unregistered: dict[str, str]
 ) -> Iterator[torch.utils.hooks.RemovableHandle]:
     """Register hooks that keep name and class of modules named attention that run without a registered function."""
-    custom_modules = list(find_custom_modules(model).values())
+    custom_modules = list(find_custom_modules(topology).values())
     custom_ids = {id(child) for module in custom_modules for child in module.modules()}
     # registered modules, what they contain, and what contains them
     covered_ids = {
-        id(module) for module in model.modules() if any(id(child) in custom_ids for child in module.modules())
+        id(module) for module in topology.modules if any(id(child) in custom_ids for child in module.modules())
     }
 
     def keep_name(name: str, module: nn.Module, args: Any, output: Any) -> None:
         unregistered[name] = type(module).__name__
 
-    for name, module in model.named_modules():
+    for module in topology.modules:
         class_name = type(module).__name__
         is_attention = _ATTENTION_PATTERN.search(class_name) and not _NON_ATTENTION_PATTERN.search(class_name)
         if is_attention and id(module) not in covered_ids:
-            yield module.register_forward_hook(partial(keep_name, name))
+            yield module.register_forward_hook(partial(keep_name, topology.names[id(module)]))
 
 
 def _check_output(model: nn.Module, module: nn.Module, output: Any, expected_output: Any, tolerance: float) -> None:
@@ -125,19 +127,22 @@ def _check_output(model: nn.Module, module: nn.Module, output: Any, expected_out
     )
 
 
-def _check_all_called(model: nn.Module, calls: "Sequence[CapturedCall]", unregistered: Mapping[str, str]) -> None:
+def _check_all_called(
+    topology: ModelTopology, calls: "Sequence[CapturedCall]", unregistered: Mapping[str, str]
+) -> None:
     """Check that every registered module ran, and that no module named attention ran unregistered."""
+    model_name = type(topology.model).__name__
     captured = {call.module for call in calls}
-    missing = [name for name in find_custom_modules(model) if name not in captured]
+    missing = [name for name in find_custom_modules(topology) if name not in captured]
     if missing:
         raise UnsupportedError(
-            f"{type(model).__name__}: {missing[0]} attends, but was not called: something bypasses its forward; if the "
+            f"{model_name}: {missing[0]} attends, but was not called: something bypasses its forward; if the "
             "model does not use it, remove it from the model"
         )
     unknown = [f"{name} ({class_name})" for name, class_name in unregistered.items() if name not in captured]
     if unknown:
         raise UnsupportedError(
-            f"{type(model).__name__}: {unknown[0]} is named attention, but how it computes attention is not known: "
+            f"{model_name}: {unknown[0]} is named attention, but how it computes attention is not known: "
             "register its class with clearhead.register_attention"
         )
 

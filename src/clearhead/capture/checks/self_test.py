@@ -15,9 +15,9 @@ from clearhead.capture.checks.custom_attention import (
 )
 from clearhead.capture.checks.detached_gradients import detaches_gradients
 from clearhead.capture.checks.token_mixing import mixes_tokens_outside_attention
-from clearhead.capture.layers import map_modules_to_layers
-from clearhead.capture.session import frozen_eval_mode, remove_hooks_on_exit
+from clearhead.capture.session import remove_hooks_on_exit
 from clearhead.capture.sources.attention_interface import IMPLEMENTATION_NAME, CapturedCall
+from clearhead.capture.topology import ModelTopology
 from clearhead.errors import UnsupportedError
 
 #: Largest difference between captured logits and those of the unmodified model, relative to the largest logit.
@@ -96,7 +96,7 @@ class SelfTest:
 
 
 def run_self_test(
-    model: nn.Module,
+    topology: ModelTopology,
     forward: CaptureForward,
     inputs: Mapping[str, Any],
     locate_calls: Callable[[Sequence[CapturedCall]], list[CallSite]],
@@ -105,8 +105,10 @@ def run_self_test(
 ) -> SelfTest:
     """Compare calls with layers, attention outputs with A·V, and logits with those of the unmodified model.
 
+    The caller has opened the model's session, without gradients.
+
     Args:
-        model: The model.
+        topology: The modules of the model.
         forward: Captured forward pass.
         inputs: Keyword arguments of the model.
         locate_calls: Returns the call site of each call.
@@ -119,28 +121,28 @@ def run_self_test(
     Raises:
         UnsupportedError: The attention of this model cannot be captured exactly; the message says why.
     """
-    with frozen_eval_mode(model), torch.no_grad():
-        implementation, calls = _find_implementation(model, forward, inputs)
-        _check_call_count(model, calls, num_expected_calls)
-        rebuild_error = _check_rebuilt_outputs(model, calls)
-        switched_forward = partial(forward, implementation=implementation)
-        if is_non_transformers_model(model) or any(call.is_custom for call in calls):
-            for batch in (inputs, padded_inputs):
-                if batch is not None:
-                    tolerance = _get_tolerance(calls[0].attention)
-                    check_custom_attention(model, switched_forward, batch, locate_calls, tolerance)
-        if any(call.output is None and not call.is_custom for call in calls):
-            _check_returned_attention(model, switched_forward, inputs)
-        capture_error = _check_logits(model, switched_forward, inputs)
-        if rebuild_error is not None:
-            # a lost padding mask shows only if a token is masked
-            padded_inputs = padded_inputs or _mask_last_token(inputs)
-        if padded_inputs is not None:
-            _check_logits(model, switched_forward, padded_inputs, " and part of the input is padding")
-            _check_rebuilt_outputs(model, switched_forward(padded_inputs)[1])
-        mixes_outside_attention = mixes_tokens_outside_attention(model, switched_forward, inputs)
-        is_detaching = detaches_gradients(switched_forward, inputs, _select_comparison_tensor)
-        calls_with_layer_io = switched_forward(inputs, requires=frozenset({"attention", "block_input"}))[1]
+    model = topology.model
+    implementation, calls = _find_implementation(topology, forward, inputs)
+    _check_call_count(model, calls, num_expected_calls)
+    rebuild_error = _check_rebuilt_outputs(model, calls)
+    switched_forward = partial(forward, implementation=implementation)
+    if is_non_transformers_model(topology) or any(call.is_custom for call in calls):
+        for batch in (inputs, padded_inputs):
+            if batch is not None:
+                tolerance = _get_tolerance(calls[0].attention)
+                check_custom_attention(topology, switched_forward, batch, locate_calls, tolerance)
+    if any(call.output is None and not call.is_custom for call in calls):
+        _check_returned_attention(model, switched_forward, inputs)
+    capture_error = _check_logits(topology, switched_forward, inputs)
+    if rebuild_error is not None:
+        # a lost padding mask shows only if a token is masked
+        padded_inputs = padded_inputs or _mask_last_token(inputs)
+    if padded_inputs is not None:
+        _check_logits(topology, switched_forward, padded_inputs, " and part of the input is padding")
+        _check_rebuilt_outputs(model, switched_forward(padded_inputs)[1])
+    mixes_outside_attention = mixes_tokens_outside_attention(topology, switched_forward, inputs)
+    is_detaching = detaches_gradients(switched_forward, inputs, _select_comparison_tensor)
+    calls_with_layer_io = switched_forward(inputs, requires=frozenset({"attention", "block_input"}))[1]
     return SelfTest(
         capture_source=_find_capture_source(calls),
         implementation=implementation,
@@ -153,11 +155,15 @@ def run_self_test(
     )
 
 
-def run_tiling_test(model: nn.Module, forward: CaptureForward, inputs: Mapping[str, Any], self_test: SelfTest) -> float:
+def run_tiling_test(
+    topology: ModelTopology, forward: CaptureForward, inputs: Mapping[str, Any], self_test: SelfTest
+) -> float:
     """Compare the logits of a tiled pass with those of the unmodified model, with and without padding.
 
+    The caller has opened the model's session, without gradients.
+
     Args:
-        model: The model.
+        topology: The modules of the model.
         forward: Captured forward pass with tiles.
         inputs: Keyword arguments of the model.
         self_test: Result of the self-test.
@@ -170,13 +176,10 @@ def run_tiling_test(model: nn.Module, forward: CaptureForward, inputs: Mapping[s
     """
     if self_test.capture_source != "interface":
         raise UnsupportedError(
-            f"{type(model).__name__} ignores transformers' attention interface, so its attention cannot be computed "
-            "tile by tile: only materialised maps can be captured"
+            f"{type(topology.model).__name__} ignores transformers' attention interface, so its attention cannot be "
+            "computed tile by tile: only materialised maps can be captured"
         )
-    with frozen_eval_mode(model), torch.no_grad():
-        return max(
-            _check_logits(model, forward, batch, " tile by tile") for batch in (inputs, _mask_last_token(inputs))
-        )
+    return max(_check_logits(topology, forward, batch, " tile by tile") for batch in (inputs, _mask_last_token(inputs)))
 
 
 def _has_unit_vectors(calls: Sequence[CapturedCall]) -> bool:
@@ -201,7 +204,7 @@ def _find_capture_source(calls: Sequence[CapturedCall]) -> Literal["interface", 
 
 
 def _find_implementation(
-    model: nn.Module, forward: CaptureForward, inputs: Mapping[str, Any]
+    topology: ModelTopology, forward: CaptureForward, inputs: Mapping[str, Any]
 ) -> tuple[str, list[CapturedCall]]:
     """The first attention implementation with which calls are captured, and the calls."""
     for implementation in (IMPLEMENTATION_NAME, "eager"):
@@ -214,12 +217,13 @@ def _find_implementation(
         if calls:
             return implementation, calls
     hint = ""
-    if is_non_transformers_model(model):
+    if is_non_transformers_model(topology):
         hint = "register a function for its attention modules with clearhead.register_attention; or "
-    if any("Sdpa" in type(module).__name__ for module in model.modules()):  # fixed when the model is built
+    if any("Sdpa" in cls.__name__ for cls in topology.module_classes):  # fixed when the model is built
         hint = "load it with attn_implementation='eager', so that its attention can be captured; or "
     raise UnsupportedError(
-        f"{type(model).__name__} made no attention call that could be recorded: {hint}is it a model without attention?"
+        f"{type(topology.model).__name__} made no attention call that could be recorded: {hint}is it a model without "
+        "attention?"
     )
 
 
@@ -273,17 +277,20 @@ def _check_returned_attention(model: nn.Module, forward: CaptureForward, inputs:
         raise UnsupportedError(f"{type(model).__name__}: its output does not depend on the attention that it returns")
 
 
-def _check_logits(model: nn.Module, forward: CaptureForward, inputs: Mapping[str, Any], condition: str = "") -> float:
+def _check_logits(
+    topology: ModelTopology, forward: CaptureForward, inputs: Mapping[str, Any], condition: str = ""
+) -> float:
     """Check that captured logits equal those of the unmodified model, and return the relative difference.
 
     `condition` is added to the error message.
     """
+    model = topology.model
     logits = _select_comparison_tensor(model(**inputs))
     tolerance = _get_tolerance(logits)
     gap = _compute_relative_gap(_select_comparison_tensor(forward(inputs)[0]), logits)
     if not gap <= tolerance:
         _check_finite(model, logits)
-        layer = _find_first_differing_layer(model, forward, inputs, tolerance)
+        layer = _find_first_differing_layer(topology, forward, inputs, tolerance)
         raise UnsupportedError(
             f"{type(model).__name__}: logits change by {gap:.1e} (relative) when its attention is recorded{condition}; "
             f"the first layer to differ is {layer}"
@@ -308,11 +315,10 @@ def _check_finite(model: nn.Module, output: Tensor | None = None) -> None:
 
 
 def _find_first_differing_layer(
-    model: nn.Module, forward: CaptureForward, inputs: Mapping[str, Any], tolerance: float
+    topology: ModelTopology, forward: CaptureForward, inputs: Mapping[str, Any], tolerance: float
 ) -> str:
     """Name of the first layer whose output changes when the model is captured."""
-    layer_ids = {id(layer) for layer in map_modules_to_layers(model).values()}
-    layers = {name: module for name, module in model.named_modules() if id(module) in layer_ids}
+    layers = {topology.names[id(layer)]: layer for layer in topology.layers}
     outputs: list[tuple[str, Tensor]] = []
 
     def keep_output(name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -323,7 +329,7 @@ def _find_first_differing_layer(
     with remove_hooks_on_exit(
         [module.register_forward_hook(partial(keep_output, name)) for name, module in layers.items()]
     ):
-        model(**inputs)
+        topology.model(**inputs)
         expected_outputs = list(outputs)
         outputs.clear()
         forward(inputs)

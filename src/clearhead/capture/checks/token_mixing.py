@@ -14,19 +14,23 @@ from torch import Tensor, nn
 from clearhead.capture.layers import LayerRecorder
 from clearhead.capture.session import remove_hooks_on_exit
 from clearhead.capture.sources.attention_interface import CapturedCall
+from clearhead.capture.topology import ModelTopology
 
 #: Largest gradient that counts as zero, relative to the largest of all positions.
 ZERO_GRADIENT_TOLERANCE = 1e-6
 
 
-def mixes_tokens_outside_attention(model: nn.Module, forward: Callable[..., Any], inputs: Mapping[str, Any]) -> bool:
+def mixes_tokens_outside_attention(
+    topology: ModelTopology, forward: Callable[..., Any], inputs: Mapping[str, Any]
+) -> bool:
     """Whether positions depend on each other through anything but the captured attention.
 
     Args:
-        model: The model.
+        topology: The modules of the model.
         forward: Captured forward pass, as `run_self_test` gets it.
         inputs: Keyword arguments of the model.
     """
+    model = topology.model
     stacks = list(_iter_layer_stacks(model, forward(inputs)[1]))
     layer_recorder = LayerRecorder(layer for stack in stacks for layer in (stack[0], stack[-1]))
     with torch.enable_grad(), remove_hooks_on_exit(layer_recorder.handles):

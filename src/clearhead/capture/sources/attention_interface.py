@@ -26,13 +26,14 @@ from clearhead.capture.attention.lazy_mask import HasVisibleKey, compute_has_vis
 from clearhead.capture.attention.materialised import GradientBuffer, MaskForms, attend_with_maps, compute_model_output
 from clearhead.capture.attention.tiled import TiledAttention, get_accumulation_dtype
 from clearhead.capture.attention.tiling import TilingConfig, get_fastest_kernel
-from clearhead.capture.layers import LayerIO, LayerRecorder, map_modules_to_layers
+from clearhead.capture.layers import LayerIO, LayerRecorder
 from clearhead.capture.session import (
     get_attention_implementation,
     remove_hooks_on_exit,
     switched_attention_implementation,
 )
 from clearhead.capture.sources import custom_modules, returned_attentions
+from clearhead.capture.topology import ModelTopology
 from clearhead.errors import UnsupportedError
 
 IMPLEMENTATION_NAME = "clearhead"
@@ -109,8 +110,7 @@ class CaptureContext:
     """Collects the attention calls of the pass that runs in this thread.
 
     Args:
-        model: The model.
-        layer_of_module: The layer of each module, by the module's id.
+        topology: The modules of the model.
         layer_recorder: Keeps inputs and outputs of the layers.
         zero_attention: Whether attention outputs are replaced by zeros.
         tiling: Settings of a tiled pass; None for materialised maps.
@@ -120,30 +120,28 @@ class CaptureContext:
 
     def __init__(
         self,
-        model: nn.Module,
-        layer_of_module: dict[int, nn.Module],
+        topology: ModelTopology,
         layer_recorder: LayerRecorder,
         zero_attention: bool = False,
         tiling: TilingConfig | None = None,
         keep_values: bool = True,
         use_tiled_gradients: bool = False,
     ) -> None:
-        self.model_name = type(model).__name__
-        self.layer_of_module = layer_of_module
+        self.topology = topology
+        self.model_name = type(topology.model).__name__
         self.layer_recorder = layer_recorder
         self.zero_attention = zero_attention
         self.tiling = tiling
         self.keep_values = keep_values
         self.use_tiled_gradients = use_tiled_gradients
         self.is_recomputing = False  # whether activation checkpointing recomputes a layer that was captured before
-        self.module_names = {id(module): name for name, module in model.named_modules()}
         self.calls: list[CapturedCall] = []
         self.call_counts: Counter[int] = Counter()  # calls of each module, by its id
         self.free_buffers: list[Tensor] = []  # memory of gradients that every method has read
 
     def get_module_name(self, module: nn.Module) -> str:
         """Return the module's name in the model, or its class if it is not part of the model."""
-        return self.module_names.get(id(module), type(module).__name__)
+        return self.topology.names.get(id(module), type(module).__name__)
 
     def record_call(
         self,
@@ -174,7 +172,7 @@ class CaptureContext:
                 attention=attention,
                 values=values,
                 output=output,
-                layer_io=self.layer_recorder.get_latest(self.layer_of_module.get(id(module))),
+                layer_io=self.layer_recorder.get_latest(self.topology.layer_of_module.get(id(module))),
                 occurrence=self.call_counts[id(module)] - 1,
                 is_custom=is_custom,
                 tiled=tiled,
@@ -461,7 +459,7 @@ def find_eager_forward(module: nn.Module, error_prefix: str = "") -> Callable[..
 
 @contextmanager
 def capture_attention_calls(
-    model: nn.Module,
+    topology: ModelTopology,
     keep_layer_io: bool = False,
     find_projections: bool = False,
     implementation: str = IMPLEMENTATION_NAME,
@@ -473,7 +471,7 @@ def capture_attention_calls(
     """Collect every attention call that the model makes in this thread inside the `with`.
 
     Args:
-        model: The model.
+        topology: The modules of the model.
         keep_layer_io: Whether calls keep the input and output of their layer.
         find_projections: Whether to find the output projection of each call.
         implementation: Attention implementation to switch to; "eager" for models that do not use transformers' table
@@ -488,26 +486,20 @@ def capture_attention_calls(
         The list that receives the calls.
     """
     register_functions()
-    layer_of_module = map_modules_to_layers(model)
-    layer_recorder = LayerRecorder(layer_of_module.values() if keep_layer_io else ())
-    context = CaptureContext(
-        model, layer_of_module, layer_recorder, zero_attention, tiling, keep_values, use_tiled_gradients
-    )
-    handles = [*layer_recorder.handles, *returned_attentions.register_output_hooks(model, context)]
+    layer_recorder = LayerRecorder(topology.layers if keep_layer_io else ())
+    context = CaptureContext(topology, layer_recorder, zero_attention, tiling, keep_values, use_tiled_gradients)
+    handles = [*layer_recorder.handles, *returned_attentions.register_output_hooks(topology, context)]
     if find_projections:
-        handles += [
-            module.register_forward_pre_hook(_make_projection_hook(context))
-            for module in model.modules()
-            if getattr(getattr(module, "weight", None), "ndim", 0) == 2
-        ]
+        hook = _make_projection_hook(context)
+        handles += [module.register_forward_pre_hook(hook) for module in topology.matrix_modules]
     outer_context = _thread_state.context
     with ExitStack() as stack:
         stack.enter_context(remove_hooks_on_exit(handles))
-        stack.enter_context(custom_modules.captured_custom_modules(model, context))
-        stack.enter_context(switched_attention_implementation(model, implementation))
+        stack.enter_context(custom_modules.captured_custom_modules(topology, context))
+        stack.enter_context(switched_attention_implementation(topology, implementation))
         if tiling is not None and tiling.checkpoint_layers and torch.is_grad_enabled():
-            make_recompute_context = partial(_recompute_context, model, implementation, context)
-            stack.enter_context(checkpointed_layers(layer_of_module.values(), make_recompute_context))
+            make_recompute_context = partial(_recompute_context, implementation, context)
+            stack.enter_context(checkpointed_layers(topology.layers, make_recompute_context))
         _thread_state.context = context
         try:
             yield context.calls
@@ -517,10 +509,10 @@ def capture_attention_calls(
 
 
 @contextmanager
-def _recompute_context(model: nn.Module, implementation: str, context: CaptureContext) -> Iterator[None]:
+def _recompute_context(implementation: str, context: CaptureContext) -> Iterator[None]:
     """State while activation checkpointing recomputes a layer in the backward pass, in whichever thread that is."""
     outer_context = _thread_state.context
-    with switched_attention_implementation(model, implementation):
+    with switched_attention_implementation(context.topology, implementation):
         _thread_state.context = context
         context.is_recomputing = True
         if context.tiling is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from clearhead.capture.topology import ModelTopology
 from clearhead.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -60,23 +61,26 @@ def register_attention(module_class: type[nn.Module]) -> Callable[[CustomAttenti
     return decorate
 
 
-def find_custom_forward(module: nn.Module) -> CustomAttentionForward | None:
-    """Return the function registered for a module's class, or for a base class whose forward it inherits."""
-    for cls in type(module).__mro__:
-        if cls in _CUSTOM_FORWARDS and type(module).forward is cls.forward:
-            return _CUSTOM_FORWARDS[cls]
+def find_custom_forward(module_class: type[nn.Module]) -> CustomAttentionForward | None:
+    """Return the function registered for a class of modules, or for a base class whose forward it inherits."""
+    for base in module_class.__mro__:
+        if base in _CUSTOM_FORWARDS and module_class.forward is base.forward:
+            return _CUSTOM_FORWARDS[base]
     return None
 
 
-def find_custom_modules(model: nn.Module) -> dict[str, nn.Module]:
+def find_custom_modules(topology: ModelTopology) -> dict[str, nn.Module]:
     """Return the modules that have a registered function, by name, except those inside of another such module."""
-    custom = {name: module for name, module in model.named_modules() if find_custom_forward(module) is not None}
+    custom_classes = {cls for cls in topology.module_classes if find_custom_forward(cls) is not None}
+    if not custom_classes:
+        return {}
+    custom = {topology.names[id(module)]: module for module in topology.modules if type(module) in custom_classes}
     nested_ids = {id(child) for module in custom.values() for child in module.modules() if child is not module}
     return {name: module for name, module in custom.items() if id(module) not in nested_ids}
 
 
 @contextmanager
-def captured_custom_modules(model: nn.Module, context: "CaptureContext") -> Iterator[None]:
+def captured_custom_modules(topology: ModelTopology, context: "CaptureContext") -> Iterator[None]:
     """Inside the `with`, registered functions replace the forward of their modules in this thread's pass.
 
     Raises:
@@ -84,18 +88,18 @@ def captured_custom_modules(model: nn.Module, context: "CaptureContext") -> Iter
     """
     replaced: list[tuple[nn.Module, str, Any]] = []
     try:
-        for name, module in find_custom_modules(model).items():
+        for name, module in find_custom_modules(topology).items():
             # accelerate sets a forward on the instance that moves tensors between devices and calls `_old_forward`
             attribute = "_old_forward" if "_old_forward" in module.__dict__ else "forward"
             instance_forward = module.__dict__.get(attribute)
             if instance_forward is not None and attribute == "forward":
                 raise UnsupportedError(
-                    f"{type(model).__name__}: the forward of {name} was replaced on the module itself, or another pass "
+                    f"{context.model_name}: the forward of {name} was replaced on the module itself, or another pass "
                     "is capturing it, so the registered function cannot replace it"
                 )
             module.__dict__[attribute] = partial(_run_custom_forward, module, context)
             replaced.append((module, attribute, instance_forward))
-        has_fast_path = any(isinstance(module, nn.TransformerEncoderLayer) for module in model.modules())
+        has_fast_path = any(issubclass(cls, nn.TransformerEncoderLayer) for cls in topology.module_classes)
         with _DisableEncoderFastPath() if has_fast_path else nullcontext():
             yield
     finally:
@@ -107,7 +111,7 @@ def captured_custom_modules(model: nn.Module, context: "CaptureContext") -> Iter
 
 def _run_custom_forward(module: nn.Module, context: "CaptureContext", *args: Any, **kwargs: Any) -> Any:
     """Run the registered function in place of the module's forward, and record its attention."""
-    attend = find_custom_forward(module)
+    attend = find_custom_forward(type(module))
     if attend is None or not context.is_active:
         return type(module).forward(module, *args, **kwargs)
     with context.suspended():  # attention modules inside of this one are not captured by themselves

@@ -5,54 +5,28 @@ Switching their implementation silently does nothing; but the attention weights 
 """
 
 import inspect
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from clearhead.capture.topology import ModelTopology
+
 if TYPE_CHECKING:
     from clearhead.capture.sources.attention_interface import CaptureContext
 
 
-def register_output_hooks(model: nn.Module, context: "CaptureContext") -> list[RemovableHandle]:
+def register_output_hooks(topology: ModelTopology, context: "CaptureContext") -> list[RemovableHandle]:
     """Register hooks that request and capture the attention of each innermost attention module.
 
     Calls that the attention interface has captured are skipped. The caller removes the hooks.
     """
     handles: list[RemovableHandle] = []
-    for module in find_attention_modules(model):
+    for module in topology.attention_modules:
         hook = _OutputAttentionsHook(module, context)
         handles.append(module.register_forward_pre_hook(hook.pre_forward_hook, with_kwargs=True))
         handles.append(module.register_forward_hook(hook.forward_hook))
     return handles
-
-
-def find_attention_modules(model: nn.Module) -> list[nn.Module]:
-    """Return the innermost modules whose class is named attention (and not attention output)."""
-    attention_modules: dict[int, nn.Module] = {}
-
-    def search(module: nn.Module) -> bool:
-        """Collect innermost attention modules; returns whether the module is or contains one."""
-        child_results = [search(child) for child in module.children()]  # all of them: `any` would stop early
-        is_attention = _is_named_attention(type(module).__mro__) and not is_deformable_attention(module)
-        if is_attention and not any(child_results):
-            attention_modules[id(module)] = module
-        return is_attention or any(child_results)
-
-    search(model)
-    return list(attention_modules.values())
-
-
-@cache
-def _is_named_attention(classes: tuple[type, ...]) -> bool:
-    """Whether a class or one of its base classes is named attention; `classes` is its method resolution order."""
-    return any("Attention" in cls.__name__ and "Output" not in cls.__name__ for cls in classes)
-
-
-def is_deformable_attention(module: nn.Module) -> bool:
-    """Whether a module attends to a few sampled points of an image: the weights it returns are no map over patches."""
-    return "multiscaledeformable" in type(module).__name__.lower()
 
 
 class _OutputAttentionsHook:

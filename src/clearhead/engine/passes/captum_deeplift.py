@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.capture.recorder import Recorder
-from clearhead.capture.session import frozen_eval_mode, remove_hooks_on_exit
+from clearhead.capture.session import remove_hooks_on_exit
 from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import UnsupportedError
 from clearhead.machine_failures import is_machine_failure
@@ -56,7 +56,7 @@ def compute_captum_multipliers(
     subject = batch.adapter
     found: list[tuple[Tensor, ...]] = []
     values: list[Tensor] = []
-    with recorder.lock, frozen_eval_mode(recorder.model), torch.inference_mode(False), torch.enable_grad():
+    with recorder.session.running(with_gradients=True):
         for step in range(batch.targets_per_sample):
             targets = [[batch.targets[step * batch.num_samples + i]] for i in range(batch.num_samples)]
             function = _TargetModule(recorder, TargetBatch(subject, batch.source_samples * 2, targets * 2, batch.seed))

@@ -5,8 +5,6 @@ Calls come with `moved`: how far each unit's state moves in this layer without t
 
 from collections.abc import Sequence
 
-import torch
-
 from clearhead.capture.checks.self_test import SelfTest
 from clearhead.capture.recorder import Recorder
 from clearhead.capture.tape import AttentionCall
@@ -24,7 +22,10 @@ def run_intervention_pass(
         for number, place in enumerate(self_test.call_sites)
         if any(reading.needs_layer(place.query_stream, place.key_stream, place.layer) for reading in method_runs)
     }
-    with recorder.lock, torch.no_grad(), value_zeroing_distances(recorder.model, self_test.call_sites, chosen) as found:
+    with (
+        recorder.session.running(),
+        value_zeroing_distances(recorder.session.topology, self_test.call_sites, chosen) as found,
+    ):
         tape = recorder.run(batch.model_inputs, batch.compute_target, (), leaves=batch.leaves)
     for number in sorted(found, reverse=True):
         place, moved = self_test.call_sites[number], found.pop(number).to(batch.adapter.device)

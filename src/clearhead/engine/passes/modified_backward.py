@@ -25,7 +25,7 @@ from clearhead.backward_rules.mode import RuleMode, apply_rules
 from clearhead.backward_rules.peft_merging import UnmergeableAdapterError
 from clearhead.capture.checks.self_test import RELATIVE_TOLERANCE_BY_DTYPE, SelfTest
 from clearhead.capture.recorder import Recorder
-from clearhead.capture.session import frozen_eval_mode, parameters_requiring_grad
+from clearhead.capture.session import parameters_requiring_grad
 from clearhead.capture.tape import AttentionCall, Requirements, Tape
 from clearhead.engine.target_batch import MethodRun, TargetBatch
 from clearhead.errors import UnsupportedError
@@ -131,10 +131,7 @@ def get_rule_trial(recorder: Recorder, adapter: ModelAdapter, sample: Sample, me
                 _recorder_under_rules(recorder, family, plan).forward(plan.model_inputs, frozenset(), plan.leaves)
 
         with (
-            recorder.lock,
-            frozen_eval_mode(recorder.model),
-            torch.inference_mode(False),
-            torch.enable_grad(),
+            recorder.session.running(with_gradients=True),
             parameters_requiring_grad(recorder.grad_parameters),
         ):
             try:

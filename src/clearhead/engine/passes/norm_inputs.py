@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from clearhead.capture.checks.self_test import SelfTest
-from clearhead.capture.layers import map_modules_to_layers
 from clearhead.capture.recorder import Recorder
 from clearhead.capture.session import remove_hooks_on_exit
 from clearhead.engine.target_batch import TargetBatch
@@ -19,7 +18,7 @@ def capture_norm_inputs(
     recorder: Recorder, batch: TargetBatch, self_test: SelfTest
 ) -> dict[tuple[str, int], NormInputs]:
     """By stream and layer, from one pass of its own."""
-    blocks, thread = map_modules_to_layers(recorder.model), threading.get_ident()
+    blocks, thread = recorder.session.topology.layer_of_module, threading.get_ident()
     heard: dict[int, list[tuple[nn.Module, Tensor]]] = {}
     handles = []
 

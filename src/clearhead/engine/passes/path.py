@@ -15,7 +15,6 @@ from torch import Tensor
 
 from clearhead.capture.attention.tiling import KernelLog
 from clearhead.capture.checks.self_test import CallSite, SelfTest
-from clearhead.capture.layers import map_modules_to_layers
 from clearhead.capture.recorder import Recorder
 from clearhead.capture.session import remove_hooks_on_exit
 from clearhead.capture.tape import UNIT_ALIGNED_REQUIREMENTS, AttentionCall, Requirements, resolve_requirements
@@ -334,7 +333,7 @@ def scaled_first_layers(
     recorder: Recorder, self_test: SelfTest, factors: Mapping[str, Float[Tensor, "row"]]
 ) -> Iterator[None]:
     """Scale what enters the first layer of a stream, row by row: words with their positions, as the layers see them."""
-    blocks, thread = map_modules_to_layers(recorder.model) if factors else {}, threading.get_ident()
+    blocks, thread = recorder.session.topology.layer_of_module if factors else {}, threading.get_ident()
     handles = []
 
     def scaling(factor: Tensor, run: int) -> Any:

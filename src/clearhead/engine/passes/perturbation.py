@@ -16,7 +16,6 @@ from torch import Tensor
 from clearhead.adapters.base import ModelAdapter, Sample
 from clearhead.capture.checks.self_test import SelfTest
 from clearhead.capture.recorder import Recorder
-from clearhead.capture.session import frozen_eval_mode
 from clearhead.engine.kv_prefix import KVPrefix, iter_prefix_chunks
 from clearhead.engine.memory_budget import limit_rows
 from clearhead.engine.passes.completeness import compute_completeness_gap
@@ -35,7 +34,7 @@ MAX_PERTURBED_INPUTS, MAX_PERTURBED_UNITS = 256, 2**14
 def run_perturbation_passes(
     recorder: Recorder, batch: TargetBatch, method_runs: Sequence[MethodRun], self_test: SelfTest
 ) -> list[dict[str, MethodScores]]:
-    with recorder.lock, frozen_eval_mode(recorder.model), torch.no_grad():
+    with recorder.session.running():
         recorder.run(batch.model_inputs, batch.compute_target, (), leaves=batch.leaves)  # what is predicted
         worth = ValueFunction(batch, recorder)
         games = [
@@ -50,11 +49,6 @@ def find_perturbation_unsupported_reason(
     recorder: Recorder, adapter: ModelAdapter, sample: Sample, method: Method
 ) -> str | None:
     return why_not_hidden(adapter, sample)
-
-
-def _forward(subject: ModelAdapter, batch: dict[str, Any]) -> Any:
-    with subject.forward_context():
-        return subject.plain_forward(**batch)
 
 
 class _CoalitionRun:
@@ -193,7 +187,7 @@ class ValueFunction:
     def _compute_values(self, batch: Sequence[_MaskedInput]) -> Float[Tensor, "input target"]:
         samples = [one.players.keep_only(one.keep) for one in batch]
         plan = TargetBatch(self.adapter, samples, [one.group.targets for one in batch])
-        values = plan.compute_target(_forward(self.adapter, plan.model_inputs)).detach().double().cpu()
+        values = plan.compute_target(self.adapter.session.forward(plan.model_inputs)).detach().double().cpu()
         return values.reshape(plan.targets_per_sample, len(batch)).mT.clone()
 
     def _iter_batches(self, asked: Iterable[_MaskedInput]) -> Iterator[list[_MaskedInput]]:

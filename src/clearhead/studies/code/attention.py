@@ -23,7 +23,6 @@ from jaxtyping import Bool, Float, Int
 
 from clearhead.adapters.base import InputOptions
 from clearhead.adapters.generation import GenerativeAdapter, PromptSample
-from clearhead.capture.session import frozen_eval_mode
 from clearhead.concepts.hidden_states import read_samples
 from clearhead.engine.batching import with_progress
 from clearhead.errors import InputError
@@ -391,8 +390,8 @@ def _answer_by_generation(explainer: Explainer, question: CodeQuestion, max_new_
     generated_ids = tuple(int(token_id) for token_id in adapter.generate_ids(sample, max_new_tokens))
     full_sample: PromptSample = adapter.append_continuation(sample, generated_ids)
     continuation_ids = full_sample.continuation_ids
-    with torch.no_grad(), frozen_eval_mode(adapter.model):
-        log_probabilities = adapter.model(**adapter.collate([full_sample])).logits[0].float().log_softmax(-1)
+    output = adapter.session.forward(adapter.collate([full_sample]))
+    log_probabilities = output.logits[0].float().log_softmax(-1)
     rows = torch.arange(len(continuation_ids)) + full_sample.first_predicting_row
     token_log_probabilities = log_probabilities[rows, torch.tensor(continuation_ids)]
     tape = explainer.record(question.raw_input, ("attention",), GeneratedToken(0), answer=list(generated_ids))

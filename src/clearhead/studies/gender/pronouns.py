@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from clearhead.adapters.base import InputOptions
-from clearhead.capture.session import frozen_eval_mode
 from clearhead.concepts.ablation_cost import ProjectionsByLayer
 from clearhead.concepts.removal import ablated_directions
 from clearhead.concepts.word_pairs import WordPair, is_single_token
@@ -82,7 +81,6 @@ def compute_pronoun_probabilities(
         projections: Directions or projections to remove from the hidden states of each layer.
         batch_size: Sentences per forward pass.
     """
-    adapter = get_masked_lm_adapter(explainer)
     ablation = nullcontext() if projections is None else ablated_directions(explainer, projections)
     queries = [(template.text, template.compared_words or word_pair) for template in templates]
     prior_queries = [
@@ -91,7 +89,7 @@ def compute_pronoun_probabilities(
         if template.prior_text is not None
     ]
     unique_prior_queries = list(dict.fromkeys(prior_queries))
-    with frozen_eval_mode(adapter.model), ablation:
+    with ablation:
         probabilities = _compute_mask_probabilities(explainer, queries, batch_size)
         prior_probabilities = _compute_mask_probabilities(explainer, unique_prior_queries, batch_size)
     priors = dict(zip(unique_prior_queries, prior_probabilities, strict=True))
@@ -125,7 +123,6 @@ def summarise_pronouns(results: Sequence[PronounProbabilities]) -> dict[str, Con
     return {name: bootstrap_interval(np.array(values)) for name, values in columns.items()}
 
 
-@torch.no_grad()
 def _compute_mask_probabilities(
     explainer: Explainer, queries: Sequence[tuple[str, WordPair]], batch_size: int
 ) -> list[tuple[float, float]]:
@@ -136,7 +133,7 @@ def _compute_mask_probabilities(
         batch = queries[start : start + batch_size]
         samples = [sample for text, _ in batch for sample in adapter.make_samples(text, InputOptions())]
         mask_positions = [sample.mask_positions[0] for sample in samples]
-        logits = adapter.model(**adapter.collate(samples)).logits
+        logits = adapter.session.forward(adapter.collate(samples)).logits
         rows = logits[torch.arange(len(samples)), mask_positions].double().softmax(-1)
         for row, (_, (first, second)) in zip(rows, batch, strict=True):
             first_probability = float(row[adapter.label_index(first)])
