@@ -33,13 +33,13 @@ def test_adversary_with_zero_strength_equals_the_model(ex, tmp_path):
     for parameter, base_parameter in zip(weak.model.parameters(), split.base_copy.model.parameters(), strict=True):
         assert torch.equal(parameter, base_parameter)
     result = probes.run_frontier_probe(
-        ex, INPUTS, LABELS, strengths=[0, 1e-8, 1.0], seeds=1, rate=1e-3, **SHORT | {"steps": 6}
+        ex, INPUTS, LABELS, strengths=[0, 1.0], seeds=1, rate=1e-3, **SHORT | {"steps": 6}
     )
-    zero, tiny, full = (next(line for line in result.records if line["strength"] == s) for s in (0, 1e-8, 1.0))
+    zero, full = (next(line for line in result.records if line["strength"] == s) for s in (0, 1.0))
     assert zero["TVD"] == 0 and zero["JSD"] < 1e-7
-    assert tiny["TVD"] < 0.02
-    # for equal attention the divergence has zero gradient: on some CPUs no rounding error leaves this point
-    assert full["JSD"] == tiny["JSD"] == 0 or full["JSD"] > 10 * max(tiny["JSD"], 1e-6)
+    # For equal attention the divergence has zero gradient: on some CPUs no rounding error leaves this point. Where one
+    # does, Adam makes full steps of it, whatever the strength, so strengths between 0 and 1 have no order after 6 steps.
+    assert full["JSD"] == 0 or full["JSD"] > 1e-5
     is_changed = [
         not torch.equal(a, b)
         for a, b in zip(strong.model.parameters(), split.base_copy.model.parameters(), strict=True)
