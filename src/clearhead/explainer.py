@@ -5,23 +5,23 @@ hands the recorded tensors to every method.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from clearhead.adapters.base import InputOptions, ModelAdapter, NamedInputs, Sample
-from clearhead.capture.attention.tiling import TilingConfig
-from clearhead.capture.checks.self_test import SelfTest
-from clearhead.capture.recorder import BatchedBackwardError, Recorder
+from clearhead.capture.recorder import Recorder
 from clearhead.capture.tape import Tape
 from clearhead.engine.applicability_table import ApplicabilityTable, MethodApplicability
-from clearhead.engine.assembly import BatchRequest, PassResult, assemble_explanations
-from clearhead.engine.attention_mode import check_kernel, check_tiling_supported, choose_tiling
+from clearhead.engine.assembly import BatchRequest
+from clearhead.engine.attention_mode import check_kernel
 from clearhead.engine.batching import iter_batch_indices, with_progress
 from clearhead.engine.capabilities import ModelCapabilities
+from clearhead.engine.execution import check_methods, explain_batch, find_pass_names, iter_batch_plans, must_run_alone
 from clearhead.engine.memory_budget import MemoryBudget, MemoryBudgetExceededError, parse_bytes
-from clearhead.engine.passes import run_passes
-from clearhead.engine.target_batch import MethodRun, TargetBatch
+from clearhead.engine.plan import ExecutionPlan
+from clearhead.engine.target_batch import TargetBatch, TargetFunction
 from clearhead.errors import InputError, UnsupportedError, unknown_value_error
 from clearhead.explanation.multi_stream import AnyExplanation
 from clearhead.methods.base import METHOD_REGISTRY, Method, parse_methods
@@ -29,10 +29,6 @@ from clearhead.profiles import get_profile
 from clearhead.targets import Target, TargetLike, make_target
 
 MethodLike = str | Method
-#: Maximum number of elements of the attention gradients of all targets of one pass (2 GiB in float32).
-MAX_GRADIENT_ELEMENTS = 2**29
-#: Maximum number of units of one tiled pass, summed over samples and targets.
-MAX_TILED_UNITS = 2**16
 
 
 class Explainer:
@@ -160,8 +156,113 @@ class Explainer:
             >>> ex.explain(["good", "bad"], method=["generic", "grad-sam"])  # doctest: +SKIP
             >>> ex.explain(["good", "bad"], target=["positive", "negative"])  # doctest: +SKIP
         """
+        call = self._prepare_call(
+            inputs,
+            method,
+            target,
+            text=text,
+            image=image,
+            audio=audio,
+            regions=regions,
+            answer=answer,
+            max_new_tokens=max_new_tokens,
+            scale=scale,
+            profile=profile,
+            layers=layers,
+            heads=heads,
+            rows=rows,
+            per=per,
+            max_length=max_length,
+            truncation=truncation,
+            truncation_side=truncation_side,
+            tokens=tokens,
+            batch_size=batch_size,
+            kernel=kernel,
+            checkpoint=checkpoint,
+            seed=seed,
+        )
+        budget = None
+        if memory is not None:
+            budget = MemoryBudget(parse_bytes(memory))
+        results: list[list[AnyExplanation] | None] = [None] * len(call.samples)
+        for indices in with_progress(call.batches, progress):
+            samples = [call.samples[i] for i in indices]
+            targets = [call.targets[i] for i in indices]
+            batch_results = self._explain_within_budget(budget, samples, targets, call.request)
+            for i, explanations in zip(indices, batch_results, strict=True):
+                results[i] = explanations
+        completed = [result for result in results if result is not None]
+        if len(completed) < len(results):
+            raise InputError("progress= must yield every batch that it receives, as tqdm does, but it skipped some")
+        results_by_method: list[Any] = [[result[m] for result in completed] for m in range(len(call.request.methods))]
+        if call.is_single:
+            results_by_method = [explanations[0] for explanations in results_by_method]
+        if isinstance(method, str | Method):
+            return results_by_method[0]
+        return dict(zip(map(str, call.requested_methods), results_by_method, strict=True))
+
+    def plan(
+        self,
+        inputs: Any = None,
+        method: MethodLike | Sequence[MethodLike] = "generic",
+        target: TargetLike | Sequence[TargetLike] = None,
+        **arguments: Any,
+    ) -> ExecutionPlan:
+        """Plan the passes of a call of `explain` without running them. Print the result to see them.
+
+        The model runs only where it must to make the plan: for its self-test, and to generate an answer.
+
+        Args:
+            inputs: As in `explain`.
+            method: As in `explain`.
+            target: As in `explain`.
+            **arguments: The other arguments of `explain`, without `memory` and `progress`. (A memory budget divides
+                batches while they run.)
+
+        Returns:
+            The plan of each batch: which passes run, what they record, how attention is computed in them, and why.
+
+        Example:
+            >>> print(ex.plan("A wonderful film", method=["generic", "shap"]))  # doctest: +SKIP
+        """
+        call = self._prepare_call(inputs, method, target, **arguments)
+        plans = ExecutionPlan()
+        for indices in call.batches:
+            samples = [call.samples[i] for i in indices]
+            targets = [self.adapter.expand_target(call.samples[i], call.targets[i]) for i in indices]
+            plans.extend(iter_batch_plans(self.capabilities, samples, targets, call.request))
+        return plans
+
+    def _prepare_call(
+        self,
+        inputs: Any,
+        method: MethodLike | Sequence[MethodLike],
+        target: TargetLike | Sequence[TargetLike],
+        *,
+        text: Any = None,
+        image: Any = None,
+        audio: Any = None,
+        regions: Any = None,
+        answer: Any = None,
+        max_new_tokens: int = 32,
+        scale: str | None = None,
+        profile: str | None = None,
+        layers: tuple[int | None, int | None] | None = None,
+        heads: Sequence[int] | None = None,
+        rows: str | None = None,
+        per: str | None = None,
+        max_length: int | None = None,
+        truncation: bool = True,
+        truncation_side: str | None = None,
+        tokens: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        batch_size: int = 8,
+        kernel: str | None = None,
+        checkpoint: bool | None = None,
+        seed: int = 0,
+    ) -> "_PreparedCall":
+        """Check the arguments of `explain`, encode the inputs, and divide them into batches."""
         check_kernel(kernel, checkpoint)
-        raw_inputs, single = self._normalise_inputs(inputs, text=text, image=image, audio=audio, regions=regions)
+        raw_inputs, is_single = self._normalise_inputs(inputs, text=text, image=image, audio=audio, regions=regions)
         requested_methods = parse_methods(method)
         options = {"layers": layers, "heads": heads, "rows": rows}
         methods = [requested.with_defaults(**options) for requested in requested_methods]
@@ -180,7 +281,6 @@ class Explainer:
             max_length, truncation, truncation_side, tokens, answer, max_new_tokens, keep_padding
         )
         samples = list(self._read_samples(raw_inputs, input_options.split_per_input(len(raw_inputs))))
-        single = single and len(samples) == 1
         targets = _make_targets(target, self._resolve_scale(scale), len(samples))
         samples = [self.adapter.resolve_sample(sample, target) for sample, target in zip(samples, targets, strict=True)]
         if author_profile is not None and author_profile.prepare_sample is not None:
@@ -189,26 +289,11 @@ class Explainer:
             samples = [sample for sample, _ in prepared]
             targets = [target for _, target in prepared]
         request = BatchRequest(methods, input_options, per, seed, author_profile, overridden_target, kernel, checkpoint)
-        budget = None
-        if memory is not None:
-            budget = MemoryBudget(parse_bytes(memory))
-        results: list[list[AnyExplanation] | None] = [None] * len(samples)
         batches = list(iter_batch_indices(samples, batch_size))
-        for indices in with_progress(batches, progress):
-            batch_results = self._explain_within_budget(
-                budget, [samples[i] for i in indices], [targets[i] for i in indices], request
-            )
-            for i, explanations in zip(indices, batch_results, strict=True):
-                results[i] = explanations
-        completed = [result for result in results if result is not None]
-        if len(completed) < len(results):
-            raise InputError("progress= must yield every batch that it receives, as tqdm does, but it skipped some")
-        results_by_method: list[Any] = [[result[m] for result in completed] for m in range(len(methods))]
-        if single:
-            results_by_method = [explanations[0] for explanations in results_by_method]
-        if isinstance(method, str | Method):
-            return results_by_method[0]
-        return dict(zip(map(str, requested_methods), results_by_method, strict=True))
+        check_methods(self.capabilities, samples, request)
+        if must_run_alone(self.capabilities, methods):
+            batches = [[i] for batch in batches for i in batch]
+        return _PreparedCall(samples, targets, request, batches, requested_methods, is_single and len(samples) == 1)
 
     @torch.inference_mode(False)
     def record(
@@ -252,9 +337,10 @@ class Explainer:
         input_options = InputOptions(max_length, truncation, _check_truncation_side(truncation_side), None, answer)
         streams = {"text": text, "image": image, "audio": audio, "regions": regions}
         batch = self._build_target_batch(inputs, target, input_options, scale, **streams)
-        return batch.to_unit_vectors(
-            self.recorder.record(batch.model_inputs, batch.compute_target, requires, leaves=batch.leaves)
-        )
+        target_function = TargetFunction(batch)
+        tape = self.recorder.record(batch.model_inputs, target_function, requires, leaves=batch.leaves)
+        tape.logits = target_function.result.class_scores
+        return batch.to_unit_vectors(tape)
 
     def _build_target_batch(
         self, inputs: Any, target: Any, input_options: InputOptions, scale: str | None = None, **streams: Any
@@ -337,155 +423,43 @@ class Explainer:
     ) -> list[list[AnyExplanation]]:
         """Run all methods on one batch, split into as many smaller batches as the memory budget requires."""
         if budget is None:
-            return self._explain_batch(samples, targets, request)
-        pass_types = {method.declaration.pass_type for method in request.methods}
+            return explain_batch(self.capabilities, samples, targets, request)
+        pass_names = find_pass_names(request.methods)
         results: list[list[AnyExplanation]] = []
         while len(results) < len(samples):
             start = len(results)
             max_units = max(sum(map(len, sample.axes.values())) for sample in samples[start:])
-            max_rows = budget.compute_batch_rows(pass_types, max_units)
+            max_rows = budget.compute_batch_rows(pass_names, max_units)
             selection = slice(start, start + max_rows)
             try:
-                with budget.measure_batch(pass_types, max_units, self.adapter.device):
-                    results += self._explain_batch(samples[selection], targets[selection], request, max_rows)
+                with budget.measure_batch(pass_names, max_units, self.adapter.device):
+                    results += explain_batch(
+                        self.capabilities, samples[selection], targets[selection], request, max_rows
+                    )
             except MemoryBudgetExceededError:
                 budget.shrink_after_exceeding()
         return results
 
-    @torch.inference_mode(False)  # tensors created in inference mode cannot be updated in place outside of it
-    def _explain_batch(
-        self, samples: list[Sample], targets: list[Target], request: BatchRequest, max_rows: int | None = None
-    ) -> list[list[AnyExplanation]]:
-        """Run all methods on one batch, in one pass or in several if the targets do not fit into memory together.
 
-        Args:
-            max_rows: Maximum number of rows (samples × targets) per pass.
-        """
-        self_test = self.capabilities.run_self_test(samples)
-        for method in request.methods:
-            if reason := self.capabilities.find_unsupported_reason(method):
-                raise UnsupportedError(f"{method.name} cannot explain {self.adapter.name}: {reason}")
-            if request.profile is not None:
-                request.profile.check_depth(method, self_test.min_layers, self.adapter.name)
-        needs_single_samples = self.adapter.positions_depend_on_batch_length or not all(
-            map(self.capabilities.is_batch_safe, request.methods)
-        )
-        if len(samples) > 1 and needs_single_samples:
-            return [self._explain_batch([s], [t], request)[0] for s, t in zip(samples, targets, strict=True)]
-        steps = [self.adapter.expand_target(sample, target) for sample, target in zip(samples, targets, strict=True)]
-        step_counts = [len(sample_steps) for sample_steps in steps]
-        if max(step_counts) > 1 and any(method.get_option("rows") for method in request.methods):
-            raise InputError(
-                "rows='all' needs a single target, but there are several: choose one, such as GeneratedToken(0)"
-            )
-        test_batch = TargetBatch(self.adapter, [self.capabilities.test_sample], [[Target(lambda output: output)]])
-        tiling = choose_tiling(self.recorder, test_batch, samples, request.methods, request.kernel, request.checkpoint)
-        passes = self._run_passes(samples, steps, request, self_test, tiling, max_rows)
-        return assemble_explanations(samples, step_counts, passes, request, self_test)
+@dataclass(frozen=True)
+class _PreparedCall:
+    """A call of `explain` with checked arguments and encoded inputs.
 
-    def _run_passes(
-        self,
-        samples: list[Sample],
-        steps: Sequence[Sequence[Target]],
-        request: BatchRequest,
-        self_test: SelfTest,
-        tiling: TilingConfig | None,
-        max_rows: int | None,
-    ) -> list[PassResult]:
-        """Explain as many targets per pass as fit into memory; one at a time if a tiled backward pass needs that.
+    Attributes:
+        samples: The inputs.
+        targets: The target of each input.
+        request: The methods, and the other options.
+        batches: The indices of the inputs of each batch.
+        requested_methods: The methods as they were given, without options that apply to all of them.
+        is_single: Whether one input was given, and not a list.
+    """
 
-        If one method needs full attention matrices, those of all targets of a pass must fit.
-        """
-        materialises = tiling is None or not self._all_support_tiling(samples, steps, request, self_test)
-        if tiling is not None:
-            max_units = sum(max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes)
-            targets_per_pass = max(1, MAX_TILED_UNITS // (max_units * len(samples)))
-            if tiling.checkpoint_layers:  # recomputed layers serve one target at a time
-                targets_per_pass = 1
-            tiled_rows = len(samples) * targets_per_pass
-            max_rows = tiled_rows if max_rows is None else min(max_rows, tiled_rows)
-        try:
-            chunks = self._iter_target_chunks(steps, samples, self_test, max_rows, materialises)
-            return self._run_target_chunks(samples, chunks, request, self_test, tiling)
-        except BatchedBackwardError:
-            chunks = self._iter_target_chunks(steps, samples, self_test, len(samples), materialises)
-            return self._run_target_chunks(samples, chunks, request, self_test, tiling)
-
-    def _run_target_chunks(
-        self,
-        samples: list[Sample],
-        chunks: Iterable[list[list[Target]]],
-        request: BatchRequest,
-        self_test: SelfTest,
-        tiling: TilingConfig | None,
-    ) -> list[PassResult]:
-        """Run one pass per chunk of targets; earlier results move to the CPU before the next pass."""
-        results: list[PassResult] = []
-        for targets in chunks:
-            if results:
-                results[-1].move_to_cpu()  # only the scores of one pass stay on the GPU
-            results.append(self._run_pass(samples, targets, request, self_test, tiling))
-        return results
-
-    def _all_support_tiling(
-        self, samples: list[Sample], steps: Sequence[Sequence[Target]], request: BatchRequest, self_test: SelfTest
-    ) -> bool:
-        """Whether no method, with its options, needs full matrices. Only matters where there are several targets."""
-        if all(len(sample_steps) == 1 for sample_steps in steps):
-            return True
-        batch = TargetBatch(self.adapter, samples[:1], [[steps[0][0]]])
-        return all(MethodRun(method, batch, self_test).supports_tiling for method in request.methods)
-
-    def _run_pass(
-        self,
-        samples: list[Sample],
-        targets: list[list[Target]],
-        request: BatchRequest,
-        self_test: SelfTest,
-        tiling: TilingConfig | None,
-    ) -> PassResult:
-        """Run all methods on one batch in one recorded pass."""
-        truncated = [
-            self.adapter.truncate_to_targets(sample, sample_targets)
-            for sample, sample_targets in zip(samples, targets, strict=True)
-        ]
-        batch = TargetBatch(self.adapter, truncated, targets, request.seed, tiling)
-        method_runs = [MethodRun(method, batch, self_test) for method in request.methods]
-        if request.kernel not in (None, "materialised"):
-            check_tiling_supported(method_runs)
-        if any(method_run.any_instance.depends_on_readout for method_run in method_runs):
-            self.capabilities.check_readouts(batch, request)
-        scores = run_passes(self.recorder, batch, method_runs, self_test)
-        return PassResult(batch, method_runs, scores, keep_head_scores=request.per == "head")
-
-    def _iter_target_chunks(
-        self,
-        steps: Sequence[Sequence[Target]],
-        samples: Sequence[Sample],
-        self_test: SelfTest,
-        max_rows: int | None,
-        materialises: bool,
-    ) -> Iterator[list[list[Target]]]:
-        """Split the targets of each sample into chunks whose gradients fit into memory."""
-        num_steps = max(len(sample_steps) for sample_steps in steps)
-        chunk_size = num_steps
-        if materialises:
-            max_units = {stream: max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes}
-            elements = sum(
-                max_units[site.query_stream] * max_units[site.key_stream] * site.num_heads
-                for site in self_test.call_sites
-            )
-            chunk_size = max(1, MAX_GRADIENT_ELEMENTS // max(1, elements * len(samples)))
-        if max_rows is not None:
-            chunk_size = max(1, min(chunk_size, max_rows // len(samples)))
-        chunk_size = min(chunk_size, self.adapter.choose_targets_per_pass(samples) or num_steps)
-        for start in range(0, num_steps, chunk_size):
-            stop = min(start + chunk_size, num_steps)
-            # samples with fewer targets repeat their last one; the repeated result is dropped
-            yield [
-                [sample_steps[min(step, len(sample_steps) - 1)] for step in range(start, stop)]
-                for sample_steps in steps
-            ]
+    samples: list[Sample]
+    targets: list[Target]
+    request: BatchRequest
+    batches: list[list[int]]
+    requested_methods: list[Method]
+    is_single: bool
 
 
 def _pair_named_inputs(

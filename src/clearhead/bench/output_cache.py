@@ -105,8 +105,7 @@ class OutputCache:
             if isinstance(target, ZeroShotTarget) and target.zero_shot_classes is not None:
                 scores: Tensor | None = target.zero_shot_classes.compute_scores(output)
             else:
-                plan.compute_target(output)
-                scores = plan.class_scores
+                _, scores = plan.compute_values(output)
         if scores is None:
             raise InputError(f"{self.adapter.model_class_name} returns no class scores, which a curve needs")
         self.num_forwarded += len(keys)

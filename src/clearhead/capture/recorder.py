@@ -1,9 +1,11 @@
 """Runs one forward and one backward pass of a model, and hands over its attention calls one by one, last call first."""
 
 import threading
+import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from clearhead.capture.activation_checkpointing import checkpointed_layers
 from clearhead.capture.attention.tiled import repeat_for_targets
 from clearhead.capture.attention.tiling import AttentionKernel, TilingConfig
 from clearhead.capture.checks.detached_gradients import IgnoreDetachMode
@@ -37,7 +40,14 @@ from clearhead.capture.session import (
     remove_hooks_on_exit,
 )
 from clearhead.capture.sources.attention_interface import IMPLEMENTATION_NAME, CapturedCall, capture_attention_calls
-from clearhead.capture.tape import GRADIENT_SOURCES, AttentionCall, Requirements, Tape, resolve_requirements
+from clearhead.capture.tape import (
+    CALL_REQUIREMENTS,
+    GRADIENT_SOURCES,
+    AttentionCall,
+    Requirements,
+    Tape,
+    resolve_requirements,
+)
 from clearhead.errors import InputError, UnsupportedError
 
 #: Maps the model's output to one value per sample, or to several (target × sample).
@@ -115,6 +125,7 @@ class Recorder:
     Attributes:
         self_test: Result of the self-test; None before the first pass.
         scope: Makes the context in which the model's forward pass runs.
+        runs_under_mode: Whether `scope` enters a torch function mode, to which attention must be eager operations.
         tiling_errors: Error of the logits in the tiling test, by kernel.
         tiling_output_kernels: What computed the attention outputs in the tiling test, by kernel.
         tile_rows: Number of queries per tile; None for one that suits the length and the hardware.
@@ -136,6 +147,7 @@ class Recorder:
         self.embedding_modules = embedding_modules
         self.grad_parameters = grad_parameters
         self.scope: Callable[[], AbstractContextManager[object]] = session.forward_context
+        self.runs_under_mode = False
         self.count_expected_calls = count_expected_calls or partial(
             count_calls_from_config, getattr(self.model, "config", None)
         )
@@ -145,6 +157,27 @@ class Recorder:
         self.tile_rows: int | None = None
         self.kernel: AttentionKernel | None = None
         self.leaf_dtype: torch.dtype | None = None
+
+    def under_mode(
+        self, make_mode: Callable[[], AbstractContextManager[object]], leaf_dtype: torch.dtype | None = None
+    ) -> "Recorder":
+        """Return a recorder of the same model whose forward passes run under a torch function mode.
+
+        Args:
+            make_mode: Makes the mode; attention is computed by eager operations, which it sees.
+            leaf_dtype: Dtype of the tensors that the graph starts from; None for the model's own.
+        """
+        recorder = copy(self)
+
+        @contextmanager
+        def scope() -> Iterator[None]:
+            with self.scope(), make_mode():
+                yield
+
+        recorder.scope = scope
+        recorder.runs_under_mode = True
+        recorder.leaf_dtype = leaf_dtype or self.leaf_dtype
+        return recorder
 
     def run(
         self,
@@ -158,8 +191,12 @@ class Recorder:
         vectors: Mapping[str, Tensor] | None = None,
         tiling: TilingConfig | None = None,
         keep_maps: bool = True,
+        captures_maps: bool = False,
     ) -> Tape:
         """Run one forward pass and, if gradients are required, one backward pass.
+
+        Attention is captured only as far as required: without a tensor of attention calls among the requirements, the
+        model's own attention runs, and without attention maps among them its own kernels.
 
         Args:
             inputs: Keyword arguments of the model.
@@ -175,6 +212,7 @@ class Recorder:
             tiling: Settings of a tiled pass, which never holds a full attention map (`tiled.py`): its `on_tile`
                 receives the tiles, and `on_call` the calls without maps.
             keep_maps: Whether `on_call` keeps attention maps. If not, their memory is reused.
+            captures_maps: Whether attention maps are captured even if they are not required.
 
         Returns:
             The tape without calls, and without logits.
@@ -191,14 +229,16 @@ class Recorder:
         ):
             head_hooks = [head_rows.register_hook()] if head_rows is not None else []
             with remove_hooks_on_exit(head_hooks):
-                output, calls, graph_leaves = self.forward(inputs, requirements, leaves, vectors=vectors, tiling=tiling)
+                output, calls, graph_leaves = self.forward(
+                    inputs, requirements, leaves, vectors=vectors, tiling=tiling, captures_maps=captures_maps
+                )
             with release_calls_on_exit(calls):
                 graph_leaves |= {f"learned {i}": parameter for i, parameter in enumerate(self.grad_parameters)}
                 target_values = compute_target(output)
                 dispatcher = CallDispatcher(
                     calls,
                     locate_calls(calls, self.find_call_streams),
-                    sorted(range(len(calls)) if call_indices is None else call_indices),
+                    sorted(range(len(calls)) if call_indices is None or not calls else call_indices),
                     requirements,
                     on_call,
                     tiling or TilingConfig(),
@@ -208,7 +248,7 @@ class Recorder:
                 grad_inputs = input_leaves if "input_gradient" in requirements else {}
                 if target_values.dim() == 1:
                     gradients = _backward(target_values, dispatcher, grad_inputs, graph_leaves)
-                elif tiling is not None:
+                elif any(call.tiled is not None for call in calls):
                     gradients = _backward_tiled_targets(target_values, dispatcher, grad_inputs, graph_leaves, head_rows)
                 else:
                     gradients = _backward_batched_targets(target_values, dispatcher, grad_inputs, head_rows)
@@ -295,6 +335,7 @@ class Recorder:
         zero_attention: bool = False,
         vectors: Mapping[str, Tensor] | None = None,
         tiling: TilingConfig | None = None,
+        captures_maps: bool = False,
     ) -> tuple[Any, list[CapturedCall], dict[str, Tensor]]:
         """Run a captured forward pass, and leave the graph to the caller.
 
@@ -306,6 +347,7 @@ class Recorder:
             zero_attention: Whether the outputs of all attention calls are set to zero.
             vectors: Vectors that the graph starts from, by leaf, in place of the inputs' own.
             tiling: Settings of a tiled pass.
+            captures_maps: Whether attention maps are captured even if they are not required.
 
         Returns:
             The model's output, its attention calls, and the tensors that the graph starts from, by leaf. Embeddings of
@@ -332,18 +374,25 @@ class Recorder:
                 if leaf in inputs and leaf not in token_leaves:
                     vector = vectors.get(leaf, inputs[leaf]).to(inputs[leaf])
                     model_kwargs[leaf] = graph_leaves[leaf] = _make_leaf(vector, self.leaf_dtype)
-            calls = stack.enter_context(
-                capture_attention_calls(
-                    self.session.topology,
+            topology = self.session.topology
+            needs_maps = captures_maps or self.runs_under_mode or "attention" in requires
+            calls: list[CapturedCall] = []
+            if needs_maps or requires & CALL_REQUIREMENTS:
+                capture = capture_attention_calls(
+                    topology,
                     keep_layer_io=bool(requires & {"block_input", "hidden_state"}),
                     find_projections="output_projection" in requires,
+                    needs_maps=needs_maps,
                     implementation=implementation,
                     zero_attention=zero_attention,
                     tiling=tiling,
                     keep_values=tiling is None or bool(requires & {"values", "output_projection"}),
                     use_tiled_gradients=True,
                 )
-            )
+                calls = stack.enter_context(capture)
+            elif tiling is not None and tiling.checkpoint_layers and torch.is_grad_enabled():
+                stack.enter_context(checkpointed_layers(topology.layers, nullcontext))
+                tiling.kernel_log.has_recomputed_layers = True
             stack.enter_context(self.scope())
             if self.self_test is not None and self.self_test.detaches_gradients and torch.is_grad_enabled():
                 stack.enter_context(IgnoreDetachMode())
@@ -514,12 +563,14 @@ def _compute_batched_gradients(
         gradients = torch.autograd.grad(differentiated, nodes, output_gradient, retain_graph=True, allow_unused=True)
         return {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}
 
-    try:
-        # torch.vmap and not is_grads_batched: the tensors of the latter support no vmap rule of our own functions
-        stacked = torch.vmap(compute_gradients)(output_gradients)
-    except (RuntimeError, NotImplementedError):
-        per_target = [compute_gradients(output_gradient) for output_gradient in output_gradients]
-        stacked = {i: torch.stack([gradients[i] for gradients in per_target]) for i in per_target[0]}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # kernels that loop over targets
+        try:
+            # torch.vmap and not is_grads_batched: the tensors of the latter support no vmap rule of our own functions
+            stacked = torch.vmap(compute_gradients)(output_gradients)
+        except (RuntimeError, NotImplementedError):
+            per_target = [compute_gradients(output_gradient) for output_gradient in output_gradients]
+            stacked = {i: torch.stack([gradients[i] for gradients in per_target]) for i in per_target[0]}
     return [stacked.get(i) for i in range(len(nodes))]
 
 

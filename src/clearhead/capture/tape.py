@@ -157,6 +157,15 @@ class Tape:
                 moved_fields[name] = {stream: tensor.to(device) for stream, tensor in by_stream.items()}
         return replace(self, calls=[call.to(device) for call in self.calls], **moved_fields)
 
+    def select(self, requires: Requirements) -> "Tape":
+        """Return a copy with only those inputs and input gradients that are required."""
+        left_out: dict[str, Any] = {}
+        if "inputs" not in requires:
+            left_out["inputs"] = None
+        if "input_gradient" not in requires:
+            left_out["input_gradient"] = None
+        return replace(self, **left_out)
+
     def save(self, path: str | Path) -> Path:
         """Write the tape to one safetensors file and return its path."""
         tensors = {name: tensor for name in self.TENSOR_FIELDS if (tensor := getattr(self, name)) is not None}
@@ -229,5 +238,7 @@ def resolve_requirements(requirements: str | Iterable[str]) -> Requirements:
     return frozenset(resolved)
 
 
+#: Requirements whose tensors belong to attention calls; a pass without them leaves the model's attention alone.
+CALL_REQUIREMENTS: Requirements = frozenset(get_args(Requirement)) - {"inputs", "input_gradient"}
 #: Requirements whose tensors have one row per unit, so that their length must be the number of units.
 UNIT_ALIGNED_REQUIREMENTS: Requirements = resolve_requirements(f"{name}_gradient" for name in DIFFERENTIABLE_TENSORS)

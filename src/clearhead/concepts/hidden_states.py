@@ -15,7 +15,7 @@ from clearhead.capture.tape import AttentionCall
 from clearhead.concepts.directions import EMBEDDINGS, LayerIndex
 from clearhead.concepts.layer_hooks import find_self_attention_calls, get_hook_point_index, resolve_layer_index
 from clearhead.engine.batching import iter_batch_indices, with_progress
-from clearhead.engine.target_batch import TargetBatch
+from clearhead.engine.target_batch import TargetBatch, TargetFunction
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
 from clearhead.targets import Target, TargetLike, make_target
@@ -163,14 +163,15 @@ def _iter_state_batches(
             )
         else:
             batch = _build_target_batch(explainer, batch_samples, target)
+            target_function = TargetFunction(batch)
             tape = explainer.recorder.record(
                 batch.model_inputs,
-                batch.compute_target,
+                target_function,
                 requirements,
                 leaves=batch.leaves,
                 call_indices=call_indices,
             )
-            scores = batch.class_scores
+            scores = target_function.result.class_scores
         calls = dict(zip(call_indices, tape.calls, strict=True))
         calls_by_layer = {layer: calls[call_index] for layer, call_index in call_by_layer.items()}
         yield (

@@ -15,7 +15,8 @@ from torch import Tensor
 import clearhead
 from clearhead.adapters.base import InputOptions, ModelAdapter, Sample
 from clearhead.capture.checks.self_test import SelfTest
-from clearhead.engine.target_batch import MethodRun, TargetBatch
+from clearhead.engine.method_run import MethodResult, MethodRun
+from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import ClearheadWarning
 from clearhead.explanation.explanation import Explanation
 from clearhead.explanation.multi_stream import AnyExplanation, MultiStreamExplanation
@@ -62,27 +63,31 @@ class PassResult:
 
     batch: TargetBatch
     method_runs: list[MethodRun]
-    scores: list[dict[str, MethodScores]]
+    results: list[MethodResult]
     #: Whether every head's share is kept, too.
     keep_head_scores: bool = False
 
     def __post_init__(self) -> None:
         self.on_cpu = False
         if not self.keep_head_scores:  # nobody asks for them, and they are large
-            self.scores = [
-                {stream: replace(part, per_head=None) for stream, part in parts.items()} for parts in self.scores
+            self.results = [
+                replace(result, scores={s: replace(scores, per_head=None) for s, scores in result.scores.items()})
+                for result in self.results
             ]
 
     def move_to_cpu(self) -> None:
         """Bring the scores to the CPU, and leave none where they were made; this waits for a GPU that is at work."""
-        self.scores = [{stream: part.cpu() for stream, part in parts.items()} for parts in self.scores]
+        self.results = [
+            replace(result, scores={stream: scores.cpu() for stream, scores in result.scores.items()})
+            for result in self.results
+        ]
         self.on_cpu = True
 
     @property
     def cpu_scores(self) -> list[dict[str, MethodScores]]:
         if not self.on_cpu:
             self.move_to_cpu()
-        return self.scores
+        return [result.scores for result in self.results]
 
     @cached_property
     def readout_weights(self) -> "dict[str, Float[Tensor, 'batch 1 unit']]":
@@ -91,24 +96,33 @@ class PassResult:
 
 @dataclass
 class TargetResult:
-    """One target of one sample, in the pass that computed it."""
+    """One target of one sample, as one method explains it.
+
+    Attributes:
+        pass_result: The results of the batch.
+        batch_index: The row of the sample and target in the batch.
+        method_index: The index of the method.
+    """
 
     pass_result: PassResult
-    batch_index: int  # in the batch of that pass
+    batch_index: int
+    method_index: int
 
     @property
-    def logits(self) -> Float[Tensor, "label"] | None:
-        logits = self.pass_result.batch.cpu_logits
-        return None if logits is None else logits[self.batch_index]
+    def class_scores(self) -> Float[Tensor, "label"] | None:
+        """The scores of the classes, on the CPU."""
+        class_scores = self.pass_result.results[self.method_index].values.cpu_class_scores
+        return None if class_scores is None else class_scores[self.batch_index]
 
     @property
     def description(self) -> dict[str, Any]:
-        plan, i = self.pass_result.batch, self.batch_index
-        sample, target = plan.truncated_samples[i], plan.targets[i]
-        said = target.describe(
-            self.logits, plan.adapter, plan.cpu_target_values[i], num_masks=len(sample.mask_positions)
-        )
-        return plan.adapter.extend_target_description(sample, target, said)
+        """The description of the target, with its value."""
+        batch = self.pass_result.batch
+        sample = batch.truncated_samples[self.batch_index]
+        target = batch.targets[self.batch_index]
+        value = self.pass_result.results[self.method_index].values.cpu_values[self.batch_index]
+        description = target.describe(self.class_scores, batch.adapter, value, num_masks=len(sample.mask_positions))
+        return batch.adapter.extend_target_description(sample, target, description)
 
 
 def assemble_explanations(
@@ -122,21 +136,27 @@ def assemble_explanations(
 
     All that can be said without scores is said first: a GPU may still be at work on these.
     """
-    each = [_collect_target_results(pass_results, i, count) for i, count in enumerate(target_counts)]
     methods = range(len(request.methods))
-    said = [[_build_metadata(steps, m, request, self_test) for m in methods] for steps in each]
+    results = [
+        [_collect_target_results(pass_results, i, m, count) for m in methods] for i, count in enumerate(target_counts)
+    ]
+    metadata = [
+        [_build_metadata(steps, m, request, self_test) for m, steps in enumerate(by_method)] for by_method in results
+    ]
     return [
-        [_build_explanation(sample, steps, m, said[i][m], request) for m in methods]
-        for i, (sample, steps) in enumerate(zip(samples, each, strict=True))
+        [_build_explanation(sample, results[i][m], m, metadata[i][m], request) for m in methods]
+        for i, sample in enumerate(samples)
     ]
 
 
-def _collect_target_results(passes: Sequence[PassResult], i: int, count: int) -> list[TargetResult]:
-    """The targets of the i-th sample."""
+def _collect_target_results(
+    pass_results: Sequence[PassResult], sample_index: int, method_index: int, count: int
+) -> list[TargetResult]:
+    """The first targets of a sample, as one method explains them."""
     return [
-        TargetResult(done, step * done.batch.num_samples + i)
-        for done in passes
-        for step in range(done.batch.targets_per_sample)
+        TargetResult(result, step * result.batch.num_samples + sample_index, method_index)
+        for result in pass_results
+        for step in range(result.batch.targets_per_sample)
     ][:count]
 
 
@@ -146,7 +166,7 @@ def _build_metadata(steps: Sequence[TargetResult], m: int, request: BatchRequest
     return {
         "method": str(reading.method),
         "target": _describe_targets(steps, plan.adapter),
-        "prediction": _describe_prediction(first.logits, plan.adapter) if len(steps) == 1 else {},
+        "prediction": _describe_prediction(first.class_scores, plan.adapter) if len(steps) == 1 else {},
         "certificate": _build_certificate(plan, first.batch_index, request, tested, reading),
         "provenance": _build_provenance(last.pass_result.batch, last.batch_index, reading, request)
         | _collect_resolved_options(first, m),
@@ -282,7 +302,7 @@ def _collect_diagnostics(steps: Sequence[TargetResult], m: int) -> dict[str, Any
 
 def _collect_resolved_options(step: TargetResult, m: int) -> dict[str, Any]:
     """What the method chose where the caller left it open, and the names of its factors."""
-    parts = step.pass_result.scores[m].values()
+    parts = step.pass_result.results[m].scores.values()
     factors = next((list(part.factors) for part in parts if part.factors), None)
     named = {} if factors is None else {"factors": factors}
     return named | {

@@ -1,8 +1,10 @@
 """Chooses whether attention is captured as materialised maps or in a tiled pass, and with which kernel."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from clearhead.adapters.base import Sample
@@ -16,11 +18,15 @@ from clearhead.capture.attention.tiling import (
 )
 from clearhead.capture.kernels.cpu import CPUKernel
 from clearhead.capture.recorder import Recorder
-from clearhead.capture.tape import AttentionCall
-from clearhead.engine.target_batch import MethodRun, TargetBatch
+from clearhead.capture.tape import CALL_REQUIREMENTS, AttentionCall
+from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import InputError, UnsupportedError, unknown_value_error
 from clearhead.methods._tiled import TiledMethod
 from clearhead.methods.base import CROSS_STREAM_REGISTRY, METHOD_REGISTRY, Method
+from clearhead.methods.pass_type import PassType
+
+if TYPE_CHECKING:
+    from clearhead.engine.capabilities import ModelCapabilities
 
 #: "streaming" is a tiled pass with the fastest kernel for the hardware, "tiles" and "triton" with this kernel.
 ATTENTION_KERNELS = ("materialised", "streaming", "tiles", "triton")
@@ -58,112 +64,126 @@ def compute_max_length(samples: Sequence[Sample]) -> int:
     return max(len(axis) for sample in samples for axis in sample.axes.values())
 
 
-def choose_tiling(
-    recorder: Recorder,
-    test_batch: TargetBatch,
+@dataclass(frozen=True)
+class AttentionMode:
+    """How the passes over a batch capture attention, where methods require it.
+
+    Attributes:
+        tiling: Settings of tiled passes; None for materialised maps.
+        reason: Why, in a few words, for the plan.
+    """
+
+    tiling: TilingConfig | None
+    reason: str
+
+
+def choose_attention_mode(
+    capabilities: "ModelCapabilities",
     samples: Sequence[Sample],
     methods: Sequence[Method],
     kernel: str | None,
     checkpoint: bool | None,
-) -> TilingConfig | None:
-    """Choose between materialised maps and a tiled pass for a batch of samples.
+) -> AttentionMode:
+    """Choose between materialised maps and tiled passes for a batch of samples.
 
     A model whose attention cannot be computed in tiles keeps its maps, unless the options require a tiled pass.
 
     Args:
-        recorder: Recorder of the model.
-        test_batch: The batch of the recorder's self-test.
+        capabilities: What is known about the model.
         samples: The samples to explain.
         methods: The methods to run.
         kernel: One of `ATTENTION_KERNELS`; None for the default.
         checkpoint: Whether to checkpoint layers; None for the default.
 
-    Returns:
-        Settings of the tiled pass; None for materialised maps.
-
     Raises:
         UnsupportedError: The options require a tiled pass, which this model or this hardware does not support.
     """
+    recorder = capabilities.recorder
     length = compute_max_length(samples)
-    attention_kernel = _select_kernel(recorder, test_batch, kernel)
+    checkpoint_layers = checkpoint
+    if checkpoint_layers is None:
+        checkpoint_layers = length >= MIN_CHECKPOINT_LENGTH and kernel != "materialised"
+    captures_attention = any(method.declaration.requires & CALL_REQUIREMENTS for method in methods)
+    attention_kernel = None
+    if captures_attention or kernel == "triton":
+        attention_kernel = _select_kernel(recorder, capabilities.adapter.device, kernel)
+    if not captures_attention:
+        tiling = TilingConfig(checkpoint_layers=True) if checkpoint_layers else None
+        return AttentionMode(tiling, "no method requires attention")
     if kernel == "materialised":
-        return None
+        return AttentionMode(None, "requested by kernel='materialised'")
     is_tiling_required = kernel is not None or bool(checkpoint)
-    has_cross_attention = recorder.self_test is not None and recorder.self_test.has_cross_attention
     if not is_tiling_required and length <= MAX_FULL_LENGTH:
         is_large = length > MIN_REDUCED_LENGTH or length * len(samples) >= MIN_REDUCED_BATCH_UNITS
-        if not is_large or attention_kernel is None:
-            return None
-        if not all(_needs_only_reductions(method, has_cross_attention, attention_kernel) for method in methods):
-            return None
-    if checkpoint is None:
-        checkpoint = length >= MIN_CHECKPOINT_LENGTH
-    tiling = TilingConfig(tile_rows=recorder.tile_rows, kernel=attention_kernel, checkpoint_layers=checkpoint)
+        if not is_large:
+            return AttentionMode(
+                None,
+                f"{length * len(samples)} units are fewer than {MIN_REDUCED_BATCH_UNITS}, and {length} at most "
+                f"{MIN_REDUCED_LENGTH} in one input",
+            )
+        if attention_kernel is None:
+            return AttentionMode(None, f"{length} units are at most {MAX_FULL_LENGTH}, and no kernel is faster here")
+        needs_maps = [
+            method for method in methods if not _needs_only_reductions(capabilities, method, attention_kernel)
+        ]
+        if needs_maps:
+            return AttentionMode(None, f"{needs_maps[0].name} needs maps, and {length} units at most {MAX_FULL_LENGTH}")
+    tiling = TilingConfig(tile_rows=recorder.tile_rows, kernel=attention_kernel, checkpoint_layers=checkpoint_layers)
+    test_batch = capabilities.test_batch
     try:
         recorder.run_tiling_test(test_batch.model_inputs, test_batch.leaves, tiling.kernel)
     except UnsupportedError:
         if is_tiling_required:
             raise
-        return None
+        return AttentionMode(None, "the attention of this model cannot be computed in tiles")
     # a kernel that does not support the model's attention falls back to tiles, which are slower than full maps
     kernel_name = "" if attention_kernel is None else attention_kernel.name
     falls_back = TORCH_TILES_NAME in recorder.tiling_output_kernels[kernel_name]
     if falls_back and not is_tiling_required and length <= MAX_FULL_LENGTH:
-        return None
-    return tiling
+        return AttentionMode(None, "no kernel supports the attention of this model, and tiles are slower than maps")
+    if is_tiling_required:
+        return AttentionMode(tiling, "requested by kernel= or checkpoint=")
+    return AttentionMode(tiling, f"{length} units, {length * len(samples)} in the batch")
 
 
-def _needs_only_reductions(method: Method, has_cross_attention: bool, kernel: AttentionKernel) -> bool:
+def _needs_only_reductions(capabilities: "ModelCapabilities", method: Method, kernel: AttentionKernel) -> bool:
     """Whether a method needs no map, or reductions of maps alone (with options, or on a path, it may need more).
 
     On a CPU, tiles of one layer are a little slower than its full maps, but the maps of all other layers are avoided.
     """
     if not method.declaration.requires & {"attention", "attention_gradient"}:
-        return method.pass_type in ("tape", "path")
+        return not method.pass_type.materialises_attention
     method_class: type[TiledMethod]
-    if has_cross_attention and method.name in CROSS_STREAM_REGISTRY:
+    self_test = capabilities.recorder.self_test
+    if self_test is not None and self_test.has_cross_attention and method.name in CROSS_STREAM_REGISTRY:
         method_class = CROSS_STREAM_REGISTRY[method.name]
     else:
         method_class = METHOD_REGISTRY[method.name]
     uses_last_layer = method.get_option("layers", method.declaration.layers) == (-1, None)
     is_cheap_on_cpu = uses_last_layer and method_class.tile_passes > 0 and kernel.name == CPUKernel.name
     needs_no_full_map = method_class.needs_only_reductions() or is_cheap_on_cpu
-    return method.pass_type == "tape" and not method.constructor_kwargs and needs_no_full_map
+    return method.pass_type is PassType.TAPE and not method.constructor_kwargs and needs_no_full_map
 
 
-def _select_kernel(recorder: Recorder, test_batch: TargetBatch, kernel: str | None) -> AttentionKernel | None:
+def _select_kernel(recorder: Recorder, device: torch.device, kernel: str | None) -> AttentionKernel | None:
     if kernel in ("tiles", "materialised"):
         return None
-    attention_kernel = recorder.kernel or get_fastest_kernel(test_batch.adapter.device)
+    attention_kernel = recorder.kernel or get_fastest_kernel(device)
     if kernel == "triton" and (attention_kernel is None or attention_kernel.name != "triton"):
         raise UnsupportedError("kernel='triton' needs a GPU and the package triton: pass kernel='tiles', or omit it")
     return attention_kernel
 
 
-def check_tiling_supported(method_runs: Sequence[MethodRun]) -> None:
-    """Check that all methods of a tiled pass support tiles.
-
-    Args:
-        method_runs: The methods on one batch.
-
-    Raises:
-        UnsupportedError: A method needs materialised maps.
-    """
-    for method_run in method_runs:
-        if not method_run.supports_tiling:
-            raise UnsupportedError(
-                f"{method_run.method} cannot be computed tile by tile: it needs materialised attention maps, or other "
-                "passes. Omit kernel='streaming', or choose another method"
-            )
-
-
-def find_rows_with_gradient(recorder: Recorder, batch: TargetBatch, call_index: int) -> set[int]:
+def find_rows_with_gradient(
+    recorder: Recorder, batch: TargetBatch, call_index: int, tiling: TilingConfig | None
+) -> set[int]:
     """Return the query rows of one call's attention that influence the target, for a batch of one sample.
 
     Args:
         recorder: Recorder of the model.
         batch: The batch.
         call_index: Index of the attention call.
+        tiling: Settings of a tiled pass; None for materialised maps.
     """
     rows: set[int] = set()
 
@@ -178,11 +198,10 @@ def find_rows_with_gradient(recorder: Recorder, batch: TargetBatch, call_index: 
         positive_sum, total_sum = sums  # a row has no gradient if both are zero
         rows.update((positive_sum.abs() + total_sum.abs())[0].sum(0).nonzero().flatten().tolist())
 
-    tiling = None
-    if batch.tiling is not None:
+    if tiling is not None:
         reductions = [MapReduction("positive"), MapReduction("product")]
         tiling = replace(
-            batch.tiling,
+            tiling,
             on_tile=on_tile,
             request_reductions=lambda call: reductions,
             on_reduced=on_reduced,

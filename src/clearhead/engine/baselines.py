@@ -172,7 +172,7 @@ class Baselines:
         norms = [module for module in self.adapter.session.topology.modules if "Norm" in type(module).__name__]
         handles = [norm.register_forward_pre_hook(check_norm_input) for norm in norms]
         handles += [module.register_forward_hook(zero_embeddings) for module in self.recorder.get_embedding_modules()]
-        first_sample = TargetBatch(self.adapter, self.batch.source_samples[:1], [[self.batch.targets[0]]])
+        first_sample = TargetBatch(self.adapter, self.batch.samples[:1], [[self.batch.targets[0]]])
         with (
             remove_hooks_on_exit(handles),
         ):

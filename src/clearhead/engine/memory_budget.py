@@ -45,6 +45,10 @@ SINGLE_INPUT_LIMIT_FACTOR = 2
 REMEASURE_LENGTH_FACTOR = 1.25
 
 
+#: Name under which the clean pass is measured; other passes start from its measurement.
+CLEAN_PASS_NAME = "clean"
+
+
 class MemoryBudgetExceededError(Exception):
     """A pass exceeded the memory budget."""
 
@@ -254,7 +258,7 @@ class MemoryBudget:
         return self.limit_bytes * TARGET_MEMORY_FRACTION
 
     def _find_measurement(self, pass_type: str) -> _PassMeasurement | None:
-        return self.measurements.get(pass_type) or self.measurements.get("tape")
+        return self.measurements.get(pass_type) or self.measurements.get(CLEAN_PASS_NAME)
 
     def _cap_rows(self, pass_type: str, num_units: int, rows: int) -> int:
         """`rows`, but at least one, and at most half of a pass that exceeded the limit."""

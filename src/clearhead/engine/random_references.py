@@ -40,7 +40,7 @@ class RandomReferences:
         return self._sample_colours(draw_index, leaf) if self._is_image(leaf) else self.baselines.get(None, leaf)
 
     def _is_image(self, leaf: str) -> bool:
-        given = [self._get_sample_input(sample, leaf) for sample in self.batch.source_samples]
+        given = [self._get_sample_input(sample, leaf) for sample in self.batch.samples]
         return self.inputs[leaf].dim() == 4 and all(part is not None and part.dim() == 3 for part in given)
 
     def _get_sample_input(self, sample: Sample, leaf: str) -> Tensor | None:
@@ -72,7 +72,7 @@ class RandomReferences:
     def _sample_colours(self, draw: int, leaf: str) -> Tensor:
         x = self.inputs[leaf]
         pictures = []
-        for sample in self.batch.source_samples:
+        for sample in self.batch.samples:
             pixels = self._get_sample_input(sample, leaf)
             assert pixels is not None
             content = pixels.detach().cpu().double().numpy().tobytes()

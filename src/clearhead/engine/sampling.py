@@ -21,7 +21,7 @@ class PathSampler:
     def __init__(self, batch: TargetBatch, inputs: Mapping[str, Tensor], token_inputs: Sequence[str]) -> None:
         self.batch, self.inputs, self.num_samples = batch, inputs, batch.num_samples
         self.token_inputs = [leaf for leaf in inputs if leaf in token_inputs or leaf == "inputs_embeds"]
-        self.root_samples = [batch.adapter.truncate_to_shared_prefix(sample) for sample in batch.source_samples]
+        self.root_samples = [batch.adapter.truncate_to_shared_prefix(sample) for sample in batch.samples]
         self.seeds = [root.derive_seed(batch.seed) for root in self.root_samples]
 
     def sample_alpha(self, point: PathPoint) -> Float[Tensor, "batch"]:
@@ -60,7 +60,7 @@ class PathSampler:
         return np.random.default_rng([self.seeds[i], point.sample_index or 0, what])
 
     def _count_rows(self, leaf: str) -> list[int]:
-        counts = [len(sample.inputs[leaf]) for sample in self.batch.source_samples]
+        counts = [len(sample.inputs[leaf]) for sample in self.batch.samples]
         if sum(counts) != len(self.inputs[leaf]):
             raise InputError(f"{leaf} of this model cannot be divided into inputs: path methods need batch_size=1")
         return counts
@@ -72,7 +72,7 @@ class PathSampler:
         return list(whole.split(self._count_rows(leaf)))
 
     def _get_noise_shape(self, leaf: str, i: int, part: Tensor) -> tuple[int, ...]:
-        given = self.batch.source_samples[i].inputs.get(leaf)
+        given = self.batch.samples[i].inputs.get(leaf)
         if given is None:
             return tuple(part.shape)
         return (

@@ -89,7 +89,7 @@ class NormInputs:
 
 
 class PathMethod(AttributionMethod):
-    """Base class of methods with `pass_type="path"`. `compute_scores` receives the tape of the input itself.
+    """Base class of methods with `pass_type=PassType.PATH`. `compute_scores` receives the tape of the input itself.
 
     Attributes:
         requires_on_path: Tensors to record at each point (all of them are in the declaration, too).

@@ -45,7 +45,7 @@ class ReferenceResult:
 
 
 class ReferenceMethod(AttributionMethod):
-    """Base class of methods with `pass_type="reference"`.
+    """Base class of methods with `pass_type=PassType.REFERENCE`.
 
     Attributes:
         steady: Whether softmax and norms use stabilised multipliers where input and reference are far apart

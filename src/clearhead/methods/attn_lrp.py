@@ -12,11 +12,12 @@ from clearhead.backward_rules.attn_lrp import AttnLRPRules
 from clearhead.capture.tape import Tape
 from clearhead.methods._modified_backward import LRP_PATENT_NOTE, ModifiedBackwardMethod
 from clearhead.methods.base import MethodScores, register_method
+from clearhead.methods.pass_type import PassType
 
 
 @register_method(
     "attn-lrp",
-    pass_type="rules",
+    pass_type=PassType.MODIFIED_BACKWARD,
     family="relevance",
     requires=("inputs", "input_gradient"),
     cost="one forward and one backward, with propagation rules",

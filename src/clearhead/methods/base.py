@@ -16,10 +16,11 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from clearhead.capture.attention.reductions import push_rows as push_rows
-from clearhead.capture.tape import AttentionCall, Requirements, Tape, resolve_requirements
+from clearhead.capture.tape import CALL_REQUIREMENTS, AttentionCall, Requirements, Tape, resolve_requirements
 from clearhead.errors import InputError, unknown_value_error
 from clearhead.methods._tiled import TiledMethod
 from clearhead.methods.options import SHARED_OPTION_PARSERS, LayerRange, validate_option
+from clearhead.methods.pass_type import PassType
 from clearhead.units import UnitAxis
 
 MethodFamily = Literal["attention", "relevance", "gradient", "perturbation", "control"]
@@ -37,7 +38,7 @@ class Declaration:
         citation: Authors (year), title, venue.
         signed: Whether scores can be negative.
         target: "any" if the scores depend on the explained target, "none" if they do not.
-        pass_type: The pass of `engine/passes` that the method needs: "tape" for one forward and backward pass.
+        pass_type: How the model must be run for the method.
         linear_in_target: Whether the scores of a weighted sum of targets are the weighted sum of their scores.
         layers: Default layers, half-open; a float is a fraction of the depth.
         supports: The shared options that the method accepts: "layers", "heads", "rows".
@@ -62,7 +63,7 @@ class Declaration:
     citation: str
     signed: bool
     target: Literal["any", "none"]
-    pass_type: str = "tape"
+    pass_type: PassType = PassType.TAPE
     linear_in_target: bool = False
     layers: "LayerRange | tuple[float | None, float | None]" = (None, None)
     supports: frozenset[str] = frozenset()
@@ -210,8 +211,8 @@ class AttributionMethod(TiledMethod):
         self.setup()
 
     @classmethod
-    def get_pass_type(cls, options: Mapping[str, Any]) -> str:
-        """Return the pass type ("tape", "path", "rules", ...) that the method needs with these options."""
+    def get_pass_type(cls, options: Mapping[str, Any]) -> PassType:
+        """Return the pass type that the method needs with these options."""
         return cls.declaration.pass_type
 
     @property
@@ -449,9 +450,14 @@ class Method:
         return METHOD_REGISTRY[self.name].declaration
 
     @property
-    def pass_type(self) -> str:
+    def pass_type(self) -> PassType:
         """The pass type that the method needs with these options."""
         return METHOD_REGISTRY[self.name].get_pass_type(dict(self.options))
+
+    @property
+    def captures_attention(self) -> bool:
+        """Whether passes of the method compute attention in a way of their own, to capture it or to change it."""
+        return self.pass_type.materialises_attention or bool(self.declaration.requires & CALL_REQUIREMENTS)
 
     @property
     def constructor_kwargs(self) -> dict[str, Any]:

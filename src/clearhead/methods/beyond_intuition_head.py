@@ -19,6 +19,7 @@ from clearhead.capture.tape import AttentionCall, Requirements, resolve_requirem
 from clearhead.errors import UnsupportedError
 from clearhead.methods._perception import FeedbackMode, PerceptionMethod
 from clearhead.methods.base import compat_option, register_method
+from clearhead.methods.pass_type import PassType
 
 #: Maximum length for AᵀG, a matrix product that is cubic in the length.
 MAX_HEAD_PERCEPTION_LENGTH = 4096
@@ -26,7 +27,7 @@ MAX_HEAD_PERCEPTION_LENGTH = 4096
 
 @register_method(
     "beyond-intuition-head",
-    pass_type="path",
+    pass_type=PassType.PATH,
     family="relevance",
     requires=("attention", "attention_gradient"),
     cost="21 forward and backward passes (one per step), batched",

@@ -20,11 +20,12 @@ from clearhead.capture.tape import AttentionCall, Requirements, resolve_requirem
 from clearhead.errors import UnsupportedError
 from clearhead.methods._perception import FeedbackMode, PerceptionMethod
 from clearhead.methods.base import compat_option, register_method
+from clearhead.methods.pass_type import PassType
 
 
 @register_method(
     "beyond-intuition-token",
-    pass_type="path",
+    pass_type=PassType.PATH,
     family="relevance",
     requires=("attention_gradient", "values", "output_projection", "block_input"),
     cost="21 forward and backward passes (one per step), batched",

@@ -22,11 +22,12 @@ from clearhead.capture.tape import Tape
 from clearhead.methods._reference import ReferenceInput, ReferenceMethod, ReferenceResult
 from clearhead.methods.base import MethodScores, compat_option, register_method
 from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
+from clearhead.methods.pass_type import PassType
 
 
 @register_method(
     "deeplift",
-    pass_type="reference",
+    pass_type=PassType.REFERENCE,
     family="gradient",
     requires=("inputs", "input_gradient"),
     cost="two forward and one backward, with propagation rules",

@@ -19,11 +19,12 @@ from clearhead.methods._path import build_baseline_names, check_step_count
 from clearhead.methods._reference import ReferenceInput, ReferenceMethod, ReferenceResult
 from clearhead.methods.base import MethodScores, compat_option, register_method
 from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
+from clearhead.methods.pass_type import PassType
 
 
 @register_method(
     "deeplift-shap",
-    pass_type="reference",
+    pass_type=PassType.REFERENCE,
     family="gradient",
     requires=("inputs", "input_gradient"),
     cost="9 forward and 8 backward passes, with propagation rules (one of each per sample, and one forward)",

@@ -23,6 +23,7 @@ from clearhead.capture.attention.reductions import MapReduction
 from clearhead.capture.tape import AttentionCall, Tape
 from clearhead.errors import InputError
 from clearhead.methods.base import AttributionMethod, MethodScores, compat_option, push_rows, register_method
+from clearhead.methods.pass_type import PassType
 
 #: Handling of zero rows of relevance when rows are divided by their sums: "rows" keeps them zero (default),
 #: "additions" produces NaN and skips updates where they are NaN (the authors' code for DETR), "none" keeps NaN (their
@@ -69,11 +70,11 @@ class GenericAttention(AttributionMethod):
     rule_set: ClassVar[LRPRules] = LRPRules()
 
     @classmethod
-    def get_pass_type(cls, options: Mapping[str, Any]) -> str:
-        """ "rules" with `lrp`, for which relevance of attention is recorded; else "tape"."""
+    def get_pass_type(cls, options: Mapping[str, Any]) -> PassType:
+        """A modified backward pass with `lrp`, for which relevance of attention is recorded; else the clean pass."""
         if options.get("lrp"):
-            return "rules"
-        return "tape"
+            return PassType.MODIFIED_BACKWARD
+        return PassType.TAPE
 
     def setup(self) -> None:
         if not self.normalise or not self.within or self.guard != "rows":

@@ -18,11 +18,12 @@ from clearhead.capture.tape import Tape
 from clearhead.methods._path import PathMethod, PathPoint, PathPointResult, build_baseline_names, check_step_count
 from clearhead.methods.base import MethodScores, register_method
 from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
+from clearhead.methods.pass_type import PassType
 
 
 @register_method(
     "gradient-shap",
-    pass_type="path",
+    pass_type=PassType.PATH,
     family="gradient",
     requires=("inputs", "input_gradient"),
     cost="50 forward and backward passes (one per sample), batched",

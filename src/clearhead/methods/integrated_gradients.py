@@ -23,11 +23,12 @@ from clearhead.errors import UnsupportedError
 from clearhead.methods._path import PathMethod, PathPoint, PathPointResult, QuadratureRule, compute_quadrature
 from clearhead.methods.base import MethodScores, compat_option, register_method
 from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
+from clearhead.methods.pass_type import PassType
 
 
 @register_method(
     "integrated-gradients",
-    pass_type="path",
+    pass_type=PassType.PATH,
     family="gradient",
     requires=("inputs", "input_gradient"),
     cost="76 forward and backward passes (one and a half per step), batched",

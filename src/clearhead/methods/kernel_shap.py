@@ -24,6 +24,7 @@ from clearhead.methods._perturbation import (
     check_min_int,
 )
 from clearhead.methods.base import register_method
+from clearhead.methods.pass_type import PassType
 
 #: Maximum number of players for which all coalitions are enumerated.
 MAX_EXACT_PLAYERS = 11
@@ -31,7 +32,7 @@ MAX_EXACT_PLAYERS = 11
 
 @register_method(
     "kernel-shap",
-    pass_type="values",
+    pass_type=PassType.PERTURBATION,
     family="perturbation",
     cost="2048 forward passes or fewer (two to the number of units, or evaluations=), batched",
     citation="Lundberg & Lee (2017), A unified approach to interpreting model predictions; Covert & Lee (2021), "

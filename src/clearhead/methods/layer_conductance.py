@@ -29,6 +29,7 @@ from clearhead.methods._path import (
 )
 from clearhead.methods.base import MethodScores, compat_option, register_method
 from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
+from clearhead.methods.pass_type import PassType
 
 #: The output of a layer at one point of the path, and its gradient.
 StateAndGradient = tuple[Float[Tensor, "batch unit model"], Float[Tensor, "batch unit model"]]
@@ -36,7 +37,7 @@ StateAndGradient = tuple[Float[Tensor, "batch unit model"], Float[Tensor, "batch
 
 @register_method(
     "layer-conductance",
-    pass_type="path",
+    pass_type=PassType.PATH,
     family="gradient",
     requires=("hidden_state_gradient",),
     cost="52 forward and backward passes (one per interpolation point), batched",

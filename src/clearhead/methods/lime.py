@@ -23,11 +23,12 @@ from clearhead.methods._perturbation import (
     check_min_int,
 )
 from clearhead.methods.base import register_method
+from clearhead.methods.pass_type import PassType
 
 
 @register_method(
     "lime",
-    pass_type="values",
+    pass_type=PassType.PERTURBATION,
     family="perturbation",
     cost="1000 forward passes (evaluations=), batched",
     citation='Ribeiro, Singh & Guestrin (2016), "Why should I trust you?" Explaining the predictions of any classifier',

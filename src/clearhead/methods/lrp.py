@@ -16,11 +16,12 @@ from clearhead.backward_rules.lrp import LRPRules
 from clearhead.capture.tape import Tape
 from clearhead.methods._modified_backward import LRP_PATENT_NOTE, ModifiedBackwardMethod
 from clearhead.methods.base import MethodScores, compat_option, register_method
+from clearhead.methods.pass_type import PassType
 
 
 @register_method(
     "lrp",
-    pass_type="rules",
+    pass_type=PassType.MODIFIED_BACKWARD,
     family="relevance",
     requires=("input_gradient",),
     cost="one forward and one backward, with propagation rules, in float64",

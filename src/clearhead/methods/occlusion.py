@@ -18,11 +18,12 @@ from clearhead.methods._perturbation import (
     check_min_int,
 )
 from clearhead.methods.base import register_method
+from clearhead.methods.pass_type import PassType
 
 
 @register_method(
     "occlusion",
-    pass_type="values",
+    pass_type=PassType.PERTURBATION,
     family="perturbation",
     cost="one forward for each unit, batched",
     citation="Zeiler & Fergus (2014), Visualizing and understanding convolutional networks; Li, Monroe & Jurafsky "

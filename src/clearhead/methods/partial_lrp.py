@@ -32,11 +32,12 @@ from clearhead.methods.base import (
     register_cross_stream_method,
     register_method,
 )
+from clearhead.methods.pass_type import PassType
 
 
 @register_method(
     "partial-lrp",
-    pass_type="rules",
+    pass_type=PassType.MODIFIED_BACKWARD,
     family="relevance",
     requires=("attention_gradient",),
     cost="one forward and one backward, with propagation rules, in float64",

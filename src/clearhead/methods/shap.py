@@ -36,6 +36,7 @@ from clearhead.methods._perturbation import (
     check_min_int,
 )
 from clearhead.methods.base import register_method
+from clearhead.methods.pass_type import PassType
 from clearhead.perturbation.hierarchy import Hierarchy
 
 
@@ -65,7 +66,7 @@ class _NodeInContext:
 
 @register_method(
     "shap",
-    pass_type="values",
+    pass_type=PassType.PERTURBATION,
     family="perturbation",
     cost="500 forward passes or fewer (evaluations=), batched",
     citation="Lundberg & Lee (2017), A unified approach to interpreting model predictions; Owen (1977), Values of "

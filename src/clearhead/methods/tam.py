@@ -14,11 +14,12 @@ from typing import ClassVar
 
 from clearhead.methods._perception import FeedbackMode, PerceptionMethod
 from clearhead.methods.base import register_method
+from clearhead.methods.pass_type import PassType
 
 
 @register_method(
     "tam",
-    pass_type="path",
+    pass_type=PassType.PATH,
     family="relevance",
     requires=("attention", "attention_gradient"),
     cost="21 forward and backward passes (one per step), batched",

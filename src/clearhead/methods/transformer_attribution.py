@@ -29,11 +29,12 @@ from clearhead.methods._modified_backward import (
     ModifiedBackwardMethod,
 )
 from clearhead.methods.base import MethodScores, compat_option, push_rows, register_cross_stream_method, register_method
+from clearhead.methods.pass_type import PassType
 
 
 @register_method(
     "transformer-attribution",
-    pass_type="rules",
+    pass_type=PassType.MODIFIED_BACKWARD,
     family="relevance",
     requires=("attention_gradient",),
     cost="two forward and two backward in float64, one of each with propagation rules",

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from clearhead.capture.tape import AttentionCall, Tape
 from clearhead.methods.base import AttributionMethod, MethodScores, register_method
+from clearhead.methods.pass_type import PassType
 
 
 @register_method(
     "value-zeroing",
-    pass_type="edits",
+    pass_type=PassType.INTERVENTION,
     family="perturbation",
     requires=("attention", "values"),
     cost="one forward, in which each layer runs once more for every unit",

@@ -54,9 +54,9 @@ def prepare_as_in_notebooks(adapter: ModelAdapter, sample: Sample, target: Targe
     (single_target,) = adapter.expand_target(sample, target)
     batch = TargetBatch(adapter, [sample], [[single_target]])
     with adapter.session.running():
-        batch.compute_target(adapter.session.forward(batch.model_inputs))
-    assert batch.class_scores is not None
-    classes = single_target.find_classes(batch.class_scores[0], adapter)
+        _, class_scores = batch.compute_values(adapter.session.forward(batch.model_inputs))
+    assert class_scores is not None
+    classes = single_target.find_classes(class_scores[0], adapter)
     return masked, FixedClassTarget(target.spec, target.scale, classes)
 
 

@@ -14,6 +14,7 @@ from clearhead.capture.recorder import Recorder
 from clearhead.errors import ClearheadError
 from clearhead.explanation.multi_stream import AnyExplanation
 from clearhead.methods.base import METHOD_REGISTRY, Method
+from clearhead.methods.pass_type import PassType
 from clearhead.targets import Contrast, GeneratedToken
 from clearhead.verification.example_inputs import make_longer_input, make_reversed_input, takes_text_input
 from clearhead.verification.metrics import compute_max_abs_score, compute_relative_gap, get_target_value
@@ -104,7 +105,7 @@ class VerificationCase:
         """Allowed rounding error. Rule-based methods that amplify rounding errors compute in float64 for any dtype."""
         declaration = self.method.declaration
         tolerance = ROUNDING_TOLERANCE.get(self.explainer.adapter.dtype, 1e-4)
-        if declaration.pass_type == "rules" and declaration.rounding_amplification > 1:
+        if declaration.pass_type is PassType.MODIFIED_BACKWARD and declaration.rounding_amplification > 1:
             return max(tolerance, 1e-9 * declaration.rounding_amplification)
         return tolerance * declaration.rounding_amplification
 
@@ -180,7 +181,7 @@ def _compute_completeness_gap(case: VerificationCase) -> float:
 def measure_completeness(case: VerificationCase) -> CheckMeasurement:
     """Measure the completeness gap."""
     gap = _compute_completeness_gap(case)
-    if case.method.pass_type == "path":
+    if case.method.pass_type is PassType.PATH:
         return CheckMeasurement(gap, PATH_COMPLETENESS_TOLERANCE)
     return CheckMeasurement(gap, case.rounding_tolerance)
 

@@ -20,6 +20,7 @@ from clearhead.capture.sources.custom_modules import find_custom_modules
 from clearhead.capture.tape import UNIT_ALIGNED_REQUIREMENTS
 from clearhead.errors import InputError
 from clearhead.methods.base import METHOD_REGISTRY
+from clearhead.methods.pass_type import PassType
 from clearhead.targets import Target
 from clearhead.units import POOLING_QUERY, UnitAxis, Units
 
@@ -151,10 +152,10 @@ class CustomModelAdapter(ModelAdapter):
 
     def find_unsupported_reason(self, method: str) -> str | None:
         told = METHOD_REGISTRY[method].declaration
-        if told.pass_type == "rules" and self.is_recurrent:
+        if told.pass_type is PassType.MODIFIED_BACKWARD and self.is_recurrent:
             return f"{self.model_class_name} contains a recurrent network, for which relevance propagation has no rule"
         layered = told.requires & {"block_input", "hidden_state"} or (
-            told.pass_type == "path" and told.requires & UNIT_ALIGNED_REQUIREMENTS
+            told.pass_type is PassType.PATH and told.requires & UNIT_ALIGNED_REQUIREMENTS
         )
         return self.find_layers_unsupported_reason() if layered else None
 

@@ -17,6 +17,7 @@ from clearhead.capture.checks.self_test import RELATIVE_TOLERANCE_BY_DTYPE
 from clearhead.capture.session import remove_hooks_on_exit
 from clearhead.errors import InputError, UnsupportedError
 from clearhead.methods.base import METHOD_REGISTRY
+from clearhead.methods.pass_type import PassType
 from clearhead.units import Units, align_pieces, build_numbered_units
 
 
@@ -216,7 +217,7 @@ class CustomTokenAdapter(CustomModelAdapter):
         return self.add_query_vectors(only.transpose(0, 1) if self.is_length_first else only)
 
     def find_unsupported_reason(self, method: str) -> str | None:
-        if self.is_length_first and METHOD_REGISTRY[method].declaration.pass_type == "path":
+        if self.is_length_first and METHOD_REGISTRY[method].declaration.pass_type is PassType.PATH:
             return (
                 f"it interpolates between inputs along the batch axis, but {self.model_class_name} has the length axis "
                 "before the batch axis"

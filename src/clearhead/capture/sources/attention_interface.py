@@ -112,6 +112,7 @@ class CaptureContext:
     Args:
         topology: The modules of the model.
         layer_recorder: Keeps inputs and outputs of the layers.
+        needs_maps: Whether attention maps are captured; if not, the model's own kernels run as without clearhead.
         zero_attention: Whether attention outputs are replaced by zeros.
         tiling: Settings of a tiled pass; None for materialised maps.
         keep_values: Whether calls of a tiled pass keep values and outputs.
@@ -122,6 +123,7 @@ class CaptureContext:
         self,
         topology: ModelTopology,
         layer_recorder: LayerRecorder,
+        needs_maps: bool = True,
         zero_attention: bool = False,
         tiling: TilingConfig | None = None,
         keep_values: bool = True,
@@ -130,6 +132,7 @@ class CaptureContext:
         self.topology = topology
         self.model_name = type(topology.model).__name__
         self.layer_recorder = layer_recorder
+        self.needs_maps = needs_maps
         self.zero_attention = zero_attention
         self.tiling = tiling
         self.keep_values = keep_values
@@ -249,17 +252,38 @@ def _clearhead_attention_forward(
         sdpa = _get_sdpa_forward(module, kwargs)
         value = state.edit_values(value)
         return compute_model_output(eager, sdpa, module, query, key, value, masks, kwargs), None
-    if state.context is None:
-        # The flag is switched for all threads; a pass that is not captured runs as without clearhead.
-        implementation = get_attention_implementation(module.config)
-        if implementation == "eager":
-            forward = find_eager_forward(module)
-        else:
-            forward = _get_attention_function(implementation)
-        return forward(module, query, key, value, attention_mask, **kwargs)
+    if state.context is None:  # the flag is switched for all threads
+        return _run_original_attention(module, query, key, value, attention_mask, **kwargs)
+    if not state.context.needs_maps:
+        return _capture_call_without_map(state.context, module, query, key, value, attention_mask, kwargs)
     if state.context.tiling is not None:
         return _capture_tiled_call(state.context, module, query, key, value, attention_mask, kwargs)
     return _capture_materialised_call(state.context, module, query, key, value, attention_mask, kwargs)
+
+
+def _run_original_attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    """Run the attention that the model uses without clearhead."""
+    implementation = get_attention_implementation(module.config)
+    if implementation == "eager":
+        return find_eager_forward(module)(module, *args, **kwargs)
+    return _get_attention_function(implementation)(module, *args, **kwargs)
+
+
+def _capture_call_without_map(
+    context: CaptureContext,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:
+    """Run the model's own attention, and record the call with a map on the meta device that has only its shape."""
+    output, attention = _run_original_attention(module, query, key, value, mask, **kwargs)
+    if not context.is_recomputing:
+        meta_attention = query.new_empty((*query.shape[:3], key.shape[2]), device="meta")
+        context.record_call(module, meta_attention, value, output)
+    return context.maybe_zero_output(output), attention
 
 
 def _find_exact_eager_forward(context: CaptureContext, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -392,7 +416,7 @@ def _clearhead_mask(config: Any = None, **kwargs: Any) -> Tensor | None:
     from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
     context = _thread_state.context
-    if context is None and config is not None:
+    if config is not None and (context is None or not context.needs_maps):
         return AttentionMaskInterface()[get_attention_implementation(config)](config=config, **kwargs)
     if context is not None and context.tiling is not None:
         return _build_lazy_mask(config, kwargs)
@@ -462,6 +486,7 @@ def capture_attention_calls(
     topology: ModelTopology,
     keep_layer_io: bool = False,
     find_projections: bool = False,
+    needs_maps: bool = True,
     implementation: str = IMPLEMENTATION_NAME,
     zero_attention: bool = False,
     tiling: TilingConfig | None = None,
@@ -474,6 +499,7 @@ def capture_attention_calls(
         topology: The modules of the model.
         keep_layer_io: Whether calls keep the input and output of their layer.
         find_projections: Whether to find the output projection of each call.
+        needs_maps: Whether calls have attention maps; if not, the model's own kernels run.
         implementation: Attention implementation to switch to; "eager" for models that do not use transformers' table
             of attention functions.
         zero_attention: Whether attention outputs are replaced by zeros after they are captured.
@@ -487,7 +513,9 @@ def capture_attention_calls(
     """
     register_functions()
     layer_recorder = LayerRecorder(topology.layers if keep_layer_io else ())
-    context = CaptureContext(topology, layer_recorder, zero_attention, tiling, keep_values, use_tiled_gradients)
+    context = CaptureContext(
+        topology, layer_recorder, needs_maps, zero_attention, tiling, keep_values, use_tiled_gradients
+    )
     handles = [*layer_recorder.handles, *returned_attentions.register_output_hooks(topology, context)]
     if find_projections:
         hook = _make_projection_hook(context)

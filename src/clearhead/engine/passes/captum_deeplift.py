@@ -1,88 +1,102 @@
-"""captum's own DeepLIFT, for the profile `captum`: its rules for activation modules, plain gradients of all else."""
+"""captum's DeepLIFT, for the profile `captum`: rules for activation modules, ordinary gradients of everything else."""
 
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.capture.recorder import Recorder
 from clearhead.capture.session import remove_hooks_on_exit
-from clearhead.engine.target_batch import TargetBatch
+from clearhead.engine.target_batch import TargetBatch, TargetFunction
 from clearhead.errors import UnsupportedError
 from clearhead.machine_failures import is_machine_failure
 
 
 class _TargetModule(nn.Module):
-    """The target's value as a function of the vectors that the graph starts from, for twice as many rows as `plan`."""
+    """The value of the target as a function of the vectors that the graph starts from.
 
-    def __init__(self, recorder: Recorder, plan: TargetBatch) -> None:
+    Args:
+        recorder: The recorder of the model.
+        batch: The batch, twice: captum runs inputs and references together.
+    """
+
+    def __init__(self, recorder: Recorder, batch: TargetBatch) -> None:
         super().__init__()
         self.model = recorder.model
-        self.recorder_ref, self.target_batch = [recorder], plan  # in a list: it is no part of this module
-        self.leaves = [leaf for leaf in plan.leaves if leaf in plan.model_inputs]
+        self.recorder = recorder
+        self.target_batch = batch
+        self.target_function = TargetFunction(batch)
+        self.leaves = [leaf for leaf in batch.leaves if leaf in batch.model_inputs]
 
     def forward(self, *vectors: Tensor) -> Tensor:
-        given = dict(zip(self.leaves, vectors, strict=True))
-        batch = dict(self.target_batch.model_inputs)
-        looked_up = {leaf: part for leaf, part in given.items() if not batch[leaf].is_floating_point()}
-        batch |= {leaf: part.to(batch[leaf]) for leaf, part in given.items() if leaf not in looked_up}
-        with self.recorder_ref[0].scope(), _replaced_embeddings(self.recorder_ref[0], list(looked_up.values())):
-            return self.target_batch.compute_target(self.model(**batch))
+        vectors_by_leaf = dict(zip(self.leaves, vectors, strict=True))
+        model_inputs = dict(self.target_batch.model_inputs)
+        embeddings = [vector for leaf, vector in vectors_by_leaf.items() if not model_inputs[leaf].is_floating_point()]
+        for leaf, vector in vectors_by_leaf.items():
+            if model_inputs[leaf].is_floating_point():
+                model_inputs[leaf] = vector.to(model_inputs[leaf])
+        with self.recorder.scope(), _replaced_embeddings(self.recorder, embeddings):
+            return self.target_function(self.model(**model_inputs))
 
 
 @contextmanager
 def _replaced_embeddings(recorder: Recorder, vectors: list[Tensor]) -> Iterator[None]:
-    thread, waiting = threading.get_ident(), list(vectors)
+    """Inside the `with`, look-ups of tokens in this thread return these vectors, in order."""
+    thread_id = threading.get_ident()
+    remaining = list(vectors)
 
-    def start(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        return waiting.pop(0).to(output).clone() if waiting and threading.get_ident() == thread else output
+    def replace_output(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        if not remaining or threading.get_ident() != thread_id:
+            return output
+        return remaining.pop(0).to(output).clone()
 
-    with remove_hooks_on_exit(
-        [module.register_forward_hook(start) for module in (recorder.get_embedding_modules() if vectors else ())]
-    ):
+    modules = recorder.get_embedding_modules() if vectors else ()
+    with remove_hooks_on_exit([module.register_forward_hook(replace_output) for module in modules]):
         yield
 
 
 def compute_captum_multipliers(
     recorder: Recorder, batch: TargetBatch, inputs: Mapping[str, Tensor], reference: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """What captum multiplies x − x′ with, for each target (one after the other)."""
+) -> tuple[dict[str, Tensor], Float[Tensor, " batch"]]:
+    """Return captum's multipliers of x − x′ for each target, one target after the other, and the values at x′."""
     from captum.attr import DeepLift
 
-    subject = batch.adapter
-    found: list[tuple[Tensor, ...]] = []
-    values: list[Tensor] = []
+    adapter = batch.adapter
+    multipliers: list[tuple[Tensor, ...]] = []
+    reference_values: list[Tensor] = []
     with recorder.session.running(with_gradients=True):
         for step in range(batch.targets_per_sample):
-            targets = [[batch.targets[step * batch.num_samples + i]] for i in range(batch.num_samples)]
-            function = _TargetModule(recorder, TargetBatch(subject, batch.source_samples * 2, targets * 2, batch.seed))
+            targets = [[sample_targets[step]] for sample_targets in batch.targets_by_sample]
+            doubled_batch = replace(batch, samples=[*batch.samples] * 2, targets_by_sample=targets * 2)
+            module = _TargetModule(recorder, doubled_batch)
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # that it sets hooks, and removes them afterwards
-                    multipliers = DeepLift(function, multiply_by_inputs=False).attribute(
-                        tuple(inputs[leaf].detach() for leaf in function.leaves),
-                        tuple(reference[leaf].detach() for leaf in function.leaves),
+                    warnings.simplefilter("ignore")  # about its hooks, which it removes afterwards
+                    step_multipliers = DeepLift(module, multiply_by_inputs=False).attribute(
+                        tuple(inputs[leaf].detach() for leaf in module.leaves),
+                        tuple(reference[leaf].detach() for leaf in module.leaves),
                     )
-            except (RuntimeError, AssertionError) as problem:
-                if isinstance(problem, RuntimeError) and is_machine_failure(problem):
+            except (RuntimeError, AssertionError) as error:
+                if isinstance(error, RuntimeError) and is_machine_failure(error):
                     raise
-                said = str(problem).splitlines()[0]
-                raise UnsupportedError(f"captum's DeepLIFT cannot explain {subject.name}: {said}") from None
+                message = str(error).splitlines()[0]
+                raise UnsupportedError(f"captum's DeepLIFT cannot explain {adapter.name}: {message}") from None
             finally:
-                _remove_captum_attributes(function)
-            found.append(tuple(part.detach() for part in multipliers))
-            values.append(function.target_batch.target_values[batch.num_samples :])
-    batch.target_values = torch.cat(values)
-    batch.cpu_target_values = batch.target_values.tolist()
-    return {leaf: torch.cat([parts[i] for parts in found]) for i, leaf in enumerate(function.leaves)}
+                _remove_captum_attributes(module)
+            multipliers.append(tuple(tensor.detach() for tensor in step_multipliers))
+            reference_values.append(module.target_function.result.values[batch.num_samples :])
+    by_leaf = {leaf: torch.cat([step[i] for step in multipliers]) for i, leaf in enumerate(module.leaves)}
+    return by_leaf, torch.cat(reference_values)
 
 
 def _remove_captum_attributes(function: nn.Module) -> None:
-    """captum leaves what it remembers on the modules where it fails."""
+    """Remove tensors that captum leaves on modules when it fails."""
     for module in function.modules():
         for name in ("input", "output"):
             if isinstance(module.__dict__.get(name), Tensor):

@@ -1,37 +1,49 @@
-"""The kind "edits": a tape of a pass in which something was replaced, and of what that did.
+"""Value zeroing: a forward pass in which each selected layer runs once more for every unit, without its values.
 
-Calls come with `moved`: how far each unit's state moves in this layer without the values of each other unit.
+Calls have `moved`: how far the state of each unit moves in this layer without the values of each other unit.
 """
 
 from collections.abc import Sequence
 
-from clearhead.capture.checks.self_test import SelfTest
-from clearhead.capture.recorder import Recorder
 from clearhead.capture.tape import AttentionCall
-from clearhead.engine.target_batch import MethodRun, TargetBatch
+from clearhead.engine.method_run import MethodResult, MethodRun
+from clearhead.engine.passes.base import CleanPass, PassContext, PassCount, PassStrategy
+from clearhead.engine.target_batch import TargetFunction
 from clearhead.interventions.value_zeroing import value_zeroing_distances
-from clearhead.methods.base import MethodScores
+from clearhead.methods.pass_type import PassType
 
 
-def run_intervention_pass(
-    recorder: Recorder, batch: TargetBatch, method_runs: Sequence[MethodRun], self_test: SelfTest
-) -> list[dict[str, MethodScores]]:
-    """One pass for all of them; layers that nobody wants run once."""
-    chosen = {
-        number
-        for number, place in enumerate(self_test.call_sites)
-        if any(reading.needs_layer(place.query_stream, place.key_stream, place.layer) for reading in method_runs)
-    }
-    with (
-        recorder.session.running(),
-        value_zeroing_distances(recorder.session.topology, self_test.call_sites, chosen) as found,
-    ):
-        tape = recorder.run(batch.model_inputs, batch.compute_target, (), leaves=batch.leaves)
-    for number in sorted(found, reverse=True):
-        place, moved = self_test.call_sites[number], found.pop(number).to(batch.adapter.device)
-        call = AttentionCall(place.layer, place.module, "self", place.query_stream, place.key_stream)
-        call.moved = moved.expand(batch.targets_per_sample, *moved.shape).flatten(0, 1)  # the same for each target
-        for reading in method_runs:
-            reading.process_call(call)
-    tape = batch.to_unit_vectors(tape)
-    return [reading.compute_scores(tape) for reading in method_runs]
+class InterventionStrategy(PassStrategy):
+    """Methods that run layers again with parts of them replaced."""
+
+    pass_type = PassType.INTERVENTION
+
+    def count_passes(self, context: PassContext, method_runs: Sequence[MethodRun]) -> list[PassCount]:
+        """One forward pass for all methods, in which layers run again for each unit."""
+        return [PassCount("each selected layer again for every unit", 1, rows=context.batch.num_samples)]
+
+    def run(
+        self, context: PassContext, method_runs: Sequence[MethodRun], clean_pass: CleanPass | None
+    ) -> list[MethodResult]:
+        """Run one pass for all methods; layers that no method needs run once."""
+        batch = context.batch
+        recorder = context.recorder
+        call_sites = context.self_test.call_sites
+        selected = {
+            i for i, site in enumerate(call_sites) if any(method_run.needs_call(site) for method_run in method_runs)
+        }
+        target_function = TargetFunction(batch)
+        with (
+            recorder.session.running(),
+            value_zeroing_distances(recorder.session.topology, call_sites, selected) as distances,
+        ):
+            tape = recorder.run(batch.model_inputs, target_function, (), leaves=batch.leaves, captures_maps=True)
+        for i in sorted(distances, reverse=True):
+            site = call_sites[i]
+            distance = distances.pop(i).to(batch.adapter.device)
+            call = AttentionCall(site.layer, site.module, "self", site.query_stream, site.key_stream)
+            call.moved = distance.expand(batch.targets_per_sample, *distance.shape).flatten(0, 1)
+            for method_run in method_runs:
+                method_run.process_call(call)
+        tape = batch.to_unit_vectors(tape)
+        return [MethodResult(method_run.compute_scores(tape), target_function.result) for method_run in method_runs]

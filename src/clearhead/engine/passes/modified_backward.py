@@ -1,171 +1,288 @@
-"""The kind "rules": a pass whose operations are differentiated by other rules, beside an ordinary one where asked for.
+"""Backward passes under propagation rules (LRP, AttnLRP), and an ordinary one for methods that need both.
 
-Calls come with `relevance`, what arrives at their attention under the rules, and, for a method that is `beside`, with
-the ordinary gradient. `tape.input_gradient` is what arrives at the inputs under the rules. A family that amplifies
-rounding has passes in float64 (`backward_rules/float64_mode.py`), and so has the ordinary one beside it; what a method
-is handed of calls is in its own format again.
+Calls have `relevance`, the gradient of attention under the rules, and, for a method with `needs_standard_gradient`, the
+ordinary gradient. `tape.input_gradient` is what the rules propagate to the inputs. Rules that amplify rounding run in
+float64 (`backward_rules/float64_mode.py`), and so does the ordinary pass of their methods; methods receive calls in
+their own dtype.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import copy
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import ModelAdapter, Sample
+from clearhead.adapters.base import ModelAdapter
 from clearhead.backward_rules.base import MissingRuleError, RuleSet, translate_inplace_errors
 from clearhead.backward_rules.float64_mode import FLOAT64, Float64Mode, supports_float64
 from clearhead.backward_rules.mode import RuleMode, apply_rules
 from clearhead.backward_rules.peft_merging import UnmergeableAdapterError
-from clearhead.capture.checks.self_test import RELATIVE_TOLERANCE_BY_DTYPE, SelfTest
+from clearhead.capture.checks.self_test import RELATIVE_TOLERANCE_BY_DTYPE
 from clearhead.capture.recorder import Recorder
 from clearhead.capture.session import parameters_requiring_grad
 from clearhead.capture.tape import AttentionCall, Requirements, Tape
-from clearhead.engine.target_batch import MethodRun, TargetBatch
+from clearhead.engine.method_run import MethodResult, MethodRun
+from clearhead.engine.passes.base import CleanPass, PassContext, PassCount, PassStrategy
+from clearhead.engine.target_batch import TargetBatch, TargetFunction, TargetValues
 from clearhead.errors import UnsupportedError
 from clearhead.machine_failures import is_machine_failure
 from clearhead.methods._modified_backward import ModifiedBackwardMixin
-from clearhead.methods.base import Method, MethodScores
+from clearhead.methods.base import Method
+from clearhead.methods.pass_type import PassType
 from clearhead.targets import Target
 
-#: Of the size of what relevance starts with: a sum below it is none.
+if TYPE_CHECKING:
+    from clearhead.engine.capabilities import ModelCapabilities
+
+#: A sum of initial relevance below this fraction of its terms counts as zero.
 ZERO_RELEVANCE_TOLERANCE = 1e-5
-#: How large the numbers are that models put out, at least.
+#: Smallest scale of model outputs to which a difference is compared.
 MIN_OUTPUT_SCALE = 1.0
-#: For each recorder, the families of rules under which its model was seen to compute what it always computes.
-_verified_rule_sets: "WeakKeyDictionary[Recorder, set[RuleSet]]" = WeakKeyDictionary()
-#: For each recorder, method and choice of rules.
-_rule_trials: "WeakKeyDictionary[Recorder, dict[tuple[str, str | None], RuleTrial]]" = WeakKeyDictionary()
 
-
-def run_modified_backward_passes(
-    recorder: Recorder, batch: TargetBatch, method_runs: Sequence[MethodRun], self_test: SelfTest
-) -> list[dict[str, MethodScores]]:
-    """One pass for each family of rules, and an ordinary one for all methods that compare."""
-    families = list(dict.fromkeys(_get_rule_method(reading).rule_set for reading in method_runs))
-    tapes: dict[RuleSet, Tape] = {}
-    kept: dict[tuple[RuleSet, str, str, int], Float[Tensor, "batch head query key"]] = {}
-    for family in families:
-        own = [reading for reading in method_runs if _get_rule_method(reading).rule_set == family]
-
-        def visit(call: AttentionCall, family: RuleSet = family, own: Sequence[MethodRun] = own) -> None:
-            if (
-                any(_get_rule_method(reading).needs_standard_gradient for reading in own)
-                and call.attention_gradient is not None
-            ):
-                kept[family, *_get_call_key(call)] = call.attention_gradient
-            for reading in own:
-                if not _get_rule_method(reading).needs_standard_gradient:
-                    reading.process_call(replace(call, relevance=call.attention_gradient, attention_gradient=None))
-
-        with _named_unsupported_errors(own, batch):
-            with _target_under_rules(batch, family):
-                tapes[family] = batch.to_unit_vectors(
-                    _run_pass(_recorder_under_rules(recorder, family, batch), batch, own, self_test, visit)
-                )
-            _check_output_unchanged(recorder, batch, family)
-    compare = [reading for reading in method_runs if _get_rule_method(reading).needs_standard_gradient]
-    if compare:
-
-        def visit_beside(call: AttentionCall) -> None:
-            for reading in compare:
-                if reading.needs_layer(*_get_call_key(call)):
-                    reading.process_call(
-                        replace(call, relevance=kept[_get_rule_method(reading).rule_set, *_get_call_key(call)])
-                    )
-            for family in families:
-                kept.pop((family, *_get_call_key(call)), None)
-
-        wide = any(_get_rule_method(reading).rule_set.needs_float64 for reading in compare)
-        _run_pass(
-            _recorder_with_scope(recorder, batch, wide, Float64Mode if wide else nullcontext),
-            batch,
-            compare,
-            self_test,
-            visit_beside,
-        )
-    finished = [reading.compute_scores(tapes[_get_rule_method(reading).rule_set]) for reading in method_runs]
-    return [
-        {stream: replace(one, scores=one.scores.to(batch.compute_dtype)) for stream, one in by.items()}
-        for by in finished
-    ]
+#: The two streams of a call, and its layer.
+CallKey = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
 class RuleTrial:
-    """What one forward pass of one sample, twice in a batch, showed: why a model cannot run under a method's rules
-    (None if it can), and whether samples of a batch stay apart under them."""
+    """Result of one forward pass under the rules of a method, with one sample twice in a batch.
+
+    Attributes:
+        unsupported_reason: Why the model cannot run under the rules; None if it can.
+        is_batch_safe: Whether samples of a batch stay separate under the rules.
+    """
 
     unsupported_reason: str | None
     is_batch_safe: bool
 
 
-def find_rules_unsupported_reason(
-    recorder: Recorder, adapter: ModelAdapter, sample: Sample, method: Method
-) -> str | None:
-    return get_rule_trial(recorder, adapter, sample, method).unsupported_reason
+class ModifiedBackwardStrategy(PassStrategy):
+    """Methods that modify the backward pass by propagation rules."""
+
+    pass_type = PassType.MODIFIED_BACKWARD
+
+    def find_unsupported_reason(self, capabilities: "ModelCapabilities", method: Method) -> str | None:
+        """Return why the model cannot run under the rules of a method."""
+        return _get_rule_trial(capabilities, method).unsupported_reason
+
+    def is_batch_safe(self, capabilities: "ModelCapabilities", method: Method) -> bool:
+        """Whether samples of a batch stay separate under the rules of a method."""
+        return _get_rule_trial(capabilities, method).is_batch_safe
+
+    def count_passes(self, context: PassContext, method_runs: Sequence[MethodRun]) -> list[PassCount]:
+        """One pass for each set of rules, and an ordinary one if a method compares with it."""
+        num_samples = context.batch.num_samples
+        counts = [
+            PassCount(rule_set.name, 1, 1, num_samples, _unite_requirements(rule_runs))
+            for rule_set, rule_runs in _group_by_rule_set(method_runs).items()
+        ]
+        comparing = [run for run in method_runs if _get_rule_method(run).needs_standard_gradient]
+        if comparing:
+            counts.append(PassCount("ordinary gradients", 1, 1, num_samples, _unite_requirements(comparing)))
+        return counts
+
+    def run(
+        self, context: PassContext, method_runs: Sequence[MethodRun], clean_pass: CleanPass | None
+    ) -> list[MethodResult]:
+        """Run one pass for each set of rules, then the ordinary one."""
+        tapes: dict[RuleSet, Tape] = {}
+        values: dict[RuleSet, TargetValues] = {}
+        relevance: dict[tuple[RuleSet, CallKey], Float[Tensor, "batch head query key"]] = {}
+        groups = _group_by_rule_set(method_runs)
+        for rule_set, rule_runs in groups.items():
+            tapes[rule_set], values[rule_set] = _run_under_rules(context, rule_set, rule_runs, relevance)
+        comparing = [run for run in method_runs if _get_rule_method(run).needs_standard_gradient]
+        if comparing:
+            _run_ordinary_pass(context, comparing, list(groups), relevance)
+        dtype = context.batch.compute_dtype
+        results = []
+        for method_run in method_runs:
+            rule_set = _get_rule_method(method_run).rule_set
+            scores_by_stream = method_run.compute_scores(tapes[rule_set])
+            cast_scores = {
+                stream: replace(scores, scores=scores.scores.to(dtype)) for stream, scores in scores_by_stream.items()
+            }
+            results.append(MethodResult(cast_scores, values[rule_set]))
+        return results
 
 
-def get_rule_trial(recorder: Recorder, adapter: ModelAdapter, sample: Sample, method: Method) -> RuleTrial:
-    """Made once for each method and choice of rules.
+def _get_rule_method(method_run: MethodRun) -> ModifiedBackwardMixin:
+    return cast(ModifiedBackwardMixin, method_run.any_instance)
+
+
+def _group_by_rule_set(method_runs: Sequence[MethodRun]) -> dict[RuleSet, list[MethodRun]]:
+    groups: dict[RuleSet, list[MethodRun]] = {}
+    for method_run in method_runs:
+        groups.setdefault(_get_rule_method(method_run).rule_set, []).append(method_run)
+    return groups
+
+
+def _unite_requirements(method_runs: Sequence[MethodRun]) -> Requirements:
+    return frozenset().union(*(method_run.requires for method_run in method_runs))
+
+
+def _get_call_key(call: AttentionCall) -> CallKey:
+    return call.query_stream, call.key_stream, call.layer
+
+
+def _run_under_rules(
+    context: PassContext,
+    rule_set: RuleSet,
+    method_runs: Sequence[MethodRun],
+    relevance: dict[tuple[RuleSet, CallKey], Tensor],
+) -> tuple[Tape, TargetValues]:
+    """Run the pass of one set of rules.
+
+    Args:
+        context: The batch, and how to run it.
+        rule_set: The rules.
+        method_runs: The methods with these rules.
+        relevance: Receives the relevance of each call, for methods that also need the ordinary gradient.
+    """
+    batch = context.batch
+    direct_runs = [run for run in method_runs if not _get_rule_method(run).needs_standard_gradient]
+
+    def on_call(call: AttentionCall) -> None:
+        if len(direct_runs) < len(method_runs) and call.attention_gradient is not None:
+            relevance[rule_set, _get_call_key(call)] = call.attention_gradient
+        for method_run in direct_runs:
+            method_run.process_call(replace(call, relevance=call.attention_gradient, attention_gradient=None))
+
+    target_function = TargetFunction(
+        batch,
+        scoring_context=partial(RuleMode, rule_set, batch.num_samples),
+        before_backward=_check_nonzero_start if rule_set.conserves_sum else None,
+    )
+    with _named_unsupported_errors(method_runs, batch):
+        recorder = _recorder_under_rules(context.recorder, rule_set, batch)
+        tape = batch.to_unit_vectors(_run_pass(context, recorder, method_runs, target_function, on_call))
+        _check_output_unchanged(context, rule_set, target_function.result)
+    return tape, target_function.result
+
+
+def _run_ordinary_pass(
+    context: PassContext,
+    method_runs: Sequence[MethodRun],
+    rule_sets: Sequence[RuleSet],
+    relevance: dict[tuple[RuleSet, CallKey], Tensor],
+) -> None:
+    """Run the ordinary pass, and hand its calls to methods with the relevance that they had under the rules."""
+
+    def on_call(call: AttentionCall) -> None:
+        for method_run in method_runs:
+            if method_run.needs_call(call):
+                call_relevance = relevance[_get_rule_method(method_run).rule_set, _get_call_key(call)]
+                method_run.process_call(replace(call, relevance=call_relevance))
+        for rule_set in rule_sets:
+            relevance.pop((rule_set, _get_call_key(call)), None)
+
+    needs_float64 = any(_get_rule_method(method_run).rule_set.needs_float64 for method_run in method_runs)
+    make_mode = Float64Mode if needs_float64 else nullcontext
+    recorder = context.recorder.under_mode(make_mode, _choose_leaf_dtype(needs_float64, context.batch))
+    _run_pass(context, recorder, method_runs, TargetFunction(context.batch, copies_to_cpu=False), on_call)
+
+
+def _run_pass(
+    context: PassContext,
+    recorder: Recorder,
+    method_runs: Sequence[MethodRun],
+    target_function: TargetFunction,
+    on_call: Callable[[AttentionCall], None],
+) -> Tape:
+    """Run one recorded pass that materialises attention."""
+    batch = context.batch
+    call_indices = [
+        i
+        for i, site in enumerate(context.self_test.call_sites)
+        if any(method_run.needs_call(site) for method_run in method_runs)
+    ]
+    return recorder.run(
+        batch.model_inputs,
+        target_function,
+        _unite_requirements(method_runs),
+        lambda call: on_call(call.to(batch.adapter.device, batch.compute_dtype)),
+        leaves=batch.leaves,
+        call_indices=call_indices,
+        head_rows=batch.head_rows,
+    )
+
+
+def _recorder_under_rules(recorder: Recorder, rule_set: RuleSet, batch: TargetBatch) -> Recorder:
+    """A recorder of the same model whose passes are differentiated by these rules."""
+    make_mode = partial(apply_rules, recorder.model, rule_set, batch.num_samples)
+    return recorder.under_mode(make_mode, _choose_leaf_dtype(rule_set.needs_float64, batch))
+
+
+def _choose_leaf_dtype(needs_float64: bool, batch: TargetBatch) -> torch.dtype | None:
+    """Float64 where rules need it and the device has it; None for the model's own dtype."""
+    return FLOAT64 if needs_float64 and supports_float64(batch.adapter.device) else None
+
+
+def _get_rule_trial(capabilities: "ModelCapabilities", method: Method) -> RuleTrial:
+    """Return the trial of a method with its choice of rules, run once.
 
     Raises:
-        RuntimeError: What torch or the model raised, where it does not come from the rules. It is not remembered: the
-            next call tries again.
+        RuntimeError: An error of torch or the model that does not come from the rules. It is not remembered: the next
+            call tries again.
     """
-    known, key = _rule_trials.setdefault(recorder, {}), (method.name, method.get_option("rules"))
-    if key not in known:
-        assert recorder.self_test is not None
-        plan = TargetBatch(adapter, [sample, sample], [[Target(lambda output: output)]] * 2)
-        family = _get_rule_method(MethodRun(method, plan, recorder.self_test)).rule_set.make_probe_variant()
-        why_not = None
+    key = (method.name, method.get_option("rules"))
+    if key not in capabilities.rule_trials:
+        try:
+            capabilities.rule_trials[key] = _run_rule_trial(capabilities, method)
+        except UnmergeableAdapterError as error:  # not remembered: the adapter may be merged or removed
+            return RuleTrial(f"in {capabilities.adapter.model_class_name}, {error}", True)
+    return capabilities.rule_trials[key]
 
-        def run_under_rules() -> None:
-            with translate_inplace_errors():
-                _recorder_under_rules(recorder, family, plan).forward(plan.model_inputs, frozenset(), plan.leaves)
 
-        with (
-            recorder.session.running(with_gradients=True),
-            parameters_requiring_grad(recorder.grad_parameters),
-        ):
-            try:
-                run_under_rules()
-            except UnmergeableAdapterError as problem:
-                return RuleTrial(f"in {adapter.model_class_name}, {problem}", family.is_batch_safe)
-            except MissingRuleError as problem:
-                why_not = f"in {adapter.model_class_name}, {problem}"
-            except RuntimeError as problem:
-                plainly = partial(recorder.forward, plan.model_inputs, frozenset(), plan.leaves)
-                if not _comes_from_rules(problem, plainly, run_under_rules):
-                    raise
-                why_not = (
-                    f"{adapter.model_class_name} does not run under {family.name}{_format_failure(problem, family)}"
-                )
-        if family.needs_float64 and adapter.dtype == torch.float16 and not supports_float64(adapter.device):
-            why_not = (
-                f"{family.name} divides by numbers that float16 cannot represent: load the model with dtype='float32'"
-            )
-        known[key] = RuleTrial(why_not, family.is_batch_safe)
-    return known[key]
+def _run_rule_trial(capabilities: "ModelCapabilities", method: Method) -> RuleTrial:
+    """Run the model once under the rules of a method."""
+    adapter = capabilities.adapter
+    recorder = capabilities.recorder
+    assert recorder.self_test is not None
+    batch = TargetBatch(adapter, [capabilities.test_sample] * 2, [[Target(lambda output: output)]] * 2)
+    rule_set = _get_rule_method(MethodRun(method, batch, recorder.self_test)).rule_set.make_probe_variant()
+    reason = None
+
+    def run_under_rules() -> None:
+        with translate_inplace_errors():
+            recorder_under_rules = _recorder_under_rules(recorder, rule_set, batch)
+            recorder_under_rules.forward(batch.model_inputs, frozenset(), batch.leaves)
+
+    with recorder.session.running(with_gradients=True), parameters_requiring_grad(recorder.grad_parameters):
+        try:
+            run_under_rules()
+        except UnmergeableAdapterError:
+            raise
+        except MissingRuleError as error:
+            reason = f"in {adapter.model_class_name}, {error}"
+        except RuntimeError as error:
+            run_plainly = partial(recorder.forward, batch.model_inputs, frozenset(), batch.leaves)
+            if not _comes_from_rules(error, run_plainly, run_under_rules):
+                raise
+            where = ", whose passes are in float64" if rule_set.needs_float64 else ""
+            reason = f"{adapter.model_class_name} does not run under {rule_set.name}{where}: {_describe_error(error)}"
+    if rule_set.needs_float64 and adapter.dtype == torch.float16 and not supports_float64(adapter.device):
+        reason = (
+            f"{rule_set.name} divides by numbers that float16 cannot represent: load the model with dtype='float32'"
+        )
+    return RuleTrial(reason, rule_set.is_batch_safe)
 
 
 def _comes_from_rules(
-    problem: RuntimeError, run_plainly: Callable[[], object], run_under_rules: Callable[[], object]
+    error: RuntimeError, run_plainly: Callable[[], object], run_under_rules: Callable[[], object]
 ) -> bool:
     """Whether the model runs without the rules, and fails under them in the same way once more.
 
     Args:
-        problem: What the first pass under the rules raised.
+        error: The error of the first pass under the rules.
         run_plainly: Makes the same pass without the rules.
         run_under_rules: Makes the pass under the rules again.
     """
-    if is_machine_failure(problem):
+    if is_machine_failure(error):
         return False
     try:
         run_plainly()
@@ -173,72 +290,23 @@ def _comes_from_rules(
         return False
     try:
         run_under_rules()
-    except RuntimeError as again:
-        return _described(again) == _described(problem)
+    except RuntimeError as second_error:
+        return _describe_error(second_error) == _describe_error(error)
     return False
 
 
-def _format_failure(problem: RuntimeError, family: RuleSet) -> str:
-    """What went wrong, in torch's own words: float64 may be the cause or not."""
-    return f"{', whose passes are in float64' if family.needs_float64 else ''}: {_described(problem)}"
-
-
-def _described(problem: RuntimeError) -> str:
+def _describe_error(error: RuntimeError) -> str:
     """The class of an error, and the first line of its message."""
-    return f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]}"
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
-def _get_rule_method(reading: MethodRun) -> ModifiedBackwardMixin:
-    return cast(ModifiedBackwardMixin, reading.any_instance)
-
-
-def _get_call_key(call: AttentionCall) -> tuple[str, str, int]:
-    return call.query_stream, call.key_stream, call.layer
-
-
-def _recorder_under_rules(recorder: Recorder, family: RuleSet, plan: TargetBatch) -> Recorder:
-    """The same recorder, whose passes are differentiated by these rules."""
-    return _recorder_with_scope(
-        recorder, plan, family.needs_float64, partial(apply_rules, recorder.model, family, plan.num_samples)
-    )
-
-
-def _recorder_with_scope(
-    recorder: Recorder, plan: TargetBatch, wide: bool, inner: Callable[[], AbstractContextManager[object]]
-) -> Recorder:
-    """The same recorder, whose passes run inside `inner`, too, in float64 where they are wide."""
-    scoped = copy(recorder)
-    if wide and supports_float64(plan.adapter.device):
-        scoped.leaf_dtype = FLOAT64
-
-    @contextmanager
-    def scope() -> Iterator[None]:
-        with recorder.scope(), inner():
-            yield
-
-    scoped.scope = scope
-    return scoped
-
-
-@contextmanager
-def _target_under_rules(plan: TargetBatch, family: RuleSet) -> Iterator[None]:
-    """Scores that are products of what the model puts out (a cosine) are made by these rules, too, and what relevance
-    starts with must be something where rules keep its sum."""
-    plan.scoring_context = partial(RuleMode, family, plan.num_samples)
-    plan.before_backward = _check_nonzero_start if family.conserves_sum else None
-    try:
-        yield
-    finally:
-        plan.scoring_context, plan.before_backward = nullcontext, None
-
-
-def _check_nonzero_start(numbers: Float[Tensor, "target batch"], scores: Tensor) -> None:
-    """Target by target: added up, one that starts with nothing would hide behind the others."""
+def _check_nonzero_start(values: Float[Tensor, "target batch"], scores: Tensor) -> None:
+    """Check that the relevance of each target starts with a nonzero sum; in a total, one could hide behind others."""
     if not scores.requires_grad:
         return
-    empty = [place for place, number in enumerate(numbers) if _relevance_sums_to_zero(number, scores)]
+    empty = [i for i, target_values in enumerate(values) if _relevance_sums_to_zero(target_values, scores)]
     if empty:
-        several = f" (of {len(numbers)} targets, those at {', '.join(map(str, empty))})" if len(numbers) > 1 else ""
+        several = f" (of {len(values)} targets, those at {', '.join(map(str, empty))})" if len(values) > 1 else ""
         raise MissingRuleError(
             f"the target{several} subtracts some classes from another (as a contrast, a probability and log-odds do), "
             "so its relevance starts with a sum of zero. These rules conserve that sum, and only rounding errors "
@@ -246,68 +314,46 @@ def _check_nonzero_start(numbers: Float[Tensor, "target batch"], scores: Tensor)
         )
 
 
-def _relevance_sums_to_zero(number: Float[Tensor, " batch"], scores: Tensor) -> bool:
-    (start,) = torch.autograd.grad(number.sum(), scores, retain_graph=True, allow_unused=True)
+def _relevance_sums_to_zero(values: Float[Tensor, " batch"], scores: Tensor) -> bool:
+    """Whether the initial relevance of a sample has nonzero terms whose sum is zero."""
+    (start,) = torch.autograd.grad(values.sum(), scores, retain_graph=True, allow_unused=True)
     if start is None:
         return False
-    parts = start.reshape(len(scores), -1)
-    return bool(((parts.sum(1).abs() <= ZERO_RELEVANCE_TOLERANCE * parts.abs().sum(1)) & parts.any(1)).any())
+    terms = start.reshape(len(scores), -1)
+    sums_to_zero = terms.sum(1).abs() <= ZERO_RELEVANCE_TOLERANCE * terms.abs().sum(1)
+    return bool((sums_to_zero & terms.any(1)).any())
 
 
-def _run_pass(
-    recorder: Recorder,
-    plan: TargetBatch,
-    readings: Sequence[MethodRun],
-    tested: SelfTest,
-    visit: Callable[[AttentionCall], None],
-) -> Tape:
-    asks: Requirements = frozenset().union(*(reading.requires for reading in readings))
-    places = [
-        i
-        for i, place in enumerate(tested.call_sites)
-        if any(reading.needs_layer(place.query_stream, place.key_stream, place.layer) for reading in readings)
-    ]
-    device = plan.adapter.device
-    return recorder.run(
-        plan.model_inputs,
-        plan.compute_target,
-        asks,
-        lambda call: visit(call.to(device, plan.compute_dtype)),
-        leaves=plan.leaves,
-        call_indices=places,
-        head_rows=plan.head_rows,
-    )
-
-
-def _check_output_unchanged(recorder: Recorder, plan: TargetBatch, family: RuleSet) -> None:
-    """The first time: the rules change how a pass is differentiated, and must not change what it computes."""
-    if family in _verified_rule_sets.setdefault(recorder, set()):
+def _check_output_unchanged(context: PassContext, rule_set: RuleSet, values: TargetValues) -> None:
+    """Check, once per model, that the rules change how a pass is differentiated, and not what it computes."""
+    if rule_set in context.capabilities.verified_rule_sets:
         return
-    ruled = plan.target_values.flatten()
-    real = recorder.run(plan.model_inputs, plan.compute_target, (), leaves=plan.leaves).value
+    batch = context.batch
+    real = context.recorder.run(batch.model_inputs, batch.compute_target, (), leaves=batch.leaves).value
     assert real is not None
-    scores = plan.class_scores.abs().max().item() if isinstance(plan.class_scores, Tensor) else 0.0
-    # a number near zero differs by the rounding of those that it is made of, which are larger
-    gap = float((ruled - real.flatten()).abs().max()) / max(float(real.abs().max()), scores, MIN_OUTPUT_SCALE)
-    if not gap <= _get_tolerance(plan.adapter, family):
-        raise MissingRuleError(f"its output changes by {gap:.1e} (relative) under {family.name}")
-    _verified_rule_sets[recorder].add(family)
+    largest_score = 0.0 if values.class_scores is None else values.class_scores.abs().max().item()
+    # a value near zero differs by the rounding of the scores that it is computed from, which are larger
+    scale = max(float(real.abs().max()), largest_score, MIN_OUTPUT_SCALE)
+    gap = float((values.values.flatten() - real.flatten()).abs().max()) / scale
+    if not gap <= _get_tolerance(batch.adapter, rule_set):
+        raise MissingRuleError(f"its output changes by {gap:.1e} (relative) under {rule_set.name}")
+    context.capabilities.verified_rule_sets.add(rule_set)
 
 
-def _get_tolerance(subject: ModelAdapter, family: RuleSet) -> float:
-    """Torch may compute float32 on a GPU in TF32 (convolutions by default), which keeps as many bits as float16."""
-    shortened = family.needs_float64 and subject.dtype == torch.float32 and subject.device.type == "cuda"
-    return RELATIVE_TOLERANCE_BY_DTYPE.get(torch.float16 if shortened else subject.dtype, 1e-4)
+def _get_tolerance(adapter: ModelAdapter, rule_set: RuleSet) -> float:
+    """The accepted difference; on a GPU, torch may compute float32 in TF32, which keeps as many bits as float16."""
+    may_use_tf32 = rule_set.needs_float64 and adapter.dtype == torch.float32 and adapter.device.type == "cuda"
+    return RELATIVE_TOLERANCE_BY_DTYPE.get(torch.float16 if may_use_tf32 else adapter.dtype, 1e-4)
 
 
 @contextmanager
-def _named_unsupported_errors(readings: Sequence[MethodRun], plan: TargetBatch) -> Iterator[None]:
-    """Say for whom an operation has no rule, or changes in place what a rule needs afterwards."""
-    subject, name = plan.adapter, readings[0].method.name
+def _named_unsupported_errors(method_runs: Sequence[MethodRun], batch: TargetBatch) -> Iterator[None]:
+    """Name the method and the model in errors about operations without a rule, or that change inputs in place."""
+    adapter = batch.adapter
     try:
         with translate_inplace_errors():
             yield
-    except MissingRuleError as problem:
+    except MissingRuleError as error:
         raise UnsupportedError(
-            f"{name} cannot explain {subject.name}: in {subject.model_class_name}, {problem}"
+            f"{method_runs[0].method.name} cannot explain {adapter.name}: in {adapter.model_class_name}, {error}"
         ) from None

@@ -1,4 +1,4 @@
-"""What goes into the norms of each layer: where some authors' code reads vectors that a tape does not hold."""
+"""Inputs of the norms of each layer, which some authors' code reads and a tape does not hold."""
 
 import threading
 from collections.abc import Callable
@@ -6,57 +6,65 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from clearhead.capture.checks.self_test import SelfTest
-from clearhead.capture.recorder import Recorder
 from clearhead.capture.session import remove_hooks_on_exit
-from clearhead.engine.target_batch import TargetBatch
+from clearhead.engine.passes.base import PassContext
 from clearhead.errors import UnsupportedError
 from clearhead.methods._path import NormInputs
 
 
-def capture_norm_inputs(
-    recorder: Recorder, batch: TargetBatch, self_test: SelfTest
-) -> dict[tuple[str, int], NormInputs]:
-    """By stream and layer, from one pass of its own."""
-    blocks, thread = recorder.session.topology.layer_of_module, threading.get_ident()
-    heard: dict[int, list[tuple[nn.Module, Tensor]]] = {}
+def capture_norm_inputs(context: PassContext) -> dict[tuple[str, int], NormInputs]:
+    """Capture the inputs of norms in one forward pass.
+
+    Returns:
+        The inputs by stream and layer.
+
+    Raises:
+        UnsupportedError: A layer does not have the two norms.
+    """
+    recorder = context.recorder
+    batch = context.batch
+    layer_of_module = recorder.session.topology.layer_of_module
+    thread_id = threading.get_ident()
+    calls_by_layer: dict[int, list[tuple[nn.Module, Tensor]]] = {}
     handles = []
 
-    def listen(block: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hear(norm: nn.Module, args: tuple[Any, ...]) -> None:
-            if threading.get_ident() == thread and args:
-                heard.setdefault(id(block), []).append((norm, args[0].detach()))
+    def make_hook(layer: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def capture(norm: nn.Module, args: tuple[Any, ...]) -> None:
+            if threading.get_ident() == thread_id and args:
+                calls_by_layer.setdefault(id(layer), []).append((norm, args[0].detach()))
 
-        return hear
+        return capture
 
-    places = [place for place in self_test.call_sites if place.query_stream == place.key_stream]
-    attentions = {place.module: recorder.model.get_submodule(place.module) for place in places}
-    for block in {id(blocks[id(module)]): blocks[id(module)] for module in attentions.values()}.values():
-        norms = [module for module in block.modules() if type(module).__name__.endswith("Norm")]
-        handles += [norm.register_forward_pre_hook(listen(block)) for norm in norms]
+    sites = [site for site in context.self_test.call_sites if site.query_stream == site.key_stream]
+    attention_modules = {site.module: recorder.model.get_submodule(site.module) for site in sites}
+    layers = {id(layer_of_module[id(module)]): layer_of_module[id(module)] for module in attention_modules.values()}
+    for layer in layers.values():
+        norms = [module for module in layer.modules() if type(module).__name__.endswith("Norm")]
+        handles += [norm.register_forward_pre_hook(make_hook(layer)) for norm in norms]
     with remove_hooks_on_exit(handles):
         recorder.run(batch.model_inputs, batch.compute_target, (), leaves=batch.leaves)
-    found = {}
-    for place in places:
-        attention = attentions[place.module]
-        runs = heard.get(id(blocks[id(attention)]), [])
-        if len(runs) < 2 or len({id(norm) for norm, _ in runs}) < len(runs):
+    norm_inputs = {}
+    for site in sites:
+        attention = attention_modules[site.module]
+        calls = calls_by_layer.get(id(layer_of_module[id(attention)]), [])
+        if len(calls) < 2 or len({id(norm) for norm, _ in calls}) < len(calls):
             raise UnsupportedError(
-                f"this setting needs the two norms of the layer of {place.module}, which were not found"
+                f"this setting needs the two norms of the layer of {site.module}, which were not found"
             )
-        found[place.query_stream, place.layer] = _build_norm_inputs(attention, runs, batch.targets_per_sample)
-    return found
+        norm_inputs[site.query_stream, site.layer] = _build_norm_inputs(attention, calls, batch.targets_per_sample)
+    return norm_inputs
 
 
-def _build_norm_inputs(attention: nn.Module, runs: list[tuple[nn.Module, Tensor]], steps: int) -> NormInputs:
-    (norm, first), (_, second) = runs[:2]
+def _build_norm_inputs(attention: nn.Module, calls: list[tuple[nn.Module, Tensor]], steps: int) -> NormInputs:
+    """Repeat the inputs of one layer for each target."""
+    (norm, first_input), (_, second_input) = calls[:2]
 
-    def late_values() -> Tensor:
+    def compute_values_after_attention() -> Tensor:
         project: Any = getattr(attention, "v_proj", None) or getattr(attention, "value", None)
         if project is None:
             raise UnsupportedError(
                 f"this setting needs a separate value projection, which {type(attention).__name__} does not have"
             )
-        return project(norm(second)).detach().repeat(steps, 1, 1)
+        return project(norm(second_input)).detach().repeat(steps, 1, 1)
 
-    return NormInputs(first.repeat(steps, 1, 1), late_values)
+    return NormInputs(first_input.repeat(steps, 1, 1), compute_values_after_attention)

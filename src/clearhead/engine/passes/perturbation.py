@@ -1,101 +1,131 @@
-"""The kind "values": methods that ask what the target is worth without some units.
+"""Perturbation-based methods: the value of the target with parts of the input masked.
 
-All games of a batch (every method, input and target) are played together, round by round: what they ask for in one
-round is evaluated in full batches of inputs of like length, and nothing is ever evaluated twice. The class that is
-explained is the one of the whole input.
+The coalition games of a batch (one for each method, input and target) are played together, round by round: the masked
+inputs that they request in one round are evaluated in full batches of similar lengths, and none is evaluated twice. The
+explained class is that of the whole input.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.adapters.base import ModelAdapter, Sample
-from clearhead.capture.checks.self_test import SelfTest
-from clearhead.capture.recorder import Recorder
+from clearhead.adapters.base import Sample
 from clearhead.engine.kv_prefix import KVPrefix, iter_prefix_chunks
-from clearhead.engine.memory_budget import limit_rows
+from clearhead.engine.memory_budget import limit_rows, start_budgeted_pass
+from clearhead.engine.method_run import MethodResult, MethodRun
+from clearhead.engine.passes.base import CleanPass, PassContext, PassCount, PassStrategy
 from clearhead.engine.passes.completeness import compute_completeness_gap
-from clearhead.engine.target_batch import MethodRun, TargetBatch
+from clearhead.engine.target_batch import TargetBatch, TargetValues
 from clearhead.errors import InputError
 from clearhead.methods._perturbation import CoalitionGame, CoalitionGenerator, PerturbationMethod, PlayerScores
 from clearhead.methods.base import Method, MethodScores
-from clearhead.perturbation.multi_stream import MaskablePlayers, make_players
-from clearhead.perturbation.multi_stream import find_masking_unsupported_reason as why_not_hidden
+from clearhead.methods.pass_type import PassType
+from clearhead.perturbation.multi_stream import MaskablePlayers, find_masking_unsupported_reason, make_players
 from clearhead.targets import Target
 
-#: At most so many inputs, and so many units, go through the model at a time.
-MAX_PERTURBED_INPUTS, MAX_PERTURBED_UNITS = 256, 2**14
+if TYPE_CHECKING:
+    from clearhead.engine.capabilities import ModelCapabilities
+
+#: Largest number of masked inputs of one pass.
+MAX_PERTURBED_INPUTS = 256
+#: Largest number of units of one pass.
+MAX_PERTURBED_UNITS = 2**14
 
 
-def run_perturbation_passes(
-    recorder: Recorder, batch: TargetBatch, method_runs: Sequence[MethodRun], self_test: SelfTest
-) -> list[dict[str, MethodScores]]:
-    with recorder.session.running():
-        recorder.run(batch.model_inputs, batch.compute_target, (), leaves=batch.leaves)  # what is predicted
-        worth = ValueFunction(batch, recorder)
-        games = [
-            _CoalitionRun(reading, batch, i) for reading in method_runs for i in range(len(batch.truncated_samples))
+class PerturbationStrategy(PassStrategy):
+    """Methods that mask parts of the input."""
+
+    pass_type = PassType.PERTURBATION
+    uses_clean_pass = True
+    supports_tiling = True  # attention is not captured
+
+    def find_unsupported_reason(self, capabilities: "ModelCapabilities", method: Method) -> str | None:
+        """Return why parts of this model's inputs cannot be masked."""
+        return find_masking_unsupported_reason(capabilities.adapter, capabilities.test_sample)
+
+    def count_passes(self, context: PassContext, method_runs: Sequence[MethodRun]) -> list[PassCount]:
+        """Masked inputs in full batches; how many exactly, the games decide round by round."""
+        batch = context.batch
+        num_inputs = sum(
+            method_run.method.cost.count_inputs(sum(map(len, sample.axes.values()))) - 1  # without the clean pass
+            for method_run in method_runs
+            for sample in batch.truncated_samples
+        )
+        rows = min(num_inputs, MAX_PERTURBED_INPUTS, max(1, MAX_PERTURBED_UNITS // batch.max_units))
+        return [PassCount("masked inputs", -(-num_inputs // rows), rows=rows, num_inputs=num_inputs, is_at_most=True)]
+
+    def run(
+        self, context: PassContext, method_runs: Sequence[MethodRun], clean_pass: CleanPass | None
+    ) -> list[MethodResult]:
+        """Play the games of all methods together."""
+        assert clean_pass is not None
+        batch = context.batch
+        with context.recorder.session.running():
+            value_function = ValueFunction(context, clean_pass.values)
+            games = [_CoalitionRun(method_run, batch, i) for method_run in method_runs for i in range(batch.num_rows)]
+            _run_coalitions(games, value_function)
+        games_by_method = [games[m * batch.num_rows : (m + 1) * batch.num_rows] for m in range(len(method_runs))]
+        return [
+            MethodResult(_build_scores(method_games, method_run, clean_pass.values), clean_pass.values)
+            for method_games, method_run in zip(games_by_method, method_runs, strict=True)
         ]
-        _run_coalitions(games, worth)
-    size = len(batch.truncated_samples)
-    return [_build_scores(games[m * size : (m + 1) * size], reading, batch) for m, reading in enumerate(method_runs)]
-
-
-def find_perturbation_unsupported_reason(
-    recorder: Recorder, adapter: ModelAdapter, sample: Sample, method: Method
-) -> str | None:
-    return why_not_hidden(adapter, sample)
 
 
 class _CoalitionRun:
-    """One method at work on one input with one target."""
+    """One method on one input with one target."""
 
-    def __init__(self, reading: MethodRun, plan: TargetBatch, i: int) -> None:
-        fold = next(iter(reading.per_stream.values()))  # the same for every stream: all of them play one game
-        assert isinstance(fold, PerturbationMethod)
-        self.target_index = i
+    def __init__(self, method_run: MethodRun, batch: TargetBatch, row: int) -> None:
+        instance = next(iter(method_run.per_stream.values()))  # the streams of an input play one game
+        assert isinstance(instance, PerturbationMethod)
+        self.row = row
         self.players = make_players(
-            plan.adapter, plan.truncated_samples[i], fold.unit, fold.replacement, fold.default_image_unit
+            batch.adapter,
+            batch.truncated_samples[row],
+            instance.unit,
+            instance.replacement,
+            instance.default_image_unit,
         )
-        own = CoalitionGame(
+        game = CoalitionGame(
             self.players.num_players,
-            fold.unit_context.seeds[i],
+            instance.unit_context.seeds[row],
             self.players.make_windows,
             self.players.build_hierarchy,
         )
-        self.coalitions: CoalitionGenerator = fold.iter_coalitions(own)
+        self.coalitions: CoalitionGenerator = instance.iter_coalitions(game)
         self.requested_coalitions: Bool[Tensor, "coalition player"] | None = next(self.coalitions)
         self.evaluated_keys: set[tuple[Any, ...]] = set()
         self.player_scores: PlayerScores
 
-    def receive(self, worth: Float[Tensor, "coalition"]) -> None:
+    def receive(self, values: Float[Tensor, "coalition"]) -> None:
+        """Hand the values of the requested coalitions to the method, which requests others or returns the scores."""
         try:
-            self.requested_coalitions = self.coalitions.send(worth)
-        except StopIteration as end:
-            self.requested_coalitions, self.player_scores = None, end.value
+            self.requested_coalitions = self.coalitions.send(values)
+        except StopIteration as stop:
+            self.requested_coalitions = None
+            self.player_scores = stop.value
 
 
-def _run_coalitions(games: Sequence[_CoalitionRun], worth: "ValueFunction") -> None:
-    """Round by round, until no game asks any more."""
+def _run_coalitions(games: Sequence[_CoalitionRun], value_function: "ValueFunction") -> None:
+    """Evaluate round by round, until no game requests any more coalitions."""
     while waiting := [game for game in games if game.requested_coalitions is not None]:
-        asked = [
-            worth.build_masked_inputs(game.target_index, game.players, game.requested_coalitions)
+        requests = [
+            value_function.build_masked_inputs(game.row, game.players, game.requested_coalitions)
             for game in waiting
             if game.requested_coalitions is not None
         ]
-        worth.evaluate(one for part in asked for one in part)
-        for game, part in zip(waiting, asked, strict=True):
-            game.evaluated_keys |= {one.key for one in part}
-            game.receive(worth.get_values(game.target_index, part))
+        value_function.evaluate(masked_input for request in requests for masked_input in request)
+        for game, request in zip(waiting, requests, strict=True):
+            game.evaluated_keys |= {masked_input.key for masked_input in request}
+            game.receive(value_function.get_values(game.row, request))
 
 
 @dataclass
 class _InputGroup:
-    """One input, and the targets that it is explained for: they share every pass."""
+    """One input with the targets that it is explained for, which share every pass."""
 
     sample: Sample
     targets: list[Target] = field(default_factory=list)
@@ -104,8 +134,8 @@ class _InputGroup:
     def batch_key(self) -> tuple[Any, ...]:
         """What inputs of one batch must have in common."""
         inputs = self.sample.inputs
-        pixels = tuple(getattr(inputs.get("pixel_values"), "shape", ()))
-        return (len(self.targets), pixels, tuple(sorted(inputs)), self.sample.batch_key)
+        pixel_shape = tuple(getattr(inputs.get("pixel_values"), "shape", ()))
+        return (len(self.targets), pixel_shape, tuple(sorted(inputs)), self.sample.batch_key)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -114,7 +144,7 @@ class _InputGroup:
 
 @dataclass(frozen=True)
 class _MaskedInput:
-    """One altered input."""
+    """One input with some players masked."""
 
     key: tuple[Any, ...]
     group: _InputGroup = field(compare=False)
@@ -124,134 +154,151 @@ class _MaskedInput:
 
 
 class ValueFunction:
-    """What the targets are worth with some units alone: a table that is filled in full batches."""
+    """The value of each target for masked inputs: a cache that is filled in full batches.
 
-    def __init__(self, batch: TargetBatch, recorder: Recorder) -> None:
+    Args:
+        context: The batch, and how to run it.
+        values: The values of the targets for the whole input.
+    """
+
+    def __init__(self, context: PassContext, values: TargetValues) -> None:
+        batch = context.batch
         self.adapter = batch.adapter
-        rows = [None] * len(batch.targets) if batch.class_scores is None else list(batch.class_scores)
         self.groups: dict[Any, _InputGroup] = {}
-        self.group_of_target: list[tuple[Any, int]] = []  # the group of each target, and its place there
-        for sample, target, row in zip(batch.truncated_samples, batch.targets, rows, strict=True):
+        self.group_of_row: list[tuple[Any, int]] = []  # the group of each row, and the index of its target there
+        for i, (sample, target) in enumerate(zip(batch.truncated_samples, batch.targets, strict=True)):
             key = _get_input_key(sample)
             group = self.groups.setdefault(key, _InputGroup(sample))
-            wanted = target if row is None else target.with_fixed_classes(row, batch.adapter)
-            if wanted not in group.targets:
-                group.targets.append(wanted)
-            self.group_of_target.append((key, group.targets.index(wanted)))
+            if values.class_scores is not None:
+                target = target.with_fixed_classes(values.class_scores[i], batch.adapter)
+            if target not in group.targets:
+                group.targets.append(target)
+            self.group_of_row.append((key, group.targets.index(target)))
         self.cache: dict[tuple[Any, ...], list[float]] = {}
         self.prefixes = {
-            key: KVPrefix(recorder, batch.adapter, group.sample, group.targets) for key, group in self.groups.items()
+            key: KVPrefix(context.capabilities, group.sample, group.targets) for key, group in self.groups.items()
         }
 
     def build_masked_inputs(
-        self, target_index: int, players: MaskablePlayers, keep: Bool[Tensor, "coalition player"]
+        self, row: int, players: MaskablePlayers, keep: Bool[Tensor, "coalition player"]
     ) -> list[_MaskedInput]:
-        group = self.group_of_target[target_index][0]
-        pairs = zip(players.compute_mask_keys(keep), keep, players.count_units(keep), strict=True)
+        """Describe the masked input of each coalition."""
+        group_key = self.group_of_row[row][0]
+        coalitions = zip(players.compute_mask_keys(keep), keep, players.count_units(keep), strict=True)
         return [
-            _MaskedInput((group, *players.cache_key, code), self.groups[group], players, row, n)
-            for code, row, n in pairs
+            _MaskedInput((group_key, *players.cache_key, mask_key), self.groups[group_key], players, kept, length)
+            for mask_key, kept, length in coalitions
         ]
 
     def evaluate(self, masked_inputs: Iterable[_MaskedInput]) -> None:
-        """Evaluate what is not known yet."""
-        new = list({one.key: one for one in masked_inputs if one.key not in self.cache}.values())
+        """Evaluate the masked inputs that are not in the cache."""
+        new = list({item.key: item for item in masked_inputs if item.key not in self.cache}.values())
         for key, prefix in self.prefixes.items():
-            if prefix.is_enabled and (own := [one for one in new if one.key[0] == key]):
-                self._evaluate_with_prefix(prefix, own)
-        for batch in self._iter_batches([one for one in new if one.key not in self.cache]):
+            if prefix.is_enabled and (group_inputs := [item for item in new if item.key[0] == key]):
+                self._evaluate_with_prefix(prefix, group_inputs)
+        for batch in self._iter_batches([item for item in new if item.key not in self.cache]):
             self._store_values(batch, self._compute_values(batch))
 
-    def _evaluate_with_prefix(self, prefix: KVPrefix, asked: Sequence[_MaskedInput]) -> None:
-        """Altered inputs of a decoder, the words before the first change run once for all of them."""
-        samples = [one.players.keep_only(one.keep) for one in asked]
+    def _evaluate_with_prefix(self, prefix: KVPrefix, masked_inputs: Sequence[_MaskedInput]) -> None:
+        """Evaluate masked inputs of a decoder; the tokens before the first change are computed once."""
+        samples = [item.players.keep_only(item.keep) for item in masked_inputs]
         starts = [prefix.find_common_length(sample) for sample in samples]
-        for places, start in iter_prefix_chunks(
-            starts, [one.length for one in asked], MAX_PERTURBED_INPUTS, MAX_PERTURBED_UNITS
-        ):
-            values = prefix.compute_values([samples[place] for place in places], start)
-            self._store_values([asked[place] for place in places], values)
+        lengths = [item.length for item in masked_inputs]
+        for indices, start in iter_prefix_chunks(starts, lengths, MAX_PERTURBED_INPUTS, MAX_PERTURBED_UNITS):
+            start_budgeted_pass(len(indices) * len(prefix.targets))
+            values = prefix.compute_values([samples[i] for i in indices], start)
+            self._store_values([masked_inputs[i] for i in indices], values)
 
     def _store_values(self, batch: Sequence[_MaskedInput], values: Float[Tensor, "input target"]) -> None:
         if not values.isfinite().all():
-            # Padding that sees nothing is NaN in some models, and makes NaN of what looks at it.
-            for i, one in enumerate(batch):
-                values[i] = self._compute_values([one])[0]
+            # In some models, padding that attends to nothing is NaN, and so is what attends to it.
+            for i, masked_input in enumerate(batch):
+                values[i] = self._compute_values([masked_input])[0]
         if not values.isfinite().all():
             raise InputError(
                 f"the target is not finite when units are removed (replacement={batch[0].players.replacement}): choose "
                 "another target, or another replacement"
             )
-        self.cache |= {one.key: own for one, own in zip(batch, values.tolist(), strict=True)}
+        self.cache |= {item.key: row for item, row in zip(batch, values.tolist(), strict=True)}
 
-    def _compute_values(self, batch: Sequence[_MaskedInput]) -> Float[Tensor, "input target"]:
-        samples = [one.players.keep_only(one.keep) for one in batch]
-        plan = TargetBatch(self.adapter, samples, [one.group.targets for one in batch])
-        values = plan.compute_target(self.adapter.session.forward(plan.model_inputs)).detach().double().cpu()
-        return values.reshape(plan.targets_per_sample, len(batch)).mT.clone()
+    def _compute_values(self, masked_inputs: Sequence[_MaskedInput]) -> Float[Tensor, "input target"]:
+        """Run one pass."""
+        samples = [item.players.keep_only(item.keep) for item in masked_inputs]
+        batch = TargetBatch(self.adapter, samples, [item.group.targets for item in masked_inputs])
+        start_budgeted_pass(batch.num_rows)
+        return batch.compute_values_by_sample(self.adapter.session.forward(batch.model_inputs))
 
-    def _iter_batches(self, asked: Iterable[_MaskedInput]) -> Iterator[list[_MaskedInput]]:
-        """Inputs of like length together; apart what cannot share a batch."""
+    def _iter_batches(self, masked_inputs: Iterable[_MaskedInput]) -> Iterator[list[_MaskedInput]]:
+        """Group masked inputs into batches of similar lengths, and separate those that cannot share a batch."""
         # a model without a padding token cannot tell the end of the shorter ones
         config: Any = getattr(self.adapter.model, "config", None)
-        read = config.get_text_config() if hasattr(config, "get_text_config") else config
-        exact = self.adapter.positions_depend_on_batch_length or getattr(read, "pad_token_id", None) is None
+        text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        has_no_padding = getattr(text_config, "pad_token_id", None) is None
+        needs_equal_lengths = self.adapter.positions_depend_on_batch_length or has_no_padding
 
-        def alike(one: _MaskedInput) -> tuple[Any, ...]:
-            return (*one.group.batch_key, (*one.group.lengths, one.length) if exact else ())
+        def get_batch_key(item: _MaskedInput) -> tuple[Any, ...]:
+            return (*item.group.batch_key, (*item.group.lengths, item.length) if needs_equal_lengths else ())
 
         batch: list[_MaskedInput] = []
-        for one in sorted(asked, key=lambda one: (alike(one), one.length)):
-            full = (
+        for item in sorted(masked_inputs, key=lambda item: (get_batch_key(item), item.length)):
+            is_full = (
                 len(batch) >= limit_rows(MAX_PERTURBED_INPUTS, remeasure=True)
-                or (len(batch) + 1) * one.length > MAX_PERTURBED_UNITS
+                or (len(batch) + 1) * item.length > MAX_PERTURBED_UNITS
             )
-            if batch and (full or alike(one) != alike(batch[0])):
+            if batch and (is_full or get_batch_key(item) != get_batch_key(batch[0])):
                 yield batch
                 batch = []
-            batch.append(one)
+            batch.append(item)
         if batch:
             yield batch
 
-    def get_values(self, target_index: int, masked_inputs: Sequence[_MaskedInput]) -> Float[Tensor, "coalition"]:
-        target = self.group_of_target[target_index][1]
-        return torch.tensor([self.cache[one.key][target] for one in masked_inputs], dtype=torch.float64)
+    def get_values(self, row: int, masked_inputs: Sequence[_MaskedInput]) -> Float[Tensor, "coalition"]:
+        """Return the values of a row's target for evaluated inputs."""
+        target_index = self.group_of_row[row][1]
+        return torch.tensor([self.cache[item.key][target_index] for item in masked_inputs], dtype=torch.float64)
 
 
 def _get_input_key(sample: Sample) -> Any:
-    """What tells inputs apart: the same one given twice is one. A sample that knows more than its inputs is itself."""
+    """A key that equal inputs share. A sample that holds more than its inputs is its own key."""
     if type(sample) is not Sample:
         return id(sample)
     return (sample.derive_seed(0), *(units.texts for axis in sample.axes.values() for units in axis.unit_groups))
 
 
-def _build_scores(games: Sequence[_CoalitionRun], reading: MethodRun, plan: TargetBatch) -> dict[str, MethodScores]:
-    """The scores along each axis; what was measured is about all of them together."""
+def _build_scores(
+    games: Sequence[_CoalitionRun], method_run: MethodRun, values: TargetValues
+) -> dict[str, MethodScores]:
+    """Build the scores of each stream; diagnostics concern all streams together."""
     scores = {
-        stream: torch.zeros(fold.unit_context.valid_mask.shape).double() for stream, fold in reading.per_stream.items()
+        stream: torch.zeros(instance.unit_context.valid_mask.shape).double()
+        for stream, instance in method_run.per_stream.items()
     }
-    checks: dict[str, list[float]] = {"evaluations": [len(game.evaluated_keys) for game in games]}
+    diagnostics: dict[str, list[float]] = {"evaluations": [len(game.evaluated_keys) for game in games]}
     for game in games:
-        shares = game.player_scores
-        for stream, own in game.players.spread_by_axis(shares.scores, shares.fixed_leaf_scores).items():
-            scores[stream][game.target_index, : len(own)] = own
-        for name, value in (shares.diagnostics or {}).items():
-            checks.setdefault(name, []).append(value)
-    bases = [game.player_scores.base_value for game in games if game.player_scores.base_value is not None]
-    base, adds_up = torch.tensor(bases, dtype=torch.float64), len(bases) == len(games)
-    if adds_up:
-        added = torch.stack([part.sum(1) for part in scores.values()]).sum(0)
-        missed = base + added - plan.target_values.double().cpu()
-        checks["completeness_gap"] = compute_completeness_gap(missed, scores.values()).tolist()
-    return {
-        stream: MethodScores(
-            part[:, None].to(reading.per_stream[stream].unit_context.readout),
-            base_value=base.to(reading.per_stream[stream].unit_context.readout) if adds_up else None,
-            diagnostics={name: torch.tensor(values, dtype=torch.float64) for name, values in checks.items()},
-            resolved_options={
-                "replacement": [game.players.replacement for game in games],
-                "players": [game.players.unit for game in games],
-            },
-        )
-        for stream, part in scores.items()
+        player_scores = game.player_scores
+        by_stream = game.players.spread_by_axis(player_scores.scores, player_scores.fixed_leaf_scores)
+        for stream, unit_scores in by_stream.items():
+            scores[stream][game.row, : len(unit_scores)] = unit_scores
+        for name, value in (player_scores.diagnostics or {}).items():
+            diagnostics.setdefault(name, []).append(value)
+    base_values = [game.player_scores.base_value for game in games if game.player_scores.base_value is not None]
+    base_value = torch.tensor(base_values, dtype=torch.float64)
+    is_complete = len(base_values) == len(games)
+    if is_complete:
+        total = torch.stack([stream_scores.sum(1) for stream_scores in scores.values()]).sum(0)
+        residual = base_value + total - values.values.double().cpu()
+        diagnostics["completeness_gap"] = compute_completeness_gap(residual, scores.values()).tolist()
+    resolved_options = {
+        "replacement": [game.players.replacement for game in games],
+        "players": [game.players.unit for game in games],
     }
+    results = {}
+    for stream, stream_scores in scores.items():
+        readout = method_run.per_stream[stream].unit_context.readout
+        results[stream] = MethodScores(
+            stream_scores[:, None].to(readout),
+            base_value=base_value.to(readout) if is_complete else None,
+            diagnostics={name: torch.tensor(figures, dtype=torch.float64) for name, figures in diagnostics.items()},
+            resolved_options=resolved_options,
+        )
+    return results

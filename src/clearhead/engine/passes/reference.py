@@ -1,146 +1,226 @@
-"""The kind "reference": a pass at the input, and one at each reference that is differentiated between the two.
+"""DeepLIFT: a traced pass at the input, and one at each reference input, compared operation by operation.
 
-The class explained is the one of the input itself. What several methods want to hold it against is run once.
+The explained class is that of the input itself. References that several methods need are run once.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from copy import copy
-from dataclasses import replace
-from typing import Any, cast
-from weakref import WeakKeyDictionary
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import ModelAdapter, Sample
 from clearhead.backward_rules.base import MissingRuleError, translate_inplace_errors
 from clearhead.backward_rules.paired_pass import DeepLiftMode, InputTraceMode, PairedMode, reject_custom_functions
 from clearhead.capture.checks.custom_attention import iter_float_tensors
-from clearhead.capture.checks.self_test import SelfTest
-from clearhead.capture.recorder import Recorder
 from clearhead.capture.tape import Tape, resolve_requirements
 from clearhead.engine.baselines import Baselines
+from clearhead.engine.memory_budget import start_budgeted_pass
+from clearhead.engine.method_run import MethodResult, MethodRun
+from clearhead.engine.passes.base import CleanPass, PassContext, PassCount, PassStrategy
 from clearhead.engine.passes.captum_deeplift import compute_captum_multipliers
 from clearhead.engine.passes.completeness import compute_completeness_gap
 from clearhead.engine.random_references import RandomReferences
-from clearhead.engine.target_batch import MethodRun, TargetBatch
+from clearhead.engine.target_batch import TargetBatch, TargetFunction, TargetValues
 from clearhead.errors import UnsupportedError
 from clearhead.methods._reference import MultiplierSource, ReferenceInput, ReferenceMethod, ReferenceResult
 from clearhead.methods.base import Method, MethodScores
+from clearhead.methods.pass_type import PassType
 from clearhead.targets import FixedClassTarget, Target
 
-#: Why DeepLIFT has no rule for the model of a recorder ("" where it has).
-_unsupported_reasons: "WeakKeyDictionary[Recorder, str]" = WeakKeyDictionary()
+if TYPE_CHECKING:
+    from clearhead.engine.capabilities import ModelCapabilities
+
+#: Largest accepted gap between the sum of the scores and its expected value, by whether the dtype has 16 bits.
+_MAX_INCOMPLETENESS = {True: 0.05, False: 1e-3}
 
 
-def run_reference_passes(
-    recorder: Recorder, batch: TargetBatch, method_runs: Sequence[MethodRun], self_test: SelfTest
-) -> list[dict[str, MethodScores]]:
-    """The input itself, then every reference that is wanted, then what the methods make of it."""
-    found: dict[int, dict[str, MethodScores]] = {}
-    for multipliers in dict.fromkeys(_get_reference_method(reading).multiplier_source for reading in method_runs):
-        own = [
-            (i, reading)
-            for i, reading in enumerate(method_runs)
-            if _get_reference_method(reading).multiplier_source == multipliers
-        ]
-        _run_references(recorder, batch, [reading for _, reading in own], multipliers)
-        found |= {i: _finish_with_gap(reading, batch) for i, reading in own}
-    return [found[i] for i in range(len(method_runs))]
+class ReferenceStrategy(PassStrategy):
+    """Methods that compare the input with reference inputs."""
+
+    pass_type = PassType.REFERENCE
+
+    def find_unsupported_reason(self, capabilities: "ModelCapabilities", method: Method) -> str | None:
+        """Return why DeepLIFT has no rule for this model, tried once on one sample; captum's code always runs."""
+        if method.get_option("captum"):
+            return None
+        if capabilities.reference_failure is None:
+            capabilities.reference_failure = _try_reference_pass(capabilities)
+        return capabilities.reference_failure or None
+
+    def count_passes(self, context: PassContext, method_runs: Sequence[MethodRun]) -> list[PassCount]:
+        """For each source of multipliers: a pass at the input, and one at each reference."""
+        num_samples = context.batch.num_samples
+        counts = []
+        for source, source_runs in _group_by_multiplier_source(method_runs).items():
+            num_references = len(_assign_references(source_runs))
+            if source == "captum":
+                purpose = f"{num_references} × {context.batch.targets_per_sample} references, by captum"
+                num_passes = num_references * context.batch.targets_per_sample
+                counts.append(PassCount("input", 1, rows=num_samples))
+                counts.append(PassCount(purpose, num_passes, num_passes, 2 * num_samples))
+            else:
+                counts.append(PassCount("traced input", 1, rows=num_samples))
+                counts.append(PassCount("references", num_references, num_references, num_samples))
+        return counts
+
+    def run(
+        self, context: PassContext, method_runs: Sequence[MethodRun], clean_pass: CleanPass | None
+    ) -> list[MethodResult]:
+        """Compare the input with all references of all methods."""
+        results: dict[int, MethodResult] = {}
+        for source, source_runs in _group_by_multiplier_source(method_runs).items():
+            values = _run_references(context, source_runs, source)
+            for method_run in source_runs:
+                results[id(method_run)] = MethodResult(_compute_scores(method_run, values), values)
+        return [results[id(method_run)] for method_run in method_runs]
+
+
+def _get_reference_methods(method_run: MethodRun) -> list[ReferenceMethod]:
+    return [instance for instance in method_run.per_stream.values() if isinstance(instance, ReferenceMethod)]
+
+
+def _get_reference_method(method_run: MethodRun) -> ReferenceMethod:
+    return cast(ReferenceMethod, method_run.any_instance)
+
+
+def _group_by_multiplier_source(method_runs: Sequence[MethodRun]) -> dict[MultiplierSource, list[MethodRun]]:
+    groups: dict[MultiplierSource, list[MethodRun]] = {}
+    for method_run in method_runs:
+        groups.setdefault(_get_reference_method(method_run).multiplier_source, []).append(method_run)
+    return groups
+
+
+def _assign_references(
+    method_runs: Sequence[MethodRun], can_sample: bool = True
+) -> dict[ReferenceInput, list[ReferenceMethod]]:
+    """Every reference once, with the methods that need it.
+
+    Args:
+        method_runs: The methods.
+        can_sample: Whether random references exist; if not, one reference stands for all of them.
+    """
+    methods_by_reference: dict[ReferenceInput, list[ReferenceMethod]] = {}
+    for method_run in method_runs:
+        for instance in _get_reference_methods(method_run):
+            references = [
+                ReferenceInput() if reference.sample_index is not None and not can_sample else reference
+                for reference in instance.iter_references()
+            ]
+            for reference in dict.fromkeys(references):
+                methods_by_reference.setdefault(reference, []).append(instance)
+    return methods_by_reference
 
 
 def _run_references(
-    recorder: Recorder, plan: TargetBatch, readings: Sequence[MethodRun], multipliers: MultiplierSource
-) -> None:
-    wanted: dict[ReferenceInput, list[ReferenceMethod]] = {}
+    context: PassContext, method_runs: Sequence[MethodRun], multiplier_source: MultiplierSource
+) -> TargetValues:
+    """Run the pass at the input and at all references; return the values of the targets at the input."""
+    adapter = context.batch.adapter
     try:
-        against = ReferenceRunner(recorder, plan, multipliers)
-        for reading in readings:
-            for fold in _get_reference_methods(reading):
-                for reference in dict.fromkeys(map(against.canonicalize, fold.iter_references())):
-                    wanted.setdefault(reference, []).append(fold)
-        for reference, folds in wanted.items():
+        runner = ReferenceRunner(context, multiplier_source)
+        methods_by_reference = _assign_references(method_runs, runner.random_references.can_sample)
+        for reference, methods in methods_by_reference.items():
             with translate_inplace_errors():
-                held = against.compare(reference)
-            for fold in folds:
-                fold.on_reference(held)
-    except MissingRuleError as problem:
-        name, subject = readings[0].method.name, plan.adapter
+                result = runner.compare(reference)
+            for method in methods:
+                method.on_reference(result)
+    except MissingRuleError as error:
         raise UnsupportedError(
-            f"{name} cannot explain {subject.name}: in {subject.model_class_name}, {problem}"
+            f"{method_runs[0].method.name} cannot explain {adapter.name}: in {adapter.model_class_name}, {error}"
         ) from None
+    return runner.values
 
 
-def _get_reference_method(reading: MethodRun) -> ReferenceMethod:
-    return cast(ReferenceMethod, reading.any_instance)
-
-
-def _get_reference_methods(reading: MethodRun) -> list[ReferenceMethod]:
-    return [fold for fold in reading.per_stream.values() if isinstance(fold, ReferenceMethod)]
-
-
-def _finish_with_gap(reading: MethodRun, plan: TargetBatch) -> dict[str, MethodScores]:
-    """With how far the scores of all streams together are from what they should add up to."""
-    parts = reading.compute_scores(Tape())
-    gain = plan.target_values - _get_reference_method(reading).base_value
-    gap = (gain - torch.stack([fold.attributed_total for fold in _get_reference_methods(reading)]).sum(0)).abs()
-    if _get_reference_method(reading).captum:
+def _compute_scores(method_run: MethodRun, values: TargetValues) -> dict[str, MethodScores]:
+    """Compute the scores, and the distance between their sum and its expected value."""
+    scores_by_stream = method_run.compute_scores(Tape())
+    instances = _get_reference_methods(method_run)
+    expected_sum = values.values - instances[0].base_value
+    gap = (expected_sum - torch.stack([instance.attributed_total for instance in instances]).sum(0)).abs()
+    if instances[0].captum:
         worst = int(gap.argmax())
         warnings.warn(
-            f"captum's {reading.method.name} has no rule for norms, softmax, products and most activations: the sum of "
-            f"its scores differs from its expected value, {float(gain[worst]):.2g}, by {float(gap[worst]):.2g}; "
-            "without the profile, the sum is correct",
+            f"captum's {method_run.method.name} has no rule for norms, softmax, products and most activations: the "
+            f"sum of its scores differs from its expected value, {float(expected_sum[worst]):.2g}, by "
+            f"{float(gap[worst]):.2g}; without the profile, the sum is correct",
             stacklevel=2,
         )
-    relative = compute_completeness_gap(gap, [part.scores for part in parts.values()])
-    return {stream: replace(part, diagnostics={"completeness_gap": relative}) for stream, part in parts.items()}
+    relative_gap = compute_completeness_gap(gap, [scores.scores for scores in scores_by_stream.values()])
+    return {
+        stream: replace(scores, diagnostics={"completeness_gap": relative_gap})
+        for stream, scores in scores_by_stream.items()
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class _FlatChoicesBatch(TargetBatch):
+    """A batch with one row of tokens for each row of vectors.
+
+    The inputs of multiple-choice models have an axis of choices, which the model flattens before it looks tokens up.
+    """
+
+    flat_inputs: Mapping[str, Tensor] | None = None
+
+    @cached_property
+    def model_inputs(self) -> Mapping[str, Any]:
+        """The inputs of the model, with flat rows of tokens."""
+        return {**super().model_inputs, **(self.flat_inputs or {})}
 
 
 class ReferenceRunner:
-    """One batch, watched at the input, and held against references."""
+    """Traces one batch at the input, and compares it with references.
 
-    def __init__(self, recorder: Recorder, batch: TargetBatch, multipliers: MultiplierSource = "steady") -> None:
-        self.recorder, self.batch, self.multipliers = recorder, batch, multipliers
+    Args:
+        context: The batch, and how to run it.
+        multiplier_source: The rules of the multipliers.
+
+    Attributes:
+        values: The values of the targets at the input.
+    """
+
+    def __init__(self, context: PassContext, multiplier_source: MultiplierSource = "steady") -> None:
+        self.context = context
+        self.batch = batch = context.batch
+        self.multiplier_source = multiplier_source
         self.trace = InputTraceMode()
-        tape = self._run_pass(nullcontext() if multipliers == "captum" else self.trace, batch, None)
-        self.inputs = {leaf: part.chunk(batch.targets_per_sample)[0] for leaf, part in (tape.inputs or {}).items()}
-        words = [leaf for leaf in self.inputs if not batch.model_inputs[leaf].is_floating_point()]
-        self.baselines = Baselines(_flatten_choices(batch, self.inputs, words), self.inputs, words, recorder)
-        self.random_references = RandomReferences(batch, self.inputs, words, self.baselines, recorder)
-        targets = [self._fix_classes(i, target) for i, target in enumerate(batch.targets)]
-        each = [
-            [targets[step * batch.num_samples + i] for step in range(batch.targets_per_sample)]
-            for i in range(batch.num_samples)
-        ]
-        self.fixed_batch = TargetBatch(batch.adapter, batch.source_samples, each, batch.seed)
-
-    def canonicalize(self, reference: ReferenceInput) -> ReferenceInput:
-        """Where nothing can be drawn, one reference stands for all draws."""
-        return (
-            ReferenceInput()
-            if reference.sample_index is not None and not self.random_references.can_sample
-            else reference
+        tape, self.values = self._run_pass(nullcontext() if multiplier_source == "captum" else self.trace, batch, None)
+        self.inputs = {leaf: x.chunk(batch.targets_per_sample)[0] for leaf, x in (tape.inputs or {}).items()}
+        token_leaves = [leaf for leaf in self.inputs if not batch.model_inputs[leaf].is_floating_point()]
+        flat_inputs = {leaf: batch.model_inputs[leaf].reshape(self.inputs[leaf].shape[:-1]) for leaf in token_leaves}
+        flat_batch = _FlatChoicesBatch(
+            batch.adapter, batch.samples, batch.targets_by_sample, batch.seed, flat_inputs=flat_inputs
+        )
+        self.baselines = Baselines(flat_batch, self.inputs, token_leaves, context.recorder)
+        self.random_references = RandomReferences(batch, self.inputs, token_leaves, self.baselines, context.recorder)
+        fixed_targets = [self._fix_classes(i, target) for i, target in enumerate(batch.targets)]
+        self.fixed_batch = replace(
+            batch, targets_by_sample=[fixed_targets[i :: batch.num_samples] for i in range(batch.num_samples)]
         )
 
     def compare(self, reference: ReferenceInput) -> ReferenceResult:
-        plan = self.fixed_batch
+        """Run the pass at a reference, and return the multipliers of the differences between both inputs."""
+        batch = self.fixed_batch
+        start_budgeted_pass(batch.num_rows)
         vectors = {leaf: self._get_reference_vectors(reference, leaf) for leaf in self.inputs}
-        ways = {leaf: x - vectors[leaf] for leaf, x in self.inputs.items()}
-        if self.multipliers == "captum":
-            multipliers = compute_captum_multipliers(self.recorder, plan, self.inputs, vectors)
+        deltas = {leaf: x - vectors[leaf] for leaf, x in self.inputs.items()}
+        if self.multiplier_source == "captum":
+            multipliers, values = compute_captum_multipliers(self.context.recorder, batch, self.inputs, vectors)
         else:
-            side = DeepLiftMode(self.trace, stabilised=self.multipliers == "steady")
-            multipliers = self._run_pass(side, plan, vectors).input_gradient or {}
-        ways = {leaf: part.repeat(plan.targets_per_sample, *(1,) * (part.dim() - 1)) for leaf, part in ways.items()}
-        arranged = plan.adapter.to_unit_vectors
+            mode = DeepLiftMode(self.trace, stabilised=self.multiplier_source == "steady")
+            tape, target_values = self._run_pass(mode, batch, vectors)
+            multipliers, values = tape.input_gradient or {}, target_values.values
+        repeats = batch.targets_per_sample
+        deltas = {leaf: delta.repeat(repeats, *(1,) * (delta.dim() - 1)) for leaf, delta in deltas.items()}
         return ReferenceResult(
             reference,
-            arranged(ways, plan.truncated_samples),
-            arranged(multipliers, plan.truncated_samples),
-            plan.target_values,
+            batch.adapter.to_unit_vectors(deltas, batch.truncated_samples),
+            batch.adapter.to_unit_vectors(multipliers, batch.truncated_samples),
+            values,
         )
 
     def _get_reference_vectors(self, reference: ReferenceInput, leaf: str) -> Tensor:
@@ -149,93 +229,73 @@ class ReferenceRunner:
         return self.baselines.get(reference.baseline, leaf)
 
     def _fix_classes(self, i: int, target: Target) -> Target:
-        # a subject's own kind of target (how alike two inputs are) has no class that could be another one
-        if type(target) is not Target or target.function is not None or self.batch.class_scores is None:
+        """The target with the classes that it selects at the input; adapters' own kinds of targets have no classes."""
+        class_scores = self.values.class_scores
+        if type(target) is not Target or target.function is not None or class_scores is None:
             return target
-        return FixedClassTarget(
-            target.spec, target.scale, target.find_classes(self.batch.class_scores[i], self.batch.adapter)
-        )
+        return FixedClassTarget(target.spec, target.scale, target.find_classes(class_scores[i], self.batch.adapter))
 
-    def _run_pass(self, mode: Any, plan: TargetBatch, vectors: dict[str, Tensor] | None) -> Tape:
-        """A pass of which every operation, those of the target among them, is seen by the mode."""
-        watching = vectors is None
+    def _run_pass(self, mode: Any, batch: TargetBatch, vectors: dict[str, Tensor] | None) -> tuple[Tape, TargetValues]:
+        """Run a pass in which the mode sees every operation, those of the target included.
 
-        def value(output: Any) -> Float[Tensor, "*target batch"]:
+        Args:
+            mode: The mode.
+            batch: The batch.
+            vectors: The vectors of the reference; None at the input, where no backward pass is needed.
+        """
+        is_traced = vectors is None
+        target_function = TargetFunction(batch)
+
+        def compute_target(output: Any) -> Float[Tensor, "*target batch"]:
             with mode:
-                number = plan.compute_target(output)
-            if not watching:
-                return number
+                values = target_function(output)
+            if not is_traced:
+                return values
             if isinstance(mode, PairedMode):
-                reject_custom_functions(number)
-            return number.detach().requires_grad_()  # the pass that is watched needs no way back
+                reject_custom_functions(values)
+            return values.detach().requires_grad_()
 
-        return _recorder_in_mode(self.recorder, mode).run(
-            plan.model_inputs,
-            value,
+        tape = self.context.recorder.under_mode(lambda: mode).run(
+            batch.model_inputs,
+            compute_target,
             resolve_requirements(("inputs", "input_gradient")),
-            leaves=plan.leaves,
+            leaves=batch.leaves,
             call_indices=(),
-            head_rows=None if watching else plan.head_rows,
+            head_rows=None if is_traced else batch.head_rows,
             vectors=vectors,
         )
+        return tape, target_function.result
 
 
-def _flatten_choices(plan: TargetBatch, inputs: Mapping[str, Tensor], words: Sequence[str]) -> TargetBatch:
-    """The same plan with a row of words for each row of vectors: where texts are chosen between, a batch has an axis
-    of choices, which the model flattens before it looks words up."""
-    own = copy(plan)
-    own.model_inputs = {
-        **plan.model_inputs,
-        **{leaf: plan.model_inputs[leaf].reshape(inputs[leaf].shape[:-1]) for leaf in words},
-    }
-    return own
+def _try_reference_pass(capabilities: "ModelCapabilities") -> str:
+    """Compare one sample with its default reference; return why DeepLIFT has no rule for the model, "" if it has."""
+    adapter = capabilities.adapter
+    batch = TargetBatch(adapter, [capabilities.test_sample], [[Target(_sum_outputs)]])
+    try:
+        with translate_inplace_errors():
+            runner = ReferenceRunner(PassContext(capabilities, batch))
+            return _find_incompleteness_reason(runner, runner.compare(ReferenceInput()))
+    except MissingRuleError as error:
+        return f"in {adapter.model_class_name}, {error}"
 
 
-def _recorder_in_mode(recorder: Recorder, mode: PairedMode | Any) -> Recorder:
-    """The same recorder, whose operations the mode sees."""
-    own = copy(recorder)
-
-    @contextmanager
-    def scope() -> Iterator[None]:
-        with recorder.scope(), mode:
-            yield
-
-    own.scope = scope
-    return own
-
-
-def find_reference_unsupported_reason(
-    recorder: Recorder, adapter: ModelAdapter, sample: Sample, method: Method
-) -> str | None:
-    """Why DeepLIFT cannot speak for a model: tried on one sample, the first time. Captum's always speaks."""
-    if method.get_option("captum"):
-        return None
-    if recorder not in _unsupported_reasons:
-        try:
-            plan = TargetBatch(adapter, [sample], [[Target(_sum_outputs)]])
-            with translate_inplace_errors():
-                held = ReferenceRunner(recorder, plan).compare(ReferenceInput())
-            _unsupported_reasons[recorder] = _find_incompleteness_reason(held, plan)
-        except MissingRuleError as problem:
-            _unsupported_reasons[recorder] = f"in {adapter.model_class_name}, {problem}"
-    return _unsupported_reasons[recorder] or None
-
-
-def _find_incompleteness_reason(held: ReferenceResult, plan: TargetBatch) -> str:
-    """Compiled code and the like pass no mode: where the scores miss something, there is more than was seen."""
-    parts = torch.cat([(way * held.multipliers[stream]).flatten() for stream, way in held.input_delta.items()])
-    gap = float((plan.target_values - held.target_value - parts.sum()).abs() / (parts.abs().sum() + 1e-12))
-    if gap <= (0.05 if plan.adapter.dtype in (torch.float16, torch.bfloat16) else 1e-3):
+def _find_incompleteness_reason(runner: ReferenceRunner, result: ReferenceResult) -> str:
+    """A mode does not see the operations of compiled code: then the scores do not add up."""
+    adapter = runner.batch.adapter
+    contributions = torch.cat(
+        [(delta * result.multipliers[stream]).flatten() for stream, delta in result.input_delta.items()]
+    )
+    residual = (runner.values.values - result.target_value - contributions.sum()).abs()
+    gap = float(residual / (contributions.abs().sum() + 1e-12))
+    if gap <= _MAX_INCOMPLETENESS[adapter.dtype in (torch.float16, torch.bfloat16)]:
         return ""
     return (
-        f"in {plan.adapter.model_class_name}, the sum of the scores differs from its expected value (relative "
-        f"difference {gap:.1e}): part of the model is compiled code or a custom autograd function, to which no rule "
-        "applies"
+        f"in {adapter.model_class_name}, the sum of the scores differs from its expected value (relative difference "
+        f"{gap:.1e}): part of the model is compiled code or a custom autograd function, to which no rule applies"
     )
 
 
 def _sum_outputs(output: Any) -> Float[Tensor, "1"]:
-    """A target that depends on all that a model says."""
-    return (
-        torch.stack([part.float().sum() for part in iter_float_tensors(output) if part.requires_grad]).sum().reshape(1)
-    )
+    """A target that depends on every output of the model."""
+    sums = [tensor.float().sum() for tensor in iter_float_tensors(output) if tensor.requires_grad]
+    return torch.stack(sums).sum().reshape(1)
