@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from clearhead.explanation.explanation import Explanation, from_dict, load_explanation
     from clearhead.explanation.multi_stream import MultiStreamExplanation
     from clearhead.loader import load
-    from clearhead.methods import AttributionMethod, Method, MethodScores, register_method
+    from clearhead.methods import AttributionMethod, Cost, Method, MethodScores, PassType, register_method
     from clearhead.render.html import write_report
     from clearhead.studies.checkpoints import ConversionResult, convert_checkpoint
     from clearhead.studies.lecture import LectureResult, run_lecture
@@ -53,6 +53,7 @@ _EXPORTS = {
     "Contrast": "targets",
     "ConversionResult": "studies.checkpoints",
     "convert_checkpoint": "studies.checkpoints",
+    "Cost": "methods",
     "DetectionQuery": "targets",
     "Explainer": "explainer",
     "Explanation": "explanation.explanation",
@@ -69,6 +70,7 @@ _EXPORTS = {
     "MethodScores": "methods",
     "ModelAdapter": "adapters",
     "MultiStreamExplanation": "explanation.multi_stream",
+    "PassType": "methods",
     "Predicted": "targets",
     "register_adapter": "adapters",
     "register_attention": "capture.sources.custom_modules",
@@ -94,6 +96,7 @@ __all__ = [
     "Comparison",
     "Contrast",
     "ConversionResult",
+    "Cost",
     "DetectionQuery",
     "Explainer",
     "Explanation",
@@ -107,6 +110,7 @@ __all__ = [
     "MethodScores",
     "ModelAdapter",
     "MultiStreamExplanation",
+    "PassType",
     "Predicted",
     "Tape",
     "TokenLabel",

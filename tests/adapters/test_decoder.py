@@ -15,7 +15,7 @@ from clearhead import Contrast, GeneratedToken, InputError, UnsupportedError
 from clearhead.adapters import InputOptions
 from clearhead.adapters.base import find_module_device
 from clearhead.capture.session import remove_hooks_on_exit
-from clearhead.methods import METHOD_REGISTRY
+from clearhead.methods import METHOD_REGISTRY, PassType
 from tests import models
 from tests.invariants import model_snapshot
 from tests.replicas import (
@@ -93,7 +93,7 @@ def list_tape_methods(ex: clearhead.Explainer) -> list[str]:
     return [
         line.name
         for line in ex.methods()
-        if line.applies and METHOD_REGISTRY[line.name].declaration.pass_type == "tape"
+        if line.applies and METHOD_REGISTRY[line.name].declaration.pass_type is PassType.TAPE
     ]
 
 

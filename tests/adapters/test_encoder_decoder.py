@@ -13,7 +13,7 @@ import transformers
 import clearhead
 from clearhead import Contrast, GeneratedToken, InputError, UnsupportedError
 from clearhead.adapters import InputOptions
-from clearhead.methods import METHOD_REGISTRY
+from clearhead.methods import METHOD_REGISTRY, PassType
 from tests import models
 from tests.invariants import model_snapshot
 
@@ -256,7 +256,7 @@ def test_batch_equals_single_for_every_method(family):
     methods = [
         line.name
         for line in ex.methods()
-        if line.applies and METHOD_REGISTRY[line.name].declaration.pass_type == "tape"
+        if line.applies and METHOD_REGISTRY[line.name].declaration.pass_type is PassType.TAPE
     ]
     together = ex.explain(SOURCES[::-1], methods, answer=ANSWERS[::-1])
     for source, answer, index in zip(SOURCES, ANSWERS, (2, 1, 0), strict=True):

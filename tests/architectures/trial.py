@@ -13,6 +13,7 @@ from torch import Tensor
 import clearhead
 from clearhead.explainer import Explainer
 from clearhead.methods.base import METHOD_REGISTRY
+from clearhead.methods.pass_type import PassType
 from tests.architectures.checks import (
     NONZERO_METHODS,
     WrongExplanationError,
@@ -115,7 +116,7 @@ def explain_and_check_once(model: Any) -> Outcome:
 def list_methods(ex: Explainer) -> list[str]:
     """List the methods that apply and need one pass, those whose scores must not be zero first; without controls."""
     applies = {line.name for line in ex.methods() if line.applies}
-    tapes = [name for name, method in METHOD_REGISTRY.items() if method.declaration.pass_type == "tape"]
+    tapes = [name for name, method in METHOD_REGISTRY.items() if method.declaration.pass_type is PassType.TAPE]
     rest = sorted(name for name in tapes if name in applies and METHOD_REGISTRY[name].declaration.family != "control")
     return sorted(rest, key=lambda name: name not in NONZERO_METHODS) or list(GRADIENT_METHODS)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead import AttributionMethod, MethodScores, register_method
+from clearhead import AttributionMethod, Cost, MethodScores, register_method
 from clearhead.methods import METHOD_REGISTRY
 from tests.cli.conftest import Clearhead
 
@@ -24,7 +24,7 @@ def test_json_lists_measured_value_and_bound_of_each_check(clearhead: Clearhead,
 
 
 def test_failed_check_sets_exit_code_3(clearhead: Clearhead, bert: Path) -> None:
-    @register_method("tilted", family="control", cost="–", citation="–", signed=False, target="none")
+    @register_method("tilted", family="control", cost=Cost(forward=1), citation="–", signed=False, target="none")
     class Tilted(AttributionMethod):
         def compute_scores(self, tape: object) -> MethodScores:
             return MethodScores(-self.unit_context.valid_mask[:, None].double())

@@ -17,12 +17,12 @@ from clearhead import Explainer, Explanation, Method, UnsupportedError
 from clearhead.adapters import InputOptions
 from clearhead.capture.session import switched_attention_implementation
 from clearhead.capture.tape import UNIT_ALIGNED_REQUIREMENTS
-from clearhead.methods import METHOD_REGISTRY
+from clearhead.methods import METHOD_REGISTRY, PassType
 from tests import models
 
 METHODS = tuple(sorted(METHOD_REGISTRY))
 #: Those that need one recorded pass only.
-FROM_TAPE = tuple(name for name in METHODS if METHOD_REGISTRY[name].declaration.pass_type == "tape")
+FROM_TAPE = tuple(name for name in METHODS if METHOD_REGISTRY[name].declaration.pass_type is PassType.TAPE)
 SUBJECTS = models.SUBJECTS
 TEXT_SUBJECTS = tuple(subject for subject in SUBJECTS if not subject.endswith("/image"))
 
@@ -222,7 +222,7 @@ def method_tolerance(method: str, subject: str, dtype: torch.dtype = torch.float
 def amplified(method: str, rtol: float) -> float:
     """The tolerance times the method's rounding amplification; rule-based methods that amplify compute in float64."""
     declaration = METHOD_REGISTRY[method].declaration
-    is_float64 = declaration.pass_type == "rules" and declaration.rounding_amplification > 1
+    is_float64 = declaration.pass_type is PassType.MODIFIED_BACKWARD and declaration.rounding_amplification > 1
     return (
         max(rtol, 1e-9 * declaration.rounding_amplification)
         if is_float64

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import clearhead
-from clearhead.methods import METHOD_REGISTRY
+from clearhead.methods import METHOD_REGISTRY, PassType
 from tests import models
 from tests.invariants import cases
 from tests.methods import coalition_values
@@ -347,18 +347,12 @@ def test_read_out_row_of_matrix_equals_scores(method):
 @pytest.mark.parametrize("name", cases.METHODS)
 def test_declarations_are_complete_and_consistent(name):
     declaration = METHOD_REGISTRY[name].declaration
-    assert (
-        declaration.name == name
-        and declaration.citation
-        and declaration.cost
-        and declaration.family
-        and declaration.taxonomy
-    )
+    assert declaration.name == name and declaration.citation and declaration.family and declaration.taxonomy
     needs_backward = any(requirement.endswith("gradient") for requirement in declaration.requires)
-    assert ("backward" in declaration.cost) == needs_backward, (
-        f"{name}: {declaration.cost!r} does not match its requirements"
+    assert (declaration.cost.backward > 0) == needs_backward, (
+        f"{name}: {declaration.cost} does not match its requirements"
     )
-    depends_on_target = needs_backward or declaration.pass_type == "values"
+    depends_on_target = needs_backward or declaration.pass_type is PassType.PERTURBATION
     assert depends_on_target == (declaration.target == "any"), (
         f"{name}: a target matters exactly if gradients or values depend on it"
     )

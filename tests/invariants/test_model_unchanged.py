@@ -174,8 +174,8 @@ def register_raising():
             raise error("in the method")
 
         cls = type(name.title(), (AttributionMethod,), {hook_name: fail})
-        declared = {"family": "control", "cost": "nothing", "citation": "–", "signed": False, "target": "none"}
-        register_method(name, requires=requirements, **declared)(cls)
+        declared = {"family": "control", "citation": "–", "signed": False, "target": "none"}
+        register_method(name, requires=requirements, cost=clearhead.Cost(forward=1), **declared)(cls)
         names.append(name)
 
     yield make

@@ -5,7 +5,7 @@ import torch
 
 from clearhead import InputError, Method, UnsupportedError
 from clearhead.capture.kernels.cpu import CPUKernel
-from clearhead.methods import METHOD_REGISTRY
+from clearhead.methods import METHOD_REGISTRY, PassType
 from tests import models
 from tests.capture.reference_kernel import WholeMaps
 from tests.invariants import cases, model_snapshot
@@ -37,7 +37,7 @@ EACH_METHOD = pytest.mark.parametrize("method", STREAMING)
 
 def needs_feedback_per_row(variant: Method) -> bool:
     """Whether each read-out row needs its own feedback, so that BEiT's mean of rows needs all of them."""
-    return variant.declaration.pass_type == "path" and variant.get_option("rows") is None
+    return variant.declaration.pass_type is PassType.PATH and variant.get_option("rows") is None
 
 
 def streaming_variants(method: str, subject: str) -> list[Method]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import clearhead
-from clearhead.methods import METHOD_REGISTRY
+from clearhead.methods import METHOD_REGISTRY, PassType
 from tests import models
 from tests.methods import replica_comparison
 
@@ -31,7 +31,7 @@ METHODS = [
 
 
 def test_all_single_pass_methods_are_covered() -> None:
-    tape_methods = {name for name, cls in METHOD_REGISTRY.items() if cls.declaration.pass_type == "tape"}
+    tape_methods = {name for name, cls in METHOD_REGISTRY.items() if cls.declaration.pass_type is PassType.TAPE}
     assert {method.name for method in METHODS} == tape_methods
 
 

@@ -37,8 +37,8 @@ def test_adversary_with_zero_strength_equals_the_model(ex, tmp_path):
     )
     zero, full = (next(line for line in result.records if line["strength"] == s) for s in (0, 1.0))
     assert zero["TVD"] == 0 and zero["JSD"] < 1e-7
-    # For equal attention the divergence has zero gradient: on some CPUs no rounding error leaves this point. Where one
-    # does, Adam makes full steps of it, whatever the strength, so strengths between 0 and 1 have no order after 6 steps.
+    # For equal attention the divergence has zero gradient: on some CPUs no rounding error leaves this point. If one
+    # does, Adam makes full steps, whatever the strength, so strengths between 0 and 1 have no order after 6 steps.
     assert full["JSD"] == 0 or full["JSD"] > 1e-5
     is_changed = [
         not torch.equal(a, b)

@@ -4,6 +4,7 @@ import re
 
 from rich.console import Console
 
+from clearhead import Cost
 from clearhead.engine.applicability_table import MethodApplicability
 from tests.methods import replica_comparison
 
@@ -21,7 +22,7 @@ def test_methods_are_rendered_as_a_table() -> None:
 
 def test_inapplicable_method_states_the_reason() -> None:
     lines = replica_comparison.explainer("bert/classify").methods()
-    lines[:] = [MethodApplicability("lrp", "relevance", "much", False, "it has <b>no</b> rule")]
+    lines[:] = [MethodApplicability("lrp", "relevance", Cost(forward=1), False, "it has <b>no</b> rule")]
     assert "it has <b>no</b> rule" in repr(lines)
     assert "<b>no</b>" not in lines._repr_html_() and "no" in lines._repr_html_()
     assert "patent" not in repr(lines)

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import clearhead
-from clearhead import AttributionMethod, InputError, Method, MethodScores, UnsupportedError, register_method
+from clearhead import AttributionMethod, Cost, InputError, Method, MethodScores, UnsupportedError, register_method
 from clearhead.methods import METHOD_REGISTRY
 from clearhead.verification import CheckResult, Verification
 from clearhead.verification.checks import UNMEASURABLE_AXIOMS
 from tests import models
 from tests.adapters import test_decoder as decoders
 
-DECLARED = {"family": "control", "cost": "nothing", "citation": "–", "signed": True, "target": "none"}
+DECLARED = {"family": "control", "cost": Cost(forward=1), "citation": "–", "signed": True, "target": "none"}
 RegisterFunction = Callable[..., None]
 
 

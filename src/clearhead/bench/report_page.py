@@ -12,7 +12,6 @@ from clearhead.bench.run_results import MetricTable, ProtocolResults, RunResults
 from clearhead.bench.tables import MetricColumn, compute_column_agreement, sort_methods_by_mean, sort_methods_descending
 from clearhead.errors import ClearheadError
 from clearhead.explanation.explanation import to_json_value
-from clearhead.methods import METHOD_REGISTRY
 from clearhead.render.charts import make_curve, make_line_chart
 from clearhead.render.html import render_standalone_page
 from clearhead.render.text_layout import escape_invisible
@@ -262,9 +261,9 @@ def _build_method_costs(results: RunResults) -> Iterator[ViewModel]:
 
 
 def _format_declared_cost(method: str) -> str:
-    """Return the cost that a method declares; a dash if the method is not registered here."""
+    """Return the cost of a method with its options; a dash if the method is not registered here."""
     try:
-        return METHOD_REGISTRY[parse_method(method).name].declaration.cost
+        return str(parse_method(method).cost)
     except (KeyError, ClearheadError):
         return "–"
 

@@ -278,7 +278,7 @@ def methods(model_options: opt.CliModelOptions, as_json: opt.JsonOption = False)
             "method": name,
             "family": declaration.family,
             "signed": declaration.signed,
-            "cost": declaration.cost,
+            "cost": str(declaration.cost),
             "asks": sorted(declaration.requires),
             "has": sorted(declaration.supports),
             "options": clearhead.Method.option_names(name),

@@ -1,7 +1,9 @@
 """Table that `Explainer.methods` fills: whether each method applies to the model, and if not, why."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from clearhead.methods.cost import Cost
 
 
 @dataclass(frozen=True)
@@ -11,7 +13,7 @@ class MethodApplicability:
     Attributes:
         name: Name of the method.
         family: Family of related methods.
-        cost: Number and kind of passes.
+        cost: Number of passes with the default options; a sentence as a string.
         applies: Whether the method can explain this model.
         why_not: The reason if it does not apply.
         note: Caveat about the method for this model.
@@ -19,7 +21,7 @@ class MethodApplicability:
 
     name: str
     family: str
-    cost: str
+    cost: Cost
     applies: bool
     why_not: str = ""
     note: str = ""
@@ -33,7 +35,9 @@ class ApplicabilityTable(list[MethodApplicability]):
     @property
     def table_rows(self) -> list[dict[str, Any]]:
         """The cells of the table by row; for methods that do not apply, the cell "applies" holds the reason."""
-        return [{**asdict(row), "method": row.name, "applies": row.why_not or "yes"} for row in self]
+        return [
+            {**vars(row), "method": row.name, "cost": str(row.cost), "applies": row.why_not or "yes"} for row in self
+        ]
 
     def __repr__(self) -> str:
         from clearhead.render.methods_table import format_methods_table

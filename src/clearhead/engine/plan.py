@@ -78,6 +78,7 @@ class BatchPlan:
             counts.append(
                 PassCount(
                     "clean pass",
+                    [run for group in self.groups if group.strategy.uses_clean_pass for run in group.method_runs],
                     1,
                     int(bool(self.clean_requires & GRADIENT_SOURCES.keys())),
                     self.batch.num_samples,
@@ -110,30 +111,29 @@ class BatchPlan:
         num_inputs = f"{batch.num_samples} input{'s' * (batch.num_samples > 1)}"
         lines = [f"{num_inputs} of up to {batch.max_units} units, {num_targets} each"]
         if self.clean_context is not None:
-            users = [run for group in self.groups if group.strategy.uses_clean_pass for run in group.method_runs]
-            lines += self._format_count(self.counts[0], self.clean_context, users)
+            lines += self._format_count(self.counts[0], self.clean_context)
         for group in self.groups:
             for count in group.counts:
-                lines += self._format_count(count, group.context, group.method_runs)
+                lines += self._format_count(count, group.context)
         return "\n".join(lines)
 
-    def _format_count(self, count: PassCount, context: PassContext, method_runs: Sequence[MethodRun]) -> list[str]:
+    def _format_count(self, count: PassCount, context: PassContext) -> list[str]:
         """Format one line on passes of one kind, and one on what they record."""
         at_most = "at most " if count.is_at_most else ""
         num_inputs = count.forward * count.rows if count.num_inputs is None else count.num_inputs
         passes = f"{at_most}{count.forward} forward"
         if count.backward:
             passes += f", {count.backward} backward"
-        methods = ", ".join(str(method_run.method) for method_run in method_runs)
+        methods = ", ".join(str(method_run.method) for method_run in count.method_runs)
         recorded = ", ".join(sorted(count.requires)) or "only the output"
         return [
             f"  {count.purpose}: {passes} ({num_inputs} inputs, up to {count.rows} together) for {methods}",
-            f"    records {recorded}; attention: {self._describe_attention(count, context, method_runs)}",
+            f"    records {recorded}; attention: {self._describe_attention(count, context)}",
         ]
 
-    def _describe_attention(self, count: PassCount, context: PassContext, method_runs: Sequence[MethodRun]) -> str:
+    def _describe_attention(self, count: PassCount, context: PassContext) -> str:
         """How the passes of one kind compute attention, and why."""
-        if any(method_run.method.pass_type.materialises_attention for method_run in method_runs):
+        if any(method_run.method.pass_type.materialises_attention for method_run in count.method_runs):
             return "materialised by eager operations, which rules and interventions replace"
         if not count.requires & CALL_REQUIREMENTS:
             return "the model's own, not captured: no method requires it here"

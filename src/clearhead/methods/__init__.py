@@ -47,15 +47,19 @@ from clearhead.methods.base import (
     register_cross_stream_method,
     register_method,
 )
+from clearhead.methods.cost import Cost
+from clearhead.methods.pass_type import PassType
 
 __all__ = [
     "CROSS_STREAM_REGISTRY",
     "METHOD_REGISTRY",
     "AttributionMethod",
+    "Cost",
     "CrossStreamMethod",
     "Declaration",
     "Method",
     "MethodScores",
+    "PassType",
     "UnitContext",
     "register_cross_stream_method",
     "register_method",

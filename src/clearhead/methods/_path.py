@@ -7,9 +7,9 @@ methods need are run once.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from clearhead.capture.tape import AttentionCall, Requirements, Tape, resolve_requirements
 from clearhead.errors import InputError
 from clearhead.methods.base import AttributionMethod
+from clearhead.methods.cost import Cost
 
 #: Rules by which an integral over 0…1 becomes a weighted sum.
 QuadratureRule = Literal["gauss-legendre", "riemann-middle", "riemann-left", "riemann-right", "riemann-trapezoid"]
@@ -109,6 +110,20 @@ class PathMethod(AttributionMethod):
     norm_inputs: "Mapping[int, NormInputs]"
     attributed_total: Float[Tensor, "batch"] | None = None
     base_value: Float[Tensor, "batch"] | None = None
+
+    @classmethod
+    def count_points(cls, options: Mapping[str, Any]) -> int | None:
+        """Return the number of different points with these options; None if it is unknown, as by default."""
+        return None
+
+    @classmethod
+    def get_cost(cls, options: Mapping[str, Any]) -> Cost:
+        """Return the cost of the clean pass and of one forward and one backward pass for each point."""
+        num_points = cls.count_points(options)
+        if num_points is None:
+            return cls.declaration.cost
+        needs_clean_gradient = any(requirement.endswith("gradient") for requirement in cls.requires_at_input)
+        return replace(cls.declaration.cost, forward=1 + num_points, backward=int(needs_clean_gradient) + num_points)
 
     @property
     def needs_norm_inputs(self) -> bool:

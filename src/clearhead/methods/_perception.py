@@ -10,9 +10,9 @@ mean over heads. α scales the normalised pixels of images, and the input of the
 `perception="none"` w · F alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -47,6 +47,13 @@ class PerceptionMethod(PathMethod):
     adds_identity_at_top: ClassVar[bool] = True
 
     tile_passes: ClassVar[int] = 1
+
+    @classmethod
+    def count_points(cls, options: Mapping[str, Any]) -> int:
+        """Return one point per step, one for the gradient at the input, or none without feedback."""
+        steps: int = options.get("steps", cls.steps)
+        feedback: FeedbackMode = options.get("feedback", cls.feedback)
+        return {"integrated": steps, "smoothed": steps, "gradient": 1, "none": 0}[feedback]
 
     @property
     def uses_perception(self) -> bool:

@@ -1,6 +1,6 @@
 """Base class of perturbation methods: they evaluate the target with some units masked, as a cooperative game."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead.errors import InputError
 from clearhead.methods.base import AttributionMethod
+from clearhead.methods.cost import Cost
 
 #: Relative cut-off of singular values in least-squares fits. Independent coalitions have singular values of 1e-3 and
 #: more; those of linearly dependent ones should be zero, and come out as up to 1e-13 by rounding.
@@ -80,6 +81,14 @@ class PerturbationMethod(AttributionMethod):
 
     replacement: str | None = None
     unit: str | None = None
+
+    @classmethod
+    def get_cost(cls, options: Mapping[str, Any]) -> Cost:
+        """Return the clean pass and one forward pass for each of `evaluations`, else the declared cost."""
+        evaluations = options.get("evaluations")
+        if evaluations is None:
+            return cls.declaration.cost
+        return Cost(forward=1 + evaluations, is_upper_bound=True, note="batched")
 
     def iter_coalitions(self, game: CoalitionGame) -> CoalitionGenerator:
         """Yield batches of coalitions, receive their values, and return the scores of the players."""

@@ -18,13 +18,14 @@ from clearhead.capture.attention.reductions import MapReduction
 from clearhead.capture.tape import AttentionCall, Tape
 from clearhead.methods.base import AttributionMethod, MethodScores, compat_option, register_method
 from clearhead.methods.cat import compute_features_x_gradient
+from clearhead.methods.cost import Cost
 
 
 @register_method(
     "attcat",
     family="relevance",
     requires=("attention", "block_input", "block_input_gradient"),
-    cost="one forward and one backward",
+    cost=Cost(forward=1, backward=1),
     citation="Qiang et al. (2022), AttCAT: explaining transformers via attentive class activation tokens, NeurIPS",
     signed=True,
     target="any",

@@ -27,13 +27,14 @@ from clearhead.methods.base import (
     register_cross_stream_method,
     register_method,
 )
+from clearhead.methods.cost import Cost
 
 
 @register_method(
     "attention",
     family="attention",
     requires=("attention",),
-    cost="one forward",
+    cost=Cost(forward=1),
     citation="Bahdanau, Cho & Bengio (2015), Neural machine translation by jointly learning to align and translate",
     signed=False,
     target="none",

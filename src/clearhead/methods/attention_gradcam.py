@@ -31,13 +31,14 @@ from clearhead.methods.base import (
     register_cross_stream_method,
     register_method,
 )
+from clearhead.methods.cost import Cost
 
 
 @register_method(
     "attention-gradcam",
     family="attention",
     requires=("attention", "attention_gradient"),
-    cost="one forward and one backward",
+    cost=Cost(forward=1, backward=1),
     citation="Selvaraju et al. (2017), Grad-CAM, ICCV; on attention as in Chefer, Gur & Wolf (2021), CVPR",
     signed=False,
     target="any",

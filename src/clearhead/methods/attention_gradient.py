@@ -12,13 +12,14 @@ from torch import Tensor
 
 from clearhead.capture.tape import AttentionCall
 from clearhead.methods.base import AttributionMethod, push_rows, register_method
+from clearhead.methods.cost import Cost
 
 
 @register_method(
     "attention-gradient",
     family="attention",
     requires=("attention", "attention_gradient"),
-    cost="one forward and one backward",
+    cost=Cost(forward=1, backward=1),
     citation="Barkan et al. (2021), CIKM; as a baseline in Qiang et al. (2022), AttCAT, NeurIPS",
     signed=True,
     target="any",

@@ -11,13 +11,14 @@ from typing import ClassVar
 from clearhead.capture.attention.reductions import MapReduction
 from clearhead.capture.tape import AttentionCall
 from clearhead.methods.base import AttributionMethod, register_method
+from clearhead.methods.cost import Cost
 
 
 @register_method(
     "attention-x-gradient",
     family="attention",
     requires=("attention", "attention_gradient"),
-    cost="one forward and one backward",
+    cost=Cost(forward=1, backward=1),
     citation="as a baseline in Qiang et al. (2022), AttCAT: explaining transformers via attentive class activation "
     "tokens, NeurIPS",
     signed=True,

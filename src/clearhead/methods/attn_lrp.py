@@ -12,6 +12,7 @@ from clearhead.backward_rules.attn_lrp import AttnLRPRules
 from clearhead.capture.tape import Tape
 from clearhead.methods._modified_backward import LRP_PATENT_NOTE, ModifiedBackwardMethod
 from clearhead.methods.base import MethodScores, register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.pass_type import PassType
 
 
@@ -20,7 +21,7 @@ from clearhead.methods.pass_type import PassType
     pass_type=PassType.MODIFIED_BACKWARD,
     family="relevance",
     requires=("inputs", "input_gradient"),
-    cost="one forward and one backward, with propagation rules",
+    cost=Cost(forward=1, backward=1, note="with propagation rules"),
     citation="Achtibat et al. (2024), AttnLRP: attention-aware layer-wise relevance propagation for transformers, ICML",
     signed=True,
     target="any",

@@ -19,6 +19,7 @@ from clearhead.capture.attention.reductions import push_rows as push_rows
 from clearhead.capture.tape import CALL_REQUIREMENTS, AttentionCall, Requirements, Tape, resolve_requirements
 from clearhead.errors import InputError, unknown_value_error
 from clearhead.methods._tiled import TiledMethod
+from clearhead.methods.cost import Cost
 from clearhead.methods.options import SHARED_OPTION_PARSERS, LayerRange, validate_option
 from clearhead.methods.pass_type import PassType
 from clearhead.units import UnitAxis
@@ -34,7 +35,7 @@ class Declaration:
         name: Name in the registry.
         family: What the scores are computed from.
         requires: Tensors that must be recorded.
-        cost: Number of passes, in words. `web/costs.py` parses this sentence.
+        cost: Number of passes with the default options.
         citation: Authors (year), title, venue.
         signed: Whether scores can be negative.
         target: "any" if the scores depend on the explained target, "none" if they do not.
@@ -59,7 +60,7 @@ class Declaration:
     name: str
     family: MethodFamily
     requires: Requirements
-    cost: str
+    cost: Cost
     citation: str
     signed: bool
     target: Literal["any", "none"]
@@ -77,6 +78,13 @@ class Declaration:
     rounding_amplification: float = 1.0
     required_package: str = ""
     pip_extra: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.cost, Cost):
+            raise InputError(
+                f"{self.name}: cost={self.cost!r} is not valid: give the number of passes, such as "
+                "cost=clearhead.Cost(forward=1, backward=1)"
+            )
 
     @property
     def has_head_contributions(self) -> bool:
@@ -215,6 +223,14 @@ class AttributionMethod(TiledMethod):
         """Return the pass type that the method needs with these options."""
         return cls.declaration.pass_type
 
+    @classmethod
+    def get_cost(cls, options: Mapping[str, Any]) -> Cost:
+        """Return the cost with these options: by default the declared one.
+
+        Options that only reproduce an author's code may add a pass that is not counted.
+        """
+        return cls.declaration.cost
+
     @property
     def unit_contexts(self) -> dict[str, UnitContext]:
         """The unit context by stream name: of one stream here."""
@@ -345,10 +361,10 @@ def register_method(
         A class decorator. It makes the class a dataclass, whose fields are the options of the method.
 
     Raises:
-        InputError: Another class has this name.
+        InputError: Another class has this name, or the cost is not a `Cost`.
 
     Example:
-        >>> @register_method("flat", family="control", cost="nothing", citation="–", signed=False, target="none")
+        >>> @register_method("flat", family="control", cost=Cost(forward=1), citation="–", signed=False, target="none")
         ... class Flat(AttributionMethod):
         ...     def compute_scores(self, tape):
         ...         return MethodScores(self.unit_context.valid_mask[:, None].double())
@@ -458,6 +474,15 @@ class Method:
     def captures_attention(self) -> bool:
         """Whether passes of the method compute attention in a way of their own, to capture it or to change it."""
         return self.pass_type.materialises_attention or bool(self.declaration.requires & CALL_REQUIREMENTS)
+
+    @property
+    def cost(self) -> Cost:
+        """The number of passes that the method takes with these options.
+
+        >>> print(Method("integrated-gradients", steps=20).cost)
+        32 forward and 31 backward passes, one and a half per step, batched
+        """
+        return METHOD_REGISTRY[self.name].get_cost(dict(self.options))
 
     @property
     def constructor_kwargs(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from clearhead.capture.tape import AttentionCall, Requirements, resolve_requirem
 from clearhead.errors import UnsupportedError
 from clearhead.methods._perception import FeedbackMode, PerceptionMethod
 from clearhead.methods.base import compat_option, register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.pass_type import PassType
 
 #: Maximum length for AᵀG, a matrix product that is cubic in the length.
@@ -30,7 +31,7 @@ MAX_HEAD_PERCEPTION_LENGTH = 4096
     pass_type=PassType.PATH,
     family="relevance",
     requires=("attention", "attention_gradient"),
-    cost="21 forward and backward passes (one per step), batched",
+    cost=Cost(forward=21, backward=21, note="one per step, batched"),
     citation="Chen et al. (2023), Beyond intuition: rethinking token attributions inside transformers, TMLR",
     signed=False,
     target="any",

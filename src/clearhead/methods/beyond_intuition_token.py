@@ -20,6 +20,7 @@ from clearhead.capture.tape import AttentionCall, Requirements, resolve_requirem
 from clearhead.errors import UnsupportedError
 from clearhead.methods._perception import FeedbackMode, PerceptionMethod
 from clearhead.methods.base import compat_option, register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.pass_type import PassType
 
 
@@ -28,7 +29,7 @@ from clearhead.methods.pass_type import PassType
     pass_type=PassType.PATH,
     family="relevance",
     requires=("attention_gradient", "values", "output_projection", "block_input"),
-    cost="21 forward and backward passes (one per step), batched",
+    cost=Cost(forward=21, backward=20, note="one per step, batched"),
     citation="Chen et al. (2023), Beyond intuition: rethinking token attributions inside transformers, TMLR",
     signed=False,
     target="any",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clearhead.capture.tape import AttentionCall
 from clearhead.methods.base import AttributionMethod, register_method
+from clearhead.methods.cost import Cost
 
 
 def compute_features_x_gradient(call: AttentionCall) -> Float[Tensor, "batch unit"]:
@@ -23,7 +24,7 @@ def compute_features_x_gradient(call: AttentionCall) -> Float[Tensor, "batch uni
     "cat",
     family="relevance",
     requires=("block_input", "block_input_gradient"),
-    cost="one forward and one backward",
+    cost=Cost(forward=1, backward=1),
     citation="Qiang et al. (2022), AttCAT: explaining transformers via attentive class activation tokens, NeurIPS",
     signed=True,
     target="any",

@@ -14,6 +14,9 @@ This page is generated from the declarations in `src/clearhead/methods` (`make d
 Axioms are tested on models with known results. `clearhead.verify("generic", ex)` (`clearhead verify generic`) measures
 the declared properties of a method, and the invariants of all methods, on your model.
 
+Cost is the number of inputs that run through the model, forward and backward, to explain one target of one input with
+the default options. It includes the clean pass, which runs the unchanged input.
+
 | method | family | scores | depends on the target | cost | options | taxonomy |
 | --- | --- | --- | --- | --- | --- | --- |
 """
@@ -27,7 +30,7 @@ def format_table_row(declaration: Declaration) -> str:
         declaration.family,
         "signed" if declaration.signed else "not negative",
         "yes" if declaration.target == "any" else "no",
-        declaration.cost,
+        str(declaration.cost),
         options,
         declaration.taxonomy,
     )

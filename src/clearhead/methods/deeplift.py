@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from clearhead.capture.tape import Tape
 from clearhead.methods._reference import ReferenceInput, ReferenceMethod, ReferenceResult
 from clearhead.methods.base import MethodScores, compat_option, register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
 from clearhead.methods.pass_type import PassType
 
@@ -30,7 +31,7 @@ from clearhead.methods.pass_type import PassType
     pass_type=PassType.REFERENCE,
     family="gradient",
     requires=("inputs", "input_gradient"),
-    cost="two forward and one backward, with propagation rules",
+    cost=Cost(forward=2, backward=1, note="with propagation rules"),
     citation="Shrikumar, Greenside & Kundaje (2017), Learning important features through propagating activation "
     "differences, ICML",
     signed=True,

@@ -10,7 +10,9 @@ tokens up to it. The multipliers are complete (see `deeplift`, also for `steady`
 distribution.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -18,6 +20,7 @@ from clearhead.capture.tape import Tape
 from clearhead.methods._path import build_baseline_names, check_step_count
 from clearhead.methods._reference import ReferenceInput, ReferenceMethod, ReferenceResult
 from clearhead.methods.base import MethodScores, compat_option, register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
 from clearhead.methods.pass_type import PassType
 
@@ -27,7 +30,7 @@ from clearhead.methods.pass_type import PassType
     pass_type=PassType.REFERENCE,
     family="gradient",
     requires=("inputs", "input_gradient"),
-    cost="9 forward and 8 backward passes, with propagation rules (one of each per sample, and one forward)",
+    cost=Cost(forward=9, backward=8, note="with propagation rules (one of each per sample, and one forward)"),
     citation="Lundberg & Lee (2017), A unified approach to interpreting model predictions, NeurIPS; multipliers as in "
     "Shrikumar, Greenside & Kundaje (2017), ICML",
     signed=True,
@@ -54,6 +57,13 @@ class DeepLiftShap(ReferenceMethod):
     reduce: VectorReduction = "sum"
     steady: bool = compat_option(True)
     captum: bool = compat_option(False)
+
+    @classmethod
+    def get_cost(cls, options: Mapping[str, Any]) -> Cost:
+        """Return the clean pass, and one forward and one backward pass for each reference."""
+        baseline_names = build_baseline_names(options.get("baselines"), options.get("examples", ()))
+        num_references = len(set(baseline_names)) or int(options.get("samples", cls.samples))
+        return replace(cls.declaration.cost, forward=1 + num_references, backward=num_references)
 
     @property
     def linear_in_target(self) -> bool:

@@ -27,6 +27,7 @@ from torch import Tensor
 from clearhead.capture.tape import AttentionCall, Tape
 from clearhead.errors import CostWarning
 from clearhead.methods.base import AttributionMethod, MethodScores, register_method
+from clearhead.methods.cost import Cost
 
 #: Edges that igraph processes per second, summed over all problems (measured).
 EDGES_PER_SECOND = 9_000_000
@@ -40,7 +41,7 @@ BOUND_TOLERANCE = 1e-12
     "flow",
     family="attention",
     requires=("attention",),
-    cost="one forward, then a max-flow problem for each unit, row and layer (igraph)",
+    cost=Cost(forward=1, needs_max_flow=True, note="solved by igraph"),
     citation="Abnar & Zuidema (2020), Quantifying attention flow in transformers, ACL",
     signed=False,
     target="none",

@@ -23,6 +23,7 @@ from clearhead.capture.attention.reductions import MapReduction
 from clearhead.capture.tape import AttentionCall, Tape
 from clearhead.errors import InputError
 from clearhead.methods.base import AttributionMethod, MethodScores, compat_option, push_rows, register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.pass_type import PassType
 
 #: Handling of zero rows of relevance when rows are divided by their sums: "rows" keeps them zero (default),
@@ -38,7 +39,7 @@ HeadFusion = Literal["clamp-mean", "mean-clamp", "separate-means"]
     "generic",
     family="relevance",
     requires=("attention", "attention_gradient"),
-    cost="one forward and one backward",
+    cost=Cost(forward=1, backward=1),
     citation="Chefer, Gur & Wolf (2021), Generic attention-model explainability for interpreting bi-modal and "
     "encoder-decoder transformers, ICCV",
     signed=False,
@@ -75,6 +76,13 @@ class GenericAttention(AttributionMethod):
         if options.get("lrp"):
             return PassType.MODIFIED_BACKWARD
         return PassType.TAPE
+
+    @classmethod
+    def get_cost(cls, options: Mapping[str, Any]) -> Cost:
+        """Return the declared cost; with `lrp` there is a second pass, for the relevance of attention."""
+        if options.get("lrp"):
+            return Cost(forward=2, backward=2, note="in float64, one of each with propagation rules")
+        return cls.declaration.cost
 
     def setup(self) -> None:
         if not self.normalise or not self.within or self.guard != "rows":

@@ -15,13 +15,14 @@ from torch import Tensor
 from clearhead.capture.attention.reductions import MapReduction
 from clearhead.capture.tape import AttentionCall
 from clearhead.methods.base import AttributionMethod, register_method
+from clearhead.methods.cost import Cost
 
 
 @register_method(
     "grad-sam",
     family="relevance",
     requires=("attention", "attention_gradient"),
-    cost="one forward and one backward",
+    cost=Cost(forward=1, backward=1),
     citation="Barkan et al. (2021), Grad-SAM: explaining transformers via gradient self-attention maps, CIKM",
     signed=False,
     target="any",

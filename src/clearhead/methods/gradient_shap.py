@@ -10,13 +10,15 @@ mean over the draws), and with a single baseline the difference between the sum 
 largest score (`completeness_gap`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
 from clearhead.capture.tape import Tape
 from clearhead.methods._path import PathMethod, PathPoint, PathPointResult, build_baseline_names, check_step_count
 from clearhead.methods.base import MethodScores, register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
 from clearhead.methods.pass_type import PassType
 
@@ -26,7 +28,7 @@ from clearhead.methods.pass_type import PassType
     pass_type=PassType.PATH,
     family="gradient",
     requires=("inputs", "input_gradient"),
-    cost="50 forward and backward passes (one per sample), batched",
+    cost=Cost(forward=52, backward=51, note="one per sample, batched"),
     citation="Lundberg & Lee (2017), A unified approach to interpreting model predictions, NeurIPS; expected gradients "
     "as in Erion et al. (2021), Nature Machine Intelligence",
     signed=True,
@@ -50,6 +52,12 @@ class GradientShap(PathMethod):
     baselines: str | tuple[str, ...] | None = None
     examples: str | tuple[str, ...] = ()
     reduce: VectorReduction = "sum"
+
+    @classmethod
+    def count_points(cls, options: Mapping[str, Any]) -> int:
+        """Return one point per sample, and a single baseline."""
+        baseline_names = build_baseline_names(options.get("baselines"), options.get("examples", ()))
+        return int(options.get("samples", cls.samples)) + int(len(baseline_names) < 2)
 
     @property
     def linear_in_target(self) -> bool:

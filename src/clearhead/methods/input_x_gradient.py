@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clearhead.capture.tape import Tape
 from clearhead.methods.base import AttributionMethod, MethodScores, register_method
+from clearhead.methods.cost import Cost
 
 VectorReduction = Literal["sum", "l2", "abs"]
 
@@ -31,7 +32,7 @@ def reduce_vectors(
     "input-x-gradient",
     family="gradient",
     requires=("inputs", "input_gradient"),
-    cost="one forward and one backward",
+    cost=Cost(forward=1, backward=1),
     citation="Shrikumar et al. (2016), Not just a black box: learning important features through propagating "
     "activation differences",
     signed=True,

@@ -14,7 +14,8 @@ default is the embedding of the padding token, or `mean` if that is zero or unkn
 vector, so the integrand is concentrated at α = 0.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ from clearhead.capture.tape import Tape
 from clearhead.errors import UnsupportedError
 from clearhead.methods._path import PathMethod, PathPoint, PathPointResult, QuadratureRule, compute_quadrature
 from clearhead.methods.base import MethodScores, compat_option, register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
 from clearhead.methods.pass_type import PassType
 
@@ -31,7 +33,7 @@ from clearhead.methods.pass_type import PassType
     pass_type=PassType.PATH,
     family="gradient",
     requires=("inputs", "input_gradient"),
-    cost="76 forward and backward passes (one and a half per step), batched",
+    cost=Cost(forward=77, backward=76, note="one and a half per step, batched"),
     citation="Sundararajan, Taly & Yan (2017), Axiomatic attribution for deep networks, ICML",
     signed=True,
     target="any",
@@ -55,18 +57,21 @@ class IntegratedGradients(PathMethod):
     reduce: VectorReduction = "sum"
     captum: bool = compat_option(False)
 
+    @classmethod
+    def count_points(cls, options: Mapping[str, Any]) -> int:
+        """Return the number of x′ and the points of both quadratures, which may have some in common."""
+        fine_weights, coarse_weights = compute_fine_and_coarse_weights(
+            options.get("rule", cls.rule), options.get("steps", cls.steps), options.get("captum", cls.captum)
+        )
+        return len({0.0, *fine_weights, *coarse_weights})
+
     @property
     def linear_in_target(self) -> bool:
         """True for the signed sum; norms and absolute values are not linear."""
         return self.reduce == "sum"
 
     def setup(self) -> None:
-        self.fine_weights = dict(compute_quadrature(self.rule, self.steps, self.captum))
-        min_steps = 2 if self.rule == "riemann-trapezoid" else 1
-        coarse_steps = self.steps // 2
-        self.coarse_weights: dict[float, float] = {}
-        if coarse_steps >= min_steps:
-            self.coarse_weights = dict(compute_quadrature(self.rule, coarse_steps, self.captum))
+        self.fine_weights, self.coarse_weights = compute_fine_and_coarse_weights(self.rule, self.steps, self.captum)
         self.fine_and_coarse_sums: list[torch.Tensor | float] = [0.0, 0.0]
 
     def iter_points(self) -> Iterable[PathPoint]:
@@ -104,3 +109,20 @@ class IntegratedGradients(PathMethod):
             largest_change = (scores - coarse_scores).abs().amax(1)
             diagnostics["step_doubling_error"] = largest_change / scores.abs().amax(1).clamp(min=1e-30)
         return MethodScores(scores[:, None], base_value=self.base_value, diagnostics=diagnostics)
+
+
+def compute_fine_and_coarse_weights(
+    rule: QuadratureRule, steps: int, captum_compatible: bool = False
+) -> tuple[dict[float, float], dict[float, float]]:
+    """Return the weight of each point of a quadrature, and of one with half as many steps (empty for too few).
+
+    Example:
+        >>> compute_fine_and_coarse_weights("riemann-middle", 2)
+        ({0.25: 0.5, 0.75: 0.5}, {0.5: 1.0})
+    """
+    fine_weights = dict(compute_quadrature(rule, steps, captum_compatible))
+    min_steps = 2 if rule == "riemann-trapezoid" else 1
+    coarse_steps = steps // 2
+    if coarse_steps < min_steps:
+        return fine_weights, {}
+    return fine_weights, dict(compute_quadrature(rule, coarse_steps, captum_compatible))

@@ -24,6 +24,7 @@ from clearhead.methods._perturbation import (
     check_min_int,
 )
 from clearhead.methods.base import register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.pass_type import PassType
 
 #: Maximum number of players for which all coalitions are enumerated.
@@ -34,7 +35,7 @@ MAX_EXACT_PLAYERS = 11
     "kernel-shap",
     pass_type=PassType.PERTURBATION,
     family="perturbation",
-    cost="2048 forward passes or fewer (two to the number of units, or evaluations=), batched",
+    cost=Cost(forward=2049, is_upper_bound=True, note="for up to 512 units (evaluations=), batched"),
     citation="Lundberg & Lee (2017), A unified approach to interpreting model predictions; Covert & Lee (2021), "
     "Improving KernelSHAP: practical Shapley value estimation via linear regression",
     signed=True,

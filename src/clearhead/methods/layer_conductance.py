@@ -11,8 +11,8 @@ has the error of the last layer's sum (`completeness_gap`). The scores are those
 `rule` is the quadrature rule of the `steps`.
 """
 
-from collections.abc import Iterable
-from typing import ClassVar, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -28,6 +28,7 @@ from clearhead.methods._path import (
     compute_quadrature,
 )
 from clearhead.methods.base import MethodScores, compat_option, register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
 from clearhead.methods.pass_type import PassType
 
@@ -40,7 +41,7 @@ StateAndGradient = tuple[Float[Tensor, "batch unit model"], Float[Tensor, "batch
     pass_type=PassType.PATH,
     family="gradient",
     requires=("hidden_state_gradient",),
-    cost="52 forward and backward passes (one per interpolation point), batched",
+    cost=Cost(forward=52, backward=51, note="one per interpolation point, batched"),
     citation="Dhamdhere, Sundararajan & Yan (2019), How important is a neuron?, ICLR; as differences along the way, "
     "Shrikumar, Su & Kundaje (2018), Computationally efficient measures of internal neuron importance",
     signed=True,
@@ -70,16 +71,21 @@ class LayerConductance(PathMethod):
     reduce: VectorReduction = "sum"
     captum: bool = compat_option(False)
 
+    @classmethod
+    def count_points(cls, options: Mapping[str, Any]) -> int:
+        """Return the number of ends of all intervals, and of α = 0."""
+        alphas = compute_interval_ends(
+            options.get("rule", cls.rule), options.get("steps", cls.steps), options.get("captum", cls.captum)
+        )
+        return len({0.0, *alphas})
+
     @property
     def linear_in_target(self) -> bool:
         """True for the signed sum; norms and absolute values are not linear."""
         return self.reduce == "sum"
 
     def setup(self) -> None:
-        num_points = check_step_count(self.steps) + 1
-        self.alphas = [alpha for alpha, _ in compute_quadrature(self.rule, num_points, self.captum)]
-        if not self.captum:  # captum leaves out the ends of the path
-            self.alphas = sorted({0.0, *self.alphas, 1.0})
+        self.alphas = compute_interval_ends(self.rule, self.steps, self.captum)
         self.pending_states: dict[int, dict[float, StateAndGradient]] = {
             layer: {} for layer in self.unit_context.layers
         }
@@ -140,3 +146,16 @@ class LayerConductance(PathMethod):
         self.attributed_total = integrals[:, -1].sum((1, 2))
         per_layer = reduce_vectors(integrals.flatten(0, 1), self.reduce).unflatten(0, integrals.shape[:2])
         return MethodScores(per_layer[:, -1:], per_layer=per_layer, base_value=self.base_value)
+
+
+def compute_interval_ends(rule: QuadratureRule, steps: int, captum_compatible: bool = False) -> list[float]:
+    """Return the ends α of all intervals: the points of a quadrature rule and the ends of the path.
+
+    Example:
+        >>> compute_interval_ends("riemann-trapezoid", 2)
+        [0.0, 0.5, 1.0]
+    """
+    alphas = [alpha for alpha, _ in compute_quadrature(rule, check_step_count(steps) + 1, captum_compatible)]
+    if captum_compatible:  # captum leaves out the ends of the path
+        return alphas
+    return sorted({0.0, *alphas, 1.0})

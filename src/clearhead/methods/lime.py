@@ -23,6 +23,7 @@ from clearhead.methods._perturbation import (
     check_min_int,
 )
 from clearhead.methods.base import register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.pass_type import PassType
 
 
@@ -30,7 +31,7 @@ from clearhead.methods.pass_type import PassType
     "lime",
     pass_type=PassType.PERTURBATION,
     family="perturbation",
-    cost="1000 forward passes (evaluations=), batched",
+    cost=Cost(forward=1001, is_upper_bound=True, note="one per evaluation (evaluations=), batched"),
     citation='Ribeiro, Singh & Guestrin (2016), "Why should I trust you?" Explaining the predictions of any classifier',
     signed=True,
     target="any",

@@ -16,6 +16,7 @@ from clearhead.backward_rules.lrp import LRPRules
 from clearhead.capture.tape import Tape
 from clearhead.methods._modified_backward import LRP_PATENT_NOTE, ModifiedBackwardMethod
 from clearhead.methods.base import MethodScores, compat_option, register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.pass_type import PassType
 
 
@@ -24,7 +25,7 @@ from clearhead.methods.pass_type import PassType
     pass_type=PassType.MODIFIED_BACKWARD,
     family="relevance",
     requires=("input_gradient",),
-    cost="one forward and one backward, with propagation rules, in float64",
+    cost=Cost(forward=1, backward=1, note="with propagation rules, in float64"),
     citation="Bach et al. (2015), On pixel-wise explanations for non-linear classifier decisions by layer-wise "
     "relevance propagation, PLoS ONE; on transformers as in Chefer, Gur & Wolf (2021), CVPR",
     signed=True,

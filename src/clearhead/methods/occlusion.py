@@ -18,6 +18,7 @@ from clearhead.methods._perturbation import (
     check_min_int,
 )
 from clearhead.methods.base import register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.pass_type import PassType
 
 
@@ -25,7 +26,7 @@ from clearhead.methods.pass_type import PassType
     "occlusion",
     pass_type=PassType.PERTURBATION,
     family="perturbation",
-    cost="one forward for each unit, batched",
+    cost=Cost(forward=2, per_unit=1, note="batched"),
     citation="Zeiler & Fergus (2014), Visualizing and understanding convolutional networks; Li, Monroe & Jurafsky "
     "(2016), Understanding neural networks through representation erasure",
     signed=True,

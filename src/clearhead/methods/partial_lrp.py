@@ -32,6 +32,7 @@ from clearhead.methods.base import (
     register_cross_stream_method,
     register_method,
 )
+from clearhead.methods.cost import Cost
 from clearhead.methods.pass_type import PassType
 
 
@@ -40,7 +41,7 @@ from clearhead.methods.pass_type import PassType
     pass_type=PassType.MODIFIED_BACKWARD,
     family="relevance",
     requires=("attention_gradient",),
-    cost="one forward and one backward, with propagation rules, in float64",
+    cost=Cost(forward=1, backward=1, note="with propagation rules, in float64"),
     citation="Voita et al. (2019), Analyzing multi-head self-attention, ACL; as in Chefer, Gur & Wolf (2021), "
     "Transformer interpretability beyond attention visualization, CVPR",
     signed=False,

@@ -7,12 +7,13 @@ p_i is the distance of unit i from the start of the text, or from the centre of 
 
 from clearhead.capture.tape import Tape
 from clearhead.methods.base import AttributionMethod, MethodScores, register_method
+from clearhead.methods.cost import Cost
 
 
 @register_method(
     "position",
     family="control",
-    cost="one forward",
+    cost=Cost(forward=1),
     citation="–",
     signed=False,
     target="none",

@@ -7,12 +7,13 @@ import torch
 
 from clearhead.capture.tape import Tape
 from clearhead.methods.base import AttributionMethod, MethodScores, register_method
+from clearhead.methods.cost import Cost
 
 
 @register_method(
     "random",
     family="control",
-    cost="one forward",
+    cost=Cost(forward=1),
     citation="–",
     signed=False,
     target="none",

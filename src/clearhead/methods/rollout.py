@@ -47,13 +47,14 @@ from clearhead.methods.base import (
     register_cross_stream_method,
     register_method,
 )
+from clearhead.methods.cost import Cost
 
 
 @register_method(
     "rollout",
     family="attention",
     requires=("attention",),
-    cost="one forward",
+    cost=Cost(forward=1),
     citation="Abnar & Zuidema (2020), Quantifying attention flow in transformers, ACL",
     signed=False,
     target="none",

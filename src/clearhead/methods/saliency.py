@@ -7,6 +7,7 @@ x_i is a token's word embedding, or the pixels of a patch.
 
 from clearhead.capture.tape import Tape
 from clearhead.methods.base import AttributionMethod, MethodScores, register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
 
 
@@ -14,7 +15,7 @@ from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
     "saliency",
     family="gradient",
     requires=("input_gradient",),
-    cost="one forward and one backward",
+    cost=Cost(forward=1, backward=1),
     citation="Simonyan, Vedaldi & Zisserman (2014), Deep inside convolutional networks, ICLR workshop",
     signed=False,
     target="any",

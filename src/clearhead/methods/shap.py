@@ -36,6 +36,7 @@ from clearhead.methods._perturbation import (
     check_min_int,
 )
 from clearhead.methods.base import register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.pass_type import PassType
 from clearhead.perturbation.hierarchy import Hierarchy
 
@@ -68,7 +69,7 @@ class _NodeInContext:
     "shap",
     pass_type=PassType.PERTURBATION,
     family="perturbation",
-    cost="500 forward passes or fewer (evaluations=), batched",
+    cost=Cost(forward=501, is_upper_bound=True, note="one per evaluation (evaluations=), batched"),
     citation="Lundberg & Lee (2017), A unified approach to interpreting model predictions; Owen (1977), Values of "
     "games with a priori unions; the partition explainer of the shap package",
     signed=True,

@@ -7,13 +7,15 @@ the smallest norm of the token embeddings. x_i is a token's word embedding, or t
 keyed by seed and content.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
 from clearhead.capture.tape import Tape
 from clearhead.methods._path import PathMethod, PathPoint, PathPointResult, check_step_count
 from clearhead.methods.base import MethodScores, register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
 from clearhead.methods.pass_type import PassType
 
@@ -23,7 +25,7 @@ from clearhead.methods.pass_type import PassType
     pass_type=PassType.PATH,
     family="gradient",
     requires=("input_gradient",),
-    cost="50 forward and backward passes (one per sample), batched",
+    cost=Cost(forward=51, backward=50, note="one per sample, batched"),
     citation="Smilkov et al. (2017), SmoothGrad: removing noise by adding noise, ICML workshop",
     signed=False,
     target="any",
@@ -41,6 +43,11 @@ class SmoothGrad(PathMethod):
     samples: int = 50
     noise: float = 0.15
     reduce: VectorReduction = "l2"
+
+    @classmethod
+    def count_points(cls, options: Mapping[str, Any]) -> int:
+        """Return one point per sample."""
+        return int(options.get("samples", cls.samples))
 
     def setup(self) -> None:
         check_step_count(self.samples, name="samples")

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from clearhead.methods._perception import FeedbackMode, PerceptionMethod
 from clearhead.methods.base import register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.pass_type import PassType
 
 
@@ -22,7 +23,7 @@ from clearhead.methods.pass_type import PassType
     pass_type=PassType.PATH,
     family="relevance",
     requires=("attention", "attention_gradient"),
-    cost="21 forward and backward passes (one per step), batched",
+    cost=Cost(forward=21, backward=20, note="one per step, batched"),
     citation="Yuan et al. (2021), Explaining information flow inside vision transformers using Markov chain, NeurIPS "
     "workshop",
     signed=False,

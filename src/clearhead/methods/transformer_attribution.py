@@ -29,6 +29,7 @@ from clearhead.methods._modified_backward import (
     ModifiedBackwardMethod,
 )
 from clearhead.methods.base import MethodScores, compat_option, push_rows, register_cross_stream_method, register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.pass_type import PassType
 
 
@@ -37,7 +38,7 @@ from clearhead.methods.pass_type import PassType
     pass_type=PassType.MODIFIED_BACKWARD,
     family="relevance",
     requires=("attention_gradient",),
-    cost="two forward and two backward in float64, one of each with propagation rules",
+    cost=Cost(forward=2, backward=2, note="in float64, one of each with propagation rules"),
     citation="Chefer, Gur & Wolf (2021), Transformer interpretability beyond attention visualization, CVPR",
     signed=False,
     target="any",

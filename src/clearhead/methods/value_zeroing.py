@@ -13,6 +13,7 @@ from torch import Tensor
 
 from clearhead.capture.tape import AttentionCall, Tape
 from clearhead.methods.base import AttributionMethod, MethodScores, register_method
+from clearhead.methods.cost import Cost
 from clearhead.methods.pass_type import PassType
 
 
@@ -21,7 +22,7 @@ from clearhead.methods.pass_type import PassType
     pass_type=PassType.INTERVENTION,
     family="perturbation",
     requires=("attention", "values"),
-    cost="one forward, in which each layer runs once more for every unit",
+    cost=Cost(forward=2, per_unit=1, note="layer by layer"),
     citation="Mohebbi et al. (2023), Quantifying context mixing in transformers, EACL",
     signed=False,
     target="none",

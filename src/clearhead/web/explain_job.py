@@ -10,9 +10,9 @@ from clearhead.errors import ClearheadError
 from clearhead.explanation.comparison import Comparison
 from clearhead.render.view_model import build_view_model
 from clearhead.web.cancellation import RunCancelledError, watched_forward_calls
-from clearhead.web.costs import estimate_num_inputs, estimate_passes, group_by_cost
 from clearhead.web.image_upload import UploadedImage, decode_uploaded_image, encode_png_data_url
 from clearhead.web.limits import Limits
+from clearhead.web.method_groups import estimate_num_inputs, estimate_passes, group_by_cost
 from clearhead.web.model_registry import LoadedModel
 from clearhead.web.scheduler import JobEvent, RequestJob, WorkItem, format_error_message, logger
 from clearhead.web.schemas import ExplainRequest, build_explain_inputs, build_target
@@ -213,6 +213,6 @@ def _make_progress_callback(jobs: Sequence[RequestJob], methods: Iterable[str]) 
     return on_module_call
 
 
-def _estimate_group_passes(group: Sequence[str]) -> float:
+def _estimate_group_passes(group: Sequence[str]) -> int:
     """Estimate the passes of methods that share them: as many as the most expensive one needs."""
     return max(map(estimate_passes, group))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import InputError, unknown_value_error
 from clearhead.methods.base import METHOD_REGISTRY
-from clearhead.web.costs import estimate_passes, format_brief_cost, group_by_cost
+from clearhead.web.method_groups import estimate_passes, group_by_cost
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
@@ -116,8 +116,8 @@ def _describe_method(name: str, applies: bool | None, why_not: str) -> dict[str,
     return {
         "name": name,
         "family": declaration.family,
-        "cost": declaration.cost,
-        "brief": format_brief_cost(name),
+        "cost": str(declaration.cost),
+        "brief": declaration.cost.brief,
         "passes": estimate_passes(name),
         "signed": declaration.signed,
         "depends_on_target": declaration.target == "any",

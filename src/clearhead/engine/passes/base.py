@@ -63,6 +63,7 @@ class PassCount:
 
     Attributes:
         purpose: What they are for.
+        method_runs: The methods that need them.
         forward: Number of forward passes.
         backward: Number of backward passes.
         rows: Largest number of inputs in one pass.
@@ -72,11 +73,12 @@ class PassCount:
     """
 
     purpose: str
+    method_runs: Sequence[MethodRun]
     forward: int
     backward: int = 0
     rows: int = 1
-    num_inputs: int | None = None
     requires: Requirements = frozenset()
+    num_inputs: int | None = None
     is_at_most: bool = False
 
 

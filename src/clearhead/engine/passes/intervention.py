@@ -20,7 +20,7 @@ class InterventionStrategy(PassStrategy):
 
     def count_passes(self, context: PassContext, method_runs: Sequence[MethodRun]) -> list[PassCount]:
         """One forward pass for all methods, in which layers run again for each unit."""
-        return [PassCount("each selected layer again for every unit", 1, rows=context.batch.num_samples)]
+        return [PassCount("each selected layer again for every unit", method_runs, 1, rows=context.batch.num_samples)]
 
     def run(
         self, context: PassContext, method_runs: Sequence[MethodRun], clean_pass: CleanPass | None

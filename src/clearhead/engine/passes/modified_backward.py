@@ -77,12 +77,12 @@ class ModifiedBackwardStrategy(PassStrategy):
         """One pass for each set of rules, and an ordinary one if a method compares with it."""
         num_samples = context.batch.num_samples
         counts = [
-            PassCount(rule_set.name, 1, 1, num_samples, _unite_requirements(rule_runs))
+            PassCount(rule_set.name, rule_runs, 1, 1, num_samples, _unite_requirements(rule_runs))
             for rule_set, rule_runs in _group_by_rule_set(method_runs).items()
         ]
         comparing = [run for run in method_runs if _get_rule_method(run).needs_standard_gradient]
         if comparing:
-            counts.append(PassCount("ordinary gradients", 1, 1, num_samples, _unite_requirements(comparing)))
+            counts.append(PassCount("ordinary gradients", comparing, 1, 1, num_samples, _unite_requirements(comparing)))
         return counts
 
     def run(

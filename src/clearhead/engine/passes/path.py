@@ -60,18 +60,28 @@ class PathStrategy(PassStrategy):
     def count_passes(self, context: PassContext, method_runs: Sequence[MethodRun]) -> list[PassCount]:
         """The points, and passes of their own for norm inputs and for the predicted class, if they are needed."""
         counts = []
-        if any(instance.needs_norm_inputs for run in method_runs for instance in _get_path_methods(run)):
-            counts.append(PassCount("inputs of norms", 1, rows=context.batch.num_samples))
+        norm_runs = [run for run in method_runs if any(method.needs_norm_inputs for method in _get_path_methods(run))]
+        if norm_runs:
+            counts.append(PassCount("inputs of norms", norm_runs, 1, rows=context.batch.num_samples))
         predicted_runs = _select_predicted_runs(method_runs)
         if predicted_runs:
             requires = _get_requirements_at_input(predicted_runs)
-            counts.append(PassCount("predicted class", 1, 1, context.batch.num_samples, requires))
+            counts.append(PassCount("predicted class", predicted_runs, 1, 1, context.batch.num_samples, requires))
         points_per_pass = compute_points_per_pass(context, method_runs)
-        rows_per_point = context.batch.num_samples
+        methods_by_point = _assign_points(context.batch, method_runs)
         for requires, points in _group_points(context.batch, method_runs).items():
-            num_passes = -(-len(points) // points_per_pass)
-            rows = min(len(points), points_per_pass) * rows_per_point
-            counts.append(PassCount(f"{len(points)} points", num_passes, num_passes, rows, requires))
+            receiver_ids = {id(method) for point in points for method in methods_by_point[point]}
+            counts.append(
+                PassCount(
+                    f"{len(points)} points",
+                    [run for run in method_runs if receiver_ids & set(map(id, run.instances))],
+                    forward=-(-len(points) // points_per_pass),
+                    backward=-(-len(points) // points_per_pass),
+                    rows=min(len(points), points_per_pass) * context.batch.num_samples,
+                    requires=requires,
+                    num_inputs=len(points) * context.batch.num_samples,
+                )
+            )
         return counts
 
     def run(

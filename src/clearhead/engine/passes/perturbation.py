@@ -56,7 +56,16 @@ class PerturbationStrategy(PassStrategy):
             for sample in batch.truncated_samples
         )
         rows = min(num_inputs, MAX_PERTURBED_INPUTS, max(1, MAX_PERTURBED_UNITS // batch.max_units))
-        return [PassCount("masked inputs", -(-num_inputs // rows), rows=rows, num_inputs=num_inputs, is_at_most=True)]
+        return [
+            PassCount(
+                "masked inputs",
+                method_runs,
+                -(-num_inputs // rows),
+                rows=rows,
+                num_inputs=num_inputs,
+                is_at_most=True,
+            )
+        ]
 
     def run(
         self, context: PassContext, method_runs: Sequence[MethodRun], clean_pass: CleanPass | None

@@ -61,11 +61,11 @@ class ReferenceStrategy(PassStrategy):
             if source == "captum":
                 purpose = f"{num_references} × {context.batch.targets_per_sample} references, by captum"
                 num_passes = num_references * context.batch.targets_per_sample
-                counts.append(PassCount("input", 1, rows=num_samples))
-                counts.append(PassCount(purpose, num_passes, num_passes, 2 * num_samples))
+                counts.append(PassCount("input", source_runs, 1, rows=num_samples))
+                counts.append(PassCount(purpose, source_runs, num_passes, num_passes, 2 * num_samples))
             else:
-                counts.append(PassCount("traced input", 1, rows=num_samples))
-                counts.append(PassCount("references", num_references, num_references, num_samples))
+                counts.append(PassCount("traced input", source_runs, 1, rows=num_samples))
+                counts.append(PassCount("references", source_runs, num_references, num_references, num_samples))
         return counts
 
     def run(
