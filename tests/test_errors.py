@@ -94,11 +94,11 @@ def test_invalid_images_raise(tmp_path: Path) -> None:
     before = snapshot_model(ex.adapter.model)
     ex.explain(tmp_path / "whole.jpg")
     for name in ("half.jpg", "letter.jpg", "broken.png"):
-        with pytest.raises(clearhead.InputError, match="is not an image that can be opened"):
+        with pytest.raises(clearhead.InputError, match="cannot be opened as an image"):
             ex.explain(tmp_path / name)
     for raw_input, message in (
         (tmp_path / "lost.jpg", "there is no image"),
-        (tmp_path, "is not an image"),
+        (tmp_path, "cannot be opened as an image"),
         (np.zeros((4, 4, 3)), "must be uint8"),
         (7, "expected an image"),
     ):

@@ -260,7 +260,7 @@ def test_digits_select_an_unnamed_class() -> None:
 def test_label_without_a_score_raises(target: Any) -> None:
     ex = explainer("bert/classify")
     ex.adapter.model.config.id2label = {0: "bad", 1: "neutral", 2: "good", 3: "more"}
-    with pytest.raises(InputError, match="has no score: the model has 3 labels, but its configuration"):
+    with pytest.raises(InputError, match="has no score: the model outputs 3 scores, but its configuration"):
         ex.explain(TEXTS[0], target=target)
 
 

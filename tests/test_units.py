@@ -229,7 +229,7 @@ def test_align_pieces_examples() -> None:
 
 
 def test_invalid_merges_raise() -> None:
-    with pytest.raises(InputError, match="patches, not words"):
+    with pytest.raises(InputError, match="patches cannot be merged into words"):
         build_patch_units((2, 2)).merge("word")
     with pytest.raises(InputError, match="words or sentences"):
         find_text_spans("a", "page")

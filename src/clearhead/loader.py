@@ -60,7 +60,7 @@ def load(
         dtype: The dtype of the weights, or "auto" for the stored one. By default, half-precision weights of models
             with fewer than one billion parameters are converted to float32, and larger models stay as stored.
         revision: Revision of a model of the hub.
-        compiled: Whether passes without recording (those of shap, kernel-shap, lime and occlusion) use
+        compiled: Whether passes that record nothing (those of shap, kernel-shap, lime and occlusion) use
             `torch.compile`, which takes a while the first time. Recorded passes never do, since hooks and attention
             capture run Python code inside the model.
 
@@ -133,8 +133,8 @@ def _open_pretrained(name: str, revision: str | None, processor: Any, task: str 
                 f"{name!r} contains adapters: load them into their base model with peft and pass that model"
             ) from None
         raise InputError(
-            f"cannot open {name!r} as a model: {_format_first_line(error)} Give a zoo model (clearhead models lists "
-            "them), a folder written by save_pretrained, or a hub name"
+            f"cannot open {name!r} as a model: {_format_first_line(error)} Give a zoo model (see clearhead "
+            "models), a folder written by save_pretrained, or a hub name"
         ) from None
     architecture = (getattr(config, "architectures", None) or ["model of unknown architecture"])[0]
     model_class = getattr(transformers, architecture, None)
@@ -211,7 +211,7 @@ def _unwrap_model(model: Any, processor: Any) -> tuple[nn.Module, Any]:
     if isinstance(model, nn.Module) and "_orig_mod" in model._modules:
         raise InputError(
             "the model was compiled with torch.compile(model), so its attention cannot be captured: give the original "
-            "model (model._orig_mod), with compiled=True to compile the passes without recording"
+            "model (model._orig_mod), with compiled=True to compile the passes that record nothing"
         )
     if not isinstance(model, nn.Module) or not (isinstance(processor, InputReader) or hasattr(model, "config")):
         raise InputError(

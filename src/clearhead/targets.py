@@ -272,7 +272,8 @@ class Target:
             if index >= len(scores):
                 source = "its tokenizer" if labels.masked else "its configuration (config.id2label)"
                 raise InputError(
-                    f"label {label!r} has no score: the model has {len(scores)} labels, but {source} has more"
+                    f"label {label!r} has no score: the model outputs {len(scores)} scores, but {source} names more "
+                    "labels"
                 )
             return index
 
@@ -283,7 +284,9 @@ class Target:
                 first = find_index(a)
                 second = find_index(b)
                 if first == second:
-                    raise InputError(f"a contrast of {labels.label_name(second)!r} with itself explains nothing")
+                    raise InputError(
+                        f"cannot contrast {labels.label_name(second)!r} with itself: give two different labels"
+                    )
                 return first, second
             case _:
                 return find_index(None), None

@@ -99,12 +99,12 @@ class Units:
             ('unbelievable',)
         """
         if self.boxes is not None or self.kind not in TEXT_LEVELS:
-            raise InputError(f"these units are {pluralize_unit(self.kind)}, not {level}s")
+            raise InputError(f"{pluralize_unit(self.kind)} cannot be merged into {level}s: only units of a text can")
         if level == self.kind:
             return self, np.arange(len(self))
         if level not in TEXT_LEVELS[1:] or self.kind in TEXT_LEVELS[TEXT_LEVELS.index(level) :]:
             raise InputError(
-                f"{self.kind}s can be merged into larger units ({', '.join(TEXT_LEVELS)}), not into {level!r}"
+                f"{self.kind}s can only be merged into larger units ({' < '.join(TEXT_LEVELS)}), not into {level!r}"
             )
         if self.offsets is not None:
             parents = _group_by_offsets(self, level)

@@ -1,6 +1,6 @@
-"""Access to `clearhead-zoo`, the optional package with small trained models.
+"""Lists the models of `clearhead-zoo`, the optional package with small trained models, and finds their folders.
 
-Listing the models imports neither torch nor transformers.
+Nothing is loaded: neither torch nor transformers is imported.
 """
 
 from importlib.util import find_spec

@@ -285,8 +285,8 @@ def test_explanation_image_equals_model_input() -> None:
         (np.zeros((4, 4, 3)), "must be uint8"),
         (np.zeros((4, 4, 7), dtype=np.uint8), "must be uint8, height × width × 3"),
         (np.zeros((0, 4, 3), dtype=np.uint8), "must be uint8"),
-        (Image.fromarray(np.full((4, 4), 257 * 100, dtype=np.uint16)), "values larger than 255 .mode I;16"),
-        (Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)), "values of any size .mode F"),
+        (Image.fromarray(np.full((4, 4), 257 * 100, dtype=np.uint16)), "pixel values larger than 255 .mode I;16"),
+        (Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)), "pixel values without a fixed range .mode F"),
         ({}, "must contain pixel_values"),
         ({"pixel_values": torch.zeros(3, 16, 16)}, "batch × channel"),
         ({"pixel_values": torch.zeros(1, 1, 16, 16)}, "3 channels"),
@@ -302,7 +302,7 @@ def test_invalid_images_raise(raw: Any, message: str) -> None:
 
 def test_unreadable_file_missing_processor_and_tokens_raise(tmp_path: Path) -> None:
     (tmp_path / "image.jpg").write_text("hello")
-    with pytest.raises(InputError, match="is not an image that can be opened"):
+    with pytest.raises(InputError, match="cannot be opened as an image"):
         clearhead.load(*image_model("vit")).explain(tmp_path / "image.jpg")
     with pytest.raises(InputError, match="without an image processor"):
         clearhead.load(image_model("vit")[0]).explain(IMAGE_ARRAY)

@@ -380,7 +380,7 @@ def test_perceiver_queries_are_numbered_and_have_no_heat_map() -> None:
     assert e["image"].tokens[:2] == ["query 0", "query 1"] and e["image"].units.boxes is None
     with pytest.raises(InputError, match="are not on a grid"):
         e["image"].heat_map()
-    with pytest.raises(UnsupportedError, match="none has a position"):
+    with pytest.raises(UnsupportedError, match="learned queries, each of which attends to the whole image"):
         tiny.explainer("idefics2").explain(tiny.inputs("idefics2"), "saliency")
 
 

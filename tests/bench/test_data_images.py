@@ -80,7 +80,7 @@ def test_missing_and_invalid_images_raise(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no image .*unpacked completely"):
         open_rgb_image(tmp_path / "a.png")
     (tmp_path / "a.png").write_bytes(b"no picture")
-    with pytest.raises(InputError, match="not an image that can be opened"):
+    with pytest.raises(InputError, match="cannot be opened as an image"):
         open_rgb_image(tmp_path / "a.png")
     save(tmp_path / "a.png", pixels(0))
     with pytest.raises(InputError, match="one number per pixel"):

@@ -85,7 +85,7 @@ def test_text_to_region_attention_of_zoo_example_sums_to_one(clearhead: Clearhea
     ("arguments", "message"),
     [
         (("--stream", "nothing"), "prefix → source"),
-        (("--head", "0.0", "--out", "x"), "choose the map with --stream"),
+        (("--head", "0.0", "--out", "x"), "choose with --stream"),
         (("--stream", "source", "--candidates", "a,b"), "leave out --stream"),
         (("--candidates", "a,b"), "models with one read-out token"),
         (("--example", "3"), "--example already selects the input"),

@@ -57,7 +57,10 @@ def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((TEXT, "--words", "--sentences"), "--words and --sentences cannot be combined"),
         ((TEXT, "--save", "lost/why.safetensors"), "there is no folder"),
         ((TEXT, "--save", "why.txt"), "must end in .safetensors"),
-        ((TEXT, "--methods", "generic,cat", "--save", "why.safetensors"), "one file for 2 explanations"),
+        (
+            (TEXT, "--methods", "generic,cat", "--save", "why.safetensors"),
+            "names one file, but there are 2 explanations",
+        ),
         ((TEXT, "--batch-size", "0"), "--batch-size"),
         ((TEXT, "--out", "results"), "--out needs data"),
         (("lost.jpg",), "there is no file 'lost.jpg'"),
@@ -91,11 +94,9 @@ def test_invalid_images_are_rejected(run_failing: RunFailing, vit: Path, bert: P
     before = read_folder(work_dir)
     for name, mode in (("numbers.tiff", "F"), ("deep.png", "I")):
         error = run_failing("explain", name, "-m", vit, "--html", "x.html")
-        assert f"'{name}': the pixels of the image are values" in error and f"(mode {mode}" in error
+        assert f"'{name}': the image has pixel values" in error and f"(mode {mode}" in error
     for name in ("letter.jpg", "half.jpg"):
-        assert f"'{name}' is not an image that can be opened" in run_failing(
-            "explain", name, "-m", vit, "--html", "x.html"
-        )
+        assert f"'{name}' cannot be opened as an image" in run_failing("explain", name, "-m", vit, "--html", "x.html")
     assert "takes images" in run_failing("explain", TEXT, "-m", vit)
     assert "takes texts, but 'whole.jpg' is an image" in run_failing("explain", "whole.jpg", "-m", bert)
     assert read_folder(work_dir) == before

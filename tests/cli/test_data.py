@@ -195,7 +195,7 @@ def test_image_folder_is_explained_recursively(clearhead: Clearhead, vit: Path, 
     assert clearhead("explain", folder, "-m", vit, "--out", out).code == 3
     assert [line["row"] for line in read_table(out / "index.csv")] == ["a.png", "cats/a.jpg", "cats/b.png"]
     [error] = read_table(out / "errors.csv")
-    assert error["row"] == "cats/torn.jpg" and "is not an image that can be opened" in error["message"]
+    assert error["row"] == "cats/torn.jpg" and "cannot be opened as an image" in error["message"]
     assert ch.load_explanation(out / "results" / "cats" / "a.jpg.generic.safetensors").stream == "image"
 
 

@@ -320,7 +320,7 @@ RunFailing = Callable[..., str]
         ("clip", ("--text", TEXT, "--image", "lost.png"), "there is no image 'lost.png'"),
         ("clip", ("--text", TEXT, "--image", "DOG", "--audio", "BARK"), "leave out --audio"),
         ("clip", ("--text", TEXT, "--image", "DOG", "--target", "step 1"), "measures the similarity of two inputs"),
-        ("clip", ("--text", "a", "--text", "b", "--image", *["DOG", "--image"] * 2, "DOG"), "2 times --text"),
+        ("clip", ("--text", "a", "--text", "b", "--image", *["DOG", "--image"] * 2, "DOG"), "2 for --text"),
         ("clip", ("--text", TEXT, "--image", "DOG", "--profile", "mm_clp"), "did you mean 'mm_clip'?"),
         ("clip", ("--text", TEXT, "--image", "DOG", "--scale", "odds"), "unknown scale 'odds'"),
         ("decoder", ("--text", TEXT, "--image", "DOG"), "takes text: leave out --image"),
@@ -377,5 +377,5 @@ def test_incompatible_data_options_are_rejected(
     assert "leave out --image-column" in run_failing(*command, "-m", bert, "--image-column", "picture")
     assert "unknown column 'image'" in run_failing(*command, "-m", model_folder("clip"), "--image-column", "image")
     assert "--text is for single inputs" in run_failing(*command, "-m", bert, "--text", TEXT)
-    assert "no model of the zoo takes audio" in run_failing("explain", "--audio", dog_image)
+    assert "there is no default model for audio" in run_failing("explain", "--audio", dog_image)
     assert not (tmp_path / "results").exists()

@@ -72,7 +72,7 @@ def test_invalid_aggregations_raise() -> None:
         clearhead.aggregate(explanations(), by="words")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="unknown reduction 'median'"):
         clearhead.aggregate(explanations(), reduction="median")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="patches, not words"):
+    with pytest.raises(InputError, match="patches cannot be merged into words"):
         clearhead.aggregate(explainer("vit/image").explain(inputs("vit/image")))
 
 

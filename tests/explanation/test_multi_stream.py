@@ -121,7 +121,7 @@ class TestStreams:
         both = multi_stream("text and picture")
         assert both.words()["text"].units.kind == "word" and both.words()["image"] is both["image"]
         assert both.sentences()["text"].units.kind == "sentence" and len(both.sentences()["text"].top(9)) == 1
-        with pytest.raises(InputError, match="frames, not words"):
+        with pytest.raises(InputError, match="frames cannot be merged into words"):
             every()["sound"].words()
 
     def test_step_selects_all_streams(self) -> None:
@@ -167,7 +167,7 @@ class TestComparisonAndAggregation:
         assert clearhead.aggregate(both, by="label").rows[0][1] == pytest.approx(sum(kept))
         positions = {name for name, _, _ in clearhead.aggregate([both], by="position").rows}
         assert {"text 1", "image 1"} <= positions and "1" not in positions
-        with pytest.raises(InputError, match="patches, not words"):
+        with pytest.raises(InputError, match="patches cannot be merged into words"):
             clearhead.aggregate([every()["one object"]], by="word")
 
     def test_data_frame_names_streams(self) -> None:

@@ -1,4 +1,4 @@
-"""What is explained: how a kind of model takes input, what its units are called, which row is read."""
+"""Model adapters: for each type of model, its inputs, the units of its attention maps, and its read-out positions."""
 
 from clearhead.adapters import (  # noqa: F401  (importing an adapter registers it)
     audio,

@@ -1,6 +1,6 @@
-"""Sounds: classifiers whose units are frames of a waveform, or patches of a spectrogram.
+"""Adapters for audio classifiers; units are frames of the waveform or patches of the spectrogram.
 
-Sounds of one batch have one length: models that normalise over time answer differently when a sound is padded.
+All audio in a batch has the same length, because padding changes the output of models that normalise over time.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What is explained: a model with its processor, and how it takes input."""
+"""Base class and registry of model adapters: a model with its processor, and its inputs as samples with units."""
 
 import hashlib
 import inspect
@@ -450,7 +450,7 @@ def find_adapter_class(class_names: Sequence[str], task: str | None = None) -> t
 
 
 def format_supported_suffixes() -> str:
-    return "it explains " + ", ".join(
+    return "supported architectures are " + ", ".join(
         f"*{ending}" for cls in ADAPTER_CLASSES if cls.task is None for ending in cls.class_suffixes
     )
 

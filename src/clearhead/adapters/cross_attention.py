@@ -1,4 +1,4 @@
-"""Two streams that look at each other: LXMERT, BLIP's cross-attending text encoder, BridgeTower."""
+"""Adapters for models with cross-attention between a text and an image: LXMERT, BLIP's text encoder, BridgeTower."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Decoders: the next word, a given continuation, or the words that the model generates, one step after another."""
+"""Adapter for decoder-only language models: explains the next token, a given continuation, or generated tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

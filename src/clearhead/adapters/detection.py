@@ -1,9 +1,9 @@
-"""Detectors: object queries that look at a picture. What is explained is why a query found what it found.
+"""Adapters for object detectors (DETR, YOLOS): explain the label that an object query predicts.
 
-DETR and its kin have two axes, the cells of the backbone's feature map ("image") and the object queries ("queries");
-YOLOS has one, its detection tokens stand behind the patches. The row that is read is the query's own. Detectors whose
-attention samples a few points of the picture (Deformable DETR, RT-DETR …) have no map of it: only methods that need
-none explain them.
+DETR and related models have two axes, the cells of the backbone's feature map ("image") and the object queries
+("queries"). YOLOS has one axis, with its detection tokens after the patches. The read-out position is the query itself.
+Detectors whose attention samples a few points of the image (Deformable DETR, RT-DETR …) have no attention map over it:
+only methods that need no map can explain them.
 """
 
 import re

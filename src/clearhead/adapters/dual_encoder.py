@@ -1,8 +1,8 @@
-"""Dual encoders: a text and a picture (or a sound) go through towers of their own, and meet in one cosine.
+"""Adapters for dual encoders (CLIP, SigLIP, CLAP): explain the cosine of a text and an image (or audio).
 
-The towers never look at each other, so each is explained by itself, given the other. Each pair of a batch is a sample
-of its own: only the diagonal of the model's similarities is explained, and no sample sees another. Many texts × many
-pictures are explained by giving every pair.
+Two separate towers encode the two inputs and never attend to each other, so each is explained by itself, given the
+other. Each pair is one sample: only the diagonal of the model's similarity matrix is explained, and samples do not
+affect each other. To explain many texts × many images, give every pair.
 """
 
 from collections.abc import Mapping, Sequence

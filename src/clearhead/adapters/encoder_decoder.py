@@ -1,4 +1,4 @@
-"""Encoder–decoders: what each word of an answer owes to the source, and to the words that were said before it."""
+"""Adapters for encoder–decoders: attribute each output token to source tokens and to previous output tokens."""
 
 import re
 from collections.abc import Mapping, Sequence

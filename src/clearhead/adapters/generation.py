@@ -1,4 +1,4 @@
-"""What all models that answer in words share: which words are explained, which row predicts each, and generation."""
+"""Base class of adapters for generative models: generation, the explained tokens, and the row that predicts each."""
 
 import copy
 import warnings

@@ -1,4 +1,4 @@
-"""Pictures: classifiers whose units are patches. The grid comes from the model and the picture, never from a root."""
+"""Adapters for image models with patches as units; the grid is computed from the patch size and the image size."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A text and what it is about as one joint sequence: VisualBERT (regions), ViLT (patches)."""
+"""Adapters for models that join text and image in one sequence: VisualBERT (image regions) and ViLT (patches)."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""How alike two inputs are: the target of dual encoders, and of two texts that one encoder reads.
+"""Similarity targets: the cosine of two pooled embeddings, from a dual encoder or from one encoder for two texts.
 
-The number is the cosine of two pooled vectors. Relevance is not scale-free: a cosine multiplied by a model's scale
-(CLIP's is about 100) is explained differently. So the cosine itself is the default, and the result says which it was.
+Scores depend on the scale: those of a cosine that is multiplied by the model's logit scale (about 100 for CLIP) are
+different. The cosine itself is therefore the default, and the result names the scale.
 """
 
 from abc import abstractmethod
@@ -85,7 +85,7 @@ class PairAdapter(ModelAdapter):
                 return [SimilarityTarget(target.spec, target.scale, own)]
             case Contrast(a, b, None) if a in (None, own) and isinstance(b, str):
                 if b == own:
-                    raise InputError(f"a contrast of {own!r} with itself explains nothing")
+                    raise InputError(f"cannot contrast {own!r} with itself: give a different text")
                 if not b.strip():
                     raise InputError("the text to contrast with is empty: give another one")
                 return [SimilarityTarget(target.spec, target.scale, own, b)]

@@ -1,4 +1,4 @@
-"""Speech to text: what each word owes to the frames of a sound, and to the words that were said before it."""
+"""Adapter for speech to text (Whisper): attribute each output token to audio frames and to previous output tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

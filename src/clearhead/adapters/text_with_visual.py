@@ -1,4 +1,4 @@
-"""A text beside something that it is about, in one model: what co-attention and joint sequences share."""
+"""Base classes of adapters for models that take a text together with an image or image regions."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Text models that answer at a place of the text: the label of each token, where an answer starts and ends."""
+"""Adapters for text models with a prediction per token: token classification, and answer spans in a context."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The two halves of a dual encoder, each as a subject of its own: how a tower reads its input, where it is pooled."""
+"""Adapters for the text tower and the image tower of a dual encoder: their inputs and their read-out positions."""
 
 import inspect
 from collections.abc import Mapping, Sequence

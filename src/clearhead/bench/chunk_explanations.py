@@ -1,4 +1,4 @@
-"""The explanations that protocols are handed: all methods of an input in shared passes, failures kept apart."""
+"""Explain a chunk of examples with all methods in shared passes; a method that fails does not affect the others."""
 
 import ast
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
-"""What a run is: which model, data, methods and protocols, cut into chunks that are always the same.
+"""Specification of a benchmark run (model, data, methods, protocols), and its division into chunks of examples.
 
-A chunk is the smallest thing that is computed and stored. Which examples share one is fixed by the data alone (of each
-window of consecutive examples those of like length), so that a longer run finds the chunks of a shorter one, and what
-is computed in a chunk does not depend on where a run was stopped.
+A chunk is the smallest unit that is computed and stored. Its examples are determined by the data alone: examples of
+similar length, from a window of consecutive examples. A longer run therefore reuses the chunks of a shorter one, and
+the results of a chunk do not depend on where a run was interrupted.
 """
 
 import hashlib

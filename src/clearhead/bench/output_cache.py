@@ -1,4 +1,4 @@
-"""What the model says about altered inputs: each distinct one goes through it once, in full batches of like length."""
+"""Cache of class scores for perturbed inputs: each distinct input is run once, in batches of similar length."""
 
 import hashlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Where measurements lie: Parquet shards, named by what they hold, one a chunk; written whole or not at all.
+"""Storage of measurements in a run folder: one Parquet shard per chunk, named by its content and written atomically.
 
     RUN/run.json             what was asked for (the last time), and the settings behind each hash
     RUN/shards/KEY-WHAT.parquet   the rows of one chunk; KEY: model, examples, versions; WHAT: protocols and methods
@@ -133,7 +133,7 @@ class ResultStore:
         path = self.folder / "run.json"
         if self.folder.exists() and (not self.folder.is_dir() or (self._has_foreign_files() and not path.exists())):
             raise InputError(
-                f"{str(self.folder)!r} already exists and is not a benchmark run: give an empty or new --out"
+                f"{str(self.folder)!r} already exists and is not a benchmark run: give --out an empty or new folder"
             )
 
     def prepare_folder(self, manifest: Mapping[str, Any]) -> None:

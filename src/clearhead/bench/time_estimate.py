@@ -37,7 +37,11 @@ class TimeEstimate:
 
 
 def estimate_time(run: BenchmarkRun, num_workers: int = 1) -> TimeEstimate | None:
-    """Time one example of those that are left; None where there are few, or nothing to do."""
+    """Measure the time of one missing example and extrapolate it to all missing examples, divided among the workers.
+
+    Returns:
+        The estimate, or None if fewer than `MIN_EXAMPLES_TO_TIME` examples are missing.
+    """
     tasks = run.find_missing_tasks()
     left = sum(len(task.example_indices) for task in tasks)
     if left < MIN_EXAMPLES_TO_TIME:

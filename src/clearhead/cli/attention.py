@@ -59,7 +59,7 @@ def attention(
         str | None,
         typer.Option(
             metavar="A,B,…",
-            help="Print the probabilities of these labels or, at a mask, of these tokens, such as his,her.",
+            help="Print the probabilities of these labels or, at a masked position, these tokens, such as his,her.",
         ),
     ] = None,
     limit: Annotated[
@@ -70,10 +70,10 @@ def attention(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Folder for the result files: overview.png (every head), depth.png (the read-out token across "
-            "layers, by raw attention, rollout and flow), graph.png, maps.png (the heads of --head), "
-            "attention.html (everything, interactive) and attention.json; with several streams, the images of "
-            "each map are in a folder with its name.",
+            help="Folder for the result files: overview.png (every head), depth.png (the read-out token across layers, "
+            "by raw attention, rollout and flow), graph.png, maps.png (the heads selected by --head), attention.html "
+            "(everything, interactive) and attention.json; with several streams, the images of each map are in a "
+            "folder named after the map.",
         ),
     ] = None,
     as_json: opt.JsonOption = False,
@@ -100,7 +100,9 @@ def attention(
         view = _compute_requested_view(explainer, raw_input, stream, reference_inputs, candidate_names)
     views = _get_views_by_name(view)
     if chosen_heads and len(views) > 1:
-        raise InputError(f"--head selects a head of one map: choose the map with --stream: {', '.join(views)}")
+        raise InputError(
+            f"--head needs one attention map, but there are several: choose with --stream ({', '.join(views)})"
+        )
     for layer_index, head_index in chosen_heads:
         for map_view in views.values():
             map_view.get_map(layer_index, head_index)

@@ -38,15 +38,16 @@ def bench(
             "--model",
             "-m",
             metavar="NAME",
-            help="Model: zoo:NAME (clearhead models lists them), a folder, or a hub name.",
+            help="Model: zoo:NAME (see clearhead models), a folder, or a hub name.",
         ),
     ],
     data: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="Data set: a name (pets, eraser-movies, hub:OWNER/NAME …), known:TASK for a zoo task with known true "
-            "evidence, mosaic:NAME for mosaics of two classes of images, or the path of a table or a folder of images.",
+            help="Data set: a name (pets, eraser-movies, hub:OWNER/NAME …), known:TASK for a zoo task with "
+            "ground-truth evidence, mosaic:NAME for mosaics of images from two classes, or the path of a table or a "
+            "folder of images.",
         ),
     ],
     protocols: Annotated[
@@ -109,7 +110,7 @@ def bench(
         ),
     ] = None,
     chunk: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Number of examples that are computed and stored together.")
+        int, typer.Option(metavar="N", min=1, help="Number of examples that are processed and stored together.")
     ] = 16,
     template: Annotated[
         str,
@@ -134,7 +135,7 @@ def bench(
     """Benchmark attribution methods: agreement with known evidence, faithfulness, and other protocols.
 
     Results are Parquet files with one row per example, method, protocol and setting. A run that is resumed or extended
-    computes only the missing chunks of examples. Methods are ranked only where the examples distinguish them.
+    computes only the missing chunks of examples. Methods that do not differ significantly share a range of ranks.
     """
     from clearhead.bench import time_estimate
     from clearhead.bench.engines import get_engine
@@ -247,7 +248,9 @@ def report(
 
 
 def _parse_data_option(text: str) -> tuple[str, str | list[str]]:
-    """Parse NAME=VALUE of --option.
+    """Split the text of one --option, NAME=VALUE, into the name and the value.
+
+    The value is a string, or for the options `columns` and `remove` a list of strings that were separated by commas.
 
     >>> _parse_data_option("label_column=stars"), _parse_data_option("columns=premise,hypothesis")
     (('label_column', 'stars'), ('columns', ['premise', 'hypothesis']))

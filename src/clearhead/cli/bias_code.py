@@ -79,11 +79,18 @@ def code(
             "fine-tuned model.",
         ),
     ] = None,
-    count: Annotated[int, typer.Option(metavar="N", min=4, help="Number of questions, sampled evenly.")] = 200,
+    count: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=4,
+            help="Maximum number of questions (masked tokens, pairs or functions), taken at even intervals.",
+        ),
+    ] = 200,
     special: Annotated[
         bool,
         typer.Option(
-            "--special/--no-special", metavar="", help="Include special tokens as queries and keys of attention."
+            "--special/--no-special", metavar="", help="Include special tokens as attention queries and keys."
         ),
     ] = True,
     permutations: Annotated[
@@ -93,11 +100,12 @@ def code(
     html: Annotated[str, typer.Option(metavar="FILE", help="Path of the HTML report.")] = "code.html",
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Analyse attention and attribution of a code model by the syntax of its input.
+    """Analyse the attention and attributions of a code model by the syntactic class of its input tokens.
 
     tree-sitter assigns every token a class (identifier, keyword, operator …) and a syntactic context (declaration,
     condition, loop, call …). The weight of each class is reported relative to chance. Wrong predictions are compared
-    with correct ones head by head, and a detector of wrong predictions is compared with the confidence of the model.
+    with correct ones head by head, and a classifier that detects wrong predictions is compared with the confidence of
+    the model as a baseline.
     """
     if task not in DEFAULT_MODELS_BY_TASK:
         raise unknown_value_error("task", task, DEFAULT_MODELS_BY_TASK)

@@ -47,7 +47,7 @@ def gender(
     ] = None,
     names: Annotated[str, typer.Option(metavar="A,B", help="Names of the two sides.")] = "male,female",
     compared_words: Annotated[
-        str, typer.Option(metavar="A,B", help="The two words whose probabilities at masks are compared.")
+        str, typer.Option(metavar="A,B", help="The two words whose probabilities at masked positions are compared.")
     ] = "he,she",
     sentence_set: Annotated[
         list[str] | None,
@@ -68,23 +68,27 @@ def gender(
         int, typer.Option(metavar="N", min=10, help="Number of sentences from which the axis is computed.")
     ] = 1000,
     limit: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Maximum number of sentences per set, sampled evenly.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Maximum number of sentences per set, taken at even intervals."),
     ] = None,
     plain: PlainOption = False,
     few: FewOption = False,
-    seed: Annotated[int, typer.Option(metavar="N", help="Random seed of the held-out split.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed for the held-out split.")] = 0,
     save: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Save the directions (.safetensors), for clearhead concept.")
+        str | None,
+        typer.Option(metavar="FILE", help="Save the directions (.safetensors) for use with clearhead concept."),
     ] = None,
     html: Annotated[str, typer.Option(metavar="FILE", help="Path of the HTML report.")] = "gender.html",
     as_json: opt.JsonOption = False,
 ) -> None:
     """Trace an axis such as gender through the layers of a masked language model (default: zoo:masked).
 
-    Sentences with listed words and their counterfactuals yield a direction in every layer (DensRay), tested on
-    held-out words. For each set of sentences, the report shows DR, CAT, AttCAT and AttDR by layer and token; the
-    similarity of AttCAT and DR compared with chance; whether AttDR ranks listed words first; pronoun probabilities at
-    the mask with and without the axis; and the cost of removing the axis. The word pairs can define any axis.
+    Sentences that contain a listed word (--pairs), with their counterfactuals, give a direction in every layer
+    (DensRay), tested on held-out words. For each set of sentences, the report shows maps by layer and token of DR
+    (position on the axis), CAT (gradient × input), and both weighted by attention (AttDR, AttCAT); the similarity of
+    AttCAT and DR compared with chance; whether AttDR ranks listed words first; pronoun probabilities at masked
+    positions before and after the axis is removed; and the resulting loss of performance. The word pairs can define
+    any axis.
     """
     put.check_output_paths(html, save)
     from clearhead.concepts.directions import Directions

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CONCEPT_HELP = (
     "Analyse concept directions in hidden states: whether a concept influences a class, where it is encoded, which "
-    "inputs activate it, and what its removal costs."
+    "inputs activate it, and how much removing it degrades the model."
 )
 TCAV_EXAMPLES = (
     "clearhead concept tcav bengals/ --target Bengal --concept dotted --concept striped --random photos/",
@@ -58,7 +58,9 @@ ConceptLayersOption = Annotated[
 PoolOption = Annotated[
     str,
     typer.Option(
-        metavar="class|mean|token|flat", help="How the token vectors of an input are pooled into one activation."
+        metavar="class|mean|token|flat",
+        help="How token vectors become activations: class (read-out position), mean, token (one per token) or flat "
+        "(concatenated).",
     ),
 ]
 ConceptSeedOption = Annotated[int, typer.Option(metavar="N", help="Random seed.")]
@@ -70,7 +72,8 @@ PlainOption = Annotated[
     typer.Option(
         "--plain",
         metavar="",
-        help="Use DensRay on unnormalised differences: faster, and equal to the difference of means.",
+        help="Use DensRay on unnormalised differences: faster; for two sets of equal size, equivalent to the "
+        "difference of means.",
     ),
 ]
 FewOption = Annotated[
@@ -78,7 +81,8 @@ FewOption = Annotated[
     typer.Option(
         "--few",
         metavar="",
-        help="Allow fewer vectors than dimensions; evaluate the direction by its accuracy on held-out vectors.",
+        help="Allow fewer vectors than dimensions; the direction is then partly random, so check its held-out "
+        "accuracy.",
     ),
 ]
 
@@ -101,7 +105,7 @@ def tcav(
     random: Annotated[
         str,
         typer.Option(
-            metavar="SET", help="Arbitrary inputs for the random counter-sets: a folder, a .txt file or a table."
+            metavar="SET", help="Arbitrary inputs for the random negative sets: a folder, a .txt file or a table."
         ),
     ],
     target: Annotated[
@@ -124,14 +128,14 @@ def tcav(
             help="Linear classifier from which the concept vectors are computed.",
         ),
     ] = "logistic",
-    runs: Annotated[int, typer.Option(metavar="N", min=3, help="Number of random counter-sets.")] = 20,
+    runs: Annotated[int, typer.Option(metavar="N", min=3, help="Number of random negative sets.")] = 20,
     examples: Annotated[int, typer.Option(metavar="N", min=3, help="Maximum number of inputs per concept.")] = 40,
     threshold: Annotated[
         float,
         typer.Option(
             metavar="ACCURACY",
-            help="Minimum accuracy with which a concept must be distinguished from random inputs; other concepts are "
-            "rejected.",
+            help="Minimum accuracy with which a concept must be distinguished from random inputs; concepts below it "
+            "are rejected.",
         ),
     ] = 0.6,
     seed: ConceptSeedOption = 0,
@@ -149,7 +153,7 @@ def tcav(
     """Test whether a concept influences a class more than random concepts do (TCAV).
 
     The score is the fraction of inputs of the class for which the target increases when the activation moves towards
-    the concept. Every concept is compared with many random counter-sets. A score is significant if it differs from
+    the concept. Every concept is compared with many random negative sets. A score is significant if it differs from
     the scores of random concepts and from 0.5 in two-sided tests with Holm's correction over concepts and layers.
     """
     put.check_output_paths(html)
@@ -251,7 +255,8 @@ def densray(
     few: FewOption = False,
     seed: ConceptSeedOption = 0,
     save: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Save the directions (.safetensors), for clearhead concept.")
+        str | None,
+        typer.Option(metavar="FILE", help="Save the directions (.safetensors) for use with clearhead concept."),
     ] = None,
     html: Annotated[str, typer.Option(metavar="FILE", help="Path of the HTML report.")] = "densray.html",
     as_json: opt.JsonOption = False,
@@ -405,7 +410,7 @@ def remove(
     html: Annotated[str, typer.Option(metavar="FILE", help="Path of the HTML report.")] = "remove.html",
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Ablate directions in all of their layers, and measure the cost on the model's own task.
+    """Ablate saved directions in every layer that has one, and measure the loss of performance on the model's own task.
 
     A masked language model is evaluated by its loss at masked tokens, a classifier by accuracy and loss on labelled
     rows.

@@ -60,8 +60,8 @@ def convert(
 ) -> None:
     """Convert a checkpoint in its authors' original format to safetensors in the layout of transformers.
 
-    Supports the model families of the published experiments. Model sizes are inferred from tensor shapes. Nothing is
-    written unless every weight is recognised.
+    Supports the model families listed under --family. Model sizes are inferred from tensor shapes. Nothing is written
+    unless every weight is recognised.
     """
     import transformers
 

@@ -61,7 +61,10 @@ def read_concept_examples(
     name, equals, path = concept_spec.partition("=")
     if equals:
         if not name or Path(name).name != name:
-            raise InputError(f"--concept {concept_spec!r}: {name!r} is not a valid name; files are named after it")
+            raise InputError(
+                f"--concept {concept_spec!r}: {name!r} cannot be part of a file name, but files are named after the "
+                "concept"
+            )
         return name, read_input_set(path)
     name, colon, word_list = concept_spec.partition(":")
     if colon:

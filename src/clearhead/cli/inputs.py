@@ -59,7 +59,7 @@ def disable_bars_for_local_model(model_name: str) -> None:
 def _choose_default_model(streams: frozenset[str]) -> str:
     """Return the zoo model that takes exactly these streams, or raise `InputError`."""
     if streams not in DEFAULT_MODELS_BY_STREAMS:
-        raise InputError(f"no model of the zoo takes {_join_names(sorted(streams))}: name one with --model")
+        raise InputError(f"there is no default model for {_join_names(sorted(streams))}: choose a model with --model")
     return DEFAULT_MODELS_BY_STREAMS[streams]
 
 
@@ -131,8 +131,11 @@ def _repeat_to_equal_length(raw_inputs: dict[str, list[Any]]) -> dict[str, list[
     """Bring the streams to one length: a stream with a single value is combined with every value of the others."""
     longest = max(len(values) for values in raw_inputs.values())
     if any(len(values) not in (1, longest) for values in raw_inputs.values()):
-        counts = _join_names([f"{len(values)} times --{stream}" for stream, values in raw_inputs.items()])
-        raise InputError(f"inputs are paired by position, but there are {counts}")
+        counts = _join_names([f"{len(values)} for --{stream}" for stream, values in raw_inputs.items()])
+        raise InputError(
+            f"inputs are paired by position, but there are {counts}: give equal numbers, or a single input to combine "
+            "with all of them"
+        )
     return {stream: values * (longest // len(values)) for stream, values in raw_inputs.items()}
 
 
@@ -150,7 +153,7 @@ def _load_raw_input(source: InputSource, stream: str, model_name: str) -> Any:
         file_type = {"image": "an image", "audio": "an audio file"}[source.source_type]
         raise InputError(
             f"{model_name} takes texts, but {source.value!r} is {file_type}: choose another --model (zoo:pets takes "
-            f"images), or use --text {source.value!r} if you mean the words"
+            f"images), or use --text {source.value!r} to explain the name as text"
         )
     return source.load_text()
 
@@ -189,7 +192,7 @@ def find_dataset(
         return None
     path = datasets[0].value
     if len(sources) > 1:
-        raise InputError(f"{path!r} is data and must be the only input: {len(sources)} inputs were given")
+        raise InputError(f"{path!r} is a data set and must be the only input, but {len(sources)} inputs were given")
     if out is None:
         raise InputError(f"{path!r} contains several inputs: name a folder for the results with --out DIR")
     return open_dataset(path, column, pair_column, image_column)

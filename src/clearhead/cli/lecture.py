@@ -26,7 +26,8 @@ def lecture(
         list[str] | None,
         typer.Argument(
             metavar="SENTENCE",
-            help="Sentences to explain. Default: the five sentences of the lecture.",
+            help="Sentences to explain. Default: five built-in sentences from a lecture on explaining text "
+            "classifiers.",
             show_default=False,
         ),
     ] = None,
@@ -37,8 +38,8 @@ def lecture(
 ) -> None:
     """Compare Grad-SAM with SHAP: token rankings, rank correlation without special tokens, and the score of [CLS].
 
-    The predicted class of each sentence is explained. "SHAP, as in the lecture" explains class 1 (counting from 0),
-    regardless of the prediction.
+    The predicted class of each sentence is explained. "SHAP, as in the lecture" reproduces a lecture
+    notebook: it explains class 1 (counting from 0), regardless of the prediction.
     """
     put.check_output_paths(figure, option="--figure")
     if figure is not None and Path(figure).suffix.lower() not in FIGURE_SUFFIXES:

@@ -25,7 +25,7 @@ InputsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="INPUT",
-        help="A text; an image (a file, or the name of an example image of scikit-image, such as chelsea); an audio "
+        help="A text; an image (a file, or the name of an example image from scikit-image, such as chelsea); an audio "
         "file (.wav); a .txt file; or data: a CSV, TSV or JSONL file, or a folder of .txt files or of images. For "
         "models with several inputs, use --text, --image and --audio.",
         show_default=False,
@@ -62,7 +62,7 @@ ExampleOption = Annotated[
         metavar="N",
         min=0,
         rich_help_panel=_EXPLAIN_PANEL,
-        help="Use example number N of a zoo model with known evidence as the input.",
+        help="Use built-in example N as the input, for zoo models with known evidence.",
     ),
 ]
 
@@ -73,8 +73,8 @@ ModelOption = Annotated[
         "-m",
         metavar="NAME",
         rich_help_panel=_MODEL_PANEL,
-        help="Model: zoo:NAME (clearhead models lists them), a folder, or a hub name. Default: a zoo model that suits "
-        "the command and the input, such as zoo:sentiment for text and zoo:pets for images.",
+        help="Model: zoo:NAME (see clearhead models), a folder, or a hub name. Default: a zoo model that suits the "
+        "command and the input, such as zoo:sentiment for text and zoo:pets for images.",
     ),
 ]
 MethodsOption = Annotated[
@@ -94,7 +94,7 @@ TargetOption = Annotated[
         metavar="LABEL",
         rich_help_panel=_EXPLAIN_PANEL,
         help="Label to explain, by name or index (for a masked language model: the token). Default: the predicted "
-        'label. For a position of a sequence output: "step 3" or "step 3 = token" (generated text), "query 5" '
+        'label. For one position of an output sequence: "step 3" or "step 3 = token" (generated text), "query 5" '
         '(detection), "token 2 = PER" (token labels), "answer start" (answer spans); "every step", "every query" '
         'and "every token" explain all positions.',
     ),
@@ -118,7 +118,7 @@ MaskOption = Annotated[
 StepOption = Annotated[
     int | None,
     typer.Option(
-        metavar="N", rich_help_panel=_EXPLAIN_PANEL, help="Step of the generated token to explain, counting from 0."
+        metavar="N", rich_help_panel=_EXPLAIN_PANEL, help="Generation step whose token is explained, counting from 0."
     ),
 ]
 AnswerOption = Annotated[
@@ -271,8 +271,7 @@ KernelOption = Annotated[
     typer.Option(
         metavar="NAME",
         rich_help_panel=_MODEL_PANEL,
-        help="Kernel that computes attention while it is recorded: materialised, streaming (for long inputs), tiles or "
-        "triton.",
+        help="Attention kernel for recorded passes: materialised, streaming (for long inputs), tiles or triton.",
     ),
 ]
 WordsOption = Annotated[
@@ -523,7 +522,12 @@ def flatten_option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _make_option_parameter(option: Any, group: Any) -> inspect.Parameter:
-    """Turn a dataclass field into a keyword parameter whose annotation Typer can read."""
+    """Return the keyword-only parameter for one dataclass field: its name, its default and its annotation for Typer.
+
+    Args:
+        option: A field of the dataclass.
+        group: The dataclass, from which the annotation of the field is resolved.
+    """
     annotation = get_type_hints(group, include_extras=True)[option.name]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation)
 

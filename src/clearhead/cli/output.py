@@ -234,7 +234,9 @@ def check_output_paths(
     if os.path.exists(os.path.join(save_path, "settings.json")):
         raise InputError(f"--save {save_path!r} contains the results of a run with --out: name another folder")
     if _is_explanation_file(save_path) and num_explanations > 1:
-        raise InputError(f"--save {save_path!r} is one file for {num_explanations} explanations: name a folder")
+        raise InputError(
+            f"--save {save_path!r} names one file, but there are {num_explanations} explanations: name a folder"
+        )
     if os.path.exists(save_path) and not os.path.isdir(save_path) and not _is_explanation_file(save_path):
         raise InputError(
             f"--save {save_path!r} exists and is not a folder: name a folder, or a file that ends in "

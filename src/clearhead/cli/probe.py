@@ -59,8 +59,8 @@ def probe(
         str | None,
         typer.Option(
             metavar="S1|S2|S3|S4",
-            help="Attention weights to change: S1, of the read-out token in the last layer (default); S2, of the "
-            "read-out token in every layer; S3, of all tokens in --layer; S4, all weights.",
+            help="Attention weights to change: S1, those of the read-out token in the last layer (default); S2, those "
+            "of the read-out token in every layer; S3, those of all tokens in --layer; S4, all weights.",
         ),
     ] = None,
     layer: Annotated[int | None, typer.Option(metavar="N", help="For scope S3: the layer, counting from 0.")] = None,
@@ -71,21 +71,31 @@ def probe(
     keep: Annotated[
         bool,
         typer.Option(
-            "--keep", metavar="", help="permutation: keep the weights on special tokens and on the token itself."
+            "--keep",
+            metavar="",
+            help="permutation: keep the weights on special tokens and the weight of each token on itself.",
         ),
     ] = False,
     by_head: Annotated[
-        bool, typer.Option("--by-head", metavar="", help="permutation: additionally permute every head separately.")
+        bool,
+        typer.Option(
+            "--by-head",
+            metavar="",
+            help="permutation: additionally permute each head alone, without permuting the others.",
+        ),
     ] = False,
     candidates: Annotated[
         str | None,
         typer.Option(
-            metavar="A,B,…", help="Compare only the probabilities of these labels or, at a mask, of these tokens."
+            metavar="A,B,…",
+            help="Compare only the probabilities of these labels or, at a masked position, of these tokens.",
         ),
     ] = None,
     frozen: Annotated[
         bool,
-        typer.Option("--frozen", metavar="", help="Freeze the attention of later layers at its original weights."),
+        typer.Option(
+            "--frozen", metavar="", help="Keep the attention weights of later layers at their original values."
+        ),
     ] = False,
     steps: Annotated[
         int | None,
@@ -123,8 +133,9 @@ def probe(
         str | None,
         typer.Option(
             metavar="NAME,…",
-            help="diagnostic: sources of the attention weights: uniform, own, base, adversary, or any attribution "
-            "method. Default: uniform,own,base.",
+            help="diagnostic: sources of the word weights: uniform, own (learned by the classifier), base (attention "
+            "of the explained model), adversary (adversarially trained attention), or any attribution method. Default: "
+            "uniform,own,base.",
         ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(metavar="N", help="Training: inputs per step. Default: 32.")] = None,
@@ -141,7 +152,7 @@ def probe(
         float | None,
         typer.Option(
             metavar="TVD",
-            help="adversary: maximum change of the prediction, as a total variation distance. Default: 0.05.",
+            help="adversary: maximum change in the prediction, as a total variation distance. Default: 0.05.",
         ),
     ] = None,
     unit: Annotated[
@@ -162,13 +173,14 @@ def probe(
 
     - correlation: compare attention with gradients and leave-one-out.
     - permutation: permute the attention weights.
-    - adversary: search for different attention weights with the same prediction.
-    - uniform: replace the attention weights by uniform weights.
+    - adversary: search for different attention weights that give the same prediction.
+    - uniform: replace the attention weights with uniform weights.
     - heads: measure the importance of heads and describe their patterns.
     - skips: measure the contribution of the residual stream.
     - seeds (training): compare the attention of models that differ in the random seed.
-    - frontier (training): train models with the same predictions and different attention.
-    - diagnostic (training): train a classifier without context that is guided by attention weights.
+    - frontier (training): train models that make the same predictions with different attention.
+    - diagnostic (training): train a bag-of-words classifier whose word weights come from attention or an
+      attribution method.
     """
     if kind not in OPTIONS_BY_PROBE:
         raise unknown_value_error("probe", kind, OPTIONS_BY_PROBE)
@@ -231,7 +243,7 @@ def load_probe_inputs(
     sources = parse_sources(*(inputs or ()))
     if any(source.source_type == "data" for source in sources):
         if len(sources) > 1:
-            raise InputError(f"data must be the only input, but {len(sources)} inputs were given")
+            raise InputError(f"a data set must be the only input, but {len(sources)} inputs were given")
         dataset = open_dataset(sources[0].value, column, None, None)
         explainer = load_explainer(model_options, {dataset.stream})
         check_dataset_streams(dataset, explainer)

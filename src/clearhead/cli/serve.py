@@ -34,8 +34,8 @@ def serve(
             "--model",
             "-m",
             metavar="NAME",
-            help="Model: zoo:NAME (clearhead models lists them), a folder, or a hub name; may be repeated. Default: "
-            "all models of the zoo.",
+            help="Model: zoo:NAME (see clearhead models), a folder, or a hub name; may be repeated. Default: all "
+            "models of the zoo.",
         ),
     ] = None,
     host: Annotated[

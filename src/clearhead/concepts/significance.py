@@ -1,6 +1,6 @@
 """Significance tests of TCAV: does a concept matter more to a class than a random concept would?
 
-Each concept is compared with many random counter-sets. Its scores against them are not independent, because they share
+Each concept is compared with many random negative sets. Its scores against them are not independent, because they share
 the concept's examples. The usual t-test over them calls every second random concept significant (measured in
 tests/concepts/test_tcav.py). This module therefore runs two tests:
 
@@ -50,8 +50,8 @@ class ConceptTest:
     Attributes:
         concept: Name of the concept.
         layer: Index of the layer, or "embeddings".
-        score: Mean TCAV score over the counter-sets.
-        sd: Standard deviation of the score over the counter-sets.
+        score: Mean TCAV score over the random negative sets.
+        sd: Standard deviation of the score over the random negative sets.
         low: Lower end of the exact binomial interval of the score over the class's inputs.
         high: Upper end of that interval.
         magnitude: Mean signed sensitivity S.
@@ -63,7 +63,7 @@ class ConceptTest:
         p_uncorrected: The usual t-test of the scores against 0.5.
         p: The larger of p_random and p_half.
         corrected: p after Holm's correction.
-        runs: Number of counter-sets.
+        runs: Number of random negative sets.
         inputs: Number of inputs of the class.
         refused: Why there is no score; empty if there is one.
     """

@@ -108,7 +108,7 @@ def compute_concept_tests(
         explainer: Explainer of the model.
         inputs: Inputs of the class.
         concepts: Inputs that show each concept, by name.
-        random_inputs: Inputs of any kind, for the random counter-sets.
+        random_inputs: Inputs of any kind, for the random negative sets.
         layers: Layers whose output is read, from 0, negative from the end; "embeddings" is the output of the embedding
             layer.
         **kwargs: Further options of `run_tcav`.
@@ -137,7 +137,7 @@ def run_tcav(
         explainer: Explainer of the model.
         inputs: Inputs of the class.
         concepts: Inputs that show each concept, by name.
-        random_inputs: Inputs of any kind, for the random counter-sets.
+        random_inputs: Inputs of any kind, for the random negative sets.
         layers: Layers whose output is read, from 0, negative from the end; "embeddings" is the output of the embedding
             layer.
         target: The target, as in `Explainer.explain`; default: the predicted class.
@@ -171,7 +171,7 @@ def fit_concepts(
     batch_size: int = 16,
     progress: Progress = False,
 ) -> "FittedConcepts":
-    """Fit the vectors of concepts against random counter-sets, at every layer.
+    """Fit the vectors of concepts against random negative sets, at every layer.
 
     Args:
         explainer: Explainer of the model.
@@ -377,6 +377,6 @@ def _is_accurate(vector: Direction, threshold: float | None) -> bool:
 
 
 def compute_mean_vector(vectors: Sequence[Direction]) -> Direction:
-    """Compute the mean of the vectors against all counter-sets, normalised to length one; used for maps."""
+    """Compute the mean of the vectors against all random negative sets, normalised to length one; used for maps."""
     q = torch.stack([vector.q[0] for vector in vectors]).mean(0)
     return replace(vectors[0], q=(q / q.norm())[None])

@@ -214,7 +214,7 @@ class DatasetRun:
             return
         if self.out_dir.exists() and (not self.out_dir.is_dir() or any(self.out_dir.iterdir())):
             raise InputError(
-                f"{str(self.out_dir)!r} already exists and contains other files: give an empty or new --out"
+                f"{str(self.out_dir)!r} already exists and contains other files: give --out an empty or new folder"
             )
         self.out_dir.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as partial:
@@ -281,7 +281,7 @@ def _check_same_settings(path: Path, settings: Mapping[str, Any]) -> None:
     try:
         previous = json.loads(path.read_text(encoding="utf-8"))["settings"]
     except (ValueError, KeyError, TypeError):
-        raise InputError(f"{str(path)!r} was not written by clearhead: give an empty or new --out") from None
+        raise InputError(f"{str(path)!r} was not written by clearhead: give --out an empty or new folder") from None
     current = settings["settings"]
     changed = [key for key in {**previous, **current} if previous.get(key) != current.get(key)]
     if changed:

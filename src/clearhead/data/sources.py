@@ -71,7 +71,7 @@ class InputSource:
         return read_wav(Path(self.value))
 
     def load_image(self) -> Any:
-        """Return the path of the image file, or the pixels of an image of scikit-image.
+        """Return the path of the image file, or the pixels of an image from scikit-image.
 
         Raises:
             InputError: If the image comes with scikit-image, and that is not installed.
@@ -89,7 +89,7 @@ def parse_input_source(value: str) -> InputSource:
     """Recognise an input. Existing files and names with a file suffix are files; everything else is a text.
 
     Args:
-        value: A text, a path, or the name of an image of scikit-image.
+        value: A text, a path, or the name of an image from scikit-image.
 
     Returns:
         The source.
@@ -121,17 +121,17 @@ def parse_input_source(value: str) -> InputSource:
         if suffix:
             raise InputError(
                 f"{value!r} is a file that cannot be read as an input: accepted are {', '.join(readable_suffixes)} and "
-                f"folders. To explain these words as a text, use --text {value!r}"
+                f"folders. To explain the string itself, use --text {value!r}"
             )
         return InputSource("text", value)
     looks_like_path = os.sep in value or len(value.split()) == 1
     if suffix in readable_suffixes and looks_like_path:
-        raise InputError(f"there is no file {value!r}. To explain these words as a text, use --text {value!r}")
+        raise InputError(f"there is no file {value!r}. To explain the string itself, use --text {value!r}")
     return InputSource("named image" if value in SKIMAGE_IMAGE_NAMES else "text", value)
 
 
 def parse_image_source(value: str) -> InputSource:
-    """Recognise an image: a file, or the name of an image of scikit-image.
+    """Recognise an image: a file, or the name of an image from scikit-image.
 
     Args:
         value: A path or name.
@@ -336,8 +336,7 @@ def collect_raw_inputs(path: str | Path, rows: Iterable[DatasetRow]) -> list[Any
         if len(unreadable) > 3:
             listing += f"; and {len(unreadable) - 3} more"
         raise InputError(
-            f"{len(unreadable)} of {len(collected)} rows of {str(path)!r} cannot be read, so fix or remove them: "
-            f"{listing}"
+            f"{len(unreadable)} of {len(collected)} rows of {str(path)!r} cannot be read; fix or remove them: {listing}"
         )
     return [row.raw_input for row in collected]
 

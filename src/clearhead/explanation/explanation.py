@@ -468,7 +468,16 @@ _JSON_FIELDS = ("method", "target", "prediction", "base_value", "certificate", "
 def _sum_with_nan(
     scores: Float[np.ndarray, "*part unit"], shares: Float[np.ndarray, "unit larger"]
 ) -> Float[np.ndarray, "*part larger"]:
-    """Aggregate scores by `shares`. A larger unit is NaN if and only if it contains any part of a NaN unit."""
+    """Sum the scores of units into larger units: `scores @ shares`, where NaN is passed on.
+
+    Args:
+        scores: Scores of the units, along the last axis.
+        shares: One row per unit and one column per larger unit: the fraction of the unit's score that it receives.
+
+    Returns:
+        Scores of the larger units, along the last axis. A larger unit is NaN if and only if any of the units with a
+        nonzero share in it is NaN.
+    """
     missing = np.isnan(scores)
     sums = np.where(missing, 0, scores) @ shares
     return np.where(missing @ (shares != 0), np.nan, sums)

@@ -1,4 +1,4 @@
-"""Validation of explanations read from files or JSON."""
+"""Validation of explanations read from files or JSON: yields descriptions of problems, instead of raising an error."""
 
 import math
 from collections.abc import Iterator, Mapping

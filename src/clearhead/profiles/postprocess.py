@@ -71,7 +71,10 @@ def add_identity_and_drop_special(scores: np.ndarray, units: Units, readout_weig
 
 
 def sum_rows_and_drop_special(scores: np.ndarray, units: Units, readout_weights: Mapping[int, float]) -> np.ndarray:
-    """Replace the mean of two read-out rows (class token and mean of patches) by their sum; drop special tokens."""
+    """Set special units to NaN, and turn the mean of two read-out rows (class token, mean of patches) into their sum.
+
+    The length of the scores stays the same. All other scores are divided by the weight of row 0 in the mean.
+    """
     return drop_special(scores, units, readout_weights) / readout_weights.get(0, 1.0)
 
 

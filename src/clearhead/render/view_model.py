@@ -182,7 +182,11 @@ def format_group_heading(group: Sequence[AnyExplanation]) -> str:
 
 
 def make_unique_labels(group: Sequence[AnyExplanation]) -> dict[str, AnyExplanation]:
-    """Each explanation under a name of its own: its method, or its target where that is what differs; else a number."""
+    """Map a label to each explanation of a group, in the order of the group.
+
+    The label is the method if all explanations have the same target, the question ("Why A and not B?") if all have the
+    same method, and "METHOD of TARGET" otherwise. Labels that occur again get a number: "METHOD (2)".
+    """
     one_method = len({explanation.method for explanation in group}) == 1
     named: dict[str, AnyExplanation] = {}
     for explanation in group:

@@ -1,4 +1,4 @@
-"""Models of one's own that cut pictures into patches."""
+"""`ImageReader` and its adapter: image models that are not from transformers and cut images into patches."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

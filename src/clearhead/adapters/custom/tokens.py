@@ -1,4 +1,4 @@
-"""Models of one's own that read rows of tokens."""
+"""`TokenReader` and its adapter: models that are not from transformers and take sequences of tokens or vectors."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How pictures are opened, processed, cut into patches, and shown again."""
+"""Image input: open files, arrays and PIL images, preprocess them, cut pixels into patches, and undo normalisation."""
 
 import warnings
 from pathlib import Path
@@ -50,9 +50,9 @@ def open_image(raw: Any) -> Any:
         except FileNotFoundError:
             raise InputError(f"there is no image {str(raw)!r}") from None
         except UnidentifiedImageError:
-            raise InputError(f"{str(raw)!r} is not an image that can be opened: its format is not known") from None
+            raise InputError(f"{str(raw)!r} cannot be opened as an image: its format is unknown") from None
         except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as problem:
-            raise InputError(f"{str(raw)!r} is not an image that can be opened ({problem})") from None
+            raise InputError(f"{str(raw)!r} cannot be opened as an image ({problem})") from None
     if isinstance(raw, np.ndarray):
         fits = raw.ndim == 2 or (raw.ndim == 3 and raw.shape[2] in (3, 4))
         if not fits or raw.dtype != np.uint8 or not raw.size:
@@ -101,10 +101,10 @@ _FORMATS_WITH_AUXILIARY_FRAMES = ("MPO", "PSD")
 def convert_to_rgb(image: Any) -> Any:
     """With eight bits for each of three colours. PIL would cut off what is larger than 255, and make it all white."""
     if image.mode == "F" or image.mode.startswith("I"):
-        kind = "values of any size" if image.mode == "F" else "values larger than 255"
+        kind = "without a fixed range" if image.mode == "F" else "larger than 255"
         raise InputError(
-            f"the pixels of the image are {kind} (mode {image.mode}), and the value of white is not known: save the "
-            "image with 8 bits per channel"
+            f"the image has pixel values {kind} (mode {image.mode}), so the value of white is unknown: save the image "
+            "with 8 bits per channel"
         )
     return image.convert("RGB")
 

@@ -1,4 +1,4 @@
-"""How a picture stands in a text: the tokens that hold its place, and the part of the picture that each stands for."""
+"""Image placeholders in the text of vision-language models: the image patches that each placeholder represents."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -52,8 +52,8 @@ class ImageTokenLayout(ABC):
         sizes = {name: len(part) for name, part in inputs.items()}
         if set(sizes.values()) != {num_samples}:
             raise InputError(
-                f"there must be one image for each of {num_samples} texts, but the model inputs have {sizes} (an image "
-                "split into tiles counts as several: turn off crop_to_patches or do_image_splitting of the image "
+                f"there must be one image for each of {num_samples} texts, but the batch sizes are {sizes} (an image "
+                "split into tiles counts as several: turn off crop_to_patches or do_image_splitting in the image "
                 "processor)"
             )
         return [{name: part[i] for name, part in inputs.items()} for i in range(num_samples)]
@@ -121,8 +121,8 @@ class SingleImageLayout(ImageTokenLayout):
         before = ["[CLS]"] if num_tokens == prod(grid) + 1 and self.keeps_class_token else []
         if num_tokens != prod(grid) + len(before):
             raise InputError(
-                f"the image has {grid[0]} × {grid[1]} patches, but the text has {num_tokens} placeholders for them: it "
-                "must contain one whole image (without tiles and newlines)"
+                f"the image has {grid[0]} × {grid[1]} patches, but the text has {num_tokens} placeholders for them: "
+                "the text must contain the placeholders of one whole image, without tiles or image-newline tokens"
             )
         return build_patch_units(grid, before)
 
@@ -167,7 +167,7 @@ class SingleTileLayout(SingleImageLayout):
         if tiles.dim() != 4 or len(tiles) != 1:
             raise InputError(
                 f"pixel_values must be batch × 1 × {self.num_channels} × height × width, not batch × "
-                f"{tuple(tiles.shape)}: one image that is not split into tiles "
+                f"{tuple(tiles.shape)}: give one image that is not split into tiles "
                 "(processor.image_processor.do_image_splitting = False)"
             )
         if not tiles.any():
@@ -262,7 +262,7 @@ class NoGeometryLayout(ImageTokenLayout):
     input_names: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_attention_mask")
     zero_is_padding = True
     missing_geometry_reason = (
-        "its tokens are learned queries that each attend to the whole image, so none has a position in it"
+        "the image tokens are learned queries, each of which attends to the whole image and has no position in it"
     )
 
     def make_units(self, inputs: Mapping[str, Tensor], num_tokens: int) -> Units:
@@ -280,7 +280,7 @@ class NoGeometryLayout(ImageTokenLayout):
     def group_pixels_by_unit(
         self, pixels: Tensor, units: Units, batch_size: int
     ) -> Float[Tensor, "batch unit feature"]:
-        raise UnsupportedError(f"tokens cannot be assigned to pixels: {self.missing_geometry_reason}")
+        raise UnsupportedError(f"pixels cannot be assigned to image tokens: {self.missing_geometry_reason}")
 
     def make_example_inputs(self) -> tuple[dict[str, Tensor], int]:
         shape = (1, 1, self.num_channels, *to_pair(self.vision_config.image_size))

@@ -14,7 +14,7 @@ from clearhead.units import Box, Units
 
 #: How far a box may reach beyond the picture, as a fraction of it: detectors round.
 BOX_TOLERANCE = 0.05
-_REGIONS_FORMAT = "regions= must be (features, boxes), or (features, boxes, (height, width)) where boxes are in pixels"
+_REGIONS_FORMAT = "regions= must be (features, boxes) or, for boxes in pixels, (features, boxes, (height, width))"
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def read_regions(regions: Any, image: Any = None) -> ImageRegions:
     """
     if not isinstance(regions, tuple) or len(regions) not in (2, 3):
         said = f"a tuple of {len(regions)}" if isinstance(regions, tuple) else f"a {type(regions).__name__}"
-        raise InputError(f"{_REGIONS_FORMAT}, not {said}")
+        raise InputError(f"{_REGIONS_FORMAT}, but it is {said}")
     features = _to_finite_matrix(regions[0], "features")
     shown = None if image is None else np.asarray(image)
     if regions[1] is None:
@@ -42,8 +42,8 @@ def read_regions(regions: Any, image: Any = None) -> ImageRegions:
     boxes = _to_finite_matrix(regions[1], "boxes")
     if boxes.shape != (len(features), 4):
         raise InputError(
-            f"boxes must be one (left, top, right, bottom) for each of the {len(features)} regions, "
-            f"not {' × '.join(map(str, boxes.shape))}"
+            f"boxes must contain one row (left, top, right, bottom) for each of the {len(features)} regions, but have "
+            f"the shape {' × '.join(map(str, boxes.shape))}"
         )
     size = regions[2] if len(regions) == 3 else None if shown is None else shown.shape[:2]
     return ImageRegions(features, _normalize_boxes(boxes, size), shown)
@@ -53,9 +53,11 @@ def _to_finite_matrix(given: Any, what: str) -> Float[Tensor, "region number"]:
     try:
         found = torch.as_tensor(np.asarray(given) if not isinstance(given, Tensor) else given)
     except (TypeError, ValueError, RuntimeError) as problem:
-        raise InputError(f"{what} of regions must be numbers, region × number ({problem})") from None
+        raise InputError(f"{what} of regions must be numbers, with one row per region ({problem})") from None
     if found.dim() != 2 or not found.numel():
-        raise InputError(f"{what} of regions must be region × number, not of shape {tuple(found.shape)}")
+        raise InputError(
+            f"{what} of regions must have one row of numbers per region, but have the shape {tuple(found.shape)}"
+        )
     found = found.detach() if found.is_floating_point() else found.float()
     if not found.isfinite().all():
         raise InputError(f"{what} of regions contain values that are not finite")
@@ -76,9 +78,7 @@ def _normalize_boxes(boxes: Float[Tensor, "region 4"], size: Any) -> Float[Tenso
         boxes = boxes / boxes.new_tensor([wide, high, wide, high])
     left, top, right, bottom = boxes.T
     if (left > right).any() or (top > bottom).any():
-        raise InputError(
-            "boxes must be (left, top, right, bottom), but in some, right or bottom is less than left or top"
-        )
+        raise InputError("boxes must be (left, top, right, bottom), but some have right < left or bottom < top")
     if boxes.min() < -BOX_TOLERANCE or boxes.max() > 1 + BOX_TOLERANCE:
         raise InputError(
             "boxes extend beyond the image: check that its size is (height, width), and that the boxes belong to this "

@@ -45,7 +45,7 @@ def _open_file(read: Callable[[Any], Any], source: Path | bytes, name: str) -> A
     except FileNotFoundError:
         raise InputError(f"there is no image {name}: is the data set unpacked completely?") from None
     except (OSError, ValueError, SyntaxError, EOFError) as problem:
-        raise InputError(f"{name} is not an image that can be opened ({problem})") from None
+        raise InputError(f"{name} cannot be opened as an image ({problem})") from None
 
 
 @dataclass(frozen=True)

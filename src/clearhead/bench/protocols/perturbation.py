@@ -188,7 +188,10 @@ class PerturbationProtocol(BenchmarkProtocol):
         raise NotImplementedError
 
     def compute_counts(self, total: int) -> list[int]:
-        """Return how many of `total` units are removed at each fraction."""
+        """Return the number of removed units at each point of the curve after the first: one count per fraction.
+
+        Without fractions, units are removed one by one, and the counts are 1 to `total`.
+        """
         if self.fractions:
             return compute_removed_counts(self.fractions, total, self.rounding)
         if not total:

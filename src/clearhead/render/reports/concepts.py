@@ -40,7 +40,7 @@ PRONOUN_NOTE = (
     "same sentence with the filler masked, too. Change: apart after removal minus before, with its p."
 )
 TCAV_NOTE = (
-    "The fraction of inputs whose output increases towards the concept, mean over random counter-sets, with its exact "
+    "The fraction of inputs whose output increases towards the concept, mean over random negative sets, with its exact "
     "binomial interval. A star: different from random concepts and from one half, after Holm’s correction over "
     "concepts and layers. A cross: the concept could not be distinguished from random inputs."
 )

@@ -1,4 +1,4 @@
-"""Documents of what was found over many inputs: global bars, and a probe's figures."""
+"""View models of results over many inputs: bar charts of aggregated scores, and the figures of a probe."""
 
 from typing import TYPE_CHECKING, Any
 

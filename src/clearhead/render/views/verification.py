@@ -1,4 +1,4 @@
-"""What was verified, as a table in a terminal and as a document for pages and notebooks."""
+"""Results of `clearhead.verify` as a table for terminals, and as a view model for HTML pages and notebooks."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
