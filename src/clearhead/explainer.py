@@ -470,7 +470,8 @@ def _pair_named_inputs(
     counts = {stream: len(value) for stream, value in lists.items() if not (value and is_single_input(value))}
     if len(set(counts.values())) > 1 or 0 in counts.values():
         raise InputError(
-            f"lists of inputs are paired by position and must have the same length, but have {counts}: give every pair"
+            f"lists of inputs are paired by position and must have the same length, but have the lengths {counts}: "
+            "add the missing inputs"
         )
     num_inputs = next(iter(counts.values()), 1)
     shared = {stream: value for stream, value in named.items() if stream not in counts}
@@ -488,7 +489,8 @@ def _check_per_option(per: str | None, methods: Sequence[Method]) -> None:
         available = sorted(name for name, cls in METHOD_REGISTRY.items() if cls.declaration.has_head_contributions)
         requested = ", ".join(method.name for method in methods)
         raise InputError(
-            f"per='head': {requested} cannot be split into heads; methods that can: {', '.join(available)}"
+            f"per='head': the scores of {requested} cannot be split by head; methods whose scores can be: "
+            f"{', '.join(available)}"
         )
 
 

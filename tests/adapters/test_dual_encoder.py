@@ -379,7 +379,7 @@ def test_contrast_tape_has_two_logits() -> None:
         ),
         ({"text": "a dog", "image": IMAGES[0], "target": Contrast(None, "")}, "contrast with is empty"),
         ({"inputs": "a dog"}, "each by name"),
-        ({"text": ["a dog", "a cat"], "image": IMAGES[:3]}, "give every pair"),
+        ({"text": ["a dog", "a cat"], "image": IMAGES[:3]}, "add the missing inputs"),
         ({"text": "a dog", "image": IMAGES[0], "tokens": ["a"]}, "tokens= names the units of model inputs"),
         ({"inputs": {"input_ids": [[2, 9, 3]]}}, "model inputs must contain pixel_values"),
         ({"inputs": {"pixel_values": torch.zeros(1, 3, 16, 16)}}, "either input_ids or inputs_embeds"),

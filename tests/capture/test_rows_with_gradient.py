@@ -16,9 +16,9 @@ def test_find_rows_with_gradient_gives_same_rows_with_kernel_and_tiles(monkeypat
     sample = ex.adapter.make_samples(raw, InputOptions())[0]
     target = make_target(0, "logit")
     last = len(ex.recorder.self_test.call_sites) - 1
-    with_tiles = TargetBatch(ex.adapter, [sample], [[target]], tiling=TilingConfig(tile_rows=2))
-    assert find_rows_with_gradient(ex.recorder, with_tiles, last) == {0}
+    batch = TargetBatch(ex.adapter, [sample], [[target]])
+    assert find_rows_with_gradient(ex.recorder, batch, last, TilingConfig(tile_rows=2)) == {0}
     monkeypatch.setattr(TiledAttention, "for_each_tile", None)  # tiles would raise
-    with_kernel = TargetBatch(ex.adapter, [sample], [[target]], tiling=TilingConfig(kernel=WholeMaps()))
-    assert find_rows_with_gradient(ex.recorder, with_kernel, last) == {0}
-    assert find_rows_with_gradient(ex.recorder, with_kernel, last - 1) == set(range(len(sample.units)))
+    tiling = TilingConfig(kernel=WholeMaps())
+    assert find_rows_with_gradient(ex.recorder, batch, last, tiling) == {0}
+    assert find_rows_with_gradient(ex.recorder, batch, last - 1, tiling) == set(range(len(sample.units)))

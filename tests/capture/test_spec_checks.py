@@ -8,7 +8,8 @@ import torch
 from clearhead.adapters import InputOptions
 from clearhead.capture.recorder import Recorder
 from clearhead.capture.session import ModelSession
-from clearhead.engine.target_batch import MethodRun, TargetBatch
+from clearhead.engine.method_run import MethodRun
+from clearhead.engine.target_batch import TargetBatch
 from clearhead.methods import METHOD_REGISTRY, Method
 from clearhead.targets import make_target
 from tests import models

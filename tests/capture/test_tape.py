@@ -24,7 +24,7 @@ def recorded_names(tape):
     input_names = {name for name in ("inputs", "input_gradient") if getattr(tape, name) is not None}
     calls = [{name for name, _ in call.iter_tensors()} for call in tape.calls]
     assert all(call == calls[0] for call in calls)
-    return input_names | calls[0]
+    return input_names | (calls[0] if calls else set())
 
 
 @pytest.mark.parametrize("subject", ["bert/classify", "albert/mask", "dinov2/image"])
@@ -34,7 +34,8 @@ def recorded_names(tape):
 def test_tape_holds_only_requested_tensors_detached(subject, requirements):
     tape = cases.explainer(subject).record(inputs(subject), requirements)
     assert recorded_names(tape) == expected_names(requirements)
-    assert len(tape.calls) == 3 and [call.layer for call in tape.calls] == [0, 1, 2]
+    has_call_tensors = bool(set(requirements) - {"inputs", "input_gradient"})
+    assert [call.layer for call in tape.calls] == ([0, 1, 2] if has_call_tensors else [])
     for name, tensor in _tensors(tape):
         assert not tensor.requires_grad and tensor.grad_fn is None, f"{name} is still attached to the autograd graph"
 

@@ -83,7 +83,7 @@ def test_sliding_window_model_shares_prefix(inputs):
     model = make_model("sliding window")
     ex = clearhead.load(model)
     ex.explain(inputs, "occlusion")
-    assert kv_prefix._exact_cache_by_recorder[ex.recorder] is True
+    assert ex.capabilities.has_exact_kv_cache is True
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_cache_layer_of_other_type_is_not_used(inputs, monkeypatch):
     monkeypatch.setattr(kv_prefix, "DynamicLayer", type("Another", (), {}))
     ex = clearhead.load(make_model("llama"))
     ex.explain(inputs, "occlusion")
-    assert kv_prefix._exact_cache_by_recorder[ex.recorder] is False
+    assert ex.capabilities.has_exact_kv_cache is False
 
 
 def test_inexact_cache_is_not_used(two_inputs, monkeypatch):
@@ -115,7 +115,7 @@ def test_inexact_cache_is_not_used(two_inputs, monkeypatch):
     ex = clearhead.load(make_model("llama"))
     for actual, reference in zip(ex.explain(two_inputs, "occlusion"), expected, strict=True):
         assert abs(actual.scores - reference.scores).max() <= 1e-9
-    assert kv_prefix._exact_cache_by_recorder[ex.recorder] is False
+    assert ex.capabilities.has_exact_kv_cache is False
 
 
 def test_recurrent_state_is_not_shared(two_inputs, monkeypatch):
@@ -125,7 +125,7 @@ def test_recurrent_state_is_not_shared(two_inputs, monkeypatch):
     model = transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**shape)).double().eval()
     ex = clearhead.load(model)
     shared = ex.explain(two_inputs, "occlusion")
-    assert kv_prefix._exact_cache_by_recorder[ex.recorder] is False
+    assert ex.capabilities.has_exact_kv_cache is False
     disable_sharing(monkeypatch)
     for actual, expected in zip(shared, clearhead.load(model).explain(two_inputs, "occlusion"), strict=True):
         assert abs(actual.scores - expected.scores).max() <= 1e-9

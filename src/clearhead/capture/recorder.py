@@ -375,7 +375,12 @@ class Recorder:
                     vector = vectors.get(leaf, inputs[leaf]).to(inputs[leaf])
                     model_kwargs[leaf] = graph_leaves[leaf] = _make_leaf(vector, self.leaf_dtype)
             topology = self.session.topology
-            needs_maps = captures_maps or self.runs_under_mode or "attention" in requires
+            needs_maps = (
+                captures_maps
+                or self.runs_under_mode
+                or "attention" in requires
+                or (torch.is_grad_enabled() and self._masks_become_nan(inputs))
+            )
             calls: list[CapturedCall] = []
             if needs_maps or requires & CALL_REQUIREMENTS:
                 capture = capture_attention_calls(
@@ -404,6 +409,20 @@ class Recorder:
                 "recorded, but not its values and output projection"
             )
         return output, calls, graph_leaves
+
+    def _masks_become_nan(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether the model's own attention may have rows of NaN, which captured attention does not have.
+
+        Eager attention of float64 models computes its softmax in float32, in which their masks are -inf. A query whose
+        keys are all masked is then NaN: padding on the left, or padding under a sliding window.
+        """
+        mask = inputs.get("attention_mask")
+        is_padded = isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all())
+        if not is_padded or next(self.model.parameters()).dtype != torch.float64:
+            return False
+        configs = self.session.topology.find_configs()
+        has_windows = any(getattr(config, "sliding_window", None) for config in configs)
+        return has_windows or not bool(mask[:, 0].all())
 
     def get_embedding_modules(self) -> Sequence[nn.Module]:
         """Return the modules that look up token embeddings, in the order in which the model calls them.

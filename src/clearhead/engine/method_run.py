@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead.capture.attention.reductions import MapReduction
 from clearhead.capture.attention.tiling import KernelLog
 from clearhead.capture.checks.self_test import CallSite, SelfTest
-from clearhead.capture.tape import CALL_REQUIREMENTS, UNIT_ALIGNED_REQUIREMENTS, AttentionCall, Tape
+from clearhead.capture.tape import CALL_REQUIREMENTS, UNIT_ALIGNED_REQUIREMENTS, AttentionCall, Requirements, Tape
 from clearhead.engine.target_batch import TargetBatch, TargetValues
 from clearhead.errors import InputError
 from clearhead.methods.base import (
@@ -49,12 +49,14 @@ class MethodRun:
         self_test: Result of the self-test, which lists the attention calls of a pass.
 
     Attributes:
-        kernel_logs: How tiled passes captured attention for this method.
+        is_attention_captured: Whether attention was captured in a pass of this method, for this or another method.
+        kernel_logs: How tiled passes captured attention.
     """
 
     def __init__(self, method: Method, batch: TargetBatch, self_test: SelfTest) -> None:
         self.method = method
         self.requires = method.declaration.requires
+        self.is_attention_captured = method.pass_type.materialises_attention
         self.kernel_logs: list[KernelLog] = []
         self.num_heads_by_module = {site.module: site.num_heads for site in self_test.call_sites}
         layers = method.get_option("layers", method.declaration.layers)
@@ -158,15 +160,22 @@ class MethodRun:
 
     @property
     def kernel_name(self) -> str:
-        """What captured attention for this method, for the certificate."""
-        if not self.method.captures_attention:
+        """What captured attention in the passes of this method, for the certificate."""
+        if not self.is_attention_captured:
             return "not captured"
         return reduce(or_, self.kernel_logs).name if self.kernel_logs else "materialised"
 
-    def add_kernel_log(self, log: KernelLog | None) -> None:
-        """Note that a tiled pass captured attention for this method; None for a pass without tiles."""
-        if log is not None and self.requires & CALL_REQUIREMENTS:
-            self.kernel_logs.append(log)
+    def add_pass(self, requires: Requirements, kernel_log: KernelLog | None) -> None:
+        """Note how a pass of this method computed attention.
+
+        Args:
+            requires: The tensors that were recorded.
+            kernel_log: The kernels of a tiled pass; None for other passes.
+        """
+        if requires & CALL_REQUIREMENTS:
+            self.is_attention_captured = True
+            if kernel_log is not None:
+                self.kernel_logs.append(kernel_log)
 
     def compute_scores(self, tape: Tape) -> dict[str, MethodScores]:
         """Compute the scores of each stream after the last call."""

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from clearhead.adapters.base import Sample
@@ -96,7 +97,10 @@ class BatchPlan:
         logger.debug("%s", self)
         clean_pass: CleanPass | None = None
         if self.clean_context is not None:
-            with budgeted_passes(CLEAN_PASS_NAME, self.batch.num_rows, self.batch.max_units):
+            with ExitStack() as stack:
+                stack.enter_context(budgeted_passes(CLEAN_PASS_NAME, self.batch.num_rows, self.batch.max_units))
+                for group in self.groups:
+                    stack.enter_context(group.strategy.during_clean_pass(group.context, group.method_runs))
                 clean_pass = run_clean_pass(self.clean_context, self.clean_runs, self.clean_requires)
         results: dict[int, MethodResult] = {}
         for group in self.groups:

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from clearhead.capture.attention.reductions import push_rows as push_rows
-from clearhead.capture.tape import CALL_REQUIREMENTS, AttentionCall, Requirements, Tape, resolve_requirements
+from clearhead.capture.tape import AttentionCall, Requirements, Tape, resolve_requirements
 from clearhead.errors import InputError, unknown_value_error
 from clearhead.methods._tiled import TiledMethod
 from clearhead.methods.cost import Cost
@@ -469,11 +469,6 @@ class Method:
     def pass_type(self) -> PassType:
         """The pass type that the method needs with these options."""
         return METHOD_REGISTRY[self.name].get_pass_type(dict(self.options))
-
-    @property
-    def captures_attention(self) -> bool:
-        """Whether passes of the method compute attention in a way of their own, to capture it or to change it."""
-        return self.pass_type.materialises_attention or bool(self.declaration.requires & CALL_REQUIREMENTS)
 
     @property
     def cost(self) -> Cost:

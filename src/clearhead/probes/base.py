@@ -158,7 +158,7 @@ class ProbeContext:
             raise UnsupportedError(f"{name} has several outputs at once, but probes need one")
         if reason := adapter.find_attention_unsupported_reason():
             raise UnsupportedError(reason)
-        num_keys = self.explainer.capabilities.stream_lengths[adapter.stream]
+        num_keys = len(self.explainer.capabilities.test_sample.axes[adapter.stream])
         num_queries = 1 if is_pooled else num_keys
         if any(call_site.shape != (1, num_queries, num_keys) for call_site in call_sites):
             raise UnsupportedError(f"the attention of {name} does not run over its units in every layer")

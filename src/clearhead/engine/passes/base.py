@@ -2,10 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from clearhead.capture.attention.tiling import TilingConfig
+from clearhead.capture.attention.tiling import KernelLog, TilingConfig
 from clearhead.capture.checks.self_test import SelfTest
 from clearhead.capture.recorder import Recorder
 from clearhead.capture.tape import Requirements, Tape
@@ -25,10 +26,14 @@ class CleanPass:
     Attributes:
         tape: Its tape; `inputs` and `input_gradient` as the model has them, not by unit.
         values: The values of the targets.
+        requires: The tensors that were recorded.
+        kernel_log: The kernels of a tiled pass; None if attention was materialised or not captured.
     """
 
     tape: Tape
     values: TargetValues
+    requires: Requirements
+    kernel_log: KernelLog | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,12 @@ class PassStrategy(ABC):
     def is_batch_safe(self, capabilities: "ModelCapabilities", method: Method) -> bool:
         """Whether a method computes the same for a sample in a batch as for the sample alone."""
         return True
+
+    def during_clean_pass(
+        self, context: PassContext, method_runs: Sequence[MethodRun]
+    ) -> AbstractContextManager[object]:
+        """Return the context in which the clean pass runs, for strategies that observe it."""
+        return nullcontext()
 
     @abstractmethod
     def count_passes(self, context: PassContext, method_runs: Sequence[MethodRun]) -> list[PassCount]:

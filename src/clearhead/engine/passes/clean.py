@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.capture.attention.reductions import MapReduction
 from clearhead.capture.attention.tiled import MIN_TILE_ROWS
 from clearhead.capture.attention.tiling import KernelLog, TilingConfig
-from clearhead.capture.tape import AttentionCall, Requirements
+from clearhead.capture.tape import CALL_REQUIREMENTS, AttentionCall, Requirements
 from clearhead.engine.method_run import MethodResult, MethodRun
 from clearhead.engine.passes.base import CleanPass, PassContext, PassCount, PassStrategy
 from clearhead.engine.target_batch import TargetFunction
@@ -41,6 +41,9 @@ class TapeStrategy(PassStrategy):
     ) -> list[MethodResult]:
         """Compute the scores from the tape of the clean pass, whose calls the methods have processed."""
         assert clean_pass is not None
+        for method_run in method_runs:
+            if not method_run.requires & CALL_REQUIREMENTS:
+                method_run.add_pass(clean_pass.requires, clean_pass.kernel_log)
         requires = frozenset().union(*(method_run.requires for method_run in method_runs))
         tape = context.batch.to_unit_vectors(clean_pass.tape.select(requires))
         return [MethodResult(method_run.compute_scores(tape), clean_pass.values) for method_run in method_runs]
@@ -116,10 +119,10 @@ def run_clean_pass(context: PassContext, method_runs: Sequence[MethodRun], requi
         keep_maps=not all(method_run.supports_tiling for method_run in method_runs),
     )
     tape.logits = target_function.result.class_scores
-    if tiling is not None:
-        for method_run in method_runs:
-            method_run.add_kernel_log(tiling.kernel_log)
-    return CleanPass(tape, target_function.result)
+    kernel_log = None if tiling is None else tiling.kernel_log
+    for method_run in method_runs:
+        method_run.add_pass(requires, kernel_log)
+    return CleanPass(tape, target_function.result, requires, kernel_log)
 
 
 def _iter_cache_sized_tiles(call: AttentionCall, tile_passes: int) -> Iterator[tuple[int, slice]]:

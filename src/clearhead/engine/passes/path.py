@@ -5,7 +5,7 @@ The explained class is that of the input itself at every point. Points that seve
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,7 @@ from clearhead.engine.method_run import MethodResult, MethodRun
 from clearhead.engine.passes.base import CleanPass, PassContext, PassCount, PassStrategy
 from clearhead.engine.passes.clean import run_clean_pass
 from clearhead.engine.passes.completeness import compute_completeness_gap
-from clearhead.engine.passes.norm_inputs import capture_norm_inputs
+from clearhead.engine.passes.norm_inputs import captured_norm_inputs
 from clearhead.engine.sampling import PathSampler
 from clearhead.engine.target_batch import TargetBatch, TargetFunction
 from clearhead.methods._path import NoBaseline, PathMethod, PathPoint, PathPointResult
@@ -57,12 +57,16 @@ class PathStrategy(PassStrategy):
                 requires |= instance.requires_at_input
         return resolve_requirements(requires)
 
+    def during_clean_pass(
+        self, context: PassContext, method_runs: Sequence[MethodRun]
+    ) -> AbstractContextManager[object]:
+        """Capture the inputs of norms for the methods that need them."""
+        methods = [method for run in method_runs for method in _get_path_methods(run) if method.needs_norm_inputs]
+        return captured_norm_inputs(context, methods) if methods else nullcontext()
+
     def count_passes(self, context: PassContext, method_runs: Sequence[MethodRun]) -> list[PassCount]:
-        """The points, and passes of their own for norm inputs and for the predicted class, if they are needed."""
+        """The points, and a pass for the predicted class, if a method needs it in addition to the target."""
         counts = []
-        norm_runs = [run for run in method_runs if any(method.needs_norm_inputs for method in _get_path_methods(run))]
-        if norm_runs:
-            counts.append(PassCount("inputs of norms", norm_runs, 1, rows=context.batch.num_samples))
         predicted_runs = _select_predicted_runs(method_runs)
         if predicted_runs:
             requires = _get_requirements_at_input(predicted_runs)
@@ -89,7 +93,6 @@ class PathStrategy(PassStrategy):
     ) -> list[MethodResult]:
         """Run all points of all methods."""
         assert clean_pass is not None
-        _set_norm_inputs(context, method_runs)
         predicted_runs = _select_predicted_runs(method_runs)
         if predicted_runs:
             predicted_context = replace(context, batch=_with_predicted_targets(context.batch))
@@ -132,19 +135,6 @@ def _with_predicted_targets(batch: TargetBatch) -> TargetBatch:
         for sample_targets in batch.targets_by_sample
     ]
     return replace(batch, targets_by_sample=targets)
-
-
-def _set_norm_inputs(context: PassContext, method_runs: Sequence[MethodRun]) -> None:
-    """Record the inputs of norms for the methods that need them."""
-    instances = [instance for run in method_runs for instance in _get_path_methods(run)]
-    if any(instance.needs_norm_inputs for instance in instances):
-        norm_inputs = capture_norm_inputs(context)
-        for instance in instances:
-            instance.norm_inputs = {
-                layer: inputs
-                for (stream, layer), inputs in norm_inputs.items()
-                if stream == instance.unit_context.stream
-            }
 
 
 def _canonicalize(batch: TargetBatch, point: PathPoint) -> PathPoint:
@@ -300,11 +290,10 @@ class PathRunner:
                 vectors=vectors,
                 tiling=tiling,
             )
-        if tiling is not None:
-            receiver_ids = set(map(id, receivers))
-            for method_run in self.method_runs:
-                if receiver_ids & set(map(id, method_run.instances)):
-                    method_run.add_kernel_log(tiling.kernel_log)
+        receiver_ids = {id(method) for point in points for method in self.methods_by_point[point]}
+        for method_run in self.method_runs:
+            if receiver_ids & set(map(id, method_run.instances)):
+                method_run.add_pass(requires, None if tiling is None else tiling.kernel_log)
         tape.inputs = None
         tape = batch.to_unit_vectors(tape)
         tape.value = target_function.result.values
