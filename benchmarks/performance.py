@@ -13,6 +13,8 @@ well-known ones. `python benchmarks/performance_page.py FILE …` writes docs/pe
     windows     the same with a sliding window
     sources     one generated token of an encoder–decoder in the shape of BART-base, sources up to 32,768 tokens
     exact       scores in the model's own dtype against float64, materialised attention against streaming
+    methods     every method against the passes that its plan lists (performance_methods.py)
+    first       the first explanation in a fresh process
 """
 
 import argparse
@@ -35,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 import transformers
+from performance_methods import measure_first_call, measure_methods
 from performance_recall import measure_tiling_errors
 from performance_ways import LIBRARY_BASELINES, is_installed, run_plain_gradient, run_reference_generic_attention
 from torch import Tensor
@@ -361,6 +364,7 @@ MEASUREMENTS = {
         "windows": measure_sliding_windows,
     },
     **{"sources": measure_encoder_decoder, "exact": measure_exactness},
+    **{"methods": measure_methods, "first": measure_first_call},
 }
 
 
@@ -370,7 +374,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=MEASUREMENTS, default=list(MEASUREMENTS))
     parser.add_argument("--json", type=Path, help="output file for the rows, written as they are measured")
     parser.add_argument("--lengths", type=int, nargs="+", default=[], help="lengths of the part `length`; default: all")
-    parser.add_argument("--repeats", type=int, default=9, help="repeats of each implementation, alternating")
+    parser.add_argument("--repeats", type=int, default=11, help="repeats of each implementation, alternating")
     parser.add_argument("--minutes", type=float, default=60, help="start no measurement after this time")
     parser.add_argument("--flash", action="store_true", help="use torch's flash attention instead of cuDNN's")
     parser.add_argument("--quick", action="store_true", help="smoke test with tiny models")
