@@ -34,7 +34,8 @@ class Sample:
     mask_positions: tuple[int, ...] = ()
     #: What samples of one batch must have in common, beside their kinds of inputs.
     batch_key: tuple[int, ...] = ()
-    image: UInt8[np.ndarray, "height width 3"] | None = None
+    #: The image as the model sees it, or a function that renders it.
+    image: UInt8[np.ndarray, "height width 3"] | Callable[[], UInt8[np.ndarray, "height width 3"]] | None = None
 
     @classmethod
     def from_units(cls, inputs: dict[str, Tensor], units: Units, **fields: Any) -> "Sample":
@@ -52,9 +53,9 @@ class Sample:
         """A random seed that depends on the content alone, never on the place in a batch."""
         digest = hashlib.blake2b(str(seed).encode(), digest_size=7)
         for name in sorted(self.inputs):
-            part = self.inputs[name].detach().cpu()
-            digest.update(name.encode() + str(tuple(part.shape)).encode())
-            digest.update(part.double().numpy().tobytes())
+            tensor = self.inputs[name].detach().cpu()
+            digest.update(name.encode() + str(tuple(tensor.shape)).encode())
+            digest.update(np.ascontiguousarray(tensor.double().numpy()).data)
         return int.from_bytes(digest.digest(), "big")
 
 
@@ -137,6 +138,8 @@ class ModelAdapter(ABC):
 
     multi_label: bool = field(init=False)
     _labels: dict[int, str] | None = field(init=False, default=None)
+    #: Identity and size of the configuration's labels when all of their keys were integers.
+    _checked_labels: tuple[int, int] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         config, takes = self.model.config, self.get_main_input_name()
@@ -170,10 +173,13 @@ class ModelAdapter(ABC):
 
     def read_config_labels(self) -> dict[int, str]:
         """The names in the configuration, which people write there after loading, too."""
-        told = getattr(self.model.config, "id2label", None) or {}
-        if all(isinstance(index, int) for index in told):  # not copied: they are asked for often, and may be thousands
-            return told
-        return {int(index): name for index, name in told.items()}
+        labels = getattr(self.model.config, "id2label", None) or {}
+        key = (id(labels), len(labels))
+        if self._checked_labels != key:  # looked up for every class of a prediction, of which there may be thousands
+            if not all(isinstance(index, int) for index in labels):
+                return {int(index): name for index, name in labels.items()}
+            self._checked_labels = key
+        return labels
 
     def get_main_input_name(self) -> str:
         """What the model says that it takes."""
@@ -472,22 +478,15 @@ def make_adapter(
     return kind(model, processor, readout, name, region_detector, is_compiled)
 
 
-def _move_integers_to_cpu(part: Tensor) -> Tensor:
-    """Whole numbers on the CPU: they are looked at, sample by sample, before they go to the model."""
-    return part if part.is_floating_point() else part.cpu()
-
-
 def unbatch_inputs(adapter: ModelAdapter, inputs: Mapping[str, Any]) -> list[dict[str, Tensor]]:
-    """A mapping of model inputs, sample by sample, batch axis gone."""
+    """Split a mapping of model inputs into samples without a batch axis, on the CPU; `collate` moves them together."""
     strange = [name for name in inputs if not adapter.forward_accepts(name)]
     if strange:  # most models swallow arguments that they do not know
         raise InputError(
             f"{type(adapter.model).__name__} does not take {', '.join(strange)}: leave it out of the model inputs"
         )
     try:
-        parts = {
-            name: _move_integers_to_cpu(torch.as_tensor(part)) for name, part in inputs.items() if part is not None
-        }
+        parts = {name: torch.as_tensor(part).cpu() for name, part in inputs.items() if part is not None}
     except (TypeError, ValueError, RuntimeError) as problem:
         raise InputError(f"model inputs must be tensors with a batch axis ({problem})") from None
     if not parts or any(part.dim() == 0 for part in parts.values()):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -176,7 +177,7 @@ class ImageAdapter(ModelAdapter):
         return Sample.from_units(
             inputs,
             build_patch_units(grid, self.patch_layout.prefix_tokens),
-            image=denormalize_image(seen, self.processor),
+            image=partial(denormalize_image, seen, self.processor),
         )
 
     def _needs_interpolation(self, size: tuple[int, int]) -> bool:

@@ -376,10 +376,7 @@ class Recorder:
                     model_kwargs[leaf] = graph_leaves[leaf] = _make_leaf(vector, self.leaf_dtype)
             topology = self.session.topology
             needs_maps = (
-                captures_maps
-                or self.runs_under_mode
-                or "attention" in requires
-                or (torch.is_grad_enabled() and self._masks_become_nan(inputs))
+                captures_maps or self.runs_under_mode or "attention" in requires or self._masks_become_nan(inputs)
             )
             calls: list[CapturedCall] = []
             if needs_maps or requires & CALL_REQUIREMENTS:

@@ -131,16 +131,16 @@ class Tape:
         calls: The calls, in the order of the forward pass.
         inputs: Input vectors (embeddings, pixels) by stream.
         input_gradient: ∂y/∂inputs by stream.
-        logits: Output of the model.
-        value: The differentiated value y of each sample.
+        logits: Output of the model, with one row for each target and sample.
+        value: The differentiated value y of each sample and target.
         truncated_tokens: How many tokens of each sample were cut off.
     """
 
     calls: list[AttentionCall] = field(default_factory=list)
     inputs: "dict[str, Float[Tensor, 'batch unit feature']] | None" = None
     input_gradient: "dict[str, Float[Tensor, 'batch unit feature']] | None" = None
-    logits: Float[Tensor, "batch label"] | None = None
-    value: Float[Tensor, "*target batch"] | None = None
+    logits: Float[Tensor, "row label"] | None = None
+    value: Float[Tensor, "*target sample"] | None = None
     truncated_tokens: tuple[int, ...] = ()
 
     TENSOR_FIELDS = ("logits", "value")

@@ -33,6 +33,7 @@ class ModelCapabilities:
 
     Attributes:
         test_sample: The sample of the self-test.
+        test_batch: This sample as a batch.
         rule_trials: Whether the model runs under propagation rules, by method and choice of rules.
         verified_rule_sets: The propagation rules under which the model was seen to compute the same output.
         reference_failure: Why DeepLIFT has no rule for the model; "" if it has, None if it was not tried.
@@ -43,6 +44,7 @@ class ModelCapabilities:
         self.adapter = adapter
         self.recorder = recorder
         self.test_sample: Sample
+        self.test_batch: TargetBatch
         self.rule_trials: dict[tuple[str, str | None], RuleTrial] = {}
         self.verified_rule_sets: set[RuleSet] = set()
         self.reference_failure: str | None = None
@@ -66,18 +68,14 @@ class ModelCapabilities:
                 sample = min(samples, key=lambda sample: compute_max_length([sample]))
                 if compute_max_length([sample]) > MAX_FULL_LENGTH:
                     sample = self.adapter.make_samples(self.adapter.make_example_input(), InputOptions())[0]
-                self.test_sample = sample
-                batch = self.test_batch
+                batch = TargetBatch(self.adapter, [sample], [[Target(lambda output: output)]])
                 padded_inputs = self.adapter.make_padded_batch(sample)
                 self.recorder.run_self_test(batch.model_inputs, batch.leaves, padded_inputs)
+                self.test_sample = sample
+                self.test_batch = batch
                 self._is_tested = True
         assert self.recorder.self_test is not None
         return self.recorder.self_test
-
-    @cached_property
-    def test_batch(self) -> TargetBatch:
-        """The sample of the self-test as a batch."""
-        return TargetBatch(self.adapter, [self.test_sample], [[Target(lambda output: output)]])
 
     @cached_property
     def has_torch_quantized_layers(self) -> bool:

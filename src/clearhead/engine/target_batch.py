@@ -1,6 +1,7 @@
 """`TargetBatch`: the inputs of one batch with their targets, and what methods need to know about its units."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,11 @@ from clearhead.capture.tape import Tape
 from clearhead.errors import InputError
 from clearhead.methods.base import UnitContext
 from clearhead.targets import Target, compute_class_target_values
+
+#: Content of at least this size is hashed in threads.
+MIN_THREADED_HASH_BYTES = 2**22
+#: Largest number of threads that hash content.
+MAX_HASH_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,7 @@ class TargetBatch:
         axes = tuple(sample.axes[stream] for sample in self.truncated_samples)
         lengths = torch.tensor([len(axis) for axis in axes])
         valid_mask = torch.arange(readout.shape[2]) < lengths[:, None]
-        return UnitContext(readout, valid_mask.to(readout.device), self.seeds, axes, stream=stream)
+        return UnitContext(readout, valid_mask.to(readout.device), ContentSeeds(self), axes, stream=stream)
 
     @property
     def head_rows(self) -> HeadRows | None:
@@ -154,14 +160,14 @@ class TargetBatch:
     @cached_property
     def seeds(self) -> tuple[int, ...]:
         """One seed per row, derived from its content."""
-        return tuple(sample.derive_seed(self.seed) for sample in self.truncated_samples)
+        return _derive_seeds(self.truncated_samples, self.seed)
 
     @cached_property
     def fingerprints(self) -> list[str]:
         """A hash of the content of each row."""
         content_seeds = self.seeds
         if self.seed != 0:
-            content_seeds = tuple(sample.derive_seed(0) for sample in self.truncated_samples)
+            content_seeds = _derive_seeds(self.truncated_samples, 0)
         return [f"{seed:014x}" for seed in content_seeds]
 
     def compute_target(self, output: Any) -> Float[Tensor, "*target batch"]:
@@ -255,6 +261,28 @@ class TargetBatch:
             setattr(tape, name, vectors)
         tape.truncated_tokens = tuple(sample.num_truncated for sample in self.truncated_samples)
         return tape
+
+
+class ContentSeeds(Sequence[int]):
+    """The seeds of a batch, derived when they are first read: few methods are random, and hashing images takes long."""
+
+    def __init__(self, batch: TargetBatch) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return self.batch.num_rows
+
+    def __getitem__(self, row: Any) -> Any:
+        return self.batch.seeds[row]
+
+
+def _derive_seeds(samples: Sequence[Sample], seed: int) -> tuple[int, ...]:
+    """Derive the seed of each sample from its content; in threads if there is much to hash, which releases the GIL."""
+    num_bytes = sum(tensor.nbytes for sample in samples for tensor in sample.inputs.values())
+    if num_bytes < MIN_THREADED_HASH_BYTES:
+        return tuple(sample.derive_seed(seed) for sample in samples)
+    with ThreadPoolExecutor(MAX_HASH_THREADS) as executor:
+        return tuple(executor.map(lambda sample: sample.derive_seed(seed), samples))
 
 
 class TargetFunction:

@@ -29,6 +29,27 @@ EXPLANATION_SCHEMA = "clearhead/explanation"
 EXPLANATION_VERSION = 1
 
 
+class RenderedOnAccess:
+    """Descriptor of an image that is rendered when it is first read: most explanations are never drawn.
+
+    The attribute is set to an array, to None, or to a function without arguments that renders the array.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return None  # the default of the dataclass field
+        value = instance.__dict__[self.name]
+        if callable(value):
+            value = instance.__dict__[self.name] = value()
+        return value
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance.__dict__[self.name] = value
+
+
 @dataclass(frozen=True, eq=False)
 class Explanation(DisplayMixin):
     """Attribution scores of the units (tokens, words, patches, …) of one input.
@@ -71,7 +92,7 @@ class Explanation(DisplayMixin):
     per_layer: Float[np.ndarray, "layer unit"] | None = None
     per_head: Float[np.ndarray, "layer head unit"] | None = None
     factors: Float[np.ndarray, "factor unit"] | None = None
-    image: UInt8[np.ndarray, "height width 3"] | None = None
+    image: UInt8[np.ndarray, "height width 3"] | None = RenderedOnAccess()  # type: ignore[assignment]
     steps: tuple[str, ...] | None = None
 
     def __eq__(self, other: object) -> bool:
@@ -81,6 +102,9 @@ class Explanation(DisplayMixin):
         return images_equal and self.to_dict() == other.to_dict()
 
     __hash__ = None  # type: ignore[assignment]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "image": self.image}  # an image that was not rendered would take its model input along
 
     @property
     def stream(self) -> str:

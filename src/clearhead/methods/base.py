@@ -113,7 +113,7 @@ class UnitContext:
 
     readout: Float[Tensor, "batch row unit"]
     valid_mask: Bool[Tensor, "batch unit"]
-    seeds: tuple[int, ...]
+    seeds: Sequence[int]
     axes: tuple[UnitAxis, ...] = ()
     layers: range = range(0)
     stream: str = ""
