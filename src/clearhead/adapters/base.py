@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -366,7 +366,16 @@ class ModelAdapter(ABC):
 
     def forward_accepts(self, argument: str) -> bool:
         """Whether the model's forward takes this argument."""
-        return argument in inspect.signature(unwrap_base_model(self.model).forward).parameters
+        forward = unwrap_base_model(self.model).forward
+        if inspect.ismethod(forward):
+            return argument in _get_parameter_names(forward.__func__)
+        return argument in inspect.signature(forward).parameters  # not cached: it may belong to one model
+
+
+@lru_cache(maxsize=256)
+def _get_parameter_names(function: Callable[..., Any]) -> frozenset[str]:
+    """The names of the parameters of a function."""
+    return frozenset(inspect.signature(function).parameters)
 
 
 def compute_readout_weights(readout: Readout | None, units: Units | UnitAxis) -> dict[int, float]:

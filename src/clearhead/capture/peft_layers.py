@@ -28,7 +28,6 @@ def get_wrapped_layer(module: nn.Module) -> nn.Module:
     return module
 
 
-def find_wrapping_layer(module: nn.Module, modules: Iterable[nn.Module]) -> nn.Module:
-    """Return the outermost peft layer around one of a model's modules, or the module itself."""
-    wrappers = (layer for layer in modules if is_peft_layer(layer) and get_wrapped_layer(layer) is module)
-    return next(wrappers, module)
+def find_wrapping_layer(module: nn.Module, peft_layers: Iterable[nn.Module]) -> nn.Module:
+    """Return the outermost of a model's peft layers around a module, or the module itself."""
+    return next((layer for layer in peft_layers if get_wrapped_layer(layer) is module), module)

@@ -291,8 +291,10 @@ class Recorder:
         Raises:
             UnsupportedError: The attention of this model cannot be captured exactly.
         """
+        if self.self_test is not None:
+            return self.self_test
         with self.session.running():
-            if self.self_test is None:
+            if self.self_test is None:  # another thread may have run it in the meantime
                 forward = partial(self.forward, requires=frozenset({"attention"}), leaves=leaves)
                 locate = partial(locate_calls, find_call_streams=self.find_call_streams)
                 self.self_test = run_self_test(
@@ -433,10 +435,10 @@ class Recorder:
         if embeddings is None:
             raise UnsupportedError(f"{type(self.model).__name__} has no input embeddings to start from")
         # An encoder–decoder looks up tokens through modules that share one weight: the first look-up is the source.
-        modules = self.session.topology.modules
-        tied = [m for m in modules if isinstance(m, nn.Embedding) and m.weight is embeddings.weight]
+        topology = self.session.topology
+        tied = [module for module in topology.embeddings if module.weight is embeddings.weight]
         # Adapters change the embeddings: the graph starts after them, as it does in the merged model.
-        return [find_wrapping_layer(module, modules) for module in tied] or [embeddings]
+        return [find_wrapping_layer(module, topology.peft_layers) for module in tied] or [embeddings]
 
 
 def locate_calls(calls: Sequence[CapturedCall], find_call_streams: StreamFunction) -> list[CallSite]:

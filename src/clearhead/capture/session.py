@@ -158,7 +158,7 @@ def _frozen_eval_mode(topology: ModelTopology) -> Iterator[None]:
         with (
             torch.autocast(next((type_ for type_ in device_types if type_ != "meta"), "cpu"), enabled=False),
             torch.random.fork_rng(devices=[]),  # ViLT draws random numbers at every pass: keep the user's state
-            remove_hooks_on_exit(_register_rope_restore_hooks(modules)),
+            remove_hooks_on_exit(_register_rope_restore_hooks(topology.rotary_embeddings)),
         ):
             yield
     finally:
@@ -176,7 +176,7 @@ def _register_rope_restore_hooks(modules: Iterable[nn.Module]) -> list[torch.uti
     transformers keeps a dynamic RoPE's frequencies for the longest input so far. Without the hooks, a captured pass
     would change later outputs of the user's model, and explanations would depend on earlier explanations.
     """
-    stateful = [module for module in modules if _is_length_dependent_rope(vars(module).get("rope_type"))]
+    stateful = [module for module in modules if _is_length_dependent_rope(vars(module)["rope_type"])]
     return [module.register_forward_hook(_make_restore_hook(module), always_call=True) for module in stateful]
 
 

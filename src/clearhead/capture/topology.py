@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from clearhead.capture.peft_layers import is_peft_layer
+
 
 class ModelTopology:
     """The modules of a model, found in one walk.
@@ -77,6 +79,21 @@ class ModelTopology:
     def batch_norms(self) -> list[nn.BatchNorm2d]:
         """The batch norms of images."""
         return [module for module in self.modules if isinstance(module, nn.BatchNorm2d)]
+
+    @cached_property
+    def peft_layers(self) -> list[nn.Module]:
+        """The layers of peft that wrap other layers, outer ones first."""
+        return [module for module in self.modules if is_peft_layer(module)]
+
+    @cached_property
+    def embeddings(self) -> list[nn.Embedding]:
+        """The modules that look up vectors."""
+        return [module for module in self.modules if isinstance(module, nn.Embedding)]
+
+    @cached_property
+    def rotary_embeddings(self) -> list[nn.Module]:
+        """The modules that have a type of rotary embedding."""
+        return [module for module in self.modules if "rope_type" in vars(module)]
 
     @cached_property
     def module_classes(self) -> frozenset[type[nn.Module]]:

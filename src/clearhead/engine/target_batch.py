@@ -129,6 +129,7 @@ class TargetBatch:
         for i, (sample, target) in enumerate(zip(self.truncated_samples, self.targets, strict=True)):
             for stream, rows in self.adapter.find_readouts(sample, target).items():
                 weights[stream][i, 0, list(rows)] = list(rows.values())
+        assert all((array >= 0).all() for array in weights.values()), "kernels rely on it"
         return {
             stream: torch.from_numpy(array).to(self.compute_dtype).to(self.adapter.device)
             for stream, array in weights.items()

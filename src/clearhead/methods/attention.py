@@ -60,7 +60,7 @@ class RawAttention(AttributionMethod):
 
     def request_reduction(self, call: AttentionCall) -> MapReduction:
         """w · A, the read-out row of each head."""
-        return MapReduction("attention", self.unit_context.readout)
+        return MapReduction("attention", self.unit_context.readout, has_negative_rows=False)
 
     def on_call_total(self, call: AttentionCall, total: Tensor) -> Float[Tensor, "batch head row unit"]:
         """Divide by the number of layers, so that the sum over layers is their mean."""
@@ -92,7 +92,8 @@ class CrossStreamRawAttention(CrossStreamMethod):
 
     def request_reduction(self, call: AttentionCall) -> MapReduction:
         """w · A with the read-out of the query stream."""
-        return MapReduction("attention", self.unit_contexts[call.query_stream].readout)
+        readout = self.unit_contexts[call.query_stream].readout
+        return MapReduction("attention", readout, has_negative_rows=False)
 
     def on_call_total(self, call: AttentionCall, total: Tensor) -> None:
         """Add the row to the key stream, divided by the number of layers of this pair of streams."""

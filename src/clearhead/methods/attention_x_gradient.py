@@ -34,4 +34,4 @@ class AttentionXGradient(AttributionMethod):
 
     def request_reduction(self, call: AttentionCall) -> MapReduction:
         """w · (A ⊙ ∂y/∂A) of each head."""
-        return MapReduction("product", self.unit_context.readout)
+        return MapReduction("product", self.unit_context.readout, has_negative_rows=False)

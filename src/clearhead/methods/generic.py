@@ -96,7 +96,7 @@ class GenericAttention(AttributionMethod):
         """r (A ⊙ ∂y/∂A)⁺ with the rows r so far; None if `fusion` or `lrp` needs the tiles."""
         if self.fusion != "clamp-mean" or self.lrp:
             return None
-        return MapReduction("positive", self.relevance_rows)
+        return MapReduction("positive", self.relevance_rows, has_negative_rows=False)
 
     def on_tile(
         self, call: AttentionCall, queries: slice, previous_total: Tensor | None

@@ -43,7 +43,7 @@ class GradSAM(AttributionMethod):
         """(A ⊙ ∂y/∂A)⁺ summed over keys; with `received` over queries, as a row of ones."""
         # A is never negative, so A ⊙ G⁺ = (A ⊙ G)⁺, a reduction that other methods use, too
         ones = torch.ones_like(self.unit_context.readout[:, :1])
-        return MapReduction("positive", ones if self.received else None)
+        return MapReduction("positive", ones if self.received else None, has_negative_rows=False)
 
     def on_call_total(self, call: AttentionCall, total: Tensor) -> Float[Tensor, "batch head row unit"]:
         """Divide the sums by layers × heads × length."""

@@ -98,7 +98,7 @@ class AttentionRollout(AttributionMethod):
     def request_reduction(self, call: AttentionCall) -> MapReduction:
         """(r / 2) E_h A, as rows of A sum to one here; r E_h A without `half`."""
         rows = self.insert_readout_row(call)
-        return MapReduction("attention", rows / 2 if self.half else rows)
+        return MapReduction("attention", rows / 2 if self.half else rows, has_negative_rows=False)
 
     def receive_reduction(self, call: AttentionCall, total: Tensor) -> None:
         """Add the identity's part of r Â to the reduction, which leaves it out."""

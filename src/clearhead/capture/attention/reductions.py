@@ -24,12 +24,14 @@ class MapReduction:
         row_weights: Row vectors that are multiplied with M from the left.
         heads: The selected heads; None for all.
         column_weights: Column vectors that M is multiplied with from the right.
+        has_negative_rows: Whether row vectors may have negative entries, for which kernels need a second pass.
     """
 
     quantity: Literal["positive", "product", "attention"]
     row_weights: Float[Tensor, "batch row query"] | None = None
     heads: Sequence[int] | None = None
     column_weights: Float[Tensor, "batch column key"] | None = None
+    has_negative_rows: bool = True
 
     def select_samples(self, sample_slice: slice, device: torch.device) -> "MapReduction":
         """Return the reduction with the weights of some samples, on the device of their maps."""

@@ -193,7 +193,8 @@ def _run_reduction(reducer: TritonReducer, reduction: MapReduction) -> Tensor:
     if reduction.row_weights is None:
         return reducer.sum_over_keys(reduction.quantity)
     if reduction.row_weights.shape[1] == 1:
-        return _divide_by_heads(reducer.sum_over_queries(reduction.row_weights[:, 0], reduction.quantity))
+        row = reduction.row_weights[:, 0]
+        return _divide_by_heads(reducer.sum_over_queries(row, reduction.quantity, reduction.has_negative_rows))
     return reducer.sum_head_mean_over_queries(reduction.row_weights, reduction.quantity)[:, None]
 
 

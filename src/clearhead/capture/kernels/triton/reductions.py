@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -17,6 +17,8 @@ MapQuantity = Literal["attention", "product", "positive"]
 
 #: The widest heads: float32 goes to the tensor cores as three tf32 products, which need more registers.
 MAX_HEAD_WIDTH = {torch.bfloat16: 256, torch.float16: 256, torch.float32: 128}
+#: Up to this many positions, all are visited, whatever their weights.
+MAX_UNSEARCHED_LENGTH = 2048
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class TritonReducer:
     blocks: BlockConfig | None = field(default=None, compare=False)
 
     def sum_over_queries(
-        self, weights: Float[Tensor, "batch query"], quantity: MapQuantity
+        self, weights: Float[Tensor, "batch query"], quantity: MapQuantity, has_negative_weights: bool = True
     ) -> Float[Tensor, "batch head key"]:
         """Return Σ_i w[i] f_h[i, j].
 
@@ -75,6 +77,8 @@ class TritonReducer:
         each cell. Negative weights need a second pass; without any, its loop is empty on the GPU (checking for them
         there would make the CPU wait).
         """
+        if not has_negative_weights:
+            return self._sum_per_head(weights, quantity)
         sums = self._sum_per_head(weights.clamp(min=0), quantity)
         negative_weights = (-weights).clamp(min=0)
         if not negative_weights.is_cuda and not negative_weights.any():
@@ -184,7 +188,7 @@ class TritonReducer:
         elif key_span is not None:
             span = key_span
         else:
-            span = torch.tensor([[0, keys]] * batch, dtype=torch.int32, device=out.device)
+            span = _make_full_span(batch, keys, out.device)
         kernels.per_head_sums_kernel[(triton.cdiv(num_owned, blocks.owned_block), batch * heads)](
             self.query, self.key, value, gradient, lse, span, self._get_mask(), out,
             *_get_strides(self.query, self.key, value, gradient), *self._get_mask_strides(),
@@ -295,11 +299,23 @@ def _matches_reference(dtype: torch.dtype, width: int, value_width: int, device:
 
 
 def _find_weighted_span(weights: Float[Tensor, "batch row position"]) -> Tensor:
-    """The first position of each sample with a weight, and the end after the last, without a GPU synchronisation."""
+    """The first position of each sample with a weight, and the end after the last, without a GPU synchronisation.
+
+    Short maps are visited altogether: to find the span would take longer.
+    """
+    batch, _, length = weights.shape
+    if length <= MAX_UNSEARCHED_LENGTH:
+        return _make_full_span(batch, length, weights.device)
     has_weight = (weights != 0).any(1).to(torch.int8)
     first = has_weight.argmax(1)
     end = has_weight.shape[1] - has_weight.flip(1).argmax(1)
     return torch.stack([first, torch.where(has_weight.any(1), end, first)], 1).to(torch.int32)
+
+
+@lru_cache(maxsize=64)
+def _make_full_span(batch: int, length: int, device: torch.device) -> Tensor:
+    """The span of all positions of each sample; kept, because a copy to a GPU makes the CPU wait."""
+    return torch.tensor([[0, length]] * batch, dtype=torch.int32, device=device)
 
 
 def _get_strides(*tensors: Tensor) -> list[int]:
