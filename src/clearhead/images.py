@@ -1,4 +1,6 @@
-"""Resizing of heat maps to the size of an image."""
+"""Images of explanations: heat maps are resized to them, and they are rendered when they are first read."""
+
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -33,3 +35,24 @@ def _resize_bilinear(values: np.ndarray, height: int, width: int) -> np.ndarray:
     """Resize an array in float32: interpolate linearly if it grows, average over pixels if it shrinks."""
     image = Image.fromarray(values.astype(np.float32))
     return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
+
+
+class RenderedOnAccess:
+    """Descriptor of an image that is rendered when it is first read: most explanations are never drawn.
+
+    The attribute is set to an array, to None, or to a function without arguments that renders the array.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return None  # the default of the dataclass field
+        value = instance.__dict__[self.name]
+        if callable(value):
+            value = instance.__dict__[self.name] = value()
+        return value
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance.__dict__[self.name] = value

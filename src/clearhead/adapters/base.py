@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from clearhead.capture.checks.self_test import count_calls_from_config
 from clearhead.capture.session import ModelSession
 from clearhead.errors import InputError, UnsupportedError, unknown_value_error
+from clearhead.images import RenderedOnAccess
 from clearhead.targets import CLASS_SCALES, MaskedToken, PositionTarget, Target
 from clearhead.units import UnitAxis, Units
 
@@ -34,8 +35,13 @@ class Sample:
     mask_positions: tuple[int, ...] = ()
     #: What samples of one batch must have in common, beside their kinds of inputs.
     batch_key: tuple[int, ...] = ()
-    #: The image as the model sees it, or a function that renders it.
-    image: UInt8[np.ndarray, "height width 3"] | Callable[[], UInt8[np.ndarray, "height width 3"]] | None = None
+    #: The image as the model sees it; it may be set to a function that renders it.
+    image: UInt8[np.ndarray, "height width 3"] | None = RenderedOnAccess()  # type: ignore[assignment]  # noqa: RUF009
+
+    @property
+    def unrendered_image(self) -> Any:
+        """The image, or the function that will render it."""
+        return self.__dict__["image"]
 
     @classmethod
     def from_units(cls, inputs: dict[str, Tensor], units: Units, **fields: Any) -> "Sample":

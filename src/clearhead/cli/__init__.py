@@ -110,6 +110,7 @@ def explain(
     pair_column: opt.PairColumnOption = None,
     image_column: opt.ImageColumnOption = None,
     out: opt.OutOption = None,
+    plan: opt.PlanOption = False,
 ) -> None:
     """Explain a prediction: score every word, patch or frame of the input by its contribution to the target.
 
@@ -124,7 +125,7 @@ def explain(
     if dataset is not None:
         single_input_options: dict[str, Any] = {"--html": html, "--save": save, "--pair": input_options.pair}
         single_input_options |= {"--words": words, "--sentences": sentences, "--example": input_options.example}
-        single_input_options |= {f"--{stream}": True for stream in input_options.values_by_stream}
+        single_input_options |= {f"--{stream}": True for stream in input_options.values_by_stream} | {"--plan": plan}
         _reject_single_input_options(single_input_options)
         settings = {**asdict(model_options), **asdict(explain_options), "rows": rows, "per": per}
         settings |= {name: value for name, value in {"memory": memory, "kernel": kernel}.items() if value is not None}
@@ -142,6 +143,11 @@ def explain(
     num_inputs = max([len(sources), *(len(values) for values in input_options.values_by_stream.values()), 1])
     put.check_output_paths(html, save, num_inputs * len(chosen_methods))
     explainer, raw_inputs = load_model_and_inputs(model_options, sources, input_options)
+    if plan:
+        explain_kwargs.pop("memory")  # a budget divides batches while they run
+        execution_plan = explainer.plan(**raw_inputs, method=chosen_methods, batch_size=batch_size, **explain_kwargs)
+        put.print_plan(execution_plan, as_json)
+        return
     by_method = explainer.explain(
         **raw_inputs,
         method=chosen_methods,

@@ -274,6 +274,16 @@ KernelOption = Annotated[
         help="Attention kernel for recorded passes: materialised, streaming (for long inputs), tiles or triton.",
     ),
 ]
+PlanOption = Annotated[
+    bool,
+    typer.Option(
+        "--plan",
+        metavar="",
+        rich_help_panel=_OUTPUT_PANEL,
+        help="Print the planned passes, and why each is needed, without running them. (The model runs only for its "
+        "self-test, and to generate an answer.)",
+    ),
+]
 WordsOption = Annotated[
     bool, typer.Option("--words", metavar="", rich_help_panel=_OUTPUT_PANEL, help="Merge tokens into words.")
 ]

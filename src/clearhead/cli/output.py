@@ -15,6 +15,7 @@ from clearhead.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from clearhead.engine.plan import ExecutionPlan
     from clearhead.explanation.multi_stream import AnyExplanation
 
 EXPLANATION_SUFFIX = ".safetensors"
@@ -126,6 +127,14 @@ def print_explanations(explanations: Sequence["AnyExplanation"], html: str | Non
         if index:
             make_console().print()
         make_console().print(explanation)
+
+
+def print_plan(plan: "ExecutionPlan", as_json: bool) -> None:
+    """Print planned passes as text or JSON."""
+    if as_json:
+        print_json(plan.to_dict())
+    else:
+        make_console().print(str(plan), markup=False, highlight=False, soft_wrap=True)
 
 
 def print_folder_summary(folder: Path, group_by: str, reduction: str, as_json: bool) -> int:

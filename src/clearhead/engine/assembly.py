@@ -184,7 +184,7 @@ def _build_explanation(
         for units, at in zip(axis.unit_groups, axis.indexers, strict=True):
             if units.kind == POOLING_QUERY:
                 continue  # what a model pools with is no part of the input
-            picture = sample.image if units.boxes is not None else None
+            picture = sample.unrendered_image if units.boxes is not None else None
             arrays = found.build_arrays(units, at)
             if request.profile is None:  # authors have units that they give no score
                 _warn_if_not_finite(arrays["scores"], about)

@@ -118,8 +118,7 @@ def choose_attention_mode(
         if not is_large:
             return AttentionMode(
                 None,
-                f"{length * len(samples)} units are fewer than {MIN_REDUCED_BATCH_UNITS}, and {length} at most "
-                f"{MIN_REDUCED_LENGTH} in one input",
+                f"the batch is short ({length} units in one input, at most {length * len(samples)} in all)",
             )
         if attention_kernel is None:
             return AttentionMode(None, f"{length} units are at most {MAX_FULL_LENGTH}, and no kernel is faster here")

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from clearhead.adapters.base import Sample
 from clearhead.capture.attention.tiling import TORCH_TILES_NAME
@@ -109,31 +110,51 @@ class BatchPlan:
             results |= {id(run): result for run, result in zip(group.method_runs, group_results, strict=True)}
         return [results[id(run)] for run in self.method_runs]
 
+    @property
+    def passes(self) -> list[dict[str, Any]]:
+        """All passes in the order in which they run, with what they record and how attention is computed in them."""
+        contexts = [] if self.clean_context is None else [self.clean_context]
+        contexts += [group.context for group in self.groups for _ in group.counts]
+        return [
+            {
+                "purpose": count.purpose,
+                "methods": [str(method_run.method) for method_run in count.method_runs],
+                "forward": count.forward,
+                "backward": count.backward,
+                "inputs": count.forward * count.rows if count.num_inputs is None else count.num_inputs,
+                "inputs_together": count.rows,
+                "is_at_most": count.is_at_most,
+                "records": sorted(count.requires),
+                "attention": self._describe_attention(count, context),
+            }
+            for count, context in zip(self.counts, contexts, strict=True)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        return {
+            "num_inputs": self.batch.num_samples,
+            "targets_per_input": self.batch.targets_per_sample,
+            "max_units": self.batch.max_units,
+            "passes": self.passes,
+        }
+
     def __str__(self) -> str:
         batch = self.batch
-        num_targets = f"{batch.targets_per_sample} target{'s' * (batch.targets_per_sample > 1)}"
-        num_inputs = f"{batch.num_samples} input{'s' * (batch.num_samples > 1)}"
+        num_inputs = _pluralize(batch.num_samples, "input")
+        num_targets = _pluralize(batch.targets_per_sample, "target")
         lines = [f"{num_inputs} of up to {batch.max_units} units, {num_targets} each"]
-        if self.clean_context is not None:
-            lines += self._format_count(self.counts[0], self.clean_context)
-        for group in self.groups:
-            for count in group.counts:
-                lines += self._format_count(count, group.context)
+        for planned in self.passes:
+            at_most = "at most " if planned["is_at_most"] else ""
+            forward = f"{planned['forward']} forward"
+            backward = f", {planned['backward']} backward" if planned["backward"] else ""
+            rows = f"{_pluralize(planned['inputs'], 'input')}, up to {planned['inputs_together']} together"
+            methods = ", ".join(planned["methods"])
+            lines += [
+                f"  {planned['purpose']}: {at_most}{forward}{backward} ({rows}) for {methods}",
+                f"    records {', '.join(planned['records']) or 'only the output'}; attention: {planned['attention']}",
+            ]
         return "\n".join(lines)
-
-    def _format_count(self, count: PassCount, context: PassContext) -> list[str]:
-        """Format one line on passes of one kind, and one on what they record."""
-        at_most = "at most " if count.is_at_most else ""
-        num_inputs = count.forward * count.rows if count.num_inputs is None else count.num_inputs
-        passes = f"{at_most}{count.forward} forward"
-        if count.backward:
-            passes += f", {count.backward} backward"
-        methods = ", ".join(str(method_run.method) for method_run in count.method_runs)
-        recorded = ", ".join(sorted(count.requires)) or "only the output"
-        return [
-            f"  {count.purpose}: {passes} ({num_inputs} inputs, up to {count.rows} together) for {methods}",
-            f"    records {recorded}; attention: {self._describe_attention(count, context)}",
-        ]
 
     def _describe_attention(self, count: PassCount, context: PassContext) -> str:
         """How the passes of one kind compute attention, and why."""
@@ -159,6 +180,19 @@ class ExecutionPlan(list[BatchPlan]):
         return "\n".join(numbered)
 
     __repr__ = __str__
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The plan of each batch as plain data."""
+        return [plan.to_dict() for plan in self]
+
+
+def _pluralize(count: int, noun: str) -> str:
+    """A number with a noun.
+
+    >>> _pluralize(1, "input"), _pluralize(2, "input")
+    ('1 input', '2 inputs')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def make_batch_plan(

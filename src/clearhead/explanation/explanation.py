@@ -17,6 +17,7 @@ from clearhead.data.atomic_file import atomic_write
 from clearhead.errors import InputError, unknown_value_error
 from clearhead.explanation.display import DisplayMixin
 from clearhead.explanation.validation import iter_explanation_problems, lists_to_tuples
+from clearhead.images import RenderedOnAccess
 from clearhead.units import Units, pluralize_unit
 
 if TYPE_CHECKING:
@@ -27,27 +28,6 @@ if TYPE_CHECKING:
 #: Name and version of the file and JSON schema. Files with a newer version are refused.
 EXPLANATION_SCHEMA = "clearhead/explanation"
 EXPLANATION_VERSION = 1
-
-
-class RenderedOnAccess:
-    """Descriptor of an image that is rendered when it is first read: most explanations are never drawn.
-
-    The attribute is set to an array, to None, or to a function without arguments that renders the array.
-    """
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None:
-            return None  # the default of the dataclass field
-        value = instance.__dict__[self.name]
-        if callable(value):
-            value = instance.__dict__[self.name] = value()
-        return value
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        instance.__dict__[self.name] = value
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +72,7 @@ class Explanation(DisplayMixin):
     per_layer: Float[np.ndarray, "layer unit"] | None = None
     per_head: Float[np.ndarray, "layer head unit"] | None = None
     factors: Float[np.ndarray, "factor unit"] | None = None
-    image: UInt8[np.ndarray, "height width 3"] | None = RenderedOnAccess()  # type: ignore[assignment]
+    image: UInt8[np.ndarray, "height width 3"] | None = RenderedOnAccess()  # type: ignore[assignment]  # noqa: RUF009
     steps: tuple[str, ...] | None = None
 
     def __eq__(self, other: object) -> bool:
