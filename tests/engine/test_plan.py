@@ -108,7 +108,7 @@ def test_plan_is_printed_logged_and_serialised(caplog):
     ex = load_tested()
     plan = ex.plan(TEXTS, ["generic", PATH[0]], batch_size=1)
     assert len(plan) == 2 and str(plan).count("clean pass: 1 forward, 1 backward (1 input") == 2
-    assert "materialised maps: the batch is short" in str(plan)
+    assert "materialised maps: the inputs are short" in str(plan)
     assert json.loads(json.dumps(plan.to_dict()))[0]["passes"][0]["records"] == [
         "attention",
         "attention_gradient",
@@ -130,7 +130,7 @@ def test_plan_checks_arguments_as_explain_does():
 def test_plan_gives_the_reason_of_tiled_attention(monkeypatch):
     monkeypatch.setattr("clearhead.engine.attention_mode.MAX_FULL_LENGTH", 8)
     ex = load_tested()
-    assert "attention: tiled, kernel torch tiles: 11 units" in str(ex.plan(TEXTS[0], "generic"))
+    assert "attention: tiled, kernel cached tiles: 17 units are more than 8" in str(ex.plan(TEXTS[0], "generic"))
     assert "materialised maps: a method needs full maps" in str(ex.plan(TEXTS[0], ["generic", "flow"]))
 
 

@@ -416,8 +416,9 @@ class Recorder:
         keys are all masked is then NaN: padding on the left, or padding under a sliding window.
         """
         mask = inputs.get("attention_mask")
-        is_padded = isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all())
-        if not is_padded or next(self.model.parameters()).dtype != torch.float64:
+        if not isinstance(mask, Tensor) or mask.dim() != 2 or bool(mask.all()):
+            return False
+        if next(self.model.parameters()).dtype != torch.float64:
             return False
         configs = self.session.topology.find_configs()
         has_windows = any(getattr(config, "sliding_window", None) for config in configs)

@@ -118,7 +118,7 @@ def choose_attention_mode(
         if not is_large:
             return AttentionMode(
                 None,
-                f"the batch is short ({length} units in one input, at most {length * len(samples)} in all)",
+                f"the inputs are short ({length} units at most, {length * len(samples)} in the padded batch)",
             )
         if attention_kernel is None:
             return AttentionMode(None, f"{length} units are at most {MAX_FULL_LENGTH}, and no kernel is faster here")
@@ -142,7 +142,9 @@ def choose_attention_mode(
         return AttentionMode(None, "no kernel supports the attention of this model, and tiles are slower than maps")
     if is_tiling_required:
         return AttentionMode(tiling, "requested by kernel= or checkpoint=")
-    return AttentionMode(tiling, f"{length} units, {length * len(samples)} in the batch")
+    if length > MAX_FULL_LENGTH:
+        return AttentionMode(tiling, f"{length} units are more than {MAX_FULL_LENGTH}")
+    return AttentionMode(tiling, "the methods need only reductions of maps, which the kernel computes faster")
 
 
 def _needs_only_reductions(capabilities: "ModelCapabilities", method: Method, kernel: AttentionKernel) -> bool:

@@ -75,9 +75,10 @@ class DeferredMap(StreamMap):
         """Return the sum of each row, averaged over heads; zero for masked queries."""
         return self._apply_query_mask(self._reduce().mean(1, keepdim=True).to(self.head_mean))
 
-    def _reduce(self, **weights: Tensor) -> Tensor:
+    def _reduce(self, row_weights: Tensor | None = None, column_weights: Tensor | None = None) -> Tensor:
         """Compute one reduction of the call; `MapReduction` documents the axes of the result."""
-        return self.deferred_call.reduce([MapReduction(self.quantity, heads=self.heads, **weights)])[0]
+        reduction = MapReduction(self.quantity, row_weights, self.heads, column_weights)
+        return self.deferred_call.reduce([reduction])[0]
 
     def _apply_query_mask(self, rows: Float[Tensor, "batch some query"]) -> Float[Tensor, "batch some query"]:
         """Set the entries of masked queries to zero."""
