@@ -79,10 +79,18 @@ class PerformanceBenchmark:
         max_ratios: dict[str, float],
         divide_by: int = 1,
         is_long: bool = False,
+        max_seconds: float | None = None,
     ) -> None:
-        """One row a way. The first is what the others are divided by; `bars` are the ratios that are asked for.
+        """Time implementations in turn, and add one row for each.
 
-        `per`: seconds are divided by it. `long` runs are not warmed up, and timed once or twice.
+        Args:
+            part: The part of the benchmark.
+            metadata: Further columns of the rows.
+            runs: The implementations by name; the times of all are divided by that of the first.
+            max_ratios: Largest accepted ratios by name.
+            divide_by: Number by which seconds are divided.
+            is_long: Whether to run once or twice, without warming up.
+            max_seconds: Fewer repeats where all of them would take longer; the row says how many.
         """
         if time.time() > self.deadline:
             print(f"no time left for {part} {metadata}", flush=True)
@@ -101,7 +109,10 @@ class PerformanceBenchmark:
                 self.free_memory()
         alive = {name: run for name, run in runs.items() if name not in failed}
         seconds: dict[str, list[float]] = {name: [] for name in alive}
-        for _ in range(min(self.repeats, 2) if is_long else self.repeats):
+        repeats = min(self.repeats, 2) if is_long else self.repeats
+        if max_seconds is not None:
+            repeats = max(1, min(repeats, int(max_seconds / max(1e-6, sum(first[name] for name in alive)))))
+        for _ in range(repeats):
             if time.time() > self.deadline and all(seconds.values()):
                 break
             for name, run in alive.items():
@@ -119,6 +130,7 @@ class PerformanceBenchmark:
                 row |= {"seconds": statistics.median(seconds[name]) / divide_by, "GiB": peaks[name]}
                 row |= {"ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios)} if ratios else {}
                 row |= {"memory ratio": peaks[name] / peaks[base]} if beside and peaks[base] > 0.01 else {}
+                row |= {"repeats": len(seconds[name])} if len(seconds[name]) < self.repeats else {}
             if kernels.get(name):
                 row["kernel"] = kernels[name]
             if name in max_ratios:

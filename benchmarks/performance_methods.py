@@ -23,6 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch
+from performance_ways import LIBRARY_METHODS, is_installed
 from torch import Tensor
 from transformers import (
     BertConfig,
@@ -34,15 +35,27 @@ from transformers import (
 )
 
 import clearhead
+from clearhead.methods.base import METHOD_REGISTRY
 
 if TYPE_CHECKING:
     from performance import PerformanceBenchmark
 
-#: Methods that explain with one recorded pass or a few; the others take hundreds of passes.
-METHODS = ["saliency", "input-x-gradient", "generic", "attention", "rollout", "attention-gradcam", "grad-sam", "cat"]
-METHODS += ["attcat", "attention-gradient", "attention-x-gradient", "attn-lrp", "deeplift", "transformer-attribution"]
-PATH_METHODS = ["integrated-gradients", "smoothgrad", "gradient-shap", "layer-conductance"]
-PERTURBATION_METHODS = ["occlusion", "lime", "shap", "kernel-shap"]
+#: Methods that read one recorded pass.
+ONE_PASS_METHODS = [
+    "saliency",
+    "input-x-gradient",
+    "generic",
+    "attention",
+    "rollout",
+    "attention-gradcam",
+    "grad-sam",
+    "cat",
+]
+ONE_PASS_METHODS += ["attcat", "attention-gradient", "attention-x-gradient"]
+RULE_METHODS = ["attn-lrp", "deeplift"]
+PATH_METHODS = ["integrated-gradients", "smoothgrad", "gradient-shap"]
+#: Controls, which read no pass, are not measured.
+CONTROLS = {"random", "position"}
 #: Largest accepted ratios, by model, number of tokens and method.
 MAX_RATIOS: dict[tuple[str, int], dict[str, float]] = {
     ("Llama-8B", 512): {"saliency": 1.1, "input-x-gradient": 1.1, "generic": 1.5, "integrated-gradients": 1.1},
@@ -130,23 +143,26 @@ def run_plain_passes(model: Any, inputs: Mapping[str, Tensor], plan: Any) -> Non
 
 
 def measure_methods(bench: "PerformanceBenchmark", quick: bool) -> None:
-    """Measure every method on three models."""
+    """Measure methods on three models, the targets first, and every method on one of them."""
     on_cpu = bench.device == "cpu"
-    cases = [("BERT-base", 4 if on_cpu else 64, 128), ("ViT-B", 2 if on_cpu else 32, 197)]
-    cases += [("Llama-8B", 1, 128 if on_cpu else 512)] + ([] if on_cpu else [("Llama-8B", 1, 4096)])
+    every_method = [name for name in METHOD_REGISTRY if name not in CONTROLS]
+    cases = [("Llama-8B", 1, 128 if on_cpu else 512, [*ONE_PASS_METHODS[:3], *PATH_METHODS[:1]])]
+    cases += [] if on_cpu else [("Llama-8B", 1, 4096, ONE_PASS_METHODS[:3])]
+    cases += [("Llama-8B", 1, 128 if on_cpu else 512, [*ONE_PASS_METHODS[3:], *RULE_METHODS, *PATH_METHODS[1:]])]
+    cases += [("ViT-B", 2 if on_cpu else 32, 197, [*ONE_PASS_METHODS, *RULE_METHODS])]
+    cases += [("BERT-base", 4 if on_cpu else 64, 128, [*ONE_PASS_METHODS, *RULE_METHODS])]
+    cases += [("BERT-base", 1, 128, every_method)]
     model_name, model, explainer = "", None, None
-    for name, batch, tokens in cases:
+    for name, batch, tokens, methods in cases:
         if name != model_name:
             model = explainer = None
             bench.free_memory()
             model = MODELS[name](bench.device, quick or (on_cpu and name == "Llama-8B"))
             explainer = clearhead.load(model)
             model_name = name
+        model_label = "small Llama" if on_cpu and name == "Llama-8B" else name
         assert explainer is not None
         inputs = make_inputs(model, batch, tokens)
-        methods = METHODS if tokens <= 512 else ["saliency", "input-x-gradient", "generic"]
-        if batch == 1 and tokens <= 512:
-            methods = [*methods, *PATH_METHODS]
         for method in methods:
             try:
                 plan = explainer.plan(inputs, method, batch_size=batch)
@@ -155,14 +171,22 @@ def measure_methods(bench: "PerformanceBenchmark", quick: bool) -> None:
                 continue
             label = "clearhead " + method
             limit = MAX_RATIOS.get((name, tokens), {}).get(method)
+            runs: dict[str, Callable[[], Any]] = {
+                "plain": partial(run_plain_passes, model, inputs, plan),
+                label: partial(explainer.explain, inputs, method, batch_size=batch),
+            }
+            if batch == 1 and method in LIBRARY_METHODS:
+                package, library_label, run_library = LIBRARY_METHODS[method]
+                rows = max((count.rows for batch_plan in plan for count in batch_plan.counts), default=1)
+                if is_installed(package):
+                    runs[library_label] = partial(run_library, model, inputs, rows)
+            cost = str(clearhead.Method(method).cost)
             bench.compare(
                 "methods",
-                {"model": name, "tokens": tokens, "batch": batch, "passes": str(clearhead.Method(method).cost)},
-                {
-                    "plain": partial(run_plain_passes, model, inputs, plan),
-                    label: partial(explainer.explain, inputs, method, batch_size=batch),
-                },
+                {"model": model_label, "tokens": tokens, "batch": batch, "method": method, "passes": cost},
+                runs,
                 {} if limit is None or on_cpu else {label: limit},
+                max_seconds=40,
             )
 
 

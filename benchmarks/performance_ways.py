@@ -4,7 +4,7 @@ Each takes a model and a batch of ids and returns batch × token scores, or None
 """
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -139,4 +139,78 @@ LIBRARY_BASELINES: dict[str, tuple[str, int, BaselineFunction]] = {
     "captum integrated gradients, 20 steps": ("captum", 8192, run_captum_integrated_gradients),
     "shap partition, 500 evaluations": ("shap", 256, run_shap_partition),
     "inseq saliency, one token": ("inseq", 2048, run_inseq_saliency),
+}
+
+
+def run_captum(attribute: Callable[..., Tensor], model: Any, inputs: Mapping[str, Tensor], rows: int) -> Tensor:
+    """Run a method of captum on the word vectors, or on the pixels, of one input.
+
+    Args:
+        attribute: Takes the forward function, the vectors and `rows`, and returns one score per element.
+        model: The model.
+        inputs: The model's inputs.
+        rows: Largest number of inputs in one pass.
+    """
+    name, tensor = next(iter(inputs.items()))
+    if name == "input_ids":
+        name, tensor = "inputs_embeds", model.get_input_embeddings()(tensor)
+    scores = attribute(lambda vectors: compute_top_logit(model, **{name: vectors}), tensor.detach(), rows)
+    return scores.sum(-1).cpu()
+
+
+def attribute_saliency(forward: Callable[[Tensor], Tensor], vectors: Tensor, rows: int) -> Tensor:
+    from captum.attr import Saliency
+
+    return Saliency(forward).attribute(vectors)
+
+
+def attribute_input_x_gradient(forward: Callable[[Tensor], Tensor], vectors: Tensor, rows: int) -> Tensor:
+    from captum.attr import InputXGradient
+
+    return InputXGradient(forward).attribute(vectors)
+
+
+def attribute_integrated_gradients(forward: Callable[[Tensor], Tensor], vectors: Tensor, rows: int) -> Tensor:
+    from captum.attr import IntegratedGradients
+
+    return IntegratedGradients(forward).attribute(vectors, n_steps=76, internal_batch_size=rows)
+
+
+def attribute_gradient_shap(forward: Callable[[Tensor], Tensor], vectors: Tensor, rows: int) -> Tensor:
+    from captum.attr import GradientShap
+
+    return GradientShap(forward).attribute(vectors, torch.zeros_like(vectors), n_samples=50)
+
+
+def attribute_smoothgrad(forward: Callable[[Tensor], Tensor], vectors: Tensor, rows: int) -> Tensor:
+    from captum.attr import NoiseTunnel, Saliency
+
+    tunnel = NoiseTunnel(Saliency(forward))
+    return tunnel.attribute(vectors, nt_type="smoothgrad", nt_samples=50, nt_samples_batch_size=min(rows, 50))
+
+
+def attribute_occlusion(forward: Callable[[Tensor], Tensor], vectors: Tensor, rows: int) -> Tensor:
+    from captum.attr import FeatureAblation
+
+    units = torch.arange(vectors.shape[1], device=vectors.device)[None, :, None].expand(1, -1, vectors.shape[2])
+    return FeatureAblation(forward).attribute(vectors, feature_mask=units, perturbations_per_eval=rows)
+
+
+#: Methods of other libraries by clearhead's name: the package, the label of the row, and the function.
+LIBRARY_METHODS: dict[str, tuple[str, str, Callable[[Any, Mapping[str, Tensor], int], Tensor]]] = {
+    "saliency": ("captum", "captum saliency", partial(run_captum, attribute_saliency)),
+    "input-x-gradient": ("captum", "captum input × gradient", partial(run_captum, attribute_input_x_gradient)),
+    "integrated-gradients": (
+        "captum",
+        "captum integrated gradients, 76 steps",
+        partial(run_captum, attribute_integrated_gradients),
+    ),
+    "gradient-shap": ("captum", "captum gradient SHAP, 50 samples", partial(run_captum, attribute_gradient_shap)),
+    "smoothgrad": ("captum", "captum SmoothGrad, 50 samples", partial(run_captum, attribute_smoothgrad)),
+    "occlusion": ("captum", "captum feature ablation", partial(run_captum, attribute_occlusion)),
+    "shap": (
+        "shap",
+        "shap partition, 500 evaluations",
+        lambda model, inputs, rows: run_shap_partition(model, inputs["input_ids"]),
+    ),
 }
