@@ -76,9 +76,9 @@ def test_load_converts_dtype_and_device(tmp_path: Path) -> None:
     assert clearhead.load(folder, dtype="bfloat16").adapter.dtype == torch.bfloat16
     e = clearhead.load(folder, dtype=torch.float64, device="cpu").explain(TEXTS[0])
     assert e.certificate["dtype"] == "float64" and e.certificate["device"] == "cpu"
-    with pytest.raises(InputError, match="dtype='float33' is not known"):
+    with pytest.raises(InputError, match="dtype='float33' is not recognised"):
         clearhead.load(folder, dtype="float33")
-    with pytest.raises(InputError, match="device='nowhere' is not known"):
+    with pytest.raises(InputError, match="device='nowhere' is not recognised"):
         clearhead.load(folder, device="nowhere")
 
 
@@ -143,7 +143,7 @@ def test_pickled_weights_raise(tmp_path: Path) -> None:
     folder = save_model(tmp_path, model, tok)
     (tmp_path / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(InputError, match="Only safetensors are opened"):
+    with pytest.raises(InputError, match="Only safetensors files are loaded"):
         clearhead.load(folder)
 
 
@@ -172,7 +172,7 @@ def test_invalid_folders_raise(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot load the weights"):
         clearhead.load(folder)
     model.save_pretrained(tmp_path / "alone")
-    with pytest.raises(InputError, match="has no tokenizer that can be opened"):
+    with pytest.raises(InputError, match="cannot load the model's tokenizer"):
         clearhead.load(str(tmp_path / "alone"))
     assert clearhead.load(str(tmp_path / "alone"), tok).explain(TEXTS[0]).tokens
     transformers.BertForPreTraining(model.config).save_pretrained(tmp_path / "heads")
@@ -192,9 +192,9 @@ def test_unknown_hub_name_without_network_raises() -> None:
 @pytest.mark.parametrize(
     ("unsupported", "message"),
     [
-        (None, "cannot explain a NoneType"),
+        (None, "cannot explain an object of type NoneType"),
         ((1, 2, 3), "a tuple of 3"),
-        (torch.nn.Linear(2, 2), "cannot explain a Linear"),
+        (torch.nn.Linear(2, 2), "cannot explain an object of type Linear"),
         ("", "cannot open ''"),
     ],
 )
@@ -207,7 +207,7 @@ def test_unsupported_architectures_raise() -> None:
     config = transformers.BertConfig(
         hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9
     )
-    with pytest.raises(UnsupportedError, match="does not know how to explain a BertForPreTraining"):
+    with pytest.raises(UnsupportedError, match="does not support BertForPreTraining"):
         clearhead.load(transformers.BertForPreTraining(config))
 
 

@@ -119,7 +119,7 @@ def _open_pretrained(name: str, revision: str | None, processor: Any, task: str 
         if config_dict.get("auto_map"):
             raise UnsupportedError(
                 f"{name!r} contains its own code (auto_map in its config.json), which clearhead never runs: if you "
-                "trust it, load it with transformers yourself and pass (model, processor)"
+                "trust the code, load the model with transformers and pass (model, processor)"
             )
         if not config_dict.get("model_type"):
             raise ValueError("it has no config.json with a model_type.")
@@ -150,8 +150,8 @@ def _open_pretrained(name: str, revision: str | None, processor: Any, task: str 
         model, report = model_class.from_pretrained(path, output_loading_info=True, trust_remote_code=False, **options)
     except _LOADING_ERRORS as error:
         raise InputError(
-            f"cannot load the weights of {name!r}: {_format_first_line(error)} Only safetensors are opened, since "
-            "pickled weights can run code; convert them with clearhead convert, or transformers' save_pretrained"
+            f"cannot load the weights of {name!r}: {_format_first_line(error)} Only safetensors files are loaded, "
+            "because unpickling can execute code; convert them with clearhead convert, or transformers' save_pretrained"
         ) from None
     if report["missing_keys"]:  # transformers initialises them randomly
         missing = ", ".join(sorted(report["missing_keys"])[:3])
@@ -189,10 +189,10 @@ def _open_processor(path: str, auto_class: str, revision: str | None) -> Any:
     try:
         processor = getattr(transformers, auto_class).from_pretrained(path, revision=revision, trust_remote_code=False)
     except _LOADING_ERRORS as error:
-        raise InputError(f"the model has no {description} that can be opened: {_format_first_line(error)}") from None
+        raise InputError(f"cannot load the model's {description}: {_format_first_line(error)}") from None
     # Where a tokenizer's files are missing, transformers creates one with an empty vocabulary.
     if description == "tokenizer" and len(processor) <= len(processor.all_special_ids):
-        raise InputError(f"the model has no {description} that can be opened: there is no vocabulary in {path!r}")
+        raise InputError(f"cannot load the model's {description}: {path!r} contains no vocabulary")
     return processor
 
 
@@ -210,13 +210,13 @@ def _unwrap_model(model: Any, processor: Any) -> tuple[nn.Module, Any]:
         processor = processor or next((candidate for candidate in candidates if candidate is not None), None)
     if isinstance(model, nn.Module) and "_orig_mod" in model._modules:
         raise InputError(
-            "the model was compiled with torch.compile(model), so its attention cannot be captured: give the original "
-            "model (model._orig_mod), with compiled=True to compile the passes that record nothing"
+            "the model was compiled with torch.compile(model), so its attention cannot be captured: pass the original "
+            "model (model._orig_mod), and set compiled=True to compile the passes that record no tensors"
         )
     if not isinstance(model, nn.Module) or not (isinstance(processor, InputReader) or hasattr(model, "config")):
         raise InputError(
-            f"cannot explain a {type(model).__name__}: give a name, a folder, a transformers model, (model, "
-            "processor), a pipeline, or a module of your own with clearhead.TokenReader or clearhead.ImageReader"
+            f"cannot explain an object of type {type(model).__name__}: pass a name, a folder, a transformers model, "
+            "(model, processor), a pipeline, or your own module with clearhead.TokenReader or clearhead.ImageReader"
         )
     return model, processor
 
@@ -286,9 +286,9 @@ def _parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     """Convert a name or dtype to a torch dtype; one without gradients of real numbers is an error."""
     parsed = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(parsed, torch.dtype):
-        raise InputError(f"dtype={dtype!r} is not known: use {_DTYPE_NAMES}")
+        raise InputError(f"dtype={dtype!r} is not recognised: use {_DTYPE_NAMES}")
     if parsed not in SUPPORTED_DTYPES:
-        raise InputError(f"dtype={str(dtype)!r} does not support gradients of real numbers: use {_DTYPE_NAMES}")
+        raise InputError(f"dtype={str(dtype)!r} is not a supported floating-point dtype: use {_DTYPE_NAMES}")
     return parsed
 
 
@@ -297,7 +297,7 @@ def _parse_device(device: str | torch.device) -> torch.device:
     try:
         parsed = torch.device(device)
     except RuntimeError:
-        raise InputError(f"device={str(device)!r} is not known: use auto, cpu, cuda, cuda:1 or mps") from None
+        raise InputError(f"device={str(device)!r} is not recognised: use auto, cpu, cuda, cuda:1 or mps") from None
     try:
         torch.empty(0, device=parsed)
     except (RuntimeError, AssertionError, NotImplementedError) as problem:

@@ -245,7 +245,7 @@ class TestInputs:
     def test_tuple_of_two_waveforms_raises(self) -> None:
         extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000)
         wave = np.zeros(61)
-        with pytest.raises(InputError, match="audio must be a one-channel array of real numbers over time"):
+        with pytest.raises(InputError, match="audio must be a one-dimensional array of floating-point samples"):
             clearhead.load(explainer("wav2vec2").adapter.model, extractor).explain(audio=(wave, wave))
 
     def test_masked_padding_is_removed(self) -> None:
@@ -267,7 +267,7 @@ class TestInputs:
             (
                 "wav2vec2",
                 {"input_values": torch.zeros(1, 50), "attention_mask": torch.tensor([[0] + [1] * 49])},
-                "all padding at its end",
+                "all padding at the end",
             ),
             (
                 "wav2vec2",
@@ -286,10 +286,10 @@ class TestInputs:
     @pytest.mark.parametrize(
         ("raw_input", "message"),
         [
-            (np.zeros((2, 50)), "one-channel"),
-            (np.zeros(50, dtype=np.int16), "real numbers over time"),
+            (np.zeros((2, 50)), "one-dimensional"),
+            (np.zeros(50, dtype=np.int16), "floating-point samples"),
             (np.full(50, np.nan), "not finite"),
-            ("bark.wav", "real numbers over time"),
+            ("bark.wav", "floating-point samples"),
         ],
     )
     def test_invalid_audio_raises(self, raw_input: Any, message: str) -> None:

@@ -467,7 +467,7 @@ def test_detector_extracts_regions_from_the_image() -> None:
         ),
         (
             {"inputs": {"input_ids": [[2]], "visual_feats": torch.zeros(1, 2, 6), "visual_pos": torch.zeros(1, 3, 4)}},
-            "must have the 2 regions",
+            "for each of the 2 regions",
         ),
     ],
 )

@@ -393,7 +393,7 @@ class TestWrongRegistrations:
         model = models.made(VIT)
         model.blocks[1].attn = OtherAttention().double()
         assert (
-            "blocks.1.attn (OtherAttention) is named attention, but how it computes attention is not known"
+            "blocks.1.attn (OtherAttention) is named attention, but clearhead does not recognise its class"
             in get_error_message(model)
         )
 

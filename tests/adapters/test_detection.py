@@ -529,7 +529,7 @@ class TestInputs:
         config = transformers.OwlViTConfig(
             text_config={**tiny, "vocab_size": 20}, vision_config={**tiny, "image_size": 32, "patch_size": 16}
         )
-        with pytest.raises(UnsupportedError, match="detects objects that a text names"):
+        with pytest.raises(UnsupportedError, match="detects the objects named in a text"):
             clearhead.load(transformers.OwlViTForObjectDetection(config))
 
     def test_quadrangle_boxes_raise(self) -> None:

@@ -418,7 +418,7 @@ def test_unsupported_dual_encoders_raise_with_reason() -> None:
         clearhead.load(transformers.GroupViTModel(group))
     parts = transformers.SwinConfig(embed_dim=16, depths=[1], num_heads=[2]), transformers.BertConfig(**text)
     config = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(*parts)
-    with pytest.raises(UnsupportedError, match="SwinModel is not an image tower whose attention covers the image"):
+    with pytest.raises(UnsupportedError, match="SwinModel attends within windows or on shrinking grids"):
         clearhead.load(transformers.VisionTextDualEncoderModel(config))
 
 

@@ -53,7 +53,7 @@ def test_special_tokens_and_readout_per_architecture(name: str) -> None:
 def test_non_square_images_keep_the_patch_grid(name: str, by: str) -> None:
     settings = {"image_size": (16, 24)} if by == "configuration" else {}
     if by == "configuration" and name.startswith("dinov2"):
-        with pytest.raises(UnsupportedError, match="make it square"):
+        with pytest.raises(UnsupportedError, match="set a square image_size"):
             clearhead.load(*image_model(name, **settings))
         return
     model, processor = image_model(name, **settings)

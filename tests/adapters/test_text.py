@@ -434,7 +434,7 @@ def test_lists_of_model_inputs_accept_lists_of_token_names() -> None:
         ({"input_ids": torch.ones(1, 3)}, "integers"),
         ({"input_ids": torch.full((1, 3), 99999)}, "integers from 0"),
         ({"input_ids": torch.full((1, 3), -1)}, "integers from 0"),
-        ({"input_ids": torch.ones(1, 3).long(), "attention_mask": torch.ones(1, 2)}, "must have the 3 tokens"),
+        ({"input_ids": torch.ones(1, 3).long(), "attention_mask": torch.ones(1, 2)}, "for each of the 3 tokens"),
         ({"input_ids": torch.ones(1, 3).long(), "attention_mask": torch.ones(2, 3)}, "have the same batch size"),
         ({"input_ids": torch.zeros(1, 3).long(), "attention_mask": torch.zeros(1, 3)}, "excludes every token"),
         ({"input_ids": torch.ones(1, 3).long(), "inputs_embeds": torch.ones(1, 3, 32)}, "either"),

@@ -376,7 +376,7 @@ class TestOtherHeads:
             **tiny, vocab_size=50, coordinate_size=2, shape_size=4, input_size=32, patch_size=16
         )
         for head in ("TokenClassification", "QuestionAnswering"):
-            with pytest.raises(UnsupportedError, match="takes more than a text"):
+            with pytest.raises(UnsupportedError, match="takes inputs other than text"):
                 clearhead.load(getattr(transformers, f"LayoutLMv3For{head}")(config))
 
     def test_question_head_without_start_and_end_logits_raises(self) -> None:

@@ -412,7 +412,7 @@ def test_invalid_model_inputs_raise(change: dict[str, Any], message: str) -> Non
     [
         ("qwen2", {"image_grid_thw": None}, "must contain image_grid_thw"),
         ("qwen2", {"image_grid_thw": torch.tensor([[2, 4, 4]])}, "time steps: videos"),
-        ("qwen2", {"image_grid_thw": torch.tensor([[1, 4, 4]])}, "patch × number"),
+        ("qwen2", {"image_grid_thw": torch.tensor([[1, 4, 4]])}, "patch × value"),
         ("idefics3", {"pixel_values": torch.ones(1, 3, 3, 16, 16)}, "do_image_splitting"),
         ("idefics3", {"pixel_values": torch.zeros(1, 1, 3, 16, 16)}, "zero everywhere"),
         ("pixtral", {"image_sizes": None}, "must contain image_sizes"),

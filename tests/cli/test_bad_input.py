@@ -47,9 +47,9 @@ def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((TEXT, "--heads", "4"), "the model has 4 heads"),
         ((TEXT, "--rows", "some"), "rows='some' is not valid"),
         ((TEXT, "--truncation-side", "up"), "truncation_side='up' is not valid"),
-        ((TEXT, "--dtype", "float3"), "dtype='float3' is not known"),
-        ((TEXT, "--dtype", "int8"), "dtype='int8' does not support gradients"),
-        ((TEXT, "--device", "toaster"), "device='toaster' is not known: use auto, cpu"),
+        ((TEXT, "--dtype", "float3"), "dtype='float3' is not recognised"),
+        ((TEXT, "--dtype", "int8"), "dtype='int8' is not a supported floating-point dtype"),
+        ((TEXT, "--device", "toaster"), "device='toaster' is not recognised: use auto, cpu"),
         ((TEXT, "--device", "cuda:99"), "device='cuda:99' cannot be used here"),
         ((TEXT, "--memory", "2 apples"), "memory='2 apples' is not an amount of memory"),
         ((TEXT, "--revision", "main"), "revision='main' is only for hub models"),
@@ -112,7 +112,7 @@ def test_unsupported_and_missing_models_are_rejected(run_failing: RunFailing, be
     pickled = work_dir / "pickled"
     transformers.BertForSequenceClassification.from_pretrained(bert).config.save_pretrained(pickled)
     torch.save({"a": torch.zeros(1)}, pickled / "pytorch_model.bin")
-    assert "Only safetensors are opened" in run_failing("explain", TEXT, "-m", pickled)
+    assert "Only safetensors files are loaded" in run_failing("explain", TEXT, "-m", pickled)
 
     assert "cannot open 'no-one/nothing' as a model" in run_failing("explain", TEXT, "-m", "no-one/nothing")
     (work_dir / "bare").mkdir()
@@ -144,13 +144,13 @@ def test_nan_weight_is_reported_by_parameter_name(run_failing: RunFailing, bert:
         ("a.csv", "body,label\nhello,1\n", (), "unknown column 'text'. Accepted: body, label. Choose with --column"),
         ("a.csv", "text\nhello\n", ("--pair-column", "other"), "unknown column 'other'"),
         ("a.jsonl", '{"body": "hello", "n": 1}\n', (), "unknown column 'text'. Accepted: body, n"),
-        ("a.csv", 'text,label\nhello,1\n"open,1\nend,2\n', (), "the row that begins in line 3 does not end properly"),
+        ("a.csv", 'text,label\nhello,1\n"open,1\nend,2\n', (), "the row that begins on line 3 does not end properly"),
         ("a.csv", "text,text\nfirst,second\n", (), "2 columns are named 'text'"),
         ("a.tsv", "text,label\nso\tgood,1\n", ("--column", "text"), "Accepted: text,label"),
         ("a.csv", "text\nhello\n", ("--target", "HAPPY"), "unknown label 'HAPPY'"),
-        ("a.csv", "text\nhello\n", ("--save", "b"), "--save is for single inputs"),
-        ("a.csv", "text\nhello\n", ("--words",), "--words is for single inputs"),
-        ("a.csv", "text\nhello\n", ("--sentences",), "--sentences is for single inputs"),
+        ("a.csv", "text\nhello\n", ("--save", "b"), "--save applies only to single inputs"),
+        ("a.csv", "text\nhello\n", ("--words",), "--words applies only to single inputs"),
+        ("a.csv", "text\nhello\n", ("--sentences",), "--sentences applies only to single inputs"),
         ("a.csv", "text\nhello\n", ("--mask", "1"), "does not predict masked tokens"),
         ("notes.docx", "hello", (), "a file that cannot be read as an input"),
     ],

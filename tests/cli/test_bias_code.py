@@ -96,7 +96,7 @@ def test_unusable_pair_tables_are_rejected(
     assert "is not a table: give a file that ends in .csv, .tsv" in run_failing("bias", "code", source, *pairs)
     assert f"there is no file '{table}'" in run_failing("bias", "code", table, *pairs)
     table.write_text("first\tsecond\tlabel\n", encoding="utf-8")
-    assert "is empty: give one input per row" in run_failing("bias", "code", table, *pairs)
+    assert "is empty: write one input per row" in run_failing("bias", "code", table, *pairs)
     rows = [f"x = {n}\tx = {n + 1}\tNEGATIVE" for n in range(4)]
     table.write_text("\n".join(["first\tsecond\tlabel", *rows]), encoding="utf-8")
     document = clearhead("bias", "code", table, *pairs, "--html", tmp_path / "code.html", "--json").json
@@ -110,7 +110,7 @@ def test_unusable_pair_tables_are_rejected(
         ("a.csv", "first,second,label\nx,y,1\nf(x, y),y,0\n", "1 of 2 rows of 'a.csv' cannot be read"),
         ("a.csv", "first,second,label\nx,y,1\nf(x, y),y,0\n", "row 000002: 4 instead of 3 cells: put quotes"),
         # an unclosed quote turns the rest of the file into one label, with the right number of cells
-        ("a.csv", 'first,second,label\nx,y,1\nx,y,"0\nx,z,1\n', "the row that begins in line 3 does not end properly"),
+        ("a.csv", 'first,second,label\nx,y,1\nx,y,"0\nx,z,1\n', "the row that begins on line 3 does not end properly"),
         ("a.csv", "first,second,first,label\nx,y,z,1\n", "2 columns are named 'first': give each column a unique name"),
         ("a.csv", "first,second,label,label\nx,y,0,1\n", "2 columns are named 'label': give each column a unique name"),
         ("a.tsv", "first\tother\tlabel\nx\ty\t1\n", "the columns first, second, label, but has first, other, label"),

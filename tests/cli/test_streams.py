@@ -376,6 +376,6 @@ def test_incompatible_data_options_are_rejected(
     assert "name its column of images with --image-column" in run_failing(*command, "-m", model_folder("clip"))
     assert "leave out --image-column" in run_failing(*command, "-m", bert, "--image-column", "picture")
     assert "unknown column 'image'" in run_failing(*command, "-m", model_folder("clip"), "--image-column", "image")
-    assert "--text is for single inputs" in run_failing(*command, "-m", bert, "--text", TEXT)
+    assert "--text applies only to single inputs" in run_failing(*command, "-m", bert, "--text", TEXT)
     assert "there is no default model for audio" in run_failing("explain", "--audio", dog_image)
     assert not (tmp_path / "results").exists()

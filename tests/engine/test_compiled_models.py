@@ -52,7 +52,9 @@ def test_deepcopy_of_explainer_compiles_its_own_model(monkeypatch):
 
 def test_compiled_module_raises_and_in_place_compile_is_accepted():
     model = bert()
-    with pytest.raises(clearhead.InputError, match=r"give the original model \(model\._orig_mod\), with compiled=True"):
+    with pytest.raises(
+        clearhead.InputError, match=r"pass the original model \(model\._orig_mod\), and set compiled=True"
+    ):
         clearhead.load(torch.compile(model))
     clearhead.load(torch.compile(model)._orig_mod)
     inputs = {"input_ids": torch.arange(5, 13)[None]}

@@ -130,7 +130,7 @@ def test_plan_checks_arguments_as_explain_does():
 def test_plan_gives_the_reason_of_tiled_attention(monkeypatch):
     monkeypatch.setattr("clearhead.engine.attention_mode.MAX_FULL_LENGTH", 8)
     ex = load_tested()
-    assert "attention: tiled, kernel cached tiles: 17 units are more than 8" in str(ex.plan(TEXTS[0], "generic"))
+    assert "attention: tiled, kernel cached tiles: 17 units exceed 8" in str(ex.plan(TEXTS[0], "generic"))
     assert "materialised maps: a method needs full maps" in str(ex.plan(TEXTS[0], ["generic", "flow"]))
 
 

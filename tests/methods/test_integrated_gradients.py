@@ -158,9 +158,9 @@ def _blur(x: torch.Tensor) -> torch.Tensor:
 
 def test_unknown_baselines_and_zero_steps_are_rejected() -> None:
     text, image = (replica_comparison.explainer(subject) for subject in ("bert/classify", "vit/image"))
-    with pytest.raises(clearhead.InputError, match=r"baseline='black' is not known: .*pad, mask, mean, zero"):
+    with pytest.raises(clearhead.InputError, match=r"baseline='black' is not recognised: .*pad, mask, mean, zero"):
         text.explain(models.TEXTS[0], Method("integrated-gradients", baseline="black"))
-    with pytest.raises(clearhead.InputError, match=r"baseline='pad' is not known: .*zero, black, mean, blur"):
+    with pytest.raises(clearhead.InputError, match=r"baseline='pad' is not recognised: .*zero, black, mean, blur"):
         image.explain(models.inputs("vit/image")[0], Method("integrated-gradients", baseline="pad"))
     without_processor = clearhead.load(image.adapter.model)
     with pytest.raises(clearhead.InputError, match="without the image processor"):

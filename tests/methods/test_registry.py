@@ -205,7 +205,7 @@ def test_method_options_of_accepted_types_are_converted() -> None:
         ("gradient-shap", {"samples": 0}, "samples=0 is not valid"),
         ("deeplift-shap", {"samples": 0}, "samples=0 is not valid"),
         ("layer-conductance", {"steps": 0}, "steps=0 is not valid"),
-        ("integrated-gradients", {"baseline": "nothing"}, "baseline='nothing' is not known"),
+        ("integrated-gradients", {"baseline": "nothing"}, "baseline='nothing' is not recognised"),
         ("integrated-gradients", {"step": 5}, "Accepted: baseline, captum, reduce, rule, steps$"),
         ("attcat", {"weight": "row"}, "Accepted: absolute, heads, layers, weights$"),
     ],

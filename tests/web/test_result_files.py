@@ -57,5 +57,5 @@ def test_corrupted_explanation_is_rendered_or_rejected(explainers: dict[str, cle
 def test_number_of_images_must_equal_number_of_explanations(explainers: dict[str, clearhead.Explainer]) -> None:
     document = explainers["zoo:sentiment"].explain("so boring").to_dict()
     request = RenderRequest(explanations=[document], pictures=[None, None])
-    with pytest.raises(InputError, match="2 pictures for 1 explanations"):
+    with pytest.raises(InputError, match="2 images for 1 explanations"):
         decode_explanations(request, Limits())

@@ -202,7 +202,7 @@ class WhisperClassificationAdapter(AudioAdapter):
         if tuple(values.shape) != wanted:
             raise InputError(
                 f"input_features must be batch × {wanted[0]} × {wanted[1]}, not batch × {tuple(values.shape)}: Whisper "
-                "takes audio of a fixed length, to which its feature extractor pads it"
+                "requires audio of a fixed length, and its feature extractor pads shorter audio"
             )
 
     def make_units(self, values: Tensor) -> Units:
@@ -242,7 +242,7 @@ class SpectrogramClassificationAdapter(AudioAdapter):
         if tuple(values.shape) != wanted:
             raise InputError(
                 f"input_values must be batch × {wanted[0]} × {wanted[1]}, not batch × {tuple(values.shape)}: the model "
-                "takes spectrograms of a fixed size, which its feature extractor computes"
+                "requires spectrograms of a fixed size, as computed by its feature extractor"
             )
 
     @property
@@ -337,8 +337,8 @@ def _read_waveform(raw: Any, rate: int) -> Float[np.ndarray, "time"]:
         ) from None
     if wave.ndim != 1 or wave.dtype.kind != "f" or not wave.size:
         raise InputError(
-            f"audio must be a one-channel array of real numbers over time, or (array, sampling rate), not {wave.dtype} "
-            f"of shape {wave.shape}"
+            "audio must be a one-dimensional array of floating-point samples (mono), or (array, sampling rate), not "
+            f"{wave.dtype} of shape {wave.shape}"
         )
     if given != rate:
         raise InputError(f"the audio has a sampling rate of {given} Hz, but the model takes {rate} Hz: resample it")
@@ -353,7 +353,7 @@ def _remove_audio_padding(part: dict[str, Tensor], leaf: str) -> dict[str, Tenso
     if mask is None or leaf != "input_values" or part[leaf].dim() != 1:
         return part
     if mask.shape != part[leaf].shape or (mask.diff() > 0).any():
-        raise InputError("attention_mask must have the length of input_values, with all padding at its end")
+        raise InputError("attention_mask must have the same length as input_values, with all padding at the end")
     if not mask.any():
         raise InputError("the attention mask excludes all of the audio: there is nothing to explain")
     return {**part, leaf: part[leaf][: int((mask != 0).sum())]}

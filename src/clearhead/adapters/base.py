@@ -489,7 +489,7 @@ def make_adapter(
     names = list_class_names(model)
     kind = find_adapter_class(names, task)
     if kind is None:
-        raise UnsupportedError(f"clearhead does not know how to explain a {names[0]}; {format_supported_suffixes()}")
+        raise UnsupportedError(f"clearhead does not support {names[0]}; {format_supported_suffixes()}")
     return kind(model, processor, readout, name, region_detector, is_compiled)
 
 

@@ -107,7 +107,7 @@ class CausalLMAdapter(GenerativeAdapter, TextAdapter):
         assert mask is not None
         if len(mask) > self.tokenizer_wrapper.max_positions:
             raise InputError(
-                f"{len(mask)} tokens, of which the first {start} are padding, are more than the model's maximum "
+                f"the input has {len(mask)} tokens (the first {start} are padding), more than the model's maximum "
                 f"({self.tokenizer_wrapper.max_positions}): remove the padding"
             )
         tolerance = RELATIVE_TOLERANCE_BY_DTYPE.get(self.dtype, 1e-4)
@@ -280,7 +280,7 @@ class CausalLMAdapter(GenerativeAdapter, TextAdapter):
 
     def generate_ids(self, sample: PromptSample, max_new_tokens: int) -> Sequence[int]:
         if "input_ids" not in sample.inputs:
-            raise InputError("text can be generated from input_ids only, not from inputs_embeds")
+            raise InputError("text can only be generated from input_ids, not from inputs_embeds")
         prompt = sample.inputs["input_ids"]
         room = self.tokenizer_wrapper.max_positions - len(prompt)
         if room < 1:

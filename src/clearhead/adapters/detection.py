@@ -58,7 +58,7 @@ class BaseDetectionAdapter(ImageAdapter):
         if self.forward_accepts("input_ids"):
             name = type(unwrap_base_model(self.model)).__name__
             raise UnsupportedError(
-                f"{name} detects objects that a text names: clearhead only explains detectors with fixed classes"
+                f"{name} detects the objects named in a text: clearhead only supports detectors with fixed classes"
             )
         super().__post_init__()
         self.has_no_object_class = self.model_type in _MODEL_TYPES_WITH_NO_OBJECT_CLASS
@@ -161,7 +161,7 @@ class BaseDetectionAdapter(ImageAdapter):
             wanted = self.label_index(label)
             if wanted == self.num_classes:
                 raise InputError(
-                    f"{NO_OBJECT_LABEL!r} is the prediction of most queries: choose one of them, such as "
+                    f"{NO_OBJECT_LABEL!r} is the prediction of most queries: choose one query, such as "
                     f"clearhead.DetectionQuery(5, {NO_OBJECT_LABEL!r})"
                 )
             best, sure = found.probabilities[:, wanted], sure & (kind == wanted)
@@ -251,7 +251,7 @@ class ObjectDetectionAdapter(BaseDetectionAdapter):
     def find_attention_unsupported_reason(self) -> str | None:
         if self.sampling_attention_modules:
             return (
-                f"{type(self.model).__name__} attends to a few sampled points of the image, between its cells, so no "
+                f"{type(self.model).__name__} uses deformable attention at a few sampled points of the image, so no "
                 "attention map covers the image"
             )
         return None

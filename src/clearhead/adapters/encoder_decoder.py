@@ -241,7 +241,7 @@ class TextToTextAdapter(EncoderDecoderAdapter):
         seen = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask != 0
         if seen.shape != ids.shape or not seen.any():
             raise InputError(
-                "the attention mask must have as many tokens as input_ids and must not exclude all of them"
+                "attention_mask must have one value for each token of input_ids and must not exclude all tokens"
             )
         # Padding after the source is cut off; what else is hidden stays so.
         length = int(seen.nonzero().max()) + 1
@@ -300,6 +300,6 @@ class TextToTextAdapter(EncoderDecoderAdapter):
 
 #: Models whose answer would be wrong, and why.
 _UNSUPPORTED_MODEL_TYPES = {
-    "led": "it attends in chunks, to whose length it pads its input, so no attention map covers the text",
+    "led": "it attends within chunks and pads its input to whole chunks, so no attention map covers the text",
     "prophetnet": "it predicts several tokens at once, in streams that its attention does not distinguish",
 }

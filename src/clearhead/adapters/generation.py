@@ -116,9 +116,7 @@ class GenerativeAdapter(ModelAdapter):
         whole = isinstance(target.spec, Predicted) and (sample.is_user_continuation or self.explains_full_output)
         if whole or (isinstance(target.spec, GeneratedToken) and target.position is None):
             if not count:
-                raise InputError(
-                    "the model ends its output before the first token: give the text to explain with answer="
-                )
+                raise InputError("the model generates an empty output: give the text to explain with answer=")
             return [self._make_step_target(sample, target, step) for step in range(count)]
         match target.spec:
             case GeneratedToken(place):
@@ -248,7 +246,9 @@ class GenerativeAdapter(ModelAdapter):
         `by` stands for a model's own way to generate, where that is not one plain pass.
         """
         if not hasattr(self.model, "generate"):
-            raise UnsupportedError(f"{type(self.model).__name__} cannot generate text: give it with answer=")
+            raise UnsupportedError(
+                f"{type(self.model).__name__} cannot generate text: give the output text with answer="
+            )
         settings = copy.deepcopy(self.model.generation_config)
         given = {"max_new_tokens": max_new_tokens, "do_sample": False, "num_beams": 1, "return_dict_in_generate": False}
         given |= {"num_return_sequences": 1, "penalty_alpha": 0}  # what is None is filled in from the model's own
@@ -266,7 +266,7 @@ class GenerativeAdapter(ModelAdapter):
             try:
                 said = (generate_function or type(self.model).generate)(self.model, **batch, generation_config=settings)
             except ValueError as problem:
-                raise InputError(f"the model's generation_config does not allow generation here: {problem}") from None
+                raise InputError(f"generation fails with the model's generation_config: {problem}") from None
             return said[0].tolist()
 
     def find_eos_ids(self) -> set[int]:

@@ -100,14 +100,14 @@ class ImageAdapter(ModelAdapter):
         if self.vision_config is not self.model.config and self.model_type not in DUAL_ENCODER_HAS_CLASS_TOKEN:
             known = ", ".join(DUAL_ENCODER_HAS_CLASS_TOKEN)
             raise UnsupportedError(
-                f"{type(self.model).__name__} is one tower of a dual encoder, and its read-out is not known: clearhead "
-                f"explains the towers of {known}"
+                f"{type(self.model).__name__} is one tower of a dual encoder, and its read-out position is not "
+                f"known: clearhead supports the towers of {known}"
             )
         size = getattr(self.vision_config, "image_size", None)
         if self.model_type.startswith("dinov2") and size is not None and len(set(to_pair(size))) > 1:
             raise UnsupportedError(
-                f"{type(self.model).__name__} needs a square number of patches, so config.image_size={size} cannot "
-                "run: make it square (images can have any shape)"
+                f"{type(self.model).__name__} requires a square grid of patches, but config.image_size={size} is not "
+                "square: set a square image_size (images can have any shape)"
             )
 
     @property
@@ -193,8 +193,8 @@ class ImageAdapter(ModelAdapter):
         size = getattr(self.vision_config, "patch_size", None)
         if size is None:
             raise UnsupportedError(
-                f"{type(self.model).__name__} has no patches (patch_size in its configuration), so it seems to be a "
-                "model without attention: clearhead explains transformers"
+                f"{type(self.model).__name__} has no patch_size in its configuration, so it is probably a "
+                "model without attention: clearhead only supports transformers"
             )
         return to_pair(size)
 

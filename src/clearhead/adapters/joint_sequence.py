@@ -81,7 +81,7 @@ class VisualBertAdapter(JointSequenceAdapter, TextWithRegionsAdapter):
         if self.model.config.bypass_transformer:
             raise UnsupportedError(
                 f"{type(self.model).__name__} adds regions at its last layer only (config.bypass_transformer): its "
-                "layers do not run over one joint sequence"
+                "layers do not process one joint sequence"
             )
 
     def choose_default_readout(self) -> Readout | None:
@@ -137,7 +137,7 @@ class ViltAdapter(JointSequenceAdapter, TextWithImageAdapter):
         *("ViltForImagesAndTextClassification", "ViltForTokenClassification"),
     )
     unsupported_classes: ClassVar[dict[str, str]] = {
-        "ViltForImagesAndTextClassification": "it runs once for each of several images, not over one joint sequence",
+        "ViltForImagesAndTextClassification": "it processes several images one by one, not in one joint sequence",
         "ViltForTokenClassification": "token labels of a text with an image are not supported yet",
     }
 

@@ -87,7 +87,7 @@ class PairAdapter(ModelAdapter):
                 if b == own:
                     raise InputError(f"cannot contrast {own!r} with itself: give a different text")
                 if not b.strip():
-                    raise InputError("the text to contrast with is empty: give another one")
+                    raise InputError("the text to contrast with is empty: give a different text")
                 return [SimilarityTarget(target.spec, target.scale, own, b)]
             case _ if target.function is not None:
                 return [target]

@@ -108,7 +108,7 @@ class TextAdapter(ModelAdapter):
         for one, name in zip(tokens.inputs["input_ids"].tolist(), tokens.units.names, strict=True):
             if one >= count:
                 raise InputError(
-                    f"the tokenizer gives {name!r} the id {one}, but the model's vocabulary has {count} tokens: does "
+                    f"the tokenizer encodes {name!r} as id {one}, but the model's vocabulary has {count} tokens: does "
                     "the tokenizer belong to another model?"
                 )
 
@@ -138,7 +138,10 @@ class TextAdapter(ModelAdapter):
             raise InputError(f"{key} {whole}, but one sample has the shape {tuple(given.shape)}")
         for name in ("attention_mask", "token_type_ids", "position_ids"):
             if name in part and part[name].shape != given.shape[:1]:
-                raise InputError(f"{name} must have the {len(given)} tokens of {key}, not {tuple(part[name].shape)}")
+                raise InputError(
+                    f"{name} must have one value for each of the {len(given)} tokens of {key}, not the shape "
+                    f"{tuple(part[name].shape)}"
+                )
         if key == "input_ids" and (given.is_floating_point() or given.min() < 0 or given.max() >= count):
             raise InputError(f"input_ids must be integers from 0 to {count - 1}")
         if key == "inputs_embeds" and given.shape[1] != width:
@@ -146,8 +149,8 @@ class TextAdapter(ModelAdapter):
         part = self._remove_padding(part)
         if len(part[key]) > self.tokenizer_wrapper.max_positions:
             raise InputError(
-                f"{len(part[key])} tokens are more than the model's maximum ({self.tokenizer_wrapper.max_positions}): "
-                "model inputs are not truncated, so shorten them"
+                f"the input has {len(part[key])} tokens, more than the model's maximum "
+                f"({self.tokenizer_wrapper.max_positions}): model inputs are not truncated, so shorten them"
             )
         return part
 
@@ -227,7 +230,7 @@ _UNSUPPORTED_MODEL_TYPES = {
     "ctrl": "it changes its token embeddings in place, so they have no gradient",
     "ibert": "it computes with integers, which have no gradients",
     "reformer": "its attention is hashed and chunked, so no attention map covers the text",
-    "longformer": "it attends in chunks, to whose length it pads its input, so no attention map covers the text",
+    "longformer": "it attends within chunks and pads its input to whole chunks, so no attention map covers the text",
     "bros": "it uses the positions of words on a page (bbox), which are not supported yet",
     "yoso": "its attention is sampled, so no attention map covers the text",
     "nystromformer": "its attention is approximated through landmarks, so no attention map covers the text",
@@ -256,7 +259,7 @@ class TextEncoderAdapter(TextAdapter):
         super().__post_init__()
         if self.forward_accepts("visual_embeds"):
             raise UnsupportedError(
-                f"{type(unwrap_base_model(self.model)).__name__} takes images and texts: it is not supported yet"
+                f"{type(unwrap_base_model(self.model)).__name__} takes images and texts, which is not supported yet"
             )
 
     def compute_class_scores(

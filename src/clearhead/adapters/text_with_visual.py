@@ -215,7 +215,9 @@ class TextWithRegionsAdapter(TextWithVisualAdapter):
             )
         for name in self.pad_values:
             if name in inputs and len(inputs[name]) != len(regions):
-                raise InputError(f"{name} must have the {len(regions)} regions of {self.visual_grad_input_name}")
+                raise InputError(
+                    f"{name} must have one row for each of the {len(regions)} regions of {self.visual_grad_input_name}"
+                )
         inputs = {mask_name: torch.ones(len(regions), dtype=torch.long), **inputs}
         used = inputs[mask_name].nonzero().flatten()
         if not len(used):

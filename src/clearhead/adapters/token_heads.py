@@ -27,7 +27,9 @@ class TextHeadAdapter(TextAdapter):
         seen = [name for name in _VISUAL_INPUT_NAMES if self.forward_accepts(name)]
         if seen:
             name = type(unwrap_base_model(self.model)).__name__
-            raise UnsupportedError(f"{name} takes more than a text ({', '.join(seen)}): it is not supported yet")
+            raise UnsupportedError(
+                f"{name} takes inputs other than text ({', '.join(seen)}), which is not supported yet"
+            )
         super().__post_init__()
 
 
@@ -283,7 +285,7 @@ def _find_answer_span(units: Units, label: str | int) -> tuple[int, int]:
             raise InputError(f"token {label} does not exist: the text has {len(units)} tokens, counted from 0")
         return label, label
     if units.offsets is None or len(units.texts) < 2:
-        raise InputError("an answer given in words needs the text: give (question, text), or the index of a token")
+        raise InputError("an answer given as words requires the text: give (question, text), or the index of a token")
     start = units.texts[1].find(label)
     inside = [i for i, here in enumerate(_mark_context_tokens(units)) if here]
     within = [i for i in inside if units.offsets[i][0] < start + len(label) and units.offsets[i][1] > start]

@@ -124,7 +124,9 @@ class TextTower(Tower, TextAdapter):
         if self.readout != LAST_POSITION or not count:
             return sample
         if pad is None:
-            raise InputError("the tokenizer has no padding token, with which SigLIP pads texts: set one")
+            raise InputError(
+                "the tokenizer has no padding token, but SigLIP pads all texts to one length: set tokenizer.pad_token"
+            )
         fills = {name: pad if name == "input_ids" else 0 for name in inputs}
         longer = {name: torch.cat([part, part.new_full((count,), fills[name])]) for name, part in inputs.items()}
         name = str(self.tokenizer_wrapper.call_tokenizer("convert_ids_to_tokens", pad))
@@ -155,8 +157,8 @@ class ImageTower(Tower, ImageAdapter):
         super().__post_init__()
         if self.readout is None:
             raise UnsupportedError(
-                f"{type(self.model).__name__} is not an image tower whose attention covers the image: it attends "
-                "within windows or on shrinking grids"
+                f"{type(self.model).__name__} attends within windows or on shrinking grids, so no attention map covers "
+                "the image"
             )
 
     @property

@@ -59,9 +59,9 @@ _UNSUPPORTED_FAMILIES = {
     **dict.fromkeys(("Mllama",), _CROSS_ATTENTION_REASON),
     **dict.fromkeys(("Blip2", "InstructBlip", "InstructBlipVideo"), _QFORMER_REASON),
     "VideoLlava": "videos are not supported yet",
-    "Kosmos2": "its tokens are learned queries that each attend to the whole image, so none has a position in it",
-    "Chameleon": "it turns images into codebook tokens by discrete choices, which have no gradients",
-    "Emu3": "it turns images into codebook tokens by discrete choices, which have no gradients",
+    "Kosmos2": "its image tokens are learned queries that attend to the whole image, so they have no position in it",
+    "Chameleon": "it quantises images into codebook tokens, and this discrete step has no gradients",
+    "Emu3": "it quantises images into codebook tokens, and this discrete step has no gradients",
 }
 _CLASS_SUFFIX = "ForConditionalGeneration"
 

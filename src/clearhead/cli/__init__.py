@@ -166,8 +166,8 @@ def _reject_single_input_options(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if value not in (None, False):
             raise InputError(
-                f"{name} is for single inputs: with data, unmerged results are written to --out, and second texts and "
-                "images are read from --pair-column and --image-column"
+                f"{name} applies only to single inputs: for a table or folder, unmerged results are written to --out, "
+                "and second texts and images are read from --pair-column and --image-column"
             )
 
 
@@ -244,7 +244,7 @@ def show(
     ] = "sum",
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Show a saved explanation, or aggregate a folder of explanations. Needs no model."""
+    """Show a saved explanation, or aggregate a folder of explanations. Does not require a model."""
     put.check_output_paths(html)
     if file.is_dir():
         if html is not None or words or sentences:

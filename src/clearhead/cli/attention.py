@@ -52,7 +52,7 @@ def attention(
         str | None,
         typer.Option(
             metavar="DATA",
-            help="Table or folder of inputs: also show the attention pattern of each head, averaged over them.",
+            help="Table or folder of inputs: also show the attention pattern of each head, averaged over these inputs.",
         ),
     ] = None,
     candidates: Annotated[
@@ -72,8 +72,8 @@ def attention(
             metavar="DIR",
             help="Folder for the result files: overview.png (every head), depth.png (the read-out token across layers, "
             "by raw attention, rollout and flow), graph.png, maps.png (the heads selected by --head), attention.html "
-            "(everything, interactive) and attention.json; with several streams, the images of each map are in a "
-            "folder named after the map.",
+            "(everything, interactive) and attention.json; with several streams, the images of each map are written "
+            "to a folder named after the map.",
         ),
     ] = None,
     as_json: opt.JsonOption = False,
@@ -128,7 +128,7 @@ def _load_single_input(
     if "inputs" in raw_inputs:
         raw_inputs = {explainer.adapter.input_names[0]: raw_inputs["inputs"]}
     if any(len(values) != 1 for values in raw_inputs.values()):
-        raise InputError("attention is shown for one input: give each stream once")
+        raise InputError("attention is shown for one input: give one input for each stream")
     return explainer, {name: values[0] for name, values in raw_inputs.items()}
 
 

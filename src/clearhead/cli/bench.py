@@ -222,7 +222,7 @@ def report(
 ) -> None:
     """Write the report of a benchmark run as HTML (report.html), LaTeX tables (tables.tex) and CSV (tables.csv).
 
-    Needs no model, data or GPU: the folder of the run contains everything.
+    Does not require the model, the data set or a GPU: the run folder contains all results.
     """
     from clearhead.bench.export import render_csv_table, render_latex_tables
     from clearhead.bench.report_page import render_run_report

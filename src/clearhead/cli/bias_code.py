@@ -48,14 +48,16 @@ def code(
     task: Annotated[
         str,
         typer.Option(
-            metavar="cloze|pairs|translate", help="Predict a masked token, detect clones, or translate functions."
+            metavar="cloze|pairs|translate",
+            help="Task of the model: predict a masked token, detect clones, or translate functions.",
         ),
     ] = "cloze",
     language: Annotated[
         str | None,
         typer.Option(
             metavar="NAME[,NAME]",
-            help="python, java, csharp, go, javascript, php or ruby; two names for pairs from different languages. "
+            help="Language of the code: python, java, csharp, go, javascript, php or ruby; two names for pairs from "
+            "different languages. "
             "Default: inferred from the file suffixes.",
         ),
     ] = None,
@@ -84,7 +86,7 @@ def code(
         typer.Option(
             metavar="N",
             min=4,
-            help="Maximum number of questions (masked tokens, pairs or functions), taken at even intervals.",
+            help="Maximum number of examples (masked tokens, pairs or functions), taken at even intervals.",
         ),
     ] = 200,
     special: Annotated[
@@ -103,9 +105,9 @@ def code(
     """Analyse the attention and attributions of a code model by the syntactic class of its input tokens.
 
     tree-sitter assigns every token a class (identifier, keyword, operator …) and a syntactic context (declaration,
-    condition, loop, call …). The weight of each class is reported relative to chance. Wrong predictions are compared
-    with correct ones head by head, and a classifier that detects wrong predictions is compared with the confidence of
-    the model as a baseline.
+    condition, loop, call …). The weight of each class is reported relative to chance. The attention of each head is
+    compared between wrong and correct predictions, and a classifier that detects wrong predictions is compared with
+    the model's confidence as a baseline.
     """
     if task not in DEFAULT_MODELS_BY_TASK:
         raise unknown_value_error("task", task, DEFAULT_MODELS_BY_TASK)

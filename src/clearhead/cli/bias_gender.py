@@ -45,7 +45,7 @@ def gender(
             "that are paired line by line. Default: masculine and feminine words.",
         ),
     ] = None,
-    names: Annotated[str, typer.Option(metavar="A,B", help="Names of the two sides.")] = "male,female",
+    names: Annotated[str, typer.Option(metavar="A,B", help="Names of the two ends of the axis.")] = "male,female",
     compared_words: Annotated[
         str, typer.Option(metavar="A,B", help="The two words whose probabilities at masked positions are compared.")
     ] = "he,she",
@@ -83,12 +83,12 @@ def gender(
 ) -> None:
     """Trace an axis such as gender through the layers of a masked language model (default: zoo:masked).
 
-    Sentences that contain a listed word (--pairs), with their counterfactuals, give a direction in every layer
-    (DensRay), tested on held-out words. For each set of sentences, the report shows maps by layer and token of DR
-    (position on the axis), CAT (gradient × input), and both weighted by attention (AttDR, AttCAT); the similarity of
-    AttCAT and DR compared with chance; whether AttDR ranks listed words first; pronoun probabilities at masked
-    positions before and after the axis is removed; and the resulting loss of performance. The word pairs can define
-    any axis.
+    The direction of the axis in each layer is computed with DensRay from sentences that contain a listed word
+    (--pairs) and from their counterfactuals, and is tested on held-out words. For each set of sentences, the report
+    shows layer-by-token maps of DR (position on the axis), CAT (gradient × input) and both weighted by attention
+    (AttDR, AttCAT); the similarity of AttCAT and DR compared with chance; whether AttDR ranks listed words first;
+    pronoun probabilities at masked positions before and after the axis is removed; and the resulting loss of
+    performance. The word pairs can define any axis.
     """
     put.check_output_paths(html, save)
     from clearhead.concepts.directions import Directions

@@ -134,8 +134,8 @@ def tcav(
         float,
         typer.Option(
             metavar="ACCURACY",
-            help="Minimum accuracy with which a concept must be distinguished from random inputs; concepts below it "
-            "are rejected.",
+            help="Minimum held-out accuracy of the classifier that separates a concept from random inputs; concepts "
+            "below it are rejected.",
         ),
     ] = 0.6,
     seed: ConceptSeedOption = 0,
@@ -219,11 +219,11 @@ def densray(
         str,
         typer.Argument(
             metavar="FIRST",
-            help="Inputs of the first side: a folder, a .txt file or a table; with --text-file, a file with a word "
+            help="Inputs of the first set: a folder, a .txt file or a table; with --text-file, a file with a word "
             "list.",
         ),
     ],
-    second: Annotated[str, typer.Argument(metavar="SECOND", help="Inputs of the second side, in the same format.")],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="Inputs of the second set, in the same format.")],
     text_file: Annotated[
         list[Path] | None,
         typer.Option(
@@ -242,7 +242,7 @@ def densray(
     ] = None,
     pool: PoolOption = "class",
     names: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Names of the two sides. Default: the file names.")
+        str | None, typer.Option(metavar="A,B", help="Names of the two sets. Default: the file names.")
     ] = None,
     dimensions: Annotated[int, typer.Option(metavar="N", min=1, help="Number of dimensions of the subspace.")] = 1,
     count: Annotated[
@@ -261,9 +261,9 @@ def densray(
     html: Annotated[str, typer.Option(metavar="FILE", help="Path of the HTML report.")] = "densray.html",
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Find the direction that separates two sets in every layer (DensRay), and test it on held-out vectors.
+    """Find the direction that separates two sets of inputs in each layer (DensRay); test it on held-out vectors.
 
-    The direction points towards the first set; its origin is midway between the means of the two sets.
+    The direction points towards the first set; its origin is the midpoint between the means of the two sets.
     """
     put.check_output_paths(html, save)
     sides = (Path(first).stem, Path(second).stem)
@@ -410,7 +410,7 @@ def remove(
     html: Annotated[str, typer.Option(metavar="FILE", help="Path of the HTML report.")] = "remove.html",
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Ablate saved directions in every layer that has one, and measure the loss of performance on the model's own task.
+    """Ablate saved directions in their layers, and measure the loss of performance on the model's own task.
 
     A masked language model is evaluated by its loss at masked tokens, a classifier by accuracy and loss on labelled
     rows.

@@ -45,7 +45,7 @@ def convert(
         int | None,
         typer.Option(
             metavar="N",
-            help="Number of attention heads per layer, which the file does not contain. Default: the number in the "
+            help="Number of attention heads per layer (not stored in the checkpoint). Default: the number in the "
             "authors' models.",
         ),
     ] = None,
@@ -58,7 +58,7 @@ def convert(
     ] = None,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Convert a checkpoint in its authors' original format to safetensors in the layout of transformers.
+    """Convert a checkpoint from its authors' format to the safetensors format of transformers.
 
     Supports the model families listed under --family. Model sizes are inferred from tensor shapes. Nothing is written
     unless every weight is recognised.

@@ -143,7 +143,7 @@ ProfileOption = Annotated[
     typer.Option(
         metavar="NAME",
         rich_help_panel=_EXPLAIN_PANEL,
-        help="Reproduce the settings of an author's released code, quirks included.",
+        help="Reproduce the settings of a method's reference implementation, including its quirks.",
     ),
 ]
 ScaleOption = Annotated[
@@ -161,13 +161,13 @@ LayersOption = Annotated[
     typer.Option(
         metavar="FROM:TO",
         rich_help_panel=_EXPLAIN_PANEL,
-        help='Restrict to a half-open range of layers, counting from 0, or from the end if negative: "-4:" selects '
-        'the last four layers, ":3" the first three.',
+        help="Use only the layers in this half-open range, counting from 0, or from the end if negative: "
+        '"-4:" selects the last four layers, ":3" the first three.',
     ),
 ]
 HeadsOption = Annotated[
     str | None,
-    typer.Option(metavar="N,…", rich_help_panel=_EXPLAIN_PANEL, help="Restrict to these heads, counting from 0."),
+    typer.Option(metavar="N,…", rich_help_panel=_EXPLAIN_PANEL, help="Use only these heads, counting from 0."),
 ]
 RowsOption = Annotated[
     str | None,
@@ -281,7 +281,7 @@ PlanOption = Annotated[
         metavar="",
         rich_help_panel=_OUTPUT_PANEL,
         help="Print the planned passes, and why each is needed, without running them. (The model runs only for its "
-        "self-test, and to generate an answer.)",
+        "self-test and, if the output text is not given, to generate it.)",
     ),
 ]
 WordsOption = Annotated[
@@ -344,7 +344,7 @@ OutOption = Annotated[
 ]
 JsonOption = Annotated[
     bool,
-    typer.Option("--json", metavar="", rich_help_panel=_OUTPUT_PANEL, help="Print only JSON on standard output."),
+    typer.Option("--json", metavar="", rich_help_panel=_OUTPUT_PANEL, help="Print only JSON to standard output."),
 ]
 
 

@@ -52,7 +52,7 @@ TRAINING_PROBES = ("seeds", "diagnostic", "frontier")
 def probe(
     model_options: opt.CliModelOptions,
     kind: Annotated[
-        str, typer.Argument(metavar="PROBE", help=f"One of {', '.join(OPTIONS_BY_PROBE)}.", show_default=False)
+        str, typer.Argument(metavar="PROBE", help=f"Probe to run: {', '.join(OPTIONS_BY_PROBE)}.", show_default=False)
     ],
     inputs: opt.InputsArgument = None,
     scope: Annotated[
@@ -64,7 +64,7 @@ def probe(
         ),
     ] = None,
     layer: Annotated[int | None, typer.Option(metavar="N", help="For scope S3: the layer, counting from 0.")] = None,
-    heads: Annotated[str | None, typer.Option(metavar="N,…", help="Restrict to these heads, counting from 0.")] = None,
+    heads: Annotated[str | None, typer.Option(metavar="N,…", help="Use only these heads, counting from 0.")] = None,
     draws: Annotated[
         int | None, typer.Option(metavar="N", help="permutation: number of random permutations. Default: 100.")
     ] = None,
@@ -81,7 +81,7 @@ def probe(
         typer.Option(
             "--by-head",
             metavar="",
-            help="permutation: additionally permute each head alone, without permuting the others.",
+            help="permutation: also permute each head separately, leaving the other heads unchanged.",
         ),
     ] = False,
     candidates: Annotated[
@@ -142,7 +142,9 @@ def probe(
     rate: Annotated[float | None, typer.Option(metavar="X", help="Training: peak learning rate.")] = None,
     held_out: Annotated[
         float | None,
-        typer.Option(metavar="FRACTION", help="Training: fraction of inputs that are held out. Default: 0.25."),
+        typer.Option(
+            metavar="FRACTION", help="Training: fraction of the inputs to hold out for evaluation. Default: 0.25."
+        ),
     ] = None,
     checkpoint_dir: Annotated[
         str | None,
@@ -159,7 +161,9 @@ def probe(
         str | None, typer.Option(metavar="token|word", help="correlation: units that are ranked. Default: word.")
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed. Default: 0.")] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="For data: use only the first N rows.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="For a table or folder: use only the first N rows.")
+    ] = None,
     column: opt.ColumnOption = None,
     out: Annotated[
         str | None,

@@ -33,7 +33,7 @@ def verify(
     seed: opt.SeedOption = 0,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Test the declared properties of methods, and the invariants of all methods, on a model.
+    """Test the declared properties of methods on a model, and the invariants that hold for all methods.
 
     Each line shows the measured value, the bound, and whether the property holds; a property that cannot be tested on
     this model is listed with the reason. Without an input, a small example is used. The exit code is 3 if a property

@@ -114,5 +114,7 @@ def _select_held_out_groups(
         is_held_out[group_of_vector[ranks <= limit]] = True
     masks = [is_held_out[group_of_vector] for group_of_vector in side_groups]
     if any(mask.all() for mask in masks):
-        raise InputError("holding out whole groups leaves one set empty: give more groups, or a smaller share")
+        raise InputError(
+            "holding out whole groups leaves one set empty: give more groups, or a smaller held-out fraction"
+        )
     return masks

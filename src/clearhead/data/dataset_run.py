@@ -232,7 +232,7 @@ class DatasetRun:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise InputError(f"another run is writing into {str(self.out_dir)!r}: wait for it or stop it") from None
+                raise InputError(f"another run is writing to {str(self.out_dir)!r}: wait for it or stop it") from None
             yield
 
     def _write_index(self) -> None:
@@ -290,8 +290,8 @@ def _check_same_settings(path: Path, settings: Mapping[str, Any]) -> None:
             descriptions.get(key, f"{key} was {previous.get(key)!r}, now {current.get(key)!r}") for key in changed
         ]
         raise InputError(
-            f"{str(path.parent)!r} contains results with other settings ({'; '.join(listed)}): give another --out, or "
-            "the previous settings"
+            f"{str(path.parent)!r} contains results of a run with different settings ({'; '.join(listed)}): choose "
+            "another --out, or use the previous settings"
         )
 
 

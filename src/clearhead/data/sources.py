@@ -310,7 +310,9 @@ def open_dataset(
     with _translated_read_errors(path):
         count = sum(1 for _ in _iter_table_rows(path))
         if not count:
-            raise InputError(f"{str(path)!r} is empty: give one input per row, in a table below the column names")
+            raise InputError(
+                f"{str(path)!r} is empty: write one input per row, in a table below the row of column names"
+            )
     columns = _select_columns(path, column, pair_column, image_column)
     source_type: Literal["table", "lines"] = "table" if path.suffix.lower() in TABLE_DELIMITERS else "lines"
     digest = _compute_digest([path], path.parent)
@@ -493,7 +495,7 @@ def _iter_csv_cells(file: Iterable[str], path: Path) -> Iterator[list[str]]:
             cells = next(reader, None)
         except csv.Error as error:
             raise InputError(
-                f"{str(path)!r} is not a readable table: the row that begins in line {first_line} does not end "
+                f"{str(path)!r} is not a readable table: the row that begins on line {first_line} does not end "
                 f"properly ({error}). A cell that begins with a quote must end with one"
             ) from None
         if cells is None:

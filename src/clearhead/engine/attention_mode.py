@@ -121,12 +121,14 @@ def choose_attention_mode(
                 f"the inputs are short ({length} units at most, {length * len(samples)} in the padded batch)",
             )
         if attention_kernel is None:
-            return AttentionMode(None, f"{length} units are at most {MAX_FULL_LENGTH}, and no kernel is faster here")
+            return AttentionMode(None, f"{length} units do not exceed {MAX_FULL_LENGTH}, and no kernel is faster")
         needs_maps = [
             method for method in methods if not _needs_only_reductions(capabilities, method, attention_kernel)
         ]
         if needs_maps:
-            return AttentionMode(None, f"{needs_maps[0].name} needs maps, and {length} units at most {MAX_FULL_LENGTH}")
+            return AttentionMode(
+                None, f"{needs_maps[0].name} needs maps, and {length} units do not exceed {MAX_FULL_LENGTH}"
+            )
     tiling = TilingConfig(tile_rows=recorder.tile_rows, kernel=attention_kernel, checkpoint_layers=checkpoint_layers)
     test_batch = capabilities.test_batch
     try:
@@ -143,7 +145,7 @@ def choose_attention_mode(
     if is_tiling_required:
         return AttentionMode(tiling, "requested by kernel= or checkpoint=")
     if length > MAX_FULL_LENGTH:
-        return AttentionMode(tiling, f"{length} units are more than {MAX_FULL_LENGTH}")
+        return AttentionMode(tiling, f"{length} units exceed {MAX_FULL_LENGTH}")
     return AttentionMode(tiling, "the methods need only reductions of maps, which the kernel computes faster")
 
 

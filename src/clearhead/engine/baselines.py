@@ -71,7 +71,9 @@ class Baselines:
         """The baseline of an input: its default if the name belongs to another input, such as black for text."""
         accepted = list(dict.fromkeys(known_name for input_ in self.inputs for known_name in self.list_names(input_)))
         if name is not None and name not in accepted:
-            raise InputError(f"baseline={name!r} is not known: the inputs of this model accept {', '.join(accepted)}")
+            raise InputError(
+                f"baseline={name!r} is not recognised: the inputs of this model accept {', '.join(accepted)}"
+            )
         if name in self.list_names(leaf):
             return str(name)
         return self._find_default_name(leaf)
@@ -152,9 +154,9 @@ class Baselines:
         if norms:
             raise UnsupportedError(
                 f"{type(self.recorder.model).__name__} has {', '.join(sorted(norms))}, which discards the length of a "
-                f"vector and is applied to embeddings without positions: its output at baseline={name!r} (zero) is "
-                "undefined, and nearly all of the change along the path happens next to the baseline. Choose another "
-                "baseline, such as 'mean'"
+                "vector and is applied to embeddings without positions: its output for the zero vector of "
+                f"baseline={name!r} is undefined, and nearly all of the change along the path happens next to the "
+                "baseline. Choose another baseline, such as 'mean'"
             )
 
     def _find_norms_on_bare_embeddings(self) -> set[str]:

@@ -408,8 +408,8 @@ def memory_too_small_error(limit_bytes: int, num_units: int, required: str) -> I
     """Return the error for a budget that a single input exceeds."""
     return InputError(
         f"memory={format_bytes(limit_bytes)!r} is too small: one input of {num_units} units needs {required} with "
-        "these methods (in addition to the model itself). Allow more, shorten the input (max_length=), or explain it "
-        "with fewer methods at a time"
+        "these methods (in addition to the model itself). Raise the limit, shorten the input (max_length=), or explain "
+        "it with fewer methods at a time"
     )
 
 

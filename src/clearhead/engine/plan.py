@@ -159,9 +159,9 @@ class BatchPlan:
     def _describe_attention(self, count: PassCount, context: PassContext) -> str:
         """How the passes of one kind compute attention, and why."""
         if any(method_run.method.pass_type.materialises_attention for method_run in count.method_runs):
-            return "materialised by eager operations, which rules and interventions replace"
+            return "materialised with eager operations, because rules and interventions replace them"
         if not count.requires & CALL_REQUIREMENTS:
-            return "the model's own, not captured: no method requires it here"
+            return "the model's own implementation, not captured: no method of this pass requires it"
         if context.tiling is None:
             reason = self.attention_mode.reason
             if self.attention_mode.tiling is not None:

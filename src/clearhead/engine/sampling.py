@@ -62,7 +62,7 @@ class PathSampler:
     def _count_rows(self, leaf: str) -> list[int]:
         counts = [len(sample.inputs[leaf]) for sample in self.batch.samples]
         if sum(counts) != len(self.inputs[leaf]):
-            raise InputError(f"{leaf} of this model cannot be divided into inputs: path methods need batch_size=1")
+            raise InputError(f"{leaf} of this model cannot be split by input: path methods require batch_size=1")
         return counts
 
     def _split_rows(self, leaf: str, whole: Tensor) -> list[Tensor]:

@@ -87,8 +87,8 @@ class GenericAttention(AttributionMethod):
     def setup(self) -> None:
         if not self.normalise or not self.within or self.guard != "rows":
             raise InputError(
-                "normalise=, within= and guard= concern streams that attend to each other (rules 8 to 10); here there "
-                "is one stream, or each attends to itself only: leave them out"
+                "normalise=, within= and guard= apply only to streams that attend to each other (rules 8 to 10), but "
+                "each stream of this model attends only to itself: leave them out"
             )
         self.relevance_rows = self.unit_context.readout
 

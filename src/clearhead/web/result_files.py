@@ -83,7 +83,7 @@ def decode_explanations(request: RenderRequest, limits: Limits) -> "list[AnyExpl
         return explanations
     if len(request.pictures) != len(explanations):
         raise InputError(
-            f"{len(request.pictures)} pictures for {len(explanations)} explanations: give one for each (or null)"
+            f"{len(request.pictures)} images for {len(explanations)} explanations: give one for each (or null)"
         )
     images: dict[str, Any] = {}
     remaining_pixels = limits.pixels  # for all images together, because a small body can contain many large ones

@@ -113,8 +113,8 @@ class CustomTokenAdapter(CustomModelAdapter):
         if len(found) != 1:
             names = ", ".join(name for name, _ in found) or ", ".join(chosen) or "it has no nn.Embedding"
             raise InputError(
-                f"cannot determine which module of {self.model_class_name} embeds the tokens, called once per pass "
-                f"({names}): name it with embedding_module=, or give vector_size="
+                f"cannot determine which module of {self.model_class_name} embeds the tokens with one call per "
+                f"pass ({names}): name it with embedding_module=, or give vector_size="
             )
         ((name, output),) = found
         return modules[name], output.shape[:2] == (len(tokens), 1)
@@ -135,7 +135,7 @@ class CustomTokenAdapter(CustomModelAdapter):
     def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
         if options.max_length is not None:
             raise InputError(
-                "max_length= is only for tokenizers of transformers: truncate the text in the reader's read="
+                "max_length= applies only to transformers tokenizers: truncate the text in the reader's read="
             )
         tokens = self._read_tokens(raw)
         alike = () if self.processor.pad_id is not None else (len(tokens),)

@@ -110,7 +110,9 @@ class SingleImageLayout(ImageTokenLayout):
                 raise InputError(f"the model takes images of {expected} pixels, not {found}")
             return pixels
         if "image_sizes" not in inputs:
-            raise InputError("model inputs must contain image_sizes, since images can have any size and be padded")
+            raise InputError(
+                "model inputs must contain image_sizes, because images can have any size and may be padded"
+            )
         high, wide = (int(size) for size in inputs["image_sizes"])
         return pixels[:, :high, :wide]
 
@@ -210,7 +212,7 @@ class QwenGridLayout(ImageTokenLayout):
         rows = grids.prod(1).tolist()
         if pixels.shape != (sum(rows), self.values_per_patch) or not pixels.is_floating_point():
             expected, found = (sum(rows), self.values_per_patch), f"{tuple(pixels.shape)} of {pixels.dtype}"
-            raise InputError(f"pixel_values must be patch × number, {expected}, not {found}")
+            raise InputError(f"pixel_values must be patch × value, {expected}, not {found}")
         parts = zip(pixels.split(rows), grids, strict=True)
         return [{"pixel_values": part, "image_grid_thw": grid} for part, grid in parts]
 

@@ -142,8 +142,8 @@ def _check_all_called(
     unknown = [f"{name} ({class_name})" for name, class_name in unregistered.items() if name not in captured]
     if unknown:
         raise UnsupportedError(
-            f"{model_name}: {unknown[0]} is named attention, but how it computes attention is not known: "
-            "register its class with clearhead.register_attention"
+            f"{model_name}: {unknown[0]} is named attention, but clearhead does not recognise its class: "
+            "register it with clearhead.register_attention"
         )
 
 

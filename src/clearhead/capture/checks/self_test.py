@@ -222,7 +222,7 @@ def _find_implementation(
     if any("Sdpa" in cls.__name__ for cls in topology.module_classes):  # fixed when the model is built
         hint = "load it with attn_implementation='eager', so that its attention can be captured; or "
     raise UnsupportedError(
-        f"{type(topology.model).__name__} made no attention call that could be recorded: {hint}is it a model without "
+        f"{type(topology.model).__name__} made no attention call that can be captured: {hint}is it a model without "
         "attention?"
     )
 
