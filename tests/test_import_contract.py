@@ -31,7 +31,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "methods": ("methods",),
     "profiles": ("profiles",),
     "adapters": ("adapters",),
-    "engine": ("engine", "explainer"),
+    "engine": ("engine", "explainer", "request"),
     "render": ("render",),
     "bench": ("bench",),
     "probes": ("probes",),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from clearhead.adapters import ModelAdapter, register_adapter
+    from clearhead.adapters import InputOptions, ModelAdapter, register_adapter
     from clearhead.adapters.custom.images import ImageReader
     from clearhead.adapters.custom.tokens import TokenReader
     from clearhead.capture.sources.custom_modules import register_attention
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from clearhead.loader import load
     from clearhead.methods import AttributionMethod, Cost, Method, MethodScores, PassType, register_method
     from clearhead.render.html import write_report
+    from clearhead.request import ComputeOptions
     from clearhead.studies.checkpoints import ConversionResult, convert_checkpoint
     from clearhead.studies.lecture import LectureResult, run_lecture
     from clearhead.targets import (
@@ -51,6 +52,7 @@ _EXPORTS = {
     "compare": "explanation.comparison",
     "Comparison": "explanation.comparison",
     "Contrast": "targets",
+    "ComputeOptions": "request",
     "ConversionResult": "studies.checkpoints",
     "convert_checkpoint": "studies.checkpoints",
     "Cost": "methods",
@@ -61,6 +63,7 @@ _EXPORTS = {
     "GeneratedToken": "targets",
     "ImageReader": "adapters.custom.images",
     "InputError": "errors",
+    "InputOptions": "adapters",
     "Label": "targets",
     "LectureResult": "studies.lecture",
     "load": "loader",
@@ -94,6 +97,7 @@ __all__ = [
     "AttributionMethod",
     "ClearheadError",
     "Comparison",
+    "ComputeOptions",
     "Contrast",
     "ConversionResult",
     "Cost",
@@ -103,6 +107,7 @@ __all__ = [
     "GeneratedToken",
     "ImageReader",
     "InputError",
+    "InputOptions",
     "Label",
     "LectureResult",
     "MaskedToken",

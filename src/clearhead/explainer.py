@@ -5,8 +5,8 @@ hands the recorded tensors to every method.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
 
 import torch
 
@@ -15,7 +15,6 @@ from clearhead.capture.recorder import Recorder
 from clearhead.capture.tape import Tape
 from clearhead.engine.applicability_table import ApplicabilityTable, MethodApplicability
 from clearhead.engine.assembly import BatchRequest
-from clearhead.engine.attention_mode import check_kernel
 from clearhead.engine.batching import iter_batch_indices, with_progress
 from clearhead.engine.capabilities import ModelCapabilities
 from clearhead.engine.execution import check_methods, explain_batch, find_pass_names, iter_batch_plans, must_run_alone
@@ -26,6 +25,7 @@ from clearhead.errors import InputError, UnsupportedError, unknown_value_error
 from clearhead.explanation.multi_stream import AnyExplanation
 from clearhead.methods.base import METHOD_REGISTRY, Method, parse_methods
 from clearhead.profiles import get_profile
+from clearhead.request import ExplainOptions, ExplainRequest, make_request
 from clearhead.targets import Target, TargetLike, make_target
 
 MethodLike = str | Method
@@ -81,23 +81,13 @@ class Explainer:
         audio: Any = None,
         regions: Any = None,
         answer: Any = None,
-        max_new_tokens: int = 32,
         scale: str | None = None,
         profile: str | None = None,
         layers: tuple[int | None, int | None] | None = None,
         heads: Sequence[int] | None = None,
         rows: str | None = None,
         per: str | None = None,
-        max_length: int | None = None,
-        truncation: bool = True,
-        truncation_side: str | None = None,
-        tokens: Sequence[str] | Sequence[Sequence[str]] | None = None,
-        batch_size: int = 8,
-        memory: str | int | None = None,
-        kernel: str | None = None,
-        checkpoint: bool | None = None,
-        seed: int = 0,
-        progress: bool | Callable[[list[Any]], Iterable[Any]] = False,
+        **options: Unpack[ExplainOptions],
     ) -> Any:
         """Compute attribution scores of the input's units for the model's prediction, or for another target.
 
@@ -115,7 +105,6 @@ class Explainer:
             regions: Precomputed image regions by name, for models that read regions.
             answer: Continuation to explain for a language model, as a text or token ids. Default: the model's own
                 generation.
-            max_new_tokens: Maximum number of tokens to generate where no `answer` is given.
             scale: Scale of the target value: "logit" (default), "probability" or "log-odds" (log p/(1 − p) of a class,
                 log p_a/p_b of a contrast). For the similarity of two inputs: "cosine" (default) or "logit". Scores
                 depend on the scale, so it is part of the result.
@@ -126,22 +115,9 @@ class Explainer:
             rows: "all" for the full token-to-token matrix instead of the read-out row.
             per: "head" to also keep the contribution of every head, for methods that have them. Contributions of
                 layers are always kept.
-            max_length: Maximum number of tokens. Default: the model's limit.
-            truncation: Whether longer texts are truncated; if False, they are refused.
-            truncation_side: "left" or "right". Default: the tokenizer's setting.
-            tokens: Names of the units, for inputs given as tensors; for several inputs a list of lists.
-            batch_size: Maximum number of inputs per batch.
-            memory: Memory budget of the passes, without the model itself, e.g. "2GiB". Inputs, integration steps and
-                targets are split into smaller batches as needed; the result is the same.
-            kernel: How attention is recorded: "materialised" (full attention matrices, for short inputs) or
-                "streaming" (memory grows linearly with the length), which runs as "tiles" in torch or as "triton" on
-                a GPU. Default: chosen by input length and hardware.
-            checkpoint: Whether a tiled pass uses activation checkpointing: each layer is recomputed in the backward
-                pass, so that only one layer is in memory. (In encoder–decoders, generic and rollout also keep the
-                queries, keys and values of each layer.) Default: chosen by length. True without `kernel` implies
-                "streaming".
-            seed: Seed of methods that draw random numbers.
-            progress: True for a progress bar over batches, or a function such as `tqdm.tqdm`.
+            **options: The fields of `InputOptions` (`max_length`, `truncation`, `truncation_side`, `tokens`,
+                `max_new_tokens`) and of `ComputeOptions` (`batch_size`, `memory`, `kernel`, `checkpoint`, `seed`,
+                `progress`), or these objects as `input_options` and `compute_options`.
 
         Returns:
             For one input and one method an `Explanation`, or a `MultiStreamExplanation` where the model takes several
@@ -156,7 +132,8 @@ class Explainer:
             >>> ex.explain(["good", "bad"], method=["generic", "grad-sam"])  # doctest: +SKIP
             >>> ex.explain(["good", "bad"], target=["positive", "negative"])  # doctest: +SKIP
         """
-        call = self._prepare_call(
+        request = make_request(
+            "explain",
             inputs,
             method,
             target,
@@ -165,36 +142,30 @@ class Explainer:
             audio=audio,
             regions=regions,
             answer=answer,
-            max_new_tokens=max_new_tokens,
             scale=scale,
             profile=profile,
             layers=layers,
             heads=heads,
             rows=rows,
             per=per,
-            max_length=max_length,
-            truncation=truncation,
-            truncation_side=truncation_side,
-            tokens=tokens,
-            batch_size=batch_size,
-            kernel=kernel,
-            checkpoint=checkpoint,
-            seed=seed,
+            **options,
         )
-        budget = None
-        if memory is not None:
-            budget = MemoryBudget(parse_bytes(memory))
+        call = self._prepare_call(request)
+        memory = request.compute_options.memory
+        budget = None if memory is None else MemoryBudget(parse_bytes(memory))
         results: list[list[AnyExplanation] | None] = [None] * len(call.samples)
-        for indices in with_progress(call.batches, progress):
+        for indices in with_progress(call.batches, request.compute_options.progress):
             samples = [call.samples[i] for i in indices]
             targets = [call.targets[i] for i in indices]
-            batch_results = self._explain_within_budget(budget, samples, targets, call.request)
+            batch_results = self._explain_within_budget(budget, samples, targets, call.batch_request)
             for i, explanations in zip(indices, batch_results, strict=True):
                 results[i] = explanations
         completed = [result for result in results if result is not None]
         if len(completed) < len(results):
             raise InputError("progress= must yield every batch that it receives, as tqdm does, but it skipped some")
-        results_by_method: list[Any] = [[result[m] for result in completed] for m in range(len(call.request.methods))]
+        results_by_method: list[Any] = [
+            [result[m] for result in completed] for m in range(len(call.batch_request.methods))
+        ]
         if call.is_single:
             results_by_method = [explanations[0] for explanations in results_by_method]
         if isinstance(method, str | Method):
@@ -216,8 +187,10 @@ class Explainer:
             inputs: As in `explain`.
             method: As in `explain`.
             target: As in `explain`.
-            **arguments: The other arguments of `explain`, without `memory` and `progress`. (A memory budget divides
-                batches while they run.)
+            **arguments: The other arguments of `explain`, without `memory`.
+
+        Raises:
+            InputError: An argument is invalid, or there is a memory budget, which divides batches while they run.
 
         Returns:
             The plan of each batch: which passes run, what they record, how attention is computed in them, and why.
@@ -225,75 +198,51 @@ class Explainer:
         Example:
             >>> print(ex.plan("A wonderful film", method=["generic", "shap"]))  # doctest: +SKIP
         """
-        call = self._prepare_call(inputs, method, target, **arguments)
+        request = make_request("plan", inputs, method, target, **arguments)
+        if request.compute_options.memory is not None:
+            raise InputError("a plan cannot show memory=, which divides batches while they run: omit it")
+        call = self._prepare_call(request)
         plans = ExecutionPlan()
         for indices in call.batches:
             samples = [call.samples[i] for i in indices]
             targets = [self.adapter.expand_target(call.samples[i], call.targets[i]) for i in indices]
-            plans.extend(iter_batch_plans(self.capabilities, samples, targets, call.request))
+            plans.extend(iter_batch_plans(self.capabilities, samples, targets, call.batch_request))
         return plans
 
-    def _prepare_call(
-        self,
-        inputs: Any,
-        method: MethodLike | Sequence[MethodLike],
-        target: TargetLike | Sequence[TargetLike],
-        *,
-        text: Any = None,
-        image: Any = None,
-        audio: Any = None,
-        regions: Any = None,
-        answer: Any = None,
-        max_new_tokens: int = 32,
-        scale: str | None = None,
-        profile: str | None = None,
-        layers: tuple[int | None, int | None] | None = None,
-        heads: Sequence[int] | None = None,
-        rows: str | None = None,
-        per: str | None = None,
-        max_length: int | None = None,
-        truncation: bool = True,
-        truncation_side: str | None = None,
-        tokens: Sequence[str] | Sequence[Sequence[str]] | None = None,
-        batch_size: int = 8,
-        kernel: str | None = None,
-        checkpoint: bool | None = None,
-        seed: int = 0,
-    ) -> "_PreparedCall":
+    def _prepare_call(self, request: ExplainRequest) -> "_PreparedCall":
         """Check the arguments of `explain`, encode the inputs, and divide them into batches."""
-        check_kernel(kernel, checkpoint)
-        raw_inputs, is_single = self._normalise_inputs(inputs, text=text, image=image, audio=audio, regions=regions)
-        requested_methods = parse_methods(method)
-        options = {"layers": layers, "heads": heads, "rows": rows}
-        methods = [requested.with_defaults(**options) for requested in requested_methods]
-        author_profile = get_profile(profile, self.adapter)
-        keep_padding = False
+        raw_inputs, is_single = self._normalise_inputs(request.inputs, **request.streams)
+        requested_methods = parse_methods(request.method)
+        methods = [requested.with_defaults(**request.method_options) for requested in requested_methods]
+        target = request.target
+        scale = request.scale
+        input_options = request.input_options
+        profile = get_profile(request.profile, self.adapter)
         overridden_target = None
-        if author_profile is not None:
-            keep_padding = author_profile.keeps_padding
-            if author_profile.overrides_target([method.name for method in methods], target):
+        if profile is not None:
+            input_options = replace(input_options, keep_padding=profile.keeps_padding)
+            if profile.overrides_target([method.name for method in methods], target):
                 overridden_target = target
-            methods = [author_profile.configure_method(method) for method in methods]
-            target, scale = author_profile.resolve_target([method.name for method in methods], target, scale)
-        _check_per_option(per, methods)
-        truncation_side = _check_truncation_side(truncation_side)
-        input_options = InputOptions(
-            max_length, truncation, truncation_side, tokens, answer, max_new_tokens, keep_padding
-        )
+            methods = [profile.configure_method(method) for method in methods]
+            target, scale = profile.resolve_target([method.name for method in methods], target, scale)
+        _check_per_option(request.per, methods)
         samples = list(self._read_samples(raw_inputs, input_options.split_per_input(len(raw_inputs))))
         targets = _make_targets(target, self._resolve_scale(scale), len(samples))
         samples = [self.adapter.resolve_sample(sample, target) for sample, target in zip(samples, targets, strict=True)]
-        if author_profile is not None and author_profile.prepare_sample is not None:
-            prepare_sample = author_profile.prepare_sample
+        if profile is not None and profile.prepare_sample is not None:
+            prepare_sample = profile.prepare_sample
             prepared = [prepare_sample(self.adapter, s, t) for s, t in zip(samples, targets, strict=True)]
             samples = [sample for sample, _ in prepared]
             targets = [target for _, target in prepared]
-        request = BatchRequest(methods, input_options, per, seed, author_profile, overridden_target, kernel, checkpoint)
-        batches = list(iter_batch_indices(samples, batch_size))
-        check_methods(self.capabilities, samples, request)
+        compute_options = request.compute_options
+        batch_request = BatchRequest(methods, input_options, compute_options, request.per, profile, overridden_target)
+        batches = list(iter_batch_indices(samples, compute_options.batch_size))
+        check_methods(self.capabilities, samples, batch_request)
         if must_run_alone(self.capabilities, methods):
             batches = [[i] for batch in batches for i in batch]
-        return _PreparedCall(samples, targets, request, batches, requested_methods, is_single and len(samples) == 1)
+        return _PreparedCall(
+            samples, targets, batch_request, batches, requested_methods, is_single and len(samples) == 1
+        )
 
     @torch.inference_mode(False)
     def record(
@@ -334,7 +283,7 @@ class Explainer:
         Raises:
             InputError: If an input, target or option is invalid, or the inputs differ in their number of targets.
         """
-        input_options = InputOptions(max_length, truncation, _check_truncation_side(truncation_side), None, answer)
+        input_options = InputOptions(max_length, truncation, truncation_side, None, answer)
         streams = {"text": text, "image": image, "audio": audio, "regions": regions}
         batch = self._build_target_batch(inputs, target, input_options, scale, **streams)
         target_function = TargetFunction(batch)
@@ -448,7 +397,7 @@ class _PreparedCall:
     Attributes:
         samples: The inputs.
         targets: The target of each input.
-        request: The methods, and the other options.
+        batch_request: The methods, and the other options.
         batches: The indices of the inputs of each batch.
         requested_methods: The methods as they were given, without options that apply to all of them.
         is_single: Whether one input was given, and not a list.
@@ -456,7 +405,7 @@ class _PreparedCall:
 
     samples: list[Sample]
     targets: list[Target]
-    request: BatchRequest
+    batch_request: BatchRequest
     batches: list[list[int]]
     requested_methods: list[Method]
     is_single: bool
@@ -501,10 +450,3 @@ def _make_targets(target: Any, scale: str, num_inputs: int) -> list[Target]:
     if len(target) != num_inputs:
         raise InputError(f"target= has {len(target)} targets for {num_inputs} inputs: give one for each")
     return [make_target(input_target, scale) for input_target in target]
-
-
-def _check_truncation_side(side: str | None) -> str | None:
-    """Check that the side is "left", "right" or None, and return it."""
-    if side not in (None, "left", "right"):
-        raise InputError(f"truncation_side={side!r} is not valid: use 'left' or 'right'")
-    return side

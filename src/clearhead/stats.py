@@ -190,7 +190,7 @@ class PairedDifference:
 def compare_paired(
     first: Float[np.ndarray, "example"], second: Float[np.ndarray, "example"]
 ) -> tuple[Float[np.ndarray, "pair"], float, float]:
-    """Compare two methods on the examples that have values of both.
+    """Compare two methods on shared examples: differences, p of the signed-rank test, and effect size.
 
     Args:
         first: Values of the first method; NaN where an example has none.

@@ -61,7 +61,7 @@ class Units:
 
     @property
     def positions(self) -> Float[np.ndarray, "unit axis"]:
-        """Position of each unit: 0 is the start of a text or the centre of an image, 1 its end or corner."""
+        """Coordinates of each unit: the fraction of the text before it, or (x, y) from the image centre (norm ≤ 1)."""
         if self.boxes is None:
             return (np.arange(len(self)) / max(len(self), 1))[:, None]
         centres = [((box[0] + box[2]) - 1, (box[1] + box[3]) - 1) if box else (1.0, 0.0) for box in self.boxes]

@@ -123,8 +123,10 @@ def test_plan_checks_arguments_as_explain_does():
     ex = load_tested()
     with pytest.raises(InputError, match="unknown kernel"):
         ex.plan(TEXTS[0], kernel="fast")
-    with pytest.raises(TypeError):
+    with pytest.raises(InputError, match="memory="):
         ex.plan(TEXTS[0], memory="2GiB")
+    with pytest.raises(TypeError, match=r"plan\(\) got an unexpected keyword argument 'btch_size'"):
+        ex.plan(TEXTS[0], btch_size=2)
 
 
 def test_plan_gives_the_reason_of_tiled_attention(monkeypatch):

@@ -78,6 +78,10 @@ class InputOptions:
     #: Whether padding that was given stays, as in the code of authors who do not cut it off.
     keep_padding: bool = False
 
+    def __post_init__(self) -> None:
+        if self.truncation_side not in (None, "left", "right"):
+            raise InputError(f"truncation_side={self.truncation_side!r} is not valid: use 'left' or 'right'")
+
     def split_per_input(self, num_inputs: int) -> "list[InputOptions]":
         """One for each of several inputs: names come as a list of lists, answers as a list."""
         hows = [self] * num_inputs

@@ -1,4 +1,4 @@
-"""Handlers of torch operations: `OPERATION_HANDLERS` maps an operation's name to the handler of its kind.
+"""Handlers of torch operations: each calls the method of the rule set for the operation's kind.
 
 A handler receives the mode, the operation and its arguments, and calls the rule set's method for that kind. Tensors
 that depend on the input are active; everything else is constant. Handlers name their parameters as torch does.

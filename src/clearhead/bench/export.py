@@ -1,4 +1,4 @@
-"""Export the tables of a run for papers and other programs: LaTeX and CSV."""
+"""Renders the tables of a run as LaTeX and CSV text, for papers and other programs."""
 
 import csv
 import io

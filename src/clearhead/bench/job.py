@@ -126,7 +126,7 @@ class ChunkTask:
 
 
 def iter_chunks(dataset: BenchmarkDataset, chunk_size: int) -> Iterator[tuple[tuple[int, ...], str]]:
-    """The places of each chunk's examples, and one word for their content."""
+    """Yield the example indices of each chunk, and a digest of their content."""
     if chunk_size < 1:
         raise InputError(f"chunk={chunk_size}: it must be at least 1")
     seen: set[str] = set()

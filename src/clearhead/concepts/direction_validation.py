@@ -62,7 +62,7 @@ def fit_with_held_out(
 def fit_regression_with_held_out(
     vectors: Vectors, labels: Float[Tensor, "vector"], *, share: float = 0.25, seed: int = 0, **fit_kwargs: Any
 ) -> Direction:
-    """Fit DensRay to numeric labels; the held-out metric is Pearson's correlation of scores and labels.
+    """Fit DensRay to all vectors with numeric labels; a second fit to a part gives the held-out Pearson correlation.
 
     Args:
         vectors: The vectors.

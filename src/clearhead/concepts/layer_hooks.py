@@ -39,7 +39,7 @@ def get_self_test(explainer: Explainer) -> SelfTest:
 
 
 def find_self_attention_calls(explainer: Explainer, stream: str | None = None) -> list[int]:
-    """Return the indices of a stream's self-attention calls, one for each layer, in the order of the pass.
+    """Return the indices of a model's self-attention calls for one stream, one per layer, in the order of the pass.
 
     Args:
         explainer: Explainer of the model.

@@ -1,4 +1,4 @@
-"""From what a pass left behind to an `Explanation`: what was scored, what was predicted, and how we know."""
+"""Assembles explanations: scores of the passes, the target, the prediction, the certificate and the provenance."""
 
 import platform
 import warnings
@@ -22,76 +22,93 @@ from clearhead.explanation.explanation import Explanation
 from clearhead.explanation.multi_stream import AnyExplanation, MultiStreamExplanation
 from clearhead.methods.base import Method, MethodScores
 from clearhead.profiles import Profile
+from clearhead.request import ComputeOptions
 from clearhead.targets import compute_probabilities
 from clearhead.units import POOLING_QUERY, Units
 
 
 @dataclass
 class BatchRequest:
-    """What one call of `explain` asks of every batch."""
+    """The methods and options of one call of `explain`, which are the same for all its batches.
+
+    Attributes:
+        methods: The methods, with the options of the call and of the profile.
+        input_options: How inputs are read.
+        compute_options: How passes are run.
+        per: "head" to keep the contribution of every head.
+        profile: An author's settings.
+        overridden_target: The target of the call, if the profile's author always explains another one.
+        readout_checks: Whether the read-out rows influence the target, by the id of the target's function (of None for
+            classes).
+    """
 
     methods: list[Method]
     input_options: InputOptions
-    per: str | None
-    seed: int = 0
+    compute_options: ComputeOptions
+    per: str | None = None
     profile: Profile | None = None
-    #: The target that was given and that the profile's author does not heed.
     overridden_target: Any = None
-    kernel: str | None = None
-    checkpoint: bool | None = None
-    #: Whether the rows that are read were seen to reach the target, by the target's function (None for classes).
     readout_checks: dict[int, bool] = field(default_factory=dict)
 
     @property
-    def given_input_options(self) -> dict[str, Any]:
-        how = self.input_options
-        given = {
-            "max_length": how.max_length,
-            "truncation_side": how.truncation_side,
-            "answer": how.continuation if isinstance(how.continuation, str) else None,
-            "max_new_tokens": None if how.max_new_tokens == InputOptions.max_new_tokens else how.max_new_tokens,
+    def explicit_input_options(self) -> dict[str, Any]:
+        """The input options that differ from their defaults, for the provenance."""
+        options = self.input_options
+        is_default_count = options.max_new_tokens == InputOptions.max_new_tokens
+        values = {
+            "max_length": options.max_length,
+            "truncation_side": options.truncation_side,
+            "answer": options.continuation if isinstance(options.continuation, str) else None,
+            "max_new_tokens": None if is_default_count else options.max_new_tokens,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass
 class PassResult:
-    """What one recorded pass left behind: for each method, the scores along each axis, where they were made.
+    """The results of the passes over one batch: for each method, the scores by stream, on the model's device.
 
-    All of it is brought to the CPU at once: looking at a GPU for each sample by itself costs more than the looking.
+    All of them move to the CPU together, because a transfer per sample would wait for the GPU each time.
+
+    Attributes:
+        batch: The batch.
+        method_runs: The methods.
+        results: The scores and target values of each method.
+        keep_head_scores: Whether to keep the contributions of heads, which are large.
     """
 
     batch: TargetBatch
     method_runs: list[MethodRun]
     results: list[MethodResult]
-    #: Whether every head's share is kept, too.
     keep_head_scores: bool = False
 
     def __post_init__(self) -> None:
-        self.on_cpu = False
-        if not self.keep_head_scores:  # nobody asks for them, and they are large
+        self.is_on_cpu = False
+        if not self.keep_head_scores:
             self.results = [
                 replace(result, scores={s: replace(scores, per_head=None) for s, scores in result.scores.items()})
                 for result in self.results
             ]
 
     def move_to_cpu(self) -> None:
-        """Bring the scores to the CPU, and leave none where they were made; this waits for a GPU that is at work."""
+        """Move the scores to the CPU, and free them on the GPU. This waits for the GPU."""
         self.results = [
             replace(result, scores={stream: scores.cpu() for stream, scores in result.scores.items()})
             for result in self.results
         ]
-        self.on_cpu = True
+        self.is_on_cpu = True
 
     @property
     def cpu_scores(self) -> list[dict[str, MethodScores]]:
-        if not self.on_cpu:
+        """The scores of each method by stream, on the CPU."""
+        if not self.is_on_cpu:
             self.move_to_cpu()
         return [result.scores for result in self.results]
 
     @cached_property
     def readout_weights(self) -> "dict[str, Float[Tensor, 'batch 1 unit']]":
-        return {stream: part.cpu() for stream, part in self.batch.readout_weights.items()}
+        """The weights of the read-out rows by stream, on the CPU."""
+        return {stream: weights.cpu() for stream, weights in self.batch.readout_weights.items()}
 
 
 @dataclass
@@ -109,20 +126,39 @@ class TargetResult:
     method_index: int
 
     @property
+    def batch(self) -> TargetBatch:
+        """The batch."""
+        return self.pass_result.batch
+
+    @property
+    def method_run(self) -> MethodRun:
+        """The method."""
+        return self.pass_result.method_runs[self.method_index]
+
+    @property
+    def sample(self) -> Sample:
+        """The sample, truncated to its targets."""
+        return self.batch.truncated_samples[self.batch_index]
+
+    @property
+    def scores(self) -> dict[str, MethodScores]:
+        """The scores of the whole batch by stream, on the CPU."""
+        return self.pass_result.cpu_scores[self.method_index]
+
+    @property
     def class_scores(self) -> Float[Tensor, "label"] | None:
         """The scores of the classes, on the CPU."""
         class_scores = self.pass_result.results[self.method_index].values.cpu_class_scores
         return None if class_scores is None else class_scores[self.batch_index]
 
-    @property
+    @cached_property
     def description(self) -> dict[str, Any]:
         """The description of the target, with its value."""
-        batch = self.pass_result.batch
-        sample = batch.truncated_samples[self.batch_index]
-        target = batch.targets[self.batch_index]
+        target = self.batch.targets[self.batch_index]
         value = self.pass_result.results[self.method_index].values.cpu_values[self.batch_index]
-        description = target.describe(self.class_scores, batch.adapter, value, num_masks=len(sample.mask_positions))
-        return batch.adapter.extend_target_description(sample, target, description)
+        num_masks = len(self.sample.mask_positions)
+        description = target.describe(self.class_scores, self.batch.adapter, value, num_masks=num_masks)
+        return self.batch.adapter.extend_target_description(self.sample, target, description)
 
 
 def assemble_explanations(
@@ -132,19 +168,31 @@ def assemble_explanations(
     request: BatchRequest,
     self_test: SelfTest,
 ) -> list[list[AnyExplanation]]:
-    """Each sample of a batch as each method explains it, its `counts` targets together.
+    """Assemble the explanations of a batch, each of all targets of one sample by one method.
 
-    All that can be said without scores is said first: a GPU may still be at work on these.
+    Metadata that need no scores are built first, while a GPU may still be computing these.
+
+    Args:
+        samples: The samples.
+        target_counts: The number of targets of each sample.
+        pass_results: The results, one for each chunk of targets.
+        request: The methods and options of the call.
+        self_test: The result of the recorder's self-test.
+
+    Returns:
+        For each sample, one explanation per method.
     """
-    methods = range(len(request.methods))
+    method_indices = range(len(request.methods))
     results = [
-        [_collect_target_results(pass_results, i, m, count) for m in methods] for i, count in enumerate(target_counts)
+        [_collect_target_results(pass_results, i, m, count) for m in method_indices]
+        for i, count in enumerate(target_counts)
     ]
     metadata = [
-        [_build_metadata(steps, m, request, self_test) for m, steps in enumerate(by_method)] for by_method in results
+        [_build_metadata(target_results, request, self_test) for target_results in sample_results]
+        for sample_results in results
     ]
     return [
-        [_build_explanation(sample, results[i][m], m, metadata[i][m], request) for m in methods]
+        [_build_explanation(sample, results[i][m], metadata[i][m], request) for m in method_indices]
         for i, sample in enumerate(samples)
     ]
 
@@ -152,7 +200,7 @@ def assemble_explanations(
 def _collect_target_results(
     pass_results: Sequence[PassResult], sample_index: int, method_index: int, count: int
 ) -> list[TargetResult]:
-    """The first targets of a sample, as one method explains them."""
+    """The first `count` targets of a sample; a sample with fewer targets than others repeats its last one."""
     return [
         TargetResult(result, step * result.batch.num_samples + sample_index, method_index)
         for result in pass_results
@@ -160,210 +208,258 @@ def _collect_target_results(
     ][:count]
 
 
-def _build_metadata(steps: Sequence[TargetResult], m: int, request: BatchRequest, tested: SelfTest) -> dict[str, Any]:
-    first, last = steps[0], steps[-1]
-    plan, reading = first.pass_result.batch, first.pass_result.method_runs[m]
+def _build_metadata(
+    target_results: Sequence[TargetResult], request: BatchRequest, self_test: SelfTest
+) -> dict[str, Any]:
+    """The fields of an explanation that need no scores."""
+    first = target_results[0]
+    adapter = first.batch.adapter
+    is_single = len(target_results) == 1
     return {
-        "method": str(reading.method),
-        "target": _describe_targets(steps, plan.adapter),
-        "prediction": _describe_prediction(first.class_scores, plan.adapter) if len(steps) == 1 else {},
-        "certificate": _build_certificate(plan, first.batch_index, request, tested, reading),
-        "provenance": _build_provenance(last.pass_result.batch, last.batch_index, reading, request)
-        | _collect_resolved_options(first, m),
-        "steps": tuple(step.description["name"] for step in steps) if len(steps) > 1 else None,
+        "method": str(first.method_run.method),
+        "target": _describe_targets(target_results, adapter),
+        "prediction": _describe_prediction(first.class_scores, adapter) if is_single else {},
+        "certificate": _build_certificate(first, request, self_test),
+        "provenance": _build_provenance(target_results[-1], request) | _collect_resolved_options(first),
+        "steps": None if is_single else tuple(result.description["name"] for result in target_results),
     }
 
 
 def _build_explanation(
-    sample: Sample, steps: Sequence[TargetResult], m: int, said: dict[str, Any], request: BatchRequest
+    sample: Sample, target_results: Sequence[TargetResult], metadata: dict[str, Any], request: BatchRequest
 ) -> AnyExplanation:
-    about = {**said, "certificate": said["certificate"] | _collect_diagnostics(steps, m)}
+    """One explanation, or one for each stream of the model."""
+    certificate = metadata["certificate"] | _collect_diagnostics(target_results)
+    metadata = {**metadata, "certificate": certificate}
     streams: dict[str, Explanation] = {}
     for stream, axis in sample.axes.items():
-        found = _StreamAssembler(stream, len(axis), steps, m, request)
-        for units, at in zip(axis.unit_groups, axis.indexers, strict=True):
-            if units.kind == POOLING_QUERY:
-                continue  # what a model pools with is no part of the input
-            picture = sample.unrendered_image if units.boxes is not None else None
-            arrays = found.build_arrays(units, at)
-            if request.profile is None:  # authors have units that they give no score
-                _warn_if_not_finite(arrays["scores"], about)
-            streams[units.stream] = Explanation(units=units, image=picture, **arrays, **about)
+        assembler = _StreamAssembler(stream, len(axis), target_results, request)
+        for units, indexer in zip(axis.unit_groups, axis.indexers, strict=True):
+            if units.kind == POOLING_QUERY:  # learned by the model, no part of the input
+                continue
+            image = sample.unrendered_image if units.boxes is not None else None
+            arrays = assembler.build_arrays(units, indexer)
+            if request.profile is None:  # authors leave some units without a score
+                _warn_if_not_finite(arrays["scores"], metadata)
+            streams[units.stream] = Explanation(units=units, image=image, **arrays, **metadata)
     return next(iter(streams.values())) if len(streams) == 1 else MultiStreamExplanation(streams)
 
 
-def _warn_if_not_finite(scores: np.ndarray, about: dict[str, Any]) -> None:
-    """A slope can leave the range of a small format where the model's answer does not."""
-    wrong = int((~np.isfinite(scores)).sum())
-    if wrong:
-        dtype = about["certificate"]["dtype"]
-        wider = ": clearhead.load(…, dtype='float32') has a larger range" if dtype == "float16" else ""
-        said = f"{wrong} of {scores.size} scores of {about['method']} are NaN or infinite, with the model in {dtype}"
-        warnings.warn(said + wider, ClearheadWarning, stacklevel=2)
+def _warn_if_not_finite(scores: np.ndarray, metadata: dict[str, Any]) -> None:
+    """Warn of NaN and infinity: gradients can exceed the range of float16 where the model's output does not."""
+    count = int((~np.isfinite(scores)).sum())
+    if count:
+        dtype = metadata["certificate"]["dtype"]
+        message = (
+            f"{count} of {scores.size} scores of {metadata['method']} are NaN or infinite, with the model in {dtype}"
+        )
+        if dtype == "float16":
+            message += ": clearhead.load(…, dtype='float32') has a larger range"
+        warnings.warn(message, ClearheadWarning, stacklevel=2)
 
 
 class _StreamAssembler:
-    """The scores along one axis, all steps together."""
+    """Builds the arrays of explanations from the scores along one axis, for all targets together.
 
-    def __init__(self, stream: str, length: int, steps: Sequence[TargetResult], m: int, request: BatchRequest) -> None:
-        self.length, self.per = length, request.per
-        self.method_scores = [(step.pass_result.cpu_scores[m][stream], step.batch_index) for step in steps]
-        self.lengths = [len(step.pass_result.batch.truncated_samples[step.batch_index].axes[stream]) for step in steps]
-        method = steps[0].pass_result.method_runs[m].method
-        self.full_matrix = method.get_option("rows") == "all"
+    Args:
+        stream: The name of the axis.
+        length: The number of its units.
+        target_results: The targets.
+        request: The methods and options of the call.
+    """
+
+    def __init__(self, stream: str, length: int, target_results: Sequence[TargetResult], request: BatchRequest) -> None:
+        first = target_results[0]
+        method = first.method_run.method
+        self.length = length
+        self.keeps_heads = request.per == "head"
+        self.method_scores = [(result.scores[stream], result.batch_index) for result in target_results]
+        self.lengths = [len(result.sample.axes[stream]) for result in target_results]
+        self.has_full_matrix = method.get_option("rows") == "all"
         self.postprocess = None if request.profile is None else request.profile.get_settings(method.name).postprocess
-        self.readout = self._pad_to_length(
-            steps[0].pass_result.readout_weights[stream][steps[0].batch_index], self.lengths[0]
-        )
+        readout_weights = first.pass_result.readout_weights[stream][first.batch_index]
+        self.readout = self._pad_to_length(readout_weights, self.lengths[0])
 
-    def build_arrays(self, units: Units, at: "slice | list[int]") -> dict[str, Any]:
-        part, i = self.method_scores[0]
-        alone, matrix = len(self.method_scores) == 1, None
-        if self.full_matrix:
-            matrix = self._pad_to_length(part.scores[i], self.lengths[0])
-            matrix = self._pad_to_length(matrix.mT, self.lengths[0]).mT
-            row = (self.readout.to(matrix.dtype) @ matrix)[0]
-            matrix = matrix[:, at]
-        elif alone:
-            row = self._pad_to_length(part.scores[i, 0], self.lengths[0])
-        else:
-            pairs = zip(self.method_scores, self.lengths, strict=True)
-            rows = torch.stack([self._pad_to_length(part.scores[i, 0], length) for (part, i), length in pairs])
-            row, matrix = rows.sum(0), rows[:, at]
-        return {
-            "scores": self._postprocess_scores(_to_numpy(row[at]), units, at),
-            "matrix": None if matrix is None else self._postprocess_scores(_to_numpy(matrix), units, at),
-            "base_value": None if part.base_value is None or not alone else float(part.base_value[i]),
-            "per_layer": self._select_units(part.per_layer, i, at) if alone else None,
-            "per_head": self._select_units(part.per_head, i, at) if alone and self.per == "head" else None,
-            "factors": self._select_units(torch.stack([*part.factors.values()], 1), i, at)
-            if alone and part.factors
-            else None,
+    def build_arrays(self, units: Units, indexer: "slice | list[int]") -> dict[str, Any]:
+        """Build the arrays of the explanation of one group of units.
+
+        Args:
+            units: The units.
+            indexer: Their positions on the axis.
+        """
+        scores, i = self.method_scores[0]
+        is_single = len(self.method_scores) == 1
+        row, matrix = self._select_row_and_matrix(indexer)
+        arrays: dict[str, Any] = {
+            "scores": self._postprocess_scores(_to_numpy(row[indexer]), units, indexer),
+            "matrix": None if matrix is None else self._postprocess_scores(_to_numpy(matrix), units, indexer),
+            "base_value": None,
+            "per_layer": None,
+            "per_head": None,
+            "factors": None,
         }
+        if not is_single:
+            return arrays
+        if scores.base_value is not None:
+            arrays["base_value"] = float(scores.base_value[i])
+        arrays["per_layer"] = self._select_units(scores.per_layer, i, indexer)
+        if self.keeps_heads:
+            arrays["per_head"] = self._select_units(scores.per_head, i, indexer)
+        if scores.factors:
+            arrays["factors"] = self._select_units(torch.stack([*scores.factors.values()], 1), i, indexer)
+        return arrays
 
-    def _postprocess_scores(self, scores: np.ndarray, units: Units, at: "slice | list[int]") -> np.ndarray:
-        """As an author leaves them."""
+    def _select_row_and_matrix(
+        self, indexer: "slice | list[int]"
+    ) -> "tuple[Float[Tensor, 'unit'], Float[Tensor, 'row unit'] | None]":
+        """The read-out row over all units; the matrix of unit × unit, or of target × unit if there are several."""
+        scores, i = self.method_scores[0]
+        if self.has_full_matrix:
+            matrix = self._pad_to_length(scores.scores[i], self.lengths[0])
+            matrix = self._pad_to_length(matrix.mT, self.lengths[0]).mT
+            return (self.readout.to(matrix.dtype) @ matrix)[0], matrix[:, indexer]
+        rows = [
+            self._pad_to_length(scores.scores[i, 0], length)
+            for (scores, i), length in zip(self.method_scores, self.lengths, strict=True)
+        ]
+        if len(rows) == 1:
+            return rows[0], None
+        matrix = torch.stack(rows)
+        return matrix.sum(0), matrix[:, indexer]
+
+    def _postprocess_scores(self, scores: np.ndarray, units: Units, indexer: "slice | list[int]") -> np.ndarray:
+        """Apply the last step of an author's code, if the profile has one."""
         if self.postprocess is None:
             return scores
-        read = {place: float(weight) for place, weight in enumerate(self.readout[0, at]) if weight}
-        return self.postprocess(scores, units, read)
+        readout_rows = {i: float(weight) for i, weight in enumerate(self.readout[0, indexer]) if weight}
+        return self.postprocess(scores, units, readout_rows)
 
-    def _pad_to_length(self, part: Float[Tensor, "*part some"], length: int) -> Float[Tensor, "*part unit"]:
-        """A target that depends on the first units alone was explained with them alone: the others have no score."""
-        part = part[..., :length]
+    def _pad_to_length(self, scores: Float[Tensor, "*rows explained"], length: int) -> Float[Tensor, "*rows unit"]:
+        """Pad with zeros: a target that depends on the first units alone was explained with these units alone."""
+        scores = scores[..., :length]
         if length == self.length:
-            return part
-        return torch.cat([part, part.new_zeros(*part.shape[:-1], self.length - length)], dim=-1)
+            return scores
+        return torch.cat([scores, scores.new_zeros(*scores.shape[:-1], self.length - length)], dim=-1)
 
-    def _select_units(self, values: Tensor | None, i: int, at: "slice | list[int]") -> Any:
-        return None if values is None else _to_numpy(self._pad_to_length(values[i], self.lengths[0])[..., at])
+    def _select_units(self, scores: Tensor | None, i: int, indexer: "slice | list[int]") -> Any:
+        return None if scores is None else _to_numpy(self._pad_to_length(scores[i], self.lengths[0])[..., indexer])
 
 
-def _describe_targets(steps: Sequence[TargetResult], subject: ModelAdapter) -> dict[str, Any]:
-    described = [step.description for step in steps]
-    if len(described) == 1:
-        return described[0]
+def _describe_targets(target_results: Sequence[TargetResult], adapter: ModelAdapter) -> dict[str, Any]:
+    """The description of the target, or of several with the sum of their values."""
+    descriptions = [result.description for result in target_results]
+    if len(descriptions) == 1:
+        return descriptions[0]
     return {
         "kind": "several",
-        "name": subject.join_step_names([one["name"] for one in described]),
-        "scale": described[0]["scale"],
-        "value": sum(one["value"] for one in described),
-        "steps": described,
+        "name": adapter.join_step_names([description["name"] for description in descriptions]),
+        "scale": descriptions[0]["scale"],
+        "value": sum(description["value"] for description in descriptions),
+        "steps": descriptions,
     }
 
 
-def _build_certificate(
-    plan: TargetBatch, i: int, request: BatchRequest, tested: SelfTest, reading: MethodRun
-) -> dict[str, Any]:
-    """What was checked about a result."""
+def _build_certificate(result: TargetResult, request: BatchRequest, self_test: SelfTest) -> dict[str, Any]:
+    """What was checked about an explanation, and how it was computed."""
+    batch = result.batch
+    target_function = batch.targets[result.batch_index].function
     return {
-        "capture_error": tested.capture_error,
-        "rebuild_error": tested.rebuild_error,
-        "recorder": tested.capture_source,
-        "kernel": reading.kernel_name,
-        "readout": plan.adapter.readout,
-        "readout_checked": request.readout_checks.get(id(plan.targets[i].function), False),
-        **plan.dtype_and_device,
-        "seed": plan.seed,
+        "capture_error": self_test.capture_error,
+        "rebuild_error": self_test.rebuild_error,
+        "recorder": self_test.capture_source,
+        "kernel": result.method_run.kernel_name,
+        "readout": batch.adapter.readout,
+        "readout_checked": request.readout_checks.get(id(target_function), False),
+        **batch.dtype_and_device,
+        "seed": batch.seed,
         "versions": dict(_get_versions()),
-        "truncated_tokens": plan.truncated_samples[i].num_truncated,
+        "truncated_tokens": result.sample.num_truncated,
     }
 
 
-def _collect_diagnostics(steps: Sequence[TargetResult], m: int) -> dict[str, Any]:
-    """What the method itself measured: the worst of all steps and streams."""
-    found: dict[str, float] = {}
-    for step in steps:
-        for part in step.pass_result.cpu_scores[m].values():
-            for name, figures in (part.diagnostics or {}).items():
-                found[name] = max(found.get(name, 0.0), float(figures[step.batch_index]))
-    return {"checks": found} if found else {}
+def _collect_diagnostics(target_results: Sequence[TargetResult]) -> dict[str, Any]:
+    """The errors that a method measured about its own scores: the largest over all targets and streams."""
+    largest: dict[str, float] = {}
+    for result in target_results:
+        for scores in result.scores.values():
+            for name, values in (scores.diagnostics or {}).items():
+                largest[name] = max(largest.get(name, 0.0), float(values[result.batch_index]))
+    return {"checks": largest} if largest else {}
 
 
-def _collect_resolved_options(step: TargetResult, m: int) -> dict[str, Any]:
-    """What the method chose where the caller left it open, and the names of its factors."""
-    parts = step.pass_result.results[m].scores.values()
-    factors = next((list(part.factors) for part in parts if part.factors), None)
-    named = {} if factors is None else {"factors": factors}
-    return named | {
-        name: given[step.batch_index] for part in parts for name, given in (part.resolved_options or {}).items()
-    }
+def _collect_resolved_options(result: TargetResult) -> dict[str, Any]:
+    """The options that a method chose by itself, and the names of its factors."""
+    stream_scores = result.pass_result.results[result.method_index].scores.values()
+    resolved: dict[str, Any] = {}
+    for scores in stream_scores:
+        if scores.factors:
+            resolved.setdefault("factors", list(scores.factors))
+    for scores in stream_scores:
+        for name, values in (scores.resolved_options or {}).items():
+            resolved[name] = values[result.batch_index]
+    return resolved
 
 
-def _build_provenance(plan: TargetBatch, i: int, reading: MethodRun, request: BatchRequest) -> dict[str, Any]:
-    """Where a result comes from: enough to get it again."""
-    method, readout = reading.method, plan.adapter.readout
+def _build_provenance(result: TargetResult, request: BatchRequest) -> dict[str, Any]:
+    """The model, the method and the input, completely enough to compute the explanation again."""
+    batch = result.batch
+    adapter = batch.adapter
+    method_run = result.method_run
+    method = method_run.method
     declaration = method.declaration
-    layers = next(iter(reading.layer_ranges.values())) if len(reading.layer_ranges) == 1 else None
-    given = (
-        getattr(plan.truncated_samples[i], "is_user_continuation", False)
-        and "answer" not in request.given_input_options
-    )
+    layers = None
+    if len(method_run.layer_ranges) == 1 and "layers" in declaration.supports:
+        (layer_range,) = method_run.layer_ranges.values()
+        layers = [layer_range.start, layer_range.stop]
+    reading_options = request.explicit_input_options
+    if getattr(result.sample, "is_user_continuation", False) and "answer" not in reading_options:
+        reading_options["answer"] = list(getattr(result.sample, "continuation_ids", ()))
+    loading_options: dict[str, Any] = {}
+    if adapter.task is not None:
+        loading_options["task"] = adapter.task
+    if adapter.readout != adapter.choose_default_readout():
+        loading_options["readout"] = adapter.readout
     return {
-        "model": plan.adapter.name,
-        "model_class": plan.adapter.model_class_name,
+        "model": adapter.name,
+        "model_class": adapter.model_class_name,
         "method": method.name,
         "options": {key: list(value) if isinstance(value, tuple) else value for key, value in method.options},
-        "layers": [layers.start, layers.stop] if layers is not None and "layers" in declaration.supports else None,
-        "heads": reading.any_instance.heads,
-        "reading": {
-            **request.given_input_options,
-            **({"answer": list(getattr(plan.truncated_samples[i], "continuation_ids", ()))} if given else {}),
-        },
+        "layers": layers,
+        "heads": method_run.any_instance.heads,
+        "reading": reading_options,
         "profile": None if request.profile is None else request.profile.name,
         **({} if request.overridden_target is None else {"ignored_target": str(request.overridden_target)}),
-        "loading": {
-            **({} if plan.adapter.task is None else {"task": plan.adapter.task}),
-            **({} if readout == plan.adapter.choose_default_readout() else {"readout": readout}),
-        },
+        "loading": loading_options,
         "citation": declaration.citation,
-        "signed": reading.any_instance.signed,
-        "linear_in_target": reading.any_instance.linear_in_target,
-        "input": plan.fingerprints[i],
+        "signed": method_run.any_instance.signed,
+        "linear_in_target": method_run.any_instance.linear_in_target,
+        "input": batch.fingerprints[result.batch_index],
         "parts": declaration.layer_scores,
     }
 
 
-def _describe_prediction(logits: Float[Tensor, "label"] | None, subject: ModelAdapter) -> dict[str, Any]:
-    """The five most likely labels."""
-    if logits is None:
+def _describe_prediction(class_scores: Float[Tensor, "label"] | None, adapter: ModelAdapter) -> dict[str, Any]:
+    """The five most likely labels, or the five largest outputs of a regression model."""
+    if class_scores is None:
         return {}
-    logits = subject.select_prediction_scores(logits)
-    if subject.is_regression:
-        measures = [
-            {"label": subject.label_name(int(i)), "index": int(i), "logit": float(logits[i])}
-            for i in logits.topk(min(5, len(logits))).indices
+    class_scores = adapter.select_prediction_scores(class_scores)
+    num_listed = min(5, len(class_scores))
+    if adapter.is_regression:
+        outputs = [
+            {"label": adapter.label_name(int(i)), "index": int(i), "logit": float(class_scores[i])}
+            for i in class_scores.topk(num_listed).indices
         ]
-        return {**{key: measures[0][key] for key in ("label", "index")}, "value": measures[0]["logit"], "top": measures}
-    p = compute_probabilities(logits.double(), subject.multi_label)
+        first = outputs[0]
+        return {"label": first["label"], "index": first["index"], "value": first["logit"], "top": outputs}
+    probabilities = compute_probabilities(class_scores.double(), adapter.multi_label)
     top = [
         {
-            "label": subject.label_name(int(i)),
+            "label": adapter.label_name(int(i)),
             "index": int(i),
-            "probability": float(p[i]),
-            "logit": float(logits[i]),
+            "probability": float(probabilities[i]),
+            "logit": float(class_scores[i]),
         }
-        for i in p.topk(min(5, len(p))).indices
+        for i in probabilities.topk(num_listed).indices
     ]
     first = top[0]
     return {"label": first["label"], "index": first["index"], "probability": first["probability"], "top": top}

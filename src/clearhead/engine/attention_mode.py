@@ -20,7 +20,7 @@ from clearhead.capture.kernels.cpu import CPUKernel
 from clearhead.capture.recorder import Recorder
 from clearhead.capture.tape import CALL_REQUIREMENTS, AttentionCall
 from clearhead.engine.target_batch import TargetBatch
-from clearhead.errors import InputError, UnsupportedError, unknown_value_error
+from clearhead.errors import UnsupportedError
 from clearhead.methods._tiled import TiledMethod
 from clearhead.methods.base import CROSS_STREAM_REGISTRY, METHOD_REGISTRY, Method
 from clearhead.methods.pass_type import PassType
@@ -28,8 +28,6 @@ from clearhead.methods.pass_type import PassType
 if TYPE_CHECKING:
     from clearhead.engine.capabilities import ModelCapabilities
 
-#: "streaming" is a tiled pass with the fastest kernel for the hardware, "tiles" and "triton" with this kernel.
-ATTENTION_KERNELS = ("materialised", "streaming", "tiles", "triton")
 #: By default, maps are materialised up to this many units: that is faster, and some methods need it.
 MAX_FULL_LENGTH = 2048
 #: The limit where a kernel computes reductions of maps and all methods need only reductions, for one input and for all
@@ -39,24 +37,6 @@ MIN_REDUCED_BATCH_UNITS = 4096
 #: By default, layers are checkpointed from this many units on: that takes a third longer, but the memory of one layer
 #: in place of all (and of the tensors that some methods keep of each).
 MIN_CHECKPOINT_LENGTH = 16384
-
-
-def check_kernel(kernel: str | None, checkpoint: bool | None = None) -> None:
-    """Check the options `kernel` and `checkpoint` of `explain`.
-
-    Args:
-        kernel: One of `ATTENTION_KERNELS`; None for the default.
-        checkpoint: Whether to checkpoint layers; None for the default.
-
-    Raises:
-        InputError: An option is invalid, or they contradict each other.
-    """
-    if kernel is not None and kernel not in ATTENTION_KERNELS:
-        raise unknown_value_error("kernel", kernel, ATTENTION_KERNELS)
-    if checkpoint not in (None, True, False):
-        raise InputError(f"checkpoint={checkpoint!r} is not valid: pass True or False, or omit it")
-    if kernel == "materialised" and checkpoint:
-        raise InputError("checkpoint=True needs a tiled pass: kernel='materialised' keeps the maps of every layer")
 
 
 def compute_max_length(samples: Sequence[Sample]) -> int:
@@ -92,7 +72,7 @@ def choose_attention_mode(
         capabilities: What is known about the model.
         samples: The samples to explain.
         methods: The methods to run.
-        kernel: One of `ATTENTION_KERNELS`; None for the default.
+        kernel: One of `request.ATTENTION_KERNELS`; None for the default.
         checkpoint: Whether to checkpoint layers; None for the default.
 
     Raises:

@@ -102,16 +102,19 @@ def iter_batch_plans(
         raise InputError(
             "rows='all' needs a single target, but there are several: choose one, such as GeneratedToken(0)"
         )
-    mode = choose_attention_mode(capabilities, samples, request.methods, request.kernel, request.checkpoint)
+    compute_options = request.compute_options
+    mode = choose_attention_mode(
+        capabilities, samples, request.methods, compute_options.kernel, compute_options.checkpoint
+    )
     chunks = iter_target_chunks(capabilities, samples, targets, request.methods, mode, max_rows, runs_targets_together)
     for chunk in chunks:
         truncated = [
             adapter.truncate_to_targets(sample, sample_targets)
             for sample, sample_targets in zip(samples, chunk, strict=True)
         ]
-        batch = TargetBatch(adapter, truncated, chunk, request.seed)
+        batch = TargetBatch(adapter, truncated, chunk, compute_options.seed)
         plan = make_batch_plan(capabilities, batch, request.methods, mode)
-        if request.kernel not in (None, "materialised"):
+        if compute_options.kernel not in (None, "materialised"):
             check_tiling_supported(plan.method_runs)
         yield plan
 

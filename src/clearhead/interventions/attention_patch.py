@@ -118,8 +118,8 @@ class _Patcher:
         delta = ((patched - attention).to(per_head.dtype) @ per_head).transpose(1, 2)
         return output + delta.reshape(output.shape), patched
 
-    def patch_unmasked(self, attention: AttentionWeights) -> AttentionWeights:
-        """Patch a call whose mask is unknown."""
+    def patch_with_inferred_mask(self, attention: AttentionWeights) -> AttentionWeights:
+        """Patch a call whose mask is unknown: a key counts as visible where any head gives it weight."""
         return self.apply_patches(attention, find_visible_keys(attention, None))
 
     def check_recorded(self, calls: Sequence[CapturedCall], model: nn.Module) -> None:
@@ -171,7 +171,7 @@ class _SoftmaxPatchMode(TorchFunctionMode):
         output = func(*args, **(kwargs or {}))
         if self.current_module is None or func not in _SOFTMAX_FUNCTIONS or output.dim() != 4:
             return output
-        return self.patcher.patch_unmasked(output)
+        return self.patcher.patch_with_inferred_mask(output)
 
     def register_hooks(self, topology: ModelTopology) -> list[torch.utils.hooks.RemovableHandle]:
         """Register hooks that note which attention module is running."""
@@ -196,7 +196,7 @@ class _SoftmaxPatchMode(TorchFunctionMode):
 def _applied_patches(topology: ModelTopology, capture_source: str, patcher: _Patcher) -> Iterator[None]:
     """Apply patches inside the `with`, where the model's attention is captured."""
     if capture_source != "returned":
-        with patched_attention(patcher.patch_call), replaced_custom_attention(patcher.patch_unmasked):
+        with patched_attention(patcher.patch_call), replaced_custom_attention(patcher.patch_with_inferred_mask):
             yield
         return
     mode = _SoftmaxPatchMode(patcher)

@@ -33,7 +33,7 @@ class UploadedImage:
 
 
 def decode_base64_image(encoded: str, limits: Limits) -> "Image":
-    """Decode a base64 image, with or without a `data:image/…;base64,` prefix.
+    """Decode a base64 string, with or without a `data:image/…;base64,` prefix, to an RGB PIL image.
 
     Raises:
         InputError: The image is too large, damaged, or of an unknown format.

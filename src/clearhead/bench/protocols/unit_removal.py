@@ -78,7 +78,7 @@ class TextRemover(UnitRemover):
         return [name for name in names if name in self.sample.inputs and len(self.sample.inputs[name]) == length]
 
     def remove(self, removed: Bool[np.ndarray, "unit"]) -> Sample:
-        """Return the sample without these tokens."""
+        """Return the sample with these tokens deleted, replaced by the fill token, or masked from attention."""
         inputs = dict(self.sample.inputs)
         ids = inputs[self.ids_input_name]
         removed_tokens = torch.zeros(len(ids), dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Reductions of attention maps that most methods need, and that kernels compute without materialising the map."""
+"""`MapReduction`: rows × map, map × columns or row sums, which kernels compute without materialising the map."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""How far scores are from what they should add up to: one meaning for every method."""
+"""The completeness gap: the difference between the sum of the scores and the value that they should sum to."""
 
 from collections.abc import Iterable
 
@@ -10,6 +10,11 @@ from torch import Tensor
 def compute_completeness_gap(
     residual: Float[Tensor, "batch"], scores: "Iterable[Float[Tensor, 'batch *row unit']]"
 ) -> Float[Tensor, "batch"]:
-    """What the scores of all streams together miss, relative to the largest of them."""
-    every = torch.cat([part.double().flatten(1).abs().cpu() for part in scores], dim=1)
-    return residual.double().cpu().abs() / every.amax(1).clamp(min=1e-30)
+    """Return the absolute residual of each sample, relative to its largest score.
+
+    Args:
+        residual: The value minus the sum of the scores.
+        scores: The scores of each stream.
+    """
+    magnitudes = torch.cat([stream_scores.double().flatten(1).abs().cpu() for stream_scores in scores], dim=1)
+    return residual.double().cpu().abs() / magnitudes.amax(1).clamp(min=1e-30)

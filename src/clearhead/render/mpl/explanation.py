@@ -81,7 +81,7 @@ class Canvas:
 
 
 def get_main_axes(figure: Figure, user_axes: Axes | None = None) -> Axes:
-    """The first axes of a figure, or those that were given; a notebook shows the whole figure for them."""
+    """Return the user's axes, or the figure's first axes, set up so that a notebook displays the whole figure."""
     axes = user_axes or figure.axes[0]
     if user_axes is None and isinstance(figure, InlineFigure):
         axes._repr_png_ = figure._repr_png_  # type: ignore[attr-defined]

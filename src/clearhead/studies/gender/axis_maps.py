@@ -97,7 +97,7 @@ class AxisMaps:
 def compute_axis_maps(
     explainer: Explainer, directions: Directions, text: str, token: str | None = None, mask_index: int = 0
 ) -> AxisMaps:
-    """Compute the maps of one sentence.
+    """Compute layer × token maps of a sentence: scores on the axis, attention from the mask, gradient × input.
 
     Args:
         explainer: Explainer of a masked language model.
