@@ -63,8 +63,15 @@ Runnable = Callable[[], Any]
 class PerformanceBenchmark:
     """Measures ways in turn and keeps the rows."""
 
-    def __init__(self, device: str, path: Path | None, repeats: int, deadline: float, lengths: list[int]) -> None:
-        self.device, self.path, self.repeats, self.deadline, self.lengths = device, path, repeats, deadline, lengths
+    def __init__(self, chosen: argparse.Namespace) -> None:
+        self.device: str = chosen.device
+        self.path: Path | None = chosen.json
+        self.repeats: int = chosen.repeats
+        self.deadline = time.time() + 60 * chosen.minutes
+        self.lengths: list[int] = chosen.lengths
+        self.models: list[str] = chosen.models
+        self.methods: list[str] = chosen.methods
+        path = self.path
         self.rows: list[dict[str, Any]] = []
         before = json.loads(path.read_text()) if path is not None and path.exists() else {}
         self.notes = before.get("notes", [])
@@ -386,14 +393,16 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=MEASUREMENTS, default=list(MEASUREMENTS))
     parser.add_argument("--json", type=Path, help="output file for the rows, written as they are measured")
     parser.add_argument("--lengths", type=int, nargs="+", default=[], help="lengths of the part `length`; default: all")
+    parser.add_argument(
+        "--models", nargs="+", default=[], help="models of the parts `methods` and `first`; default: all"
+    )
+    parser.add_argument("--methods", nargs="+", default=[], help="methods of the part `methods`; default: all")
     parser.add_argument("--repeats", type=int, default=11, help="repeats of each implementation, alternating")
     parser.add_argument("--minutes", type=float, default=60, help="start no measurement after this time")
     parser.add_argument("--flash", action="store_true", help="use torch's flash attention instead of cuDNN's")
     parser.add_argument("--quick", action="store_true", help="smoke test with tiny models")
     chosen = parser.parse_args()
-    bench = PerformanceBenchmark(
-        chosen.device, chosen.json, chosen.repeats, time.time() + 60 * chosen.minutes, chosen.lengths
-    )
+    bench = PerformanceBenchmark(chosen)
     torch.backends.cuda.enable_cudnn_sdp(not chosen.flash)
     for part in chosen.parts:
         MEASUREMENTS[part](bench, chosen.quick)

@@ -154,6 +154,8 @@ def measure_methods(bench: "PerformanceBenchmark", quick: bool) -> None:
     cases += [("BERT-base", 1, 128, every_method)]
     model_name, model, explainer = "", None, None
     for name, batch, tokens, methods in cases:
+        if bench.models and name not in bench.models:
+            continue
         if name != model_name:
             model = explainer = None
             bench.free_memory()
@@ -164,6 +166,8 @@ def measure_methods(bench: "PerformanceBenchmark", quick: bool) -> None:
         assert explainer is not None
         inputs = make_inputs(model, batch, tokens)
         for method in methods:
+            if bench.methods and method not in bench.methods:
+                continue
             try:
                 plan = explainer.plan(inputs, method, batch_size=batch)
             except clearhead.UnsupportedError as error:
@@ -190,10 +194,10 @@ def measure_methods(bench: "PerformanceBenchmark", quick: bool) -> None:
             )
 
 
-def time_first_call(model_name: str, device: str, tiny: bool, explains: bool) -> float:
+def time_first_call(model_name: str, tokens: int, device: str, tiny: bool, explains: bool) -> float:
     """Seconds of the first explanation, or of the first plain pass, in this process."""
     model = MODELS[model_name](device, tiny)
-    inputs = make_inputs(model, 1, 128)
+    inputs = make_inputs(model, 1, tokens)
     if device == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -208,18 +212,20 @@ def time_first_call(model_name: str, device: str, tiny: bool, explains: bool) ->
 
 def measure_first_call(bench: "PerformanceBenchmark", quick: bool) -> None:
     """Measure first calls in processes of their own."""
-    for name in MODELS:
+    for name, tokens in (("Llama-8B", 128), ("Llama-8B", 512), ("ViT-B", 197), ("BERT-base", 128)):
+        if bench.models and name not in bench.models:
+            continue
         tiny = quick or (bench.device == "cpu" and name == "Llama-8B")
         seconds = {}
         for kind in ("plain", "explain"):
-            command = [sys.executable, __file__, name, bench.device, kind, *(["--tiny"] if tiny else [])]
+            command = [sys.executable, __file__, name, str(tokens), bench.device, kind, *(["--tiny"] if tiny else [])]
             finished = subprocess.run(command, capture_output=True, text=True, check=False)
             if finished.returncode:
                 print(f"{name} {kind}: {finished.stderr[-500:]}", flush=True)
                 break
             seconds[kind] = json.loads(finished.stdout.splitlines()[-1])
         else:
-            row = {"part": "first", "model": name, "tokens": 128, "batch": 1, "device": bench.device}
+            row = {"part": "first", "model": name, "tokens": tokens, "batch": 1, "device": bench.device}
             added = seconds["explain"] - seconds["plain"]
             bench.add_row({**row, "way": "plain", "seconds": seconds["plain"]})
             bench.add_row(
@@ -237,8 +243,11 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     parser = argparse.ArgumentParser(description="Print the seconds of one first call.")
     parser.add_argument("model", choices=MODELS)
+    parser.add_argument("tokens", type=int)
     parser.add_argument("device", choices=("cpu", "cuda"))
     parser.add_argument("kind", choices=("plain", "explain"))
     parser.add_argument("--tiny", action="store_true", help="a small model")
     chosen = parser.parse_args()
-    print(json.dumps(time_first_call(chosen.model, chosen.device, chosen.tiny, chosen.kind == "explain")))
+    print(
+        json.dumps(time_first_call(chosen.model, chosen.tokens, chosen.device, chosen.tiny, chosen.kind == "explain"))
+    )
