@@ -250,7 +250,7 @@ class ModelAdapter(ABC):
         return count_calls_from_config(self.model.config)
 
     def make_padded_batch(self, sample: Sample) -> dict[str, Any] | None:
-        """A batch like this sample's with padding in it, to test the recorder on; None where transformers' masks do."""
+        """Make a batch with padded rows for the self-test; None if an `attention_mask` is enough to make one."""
         return None
 
     def find_grad_input_names(self, batch: Mapping[str, Any]) -> tuple[str, ...]:

@@ -327,7 +327,7 @@ class GenerativeAdapter(ModelAdapter):
         return self.session.forward(batch).logits[0, 0].double()
 
     def make_causality_probe(self) -> tuple[Tensor, Tensor]:
-        """Two rows of ids that differ in the last alone."""
+        """Make two token sequences that differ only in their last token: a causal model has equal states before it."""
         ids = torch.arange(3, 9) % self.vocab_size
         other = ids.clone()
         other[-1] = (other[-1] + 1) % self.vocab_size

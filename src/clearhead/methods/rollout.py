@@ -149,7 +149,7 @@ class CrossStreamAttentionRollout(CrossStreamMethod):
         return {stream: MethodScores(stream_rows) for stream, stream_rows in rows.items()}
 
     def _compute_by_rows(self, maps: Sequence[StreamMap]) -> dict[str, StreamMatrix]:
-        """Compute the scores of encoder–decoders by products with rows and columns, without matrices R.
+        """Roll out encoder–decoders by vector–matrix products from the read-out rows, without a full matrix R.
 
         Rows are multiplied with R_qq from its last layer to its first, columns with R_ssᵀ from the first to the last.
         """

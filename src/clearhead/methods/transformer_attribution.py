@@ -83,7 +83,7 @@ class TransformerAttribution(ModifiedBackwardMethod):
         return added
 
     def _divide_by_row_sums(self, sums: Float[Tensor, "batch unit"]) -> None:
-        """Normalise everything accumulated so far by the row sums of this layer."""
+        """Row-normalise Ā of this layer: R·Ā/s divides what later layers have contributed by the row sums s, too."""
         self.relevance_rows = self.relevance_rows / sums[:, None]
         self.identity_rows = self.identity_rows / sums[:, None]
         self.call_scores = [contribution / sums[:, None, None] for contribution in self.call_scores]

@@ -66,7 +66,7 @@ def drop_special_and_rescale(scores: np.ndarray, units: Units, readout_weights: 
 
 
 def add_identity_and_drop_special(scores: np.ndarray, units: Units, readout_weights: Mapping[int, float]) -> np.ndarray:
-    """Add the identity that Generic Attention starts from, and drop special tokens."""
+    """Add each read-out unit's weight to its score (R starts as the identity), and set special units to NaN."""
     return drop_special(add_identity(scores, units, readout_weights), units, readout_weights)
 
 

@@ -219,6 +219,7 @@ _CONTRAST_TARGET_KINDS = ("contrast", "difference of scores")
 
 
 def _has_single_target(group: Sequence[AnyExplanation]) -> bool:
+    """Whether all explanations of a group are of the same target."""
     return len({str(explanation.target.get("name")) for explanation in group}) == 1
 
 
@@ -289,6 +290,7 @@ def _encode_lines(units: Units) -> list[list[list[Any]]]:
 
 
 def _encode_span(piece: Any) -> list[Any]:
+    """Encode a piece of the displayed text as [text, unit index or none, kind or none] for the page's renderer."""
     kind = "x" if piece.is_special else "h" if piece.is_empty else "u" if piece.is_unseen else None
     if kind:
         return [piece.text, piece.unit_index, kind]

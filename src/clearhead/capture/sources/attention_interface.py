@@ -590,7 +590,7 @@ def patched_attention(patch: PatchFunction) -> Iterator[None]:
 
 @contextmanager
 def replaced_attention_output(compute_output: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside the `with`, `compute_output(query)` replaces the attention in this thread; no call is captured."""
+    """Inside the `with`, every attention call of this thread returns `compute_output(query)`, and none is captured."""
     register_functions()
     outer_context = _thread_state.context
     _thread_state.context = None

@@ -85,6 +85,7 @@ def _get_reference_methods(method_run: MethodRun) -> list[ReferenceMethod]:
 
 
 def _get_reference_method(method_run: MethodRun) -> ReferenceMethod:
+    """Any instance of a DeepLIFT method on this batch, for options that all its streams share."""
     return cast(ReferenceMethod, method_run.any_instance)
 
 

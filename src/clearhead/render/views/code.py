@@ -1,4 +1,4 @@
-"""Plots of syntax in code models, for the renderer: attention by class and layer, who looks at whom, p, two groups."""
+"""View data of plots of syntax in code models: attention between syntax classes by layer, and tests of groups."""
 
 from typing import TYPE_CHECKING
 

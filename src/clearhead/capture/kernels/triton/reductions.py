@@ -1,4 +1,4 @@
-"""Reductions of attention maps with Triton: launches the kernels of `reduction_kernels.py`."""
+"""Weighted sums over the rows, columns or heads of attention maps, without the maps: launches the Triton kernels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
