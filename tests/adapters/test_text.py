@@ -203,7 +203,7 @@ def test_tokens_added_after_loading_are_used() -> None:
     ex = clearhead.load(model, tok)
     assert ex.explain("zebrafish").tokens[1] == "[UNK]"
     tok.add_tokens(["zebrafish"])
-    with pytest.raises(InputError, match=r"gives 'zebrafish' the id \d+, but the model's vocabulary has \d+ tokens"):
+    with pytest.raises(InputError, match=r"encodes 'zebrafish' as id \d+, but the model's vocabulary has \d+ tokens"):
         ex.explain("zebrafish")
     model.resize_token_embeddings(len(tok))
     assert ex.explain("zebrafish").tokens == clearhead.load(model, tok).explain("zebrafish").tokens

@@ -133,7 +133,7 @@ def test_public_calls_leave_model_unchanged(subject, implementation):
     user_model.assert_unchanged()
     assert clearhead.verify(applicable[0], ex, user_model.inputs[0]).ok
     user_model.assert_unchanged()
-    returns_attentions = ex.recorder.self_test.capture_source == "returned"
+    returns_attentions = ex.recorder.self_test.capture_source.name == "returned"
     ex.record(
         user_model.inputs,
         [

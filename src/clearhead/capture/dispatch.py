@@ -15,7 +15,7 @@ from clearhead.capture.attention.deferred import DeferredCall
 from clearhead.capture.attention.tiled import QKVGradients, TiledAttention, repeat_for_targets
 from clearhead.capture.attention.tiling import TORCH_TILES_NAME, TilingConfig
 from clearhead.capture.checks.self_test import CallSite
-from clearhead.capture.sources.attention_interface import CapturedCall
+from clearhead.capture.context import CapturedCall
 from clearhead.capture.tape import DIFFERENTIABLE_TENSORS, AttentionCall, Requirements
 from clearhead.errors import UnsupportedError
 
@@ -209,7 +209,7 @@ class CallDispatcher:
         if "output_projection" in self.requires:
             call.output_projection = detach_and_upcast(captured.output_projection)
         self.calls[call_index] = CapturedCall(
-            captured.module, captured.attention.new_empty(0, 0, 0, 0)
+            captured.module, captured.attention.new_empty(0, 0, 0, 0), captured.source
         )  # releases the maps
         self.on_call(call)
         if captured.gradient_buffer is not None and not self.keep_maps:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from clearhead.capture.activation_checkpointing import checkpointed_layers
 from clearhead.capture.attention.tiled import repeat_for_targets
 from clearhead.capture.attention.tiling import AttentionKernel, TilingConfig
+from clearhead.capture.attention_calls import capture_attention_calls
 from clearhead.capture.checks.detached_gradients import IgnoreDetachMode
 from clearhead.capture.checks.self_test import (
     CallSite,
@@ -25,6 +26,7 @@ from clearhead.capture.checks.self_test import (
     run_self_test,
     run_tiling_test,
 )
+from clearhead.capture.context import IMPLEMENTATION_NAME, CapturedCall
 from clearhead.capture.dispatch import (
     CallCallback,
     CallDispatcher,
@@ -39,7 +41,6 @@ from clearhead.capture.session import (
     register_contiguous_batchnorm_hooks,
     remove_hooks_on_exit,
 )
-from clearhead.capture.sources.attention_interface import IMPLEMENTATION_NAME, CapturedCall, capture_attention_calls
 from clearhead.capture.tape import (
     CALL_REQUIREMENTS,
     GRADIENT_SOURCES,
@@ -497,7 +498,7 @@ def _select_backward_nodes(
 
 
 def _register_gradient_hooks(dispatcher: CallDispatcher) -> list[torch.utils.hooks.RemovableHandle]:
-    """Register hooks on the tensors whose gradients the tiled attention does not deliver itself."""
+    """Register hooks that hand the dispatcher the gradients that calls require and tiled attention does not deliver."""
     return [
         node.register_hook(partial(dispatcher.on_gradient_hook, call_index, requirement))
         for call_index, requirement, node in dispatcher.find_gradient_sources()

@@ -1,5 +1,6 @@
 """Process-level behaviour of the command line: exit codes, one-line errors, warnings and interrupts."""
 
+import logging
 import os
 import signal
 import sys
@@ -42,12 +43,35 @@ def run_cli(app: typer.Typer, arguments: Sequence[str] | None = None) -> NoRetur
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    with warnings.catch_warnings(), _recorded_interrupts():
+    with warnings.catch_warnings(), _recorded_interrupts(), _logged_notes():
         warnings.simplefilter("ignore")  # warnings between libraries do not help the user of a command
         warnings.simplefilter("default", ClearheadWarning)
         warnings.showwarning = lambda message, *args, **kwargs: print_error(message, 0)  # type: ignore[assignment]
         code = _run_command(app, sys.argv[1:] if arguments is None else list(arguments))
     sys.exit(code)
+
+
+class _NoteHandler(logging.Handler):
+    """Prints what the package logs as notes on standard error; with --json nothing."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not CLI_STATE.prints_json:
+            print(f"note: {record.getMessage()}", file=sys.stderr)
+
+
+@contextmanager
+def _logged_notes() -> Iterator[None]:
+    """Inside the `with`, messages that the package logs at INFO or above are printed as notes."""
+    logger = logging.getLogger("clearhead")
+    handler = _NoteHandler(logging.INFO)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 @contextmanager

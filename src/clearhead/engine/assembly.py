@@ -366,7 +366,7 @@ def _build_certificate(result: TargetResult, request: BatchRequest, self_test: S
     return {
         "capture_error": self_test.capture_error,
         "rebuild_error": self_test.rebuild_error,
-        "recorder": self_test.capture_source,
+        "recorder": self_test.capture_source.name,
         "kernel": result.method_run.kernel_name,
         "readout": batch.adapter.readout,
         "readout_checked": request.readout_checks.get(id(target_function), False),

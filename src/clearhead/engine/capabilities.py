@@ -1,5 +1,7 @@
 """`ModelCapabilities`: what is known about a model: its self-test, which methods apply, which rows are read out."""
 
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -12,6 +14,7 @@ from clearhead.backward_rules.base import RuleSet
 from clearhead.capture.attention.tiling import TilingConfig
 from clearhead.capture.checks.self_test import SelfTest
 from clearhead.capture.recorder import Recorder
+from clearhead.capture.sources.returned_attentions import RETURNED_ATTENTIONS
 from clearhead.capture.tape import GRADIENT_SOURCES, UNIT_ALIGNED_REQUIREMENTS
 from clearhead.engine.attention_mode import MAX_FULL_LENGTH, compute_max_length, find_rows_with_gradient
 from clearhead.engine.passes import STRATEGIES
@@ -22,6 +25,11 @@ from clearhead.targets import Target
 
 if TYPE_CHECKING:
     from clearhead.engine.passes.modified_backward import RuleTrial
+
+logger = logging.getLogger("clearhead")
+
+#: A self-test that takes at least this long is reported to the user, who waits for it.
+MIN_REPORTED_SECONDS = 1.0
 
 
 class ModelCapabilities:
@@ -70,7 +78,9 @@ class ModelCapabilities:
                     sample = self.adapter.make_samples(self.adapter.make_example_input(), InputOptions())[0]
                 batch = TargetBatch(self.adapter, [sample], [[Target(lambda output: output)]])
                 padded_inputs = self.adapter.make_padded_batch(sample)
+                start = time.perf_counter()
                 self.recorder.run_self_test(batch.model_inputs, batch.leaves, padded_inputs)
+                _log_check_time(time.perf_counter() - start)
                 self.test_sample = sample
                 self.test_batch = batch
                 self._is_tested = True
@@ -109,8 +119,8 @@ class ModelCapabilities:
 
     def _find_missing_tensors_reason(self, method: Method) -> str | None:
         """Return why tensors that a method requires cannot be recorded."""
-        needs_interface = method.declaration.requires & {"values", "output_projection"}
-        if self._self_test.capture_source != "interface" and needs_interface:
+        needs_computation = method.declaration.requires & {"values", "output_projection"}
+        if needs_computation and not self._self_test.capture_source.shows_computation:
             return (
                 f"{self.adapter.model_class_name} ignores transformers' attention interface, so its values cannot be "
                 "recorded"
@@ -207,7 +217,7 @@ class ModelCapabilities:
         readout_rows = set(rows)
         if not used_rows and not readout_rows:  # nothing reads the last layer of this stream, as the adapter says
             return True
-        if not used_rows and self_test.capture_source == "returned":
+        if not used_rows and self_test.capture_source is RETURNED_ATTENTIONS:
             raise UnsupportedError(
                 f"the target of {self.adapter.model_class_name} does not depend on the attention that it returns: it "
                 "returns a copy"
@@ -223,6 +233,12 @@ class ModelCapabilities:
                 "a row"
             )
         return bool(used_rows)
+
+
+def _log_check_time(seconds: float) -> None:
+    """Log how long the self-test took, which makes the first explanation slower than later ones."""
+    level = logging.INFO if seconds >= MIN_REPORTED_SECONDS else logging.DEBUG
+    logger.log(level, "checking the model: %.1f s (once after loading)", seconds)
 
 
 def _find_missing_package(method: Method) -> str | None:

@@ -18,11 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from clearhead.capture.attention_calls import capture_attention_calls
 from clearhead.capture.checks.self_test import SelfTest
+from clearhead.capture.context import CapturedCall
 from clearhead.capture.recorder import Recorder
 from clearhead.capture.session import remove_hooks_on_exit
-from clearhead.capture.sources.attention_interface import CapturedCall, capture_attention_calls, patched_attention
+from clearhead.capture.sources.attention_interface import patched_attention
+from clearhead.capture.sources.base import CaptureSource
 from clearhead.capture.sources.custom_modules import replaced_custom_attention
+from clearhead.capture.sources.returned_attentions import RETURNED_ATTENTIONS
 from clearhead.capture.tape import Requirements
 from clearhead.capture.topology import ModelTopology
 from clearhead.errors import InputError, UnsupportedError
@@ -193,9 +197,9 @@ class _SoftmaxPatchMode(TorchFunctionMode):
 
 
 @contextmanager
-def _applied_patches(topology: ModelTopology, capture_source: str, patcher: _Patcher) -> Iterator[None]:
+def _applied_patches(topology: ModelTopology, capture_source: CaptureSource, patcher: _Patcher) -> Iterator[None]:
     """Apply patches inside the `with`, where the model's attention is captured."""
-    if capture_source != "returned":
+    if capture_source is not RETURNED_ATTENTIONS:
         with patched_attention(patcher.patch_call), replaced_custom_attention(patcher.patch_with_inferred_mask):
             yield
         return

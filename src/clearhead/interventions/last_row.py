@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from clearhead.capture.context import IMPLEMENTATION_NAME
 from clearhead.capture.recorder import Recorder
 from clearhead.capture.session import remove_hooks_on_exit, switched_attention_implementation
-from clearhead.capture.sources.attention_interface import IMPLEMENTATION_NAME, replaced_attention_output
+from clearhead.capture.sources.attention_interface import replaced_attention_output
 from clearhead.capture.tape import resolve_requirements
 from clearhead.interventions.attention_patch import AttentionPatch, AttentionWeights, VisibleKeys, run_patched_forward
 

@@ -350,7 +350,7 @@ def has_last_row_shortcut(context: ProbeContext) -> bool:
     return (
         isinstance(context.adapter, TextClassificationAdapter | MaskedLMAdapter | CausalLMAdapter)
         and all("input_ids" in sample.inputs for sample in context.samples)
-        and context.self_test.capture_source == "interface"
+        and context.self_test.capture_source.shows_computation
     )
 
 

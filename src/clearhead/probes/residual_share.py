@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from clearhead.capture.context import CapturedCall
 from clearhead.capture.session import remove_hooks_on_exit
-from clearhead.capture.sources.attention_interface import CapturedCall
 from clearhead.capture.tape import resolve_requirements
 from clearhead.errors import UnsupportedError
 from clearhead.probes.base import ProbeBatch, ProbeContext, Progress
@@ -58,7 +58,7 @@ def run_skips_probe(
         UnsupportedError: The model's values cannot be recorded, or it cannot be probed.
     """
     context = ProbeContext(explainer, inputs, target)
-    if context.self_test.capture_source != "interface":
+    if not context.self_test.capture_source.shows_computation:
         raise UnsupportedError(
             f"{context.adapter.name} does not use transformers' attention interface: its values cannot be recorded"
         )

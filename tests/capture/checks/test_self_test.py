@@ -10,7 +10,8 @@ import transformers
 from torch import nn
 
 import clearhead
-from clearhead.capture.sources.attention_interface import IMPLEMENTATION_NAME, register_functions
+from clearhead.capture.context import IMPLEMENTATION_NAME
+from clearhead.capture.sources.attention_interface import register_functions
 from tests.architectures.tiny_models import build
 from tests.models import TEXTS, text_model
 
@@ -54,7 +55,7 @@ def modelling_module():
 def test_supported_model_passes_self_test():
     ex = clearhead.load(text_model("bert"))
     e = ex.explain(TEXTS[0])
-    assert ex.recorder.self_test.capture_source == e.certificate["recorder"] == "interface"
+    assert ex.recorder.self_test.capture_source.name == e.certificate["recorder"] == "interface"
     assert ex.recorder.self_test.num_calls == 3
     assert e.certificate["capture_error"] < 1e-12 and e.certificate["rebuild_error"] < 1e-12
 

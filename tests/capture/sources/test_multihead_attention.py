@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clearhead.capture.sources.attention_interface import CapturedCall, capture_attention_calls
-from clearhead.capture.sources.custom_modules import find_custom_forward
+from clearhead.capture.attention_calls import capture_attention_calls
+from clearhead.capture.context import CapturedCall
+from clearhead.capture.sources.custom_modules import CUSTOM_MODULES, find_custom_forward
 from clearhead.capture.topology import ModelTopology
 from clearhead.errors import UnsupportedError
 
@@ -79,7 +80,11 @@ def assert_captured(module: nn.MultiheadAttention, *args: Any, **kwargs: Any) ->
         torch.testing.assert_close(returned, weights, rtol=0, atol=1e-12)
     batched = per_head if per_head.dim() == 4 else per_head[None]
     torch.testing.assert_close(call.attention, batched, rtol=0, atol=1e-12)
-    assert call.is_custom and call.values is not None and call.values.shape[:3] == (len(batched), HEADS, KEYS)
+    assert (
+        call.source is CUSTOM_MODULES
+        and call.values is not None
+        and call.values.shape[:3] == (len(batched), HEADS, KEYS)
+    )
     return call
 
 

@@ -259,7 +259,7 @@ class QwenGridLayout(ImageTokenLayout):
 
 
 class NoGeometryLayout(ImageTokenLayout):
-    """Placeholders that stand for no single part of the picture: they have numbers, and no map."""
+    """Image tokens without a position in the image, such as learned queries: they are numbered, and no map is drawn."""
 
     input_names: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_attention_mask")
     zero_is_padding = True
@@ -277,6 +277,7 @@ class NoGeometryLayout(ImageTokenLayout):
     def make_display_image(
         self, inputs: Mapping[str, Tensor], processor: Any
     ) -> UInt8[np.ndarray, "height width 3"] | None:
+        """Return None: scores of tokens without a position cannot be drawn on an image."""
         return None
 
     def group_pixels_by_unit(

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.capture.session import remove_hooks_on_exit
-from clearhead.capture.sources.custom_modules import find_custom_modules
+from clearhead.capture.sources.custom_modules import CUSTOM_MODULES, find_custom_modules
 from clearhead.capture.topology import ModelTopology
 from clearhead.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from clearhead.capture.checks.self_test import CallSite
-    from clearhead.capture.sources.attention_interface import CapturedCall
+    from clearhead.capture.context import CapturedCall
 
 #: Class names of attention modules, and of modules that only have the word in their name.
 _ATTENTION_PATTERN = re.compile(r"attention|attn", re.IGNORECASE)
@@ -61,7 +61,7 @@ def check_custom_attention(
     if is_non_transformers_model(topology):
         _check_all_called(topology, calls, unregistered)
     else:
-        calls = [call for call in calls if call.is_custom]
+        calls = [call for call in calls if call.source is CUSTOM_MODULES]
     for call in calls:
         _check_probabilities(model, call)
     _check_output_depends_on_attention(model, calls, output, tolerance)

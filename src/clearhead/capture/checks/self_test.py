@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from clearhead.capture.attention_calls import find_capture_source
 from clearhead.capture.checks.custom_attention import (
     check_custom_attention,
     is_non_transformers_model,
@@ -15,8 +16,11 @@ from clearhead.capture.checks.custom_attention import (
 )
 from clearhead.capture.checks.detached_gradients import detaches_gradients
 from clearhead.capture.checks.token_mixing import mixes_tokens_outside_attention
+from clearhead.capture.context import IMPLEMENTATION_NAME, CapturedCall
 from clearhead.capture.session import remove_hooks_on_exit
-from clearhead.capture.sources.attention_interface import IMPLEMENTATION_NAME, CapturedCall
+from clearhead.capture.sources.base import CaptureSource
+from clearhead.capture.sources.custom_modules import CUSTOM_MODULES
+from clearhead.capture.sources.returned_attentions import RETURNED_ATTENTIONS
 from clearhead.capture.topology import ModelTopology
 from clearhead.errors import UnsupportedError
 
@@ -54,8 +58,7 @@ class SelfTest:
     """Result of the self-test of a model.
 
     Attributes:
-        capture_source: How calls are captured: through transformers' attention interface, through the attention that
-            modules return, or through registered functions.
+        capture_source: How calls are captured; of several sources, the one that shows least of a call.
         implementation: The attention implementation to switch to during a captured pass.
         capture_error: Largest relative difference of the logits.
         rebuild_error: Largest relative difference between attention outputs and A·V; None if outputs are unknown.
@@ -65,7 +68,7 @@ class SelfTest:
         has_unit_vectors: Whether layers pass on one vector for each unit.
     """
 
-    capture_source: Literal["interface", "returned", "registered"]
+    capture_source: CaptureSource
     implementation: str
     capture_error: float
     rebuild_error: float | None
@@ -126,12 +129,12 @@ def run_self_test(
     _check_call_count(model, calls, num_expected_calls)
     rebuild_error = _check_rebuilt_outputs(model, calls)
     switched_forward = partial(forward, implementation=implementation)
-    if is_non_transformers_model(topology) or any(call.is_custom for call in calls):
+    if is_non_transformers_model(topology) or any(call.source is CUSTOM_MODULES for call in calls):
         for batch in (inputs, padded_inputs):
             if batch is not None:
                 tolerance = _get_tolerance(calls[0].attention)
                 check_custom_attention(topology, switched_forward, batch, locate_calls, tolerance)
-    if any(call.output is None and not call.is_custom for call in calls):
+    if any(call.source is RETURNED_ATTENTIONS for call in calls):
         _check_returned_attention(model, switched_forward, inputs)
     capture_error = _check_logits(topology, switched_forward, inputs)
     if rebuild_error is not None:
@@ -144,7 +147,7 @@ def run_self_test(
     is_detaching = detaches_gradients(switched_forward, inputs, _select_comparison_tensor)
     calls_with_layer_io = switched_forward(inputs, requires=frozenset({"attention", "block_input"}))[1]
     return SelfTest(
-        capture_source=_find_capture_source(calls),
+        capture_source=find_capture_source(calls),
         implementation=implementation,
         capture_error=capture_error,
         rebuild_error=rebuild_error,
@@ -174,7 +177,7 @@ def run_tiling_test(
     Raises:
         UnsupportedError: The logits differ, or the model cannot be captured tile by tile.
     """
-    if self_test.capture_source != "interface":
+    if not self_test.capture_source.shows_computation:
         raise UnsupportedError(
             f"{type(topology.model).__name__} ignores transformers' attention interface, so its attention cannot be "
             "computed tile by tile: only materialised maps can be captured"
@@ -192,15 +195,6 @@ def _has_unit_vectors(calls: Sequence[CapturedCall]) -> bool:
         if layer_input.dim() != 3 or len(layer_input) != batch or layer_input.shape[1] not in lengths:
             return False
     return True
-
-
-def _find_capture_source(calls: Sequence[CapturedCall]) -> Literal["interface", "returned", "registered"]:
-    """How calls were captured; of several sources, the one that gives the least information."""
-    if all(call.output is not None for call in calls):
-        return "interface"
-    if all(call.is_custom or call.output is not None for call in calls):
-        return "registered"
-    return "returned"
 
 
 def _find_implementation(

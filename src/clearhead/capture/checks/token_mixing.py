@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.capture.context import CapturedCall
 from clearhead.capture.layers import LayerRecorder
 from clearhead.capture.session import remove_hooks_on_exit
-from clearhead.capture.sources.attention_interface import CapturedCall
 from clearhead.capture.topology import ModelTopology
 
 #: Largest gradient that counts as zero, relative to the largest of all positions.

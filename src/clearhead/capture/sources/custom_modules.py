@@ -4,17 +4,16 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from clearhead.capture.context import CaptureContext, suspended_capture
+from clearhead.capture.sources.base import CaptureSource
 from clearhead.capture.topology import ModelTopology
 from clearhead.errors import InputError, UnsupportedError
-
-if TYPE_CHECKING:
-    from clearhead.capture.sources.attention_interface import CaptureContext
 
 #: Result of a registered function: the module's output, its attention (batch head query key) and, if any, its values.
 CustomAttentionResult = tuple[Any, Tensor] | tuple[Any, Tensor, Tensor]
@@ -79,45 +78,48 @@ def find_custom_modules(topology: ModelTopology) -> dict[str, nn.Module]:
     return {name: module for name, module in custom.items() if id(module) not in nested_ids}
 
 
-@contextmanager
-def captured_custom_modules(topology: ModelTopology, context: "CaptureContext") -> Iterator[None]:
-    """Inside the `with`, registered functions replace the forward of their modules in this thread's pass.
+class CustomModules(CaptureSource):
+    """Replaces the forward of modules that have a registered function by this function."""
 
-    Raises:
-        UnsupportedError: The forward of a module has already been replaced on the instance.
-    """
-    replaced: list[tuple[nn.Module, str, Any]] = []
-    try:
-        for name, module in find_custom_modules(topology).items():
-            # accelerate sets a forward on the instance that moves tensors between devices and calls `_old_forward`
-            attribute = "_old_forward" if "_old_forward" in module.__dict__ else "forward"
-            instance_forward = module.__dict__.get(attribute)
-            if instance_forward is not None and attribute == "forward":
-                raise UnsupportedError(
-                    f"{context.model_name}: the forward of {name} was replaced on the module itself, or another pass "
-                    "is capturing it, so the registered function cannot replace it"
-                )
-            module.__dict__[attribute] = partial(_run_custom_forward, module, context)
-            replaced.append((module, attribute, instance_forward))
-        has_fast_path = any(issubclass(cls, nn.TransformerEncoderLayer) for cls in topology.module_classes)
-        with _DisableEncoderFastPath() if has_fast_path else nullcontext():
-            yield
-    finally:
-        for module, attribute, instance_forward in replaced:
-            del module.__dict__[attribute]
-            if instance_forward is not None:
-                module.__dict__[attribute] = instance_forward
+    name = "registered"
+
+    @contextmanager
+    def capturing(self, context: CaptureContext) -> Iterator[None]:
+        replaced: list[tuple[nn.Module, str, Any]] = []
+        try:
+            for name, module in find_custom_modules(context.topology).items():
+                # accelerate sets a forward on the instance that moves tensors between devices and calls `_old_forward`
+                attribute = "_old_forward" if "_old_forward" in module.__dict__ else "forward"
+                instance_forward = module.__dict__.get(attribute)
+                if instance_forward is not None and attribute == "forward":
+                    raise UnsupportedError(
+                        f"{context.model_name}: the forward of {name} was replaced on the module itself, or another "
+                        "pass is capturing it, so the registered function cannot replace it"
+                    )
+                module.__dict__[attribute] = partial(_run_custom_forward, module, context)
+                replaced.append((module, attribute, instance_forward))
+            has_fast_path = any(issubclass(cls, nn.TransformerEncoderLayer) for cls in context.topology.module_classes)
+            with _DisableEncoderFastPath() if has_fast_path else nullcontext():
+                yield
+        finally:
+            for module, attribute, instance_forward in replaced:
+                del module.__dict__[attribute]
+                if instance_forward is not None:
+                    module.__dict__[attribute] = instance_forward
 
 
-def _run_custom_forward(module: nn.Module, context: "CaptureContext", *args: Any, **kwargs: Any) -> Any:
+CUSTOM_MODULES = CustomModules()
+
+
+def _run_custom_forward(module: nn.Module, context: CaptureContext, *args: Any, **kwargs: Any) -> Any:
     """Run the registered function in place of the module's forward, and record its attention."""
     attend = find_custom_forward(type(module))
     if attend is None or not context.is_active:
         return type(module).forward(module, *args, **kwargs)
-    with context.suspended():  # attention modules inside of this one are not captured by themselves
+    with suspended_capture():  # attention modules inside of this one are not captured by themselves
         attend_result = _compute_custom_attention(attend, module, *args, **kwargs)
     attention, values = _check_attention_result(attend_result, module, context)
-    context.record_call(module, attention, values, is_custom=True)
+    context.record_call(CUSTOM_MODULES, module, attention, values)
     return context.maybe_zero_output(attend_result[0])
 
 
@@ -182,7 +184,7 @@ _RESULT_SHAPES = {"attention": "batch × head × query × key", "values": "batch
 
 
 def _check_attention_result(
-    attend_result: Any, module: nn.Module, context: "CaptureContext"
+    attend_result: Any, module: nn.Module, context: CaptureContext
 ) -> tuple[Tensor, Tensor | None]:
     """Return attention and, if any, values of a registered function's result; raise an error if a shape is wrong."""
     function = f"the function registered for {type(module).__name__} ({context.get_module_name(module)})"

@@ -5,34 +5,41 @@ Switching their implementation silently does nothing; but the attention weights 
 """
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from clearhead.capture.topology import ModelTopology
+from clearhead.capture.context import CaptureContext
+from clearhead.capture.session import remove_hooks_on_exit
+from clearhead.capture.sources.base import CaptureSource
 
-if TYPE_CHECKING:
-    from clearhead.capture.sources.attention_interface import CaptureContext
 
+class ReturnedAttentions(CaptureSource):
+    """Hooks that request and capture the attention of each innermost attention module.
 
-def register_output_hooks(topology: ModelTopology, context: "CaptureContext") -> list[RemovableHandle]:
-    """Register hooks that request and capture the attention of each innermost attention module.
-
-    Calls that the attention interface has captured are skipped. The caller removes the hooks.
+    Calls that another source has captured are skipped.
     """
-    handles: list[RemovableHandle] = []
-    for module in topology.attention_modules:
-        hook = _OutputAttentionsHook(module, context)
-        handles.append(module.register_forward_pre_hook(hook.pre_forward_hook, with_kwargs=True))
-        handles.append(module.register_forward_hook(hook.forward_hook))
-    return handles
+
+    name = "returned"
+
+    def capturing(self, context: CaptureContext) -> AbstractContextManager[None]:
+        handles: list[RemovableHandle] = []
+        for module in context.topology.attention_modules:
+            hook = _OutputAttentionsHook(module, context)
+            handles.append(module.register_forward_pre_hook(hook.pre_forward_hook, with_kwargs=True))
+            handles.append(module.register_forward_hook(hook.forward_hook))
+        return remove_hooks_on_exit(handles)
+
+
+RETURNED_ATTENTIONS = ReturnedAttentions()
 
 
 class _OutputAttentionsHook:
     """Forward hooks of one attention module."""
 
-    def __init__(self, module: nn.Module, context: "CaptureContext") -> None:
+    def __init__(self, module: nn.Module, context: CaptureContext) -> None:
         self.context = context
         names = list(inspect.signature(module.forward).parameters)
         self.argument_index: int | None = None
@@ -55,7 +62,7 @@ class _OutputAttentionsHook:
         return args, {**kwargs, "output_attentions": True}
 
     def forward_hook(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Record the returned attention, unless the attention interface has already captured this call."""
+        """Record the returned attention, unless another source has already captured this call."""
         is_captured = self.context.call_counts[id(module)] > self.previous_call_count
         if not self.context.is_active or is_captured or not isinstance(output, tuple | list):
             return None
@@ -65,9 +72,9 @@ class _OutputAttentionsHook:
         if self.added_request and len(maps) > 1 and output[-1] is maps[-1]:
             # T5 in transformers 5.0 also returns its position bias, which looks like a map, and, if requested, its
             # attention after it. Its stack expects as many outputs as it requested, so the attention is removed.
-            self.context.record_call(module, maps[-1])
+            self.context.record_call(RETURNED_ATTENTIONS, module, maps[-1])
             return self.context.maybe_zero_output(output[:-1])
-        self.context.record_call(module, maps[0])
+        self.context.record_call(RETURNED_ATTENTIONS, module, maps[0])
         if self.context.zero_attention:
             return self.context.maybe_zero_output(output)
         return None

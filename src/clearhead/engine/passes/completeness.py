@@ -1,4 +1,4 @@
-"""The completeness gap: the difference between the sum of the scores and the value that they should sum to."""
+"""The relative completeness gap: |value − Σ scores| divided by the largest score, for certificates."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Figures of an axis such as gender: layer × token maps, accuracy by layer, cosine similarity, ablation."""
+"""Figures of an axis such as gender: layer × token maps, accuracy by layer, distance of maps against chance."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
