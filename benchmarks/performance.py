@@ -71,6 +71,7 @@ class PerformanceBenchmark:
         self.lengths: list[int] = chosen.lengths
         self.models: list[str] = chosen.models
         self.methods: list[str] = chosen.methods
+        self.steps: int | None = chosen.steps
         path = self.path
         self.rows: list[dict[str, Any]] = []
         before = json.loads(path.read_text()) if path is not None and path.exists() else {}
@@ -397,6 +398,7 @@ def main() -> None:
         "--models", nargs="+", default=[], help="models of the parts `methods` and `first`; default: all"
     )
     parser.add_argument("--methods", nargs="+", default=[], help="methods of the part `methods`; default: all")
+    parser.add_argument("--steps", type=int, help="steps of the path methods of the part `methods`; default: their own")
     parser.add_argument("--repeats", type=int, default=11, help="repeats of each implementation, alternating")
     parser.add_argument("--minutes", type=float, default=60, help="start no measurement after this time")
     parser.add_argument("--flash", action="store_true", help="use torch's flash attention instead of cuDNN's")

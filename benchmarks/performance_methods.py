@@ -168,8 +168,11 @@ def measure_methods(bench: "PerformanceBenchmark", quick: bool) -> None:
         for method in methods:
             if bench.methods and method not in bench.methods:
                 continue
+            configured = clearhead.Method(method)
+            if bench.steps is not None and "steps" in configured.option_names(method):
+                configured = clearhead.Method(method, steps=bench.steps)
             try:
-                plan = explainer.plan(inputs, method, batch_size=batch)
+                plan = explainer.plan(inputs, configured, batch_size=batch)
             except clearhead.UnsupportedError as error:
                 print(f"{name}: {error}", flush=True)
                 continue
@@ -177,17 +180,23 @@ def measure_methods(bench: "PerformanceBenchmark", quick: bool) -> None:
             limit = MAX_RATIOS.get((name, tokens), {}).get(method)
             runs: dict[str, Callable[[], Any]] = {
                 "plain": partial(run_plain_passes, model, inputs, plan),
-                label: partial(explainer.explain, inputs, method, batch_size=batch),
+                label: partial(explainer.explain, inputs, configured, batch_size=batch),
             }
-            if batch == 1 and method in LIBRARY_METHODS:
+            if batch == 1 and method in LIBRARY_METHODS and bench.steps is None:
                 package, library_label, run_library = LIBRARY_METHODS[method]
                 rows = max((count.rows for batch_plan in plan for count in batch_plan.counts), default=1)
                 if is_installed(package):
                     runs[library_label] = partial(run_library, model, inputs, rows)
-            cost = str(clearhead.Method(method).cost)
+            cost = str(configured.cost)
             bench.compare(
                 "methods",
-                {"model": model_label, "tokens": tokens, "batch": batch, "method": method, "passes": cost},
+                {
+                    "model": model_label,
+                    "tokens": tokens,
+                    "batch": batch,
+                    "method": method,
+                    "passes": str(configured.cost),
+                },
                 runs,
                 {} if limit is None or on_cpu else {label: limit},
                 max_seconds=40,
