@@ -190,13 +190,7 @@ def measure_methods(bench: "PerformanceBenchmark", quick: bool) -> None:
             cost = str(configured.cost)
             bench.compare(
                 "methods",
-                {
-                    "model": model_label,
-                    "tokens": tokens,
-                    "batch": batch,
-                    "method": method,
-                    "passes": str(configured.cost),
-                },
+                {"model": model_label, "tokens": tokens, "batch": batch, "method": method, "passes": cost},
                 runs,
                 {} if limit is None or on_cpu else {label: limit},
                 max_seconds=40,

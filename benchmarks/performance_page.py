@@ -1,6 +1,6 @@
 """Write docs/performance.md and docs/performance.svg from the results of `performance.py` and `performance_kernels.py`.
 
-python benchmarks/performance_page.py benchmarks/results/{cpu,h200,h200-kernels}.json
+python benchmarks/performance_page.py benchmarks/results/{cpu,h200,h200-methods,h200-kernels}.json
 """
 
 import argparse
@@ -45,6 +45,16 @@ KERNELS_NOTE = """\
 Time of one layer's reductions, as a fraction of flash attention's forward and backward (bfloat16, causal). *Backward
 with row push* is clearhead's kernel: gradients and a row push from the same tiles, used from 2,048 tokens."""
 
+METHODS_NOTE = """\
+**Plain** is here as many forward passes and gradients of one logit as `ex.plan` lists for the method, on as many rows,
+in batches of the same size, by the model's own attention. Other libraries ran in the same process, with as many rows
+together; their ratio is to the same plain passes."""
+
+FIRST_CALL_NOTE = """\
+Each line is a process of its own: the seconds of the first explanation (`generic`) after the model was made, and of the
+model's own first forward pass and gradient. The difference is what checking the model, importing and compiling takes;
+it is logged as "checking the model" from one second on."""
+
 TRAINED_MODEL_NOTE = """\
 zoo:recall-4k at 4,096 tokens, whose attention is sharp: the largest difference of a score, relative to the largest
 score, over eight lists. *Same pass*: from the same queries, keys, values and gradients, so that only reductions can
@@ -82,6 +92,9 @@ def render_requirements(rows: list[ResultRow]) -> str:
         if row["part"] == "exact":
             found, bar, held = f"{row['error']:.1e}", f"≤ {row['bar']:.0e}", row["error"] <= row["bar"]
             what += f", {row['dtype']}" + (" against float64" if "against" not in row["way"] else "")
+        elif row["part"] == "first":
+            what = "first explanation, " + what
+            found, bar, held = f"+ {row['added']:.1f} s", f"≤ plain + {row['bar']:.0f} s", row["added"] <= row["bar"]
         elif row["part"] == "throughput":
             found, bar = f"{1 / row['ratio']:.2f} ×", f"≥ {1 / row['bar']:.1f} × the reference's throughput"
             held = row["ratio"] <= row["bar"]
@@ -142,6 +155,49 @@ def render_measurements(rows: list[ResultRow], part: str) -> str:
     return render_table(
         ["device", "model", "tokens", "batch", "implementation", seconds, ratio, "peak memory", "kernel"], lines
     )
+
+
+def render_methods(rows: list[ResultRow]) -> str:
+    """The cost of each method against the passes of its plan, one line per model and method, beside other libraries."""
+    groups: dict[tuple[Any, ...], list[ResultRow]] = {}
+    for row in rows:
+        if row["part"] == "methods":
+            key = tuple(row[name] for name in ("device", "model", "tokens", "batch", "method", "passes"))
+            groups.setdefault(key, []).append(row)
+    lines = []
+    for (device, model, tokens, batch, method, passes), (plain, *others) in groups.items():
+        lines += [
+            [
+                device,
+                f"{model}, {batch} × {tokens:,}",
+                row["way"].removeprefix("clearhead "),
+                passes if row["way"] == f"clearhead {method}" else "",
+                format_number(plain.get("seconds"), " s"),
+                row["failed"][:60] if "failed" in row else format_number(row["seconds"], " s"),
+                "–" if "failed" in row else f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})",
+                format_number(row.get("memory ratio")),
+            ]
+            for row in others
+        ]
+    head = ["device", "model, inputs × tokens", "implementation", "passes", "plain", "time", "× plain", "× its memory"]
+    return render_table(head, lines)
+
+
+def render_first_calls(rows: list[ResultRow]) -> str:
+    """The first explanation of a process, beside the model's own first pass in another one."""
+    lines = [
+        [
+            row["device"],
+            row["model"],
+            f"{row['tokens']:,}",
+            row["way"],
+            format_number(row["seconds"], " s"),
+            format_number(row.get("added"), " s"),
+        ]
+        for row in rows
+        if row["part"] == "first"
+    ]
+    return render_table(["device", "model", "tokens", "implementation", "time", "more than plain"], lines)
 
 
 def render_errors_by_method(rows: list[ResultRow]) -> str:
@@ -227,7 +283,7 @@ def main() -> None:
             rows += found["rows"]
             notes += found.get("notes", [])  # written by hand
             where = found["rows"][0]["device"]
-            machines[where] = describe_machine(found["machine"] | {"where": where})
+            machines.setdefault(where, describe_machine(found["machine"] | {"where": where}))
     page = [INTRODUCTION, *(f"- **{device}**: {text}" for device, text in machines.items()), ""]
     page += ["## Targets and measurements", "", render_requirements(rows)]
     page += ["## Notes on these runs", "", *(f"- {note}" for note in notes), ""] if notes else []
@@ -242,6 +298,10 @@ def main() -> None:
         if any(row["part"] == part for row in rows):
             page += [f"## {title}", "", render_measurements(rows, part)]
             page += ["![seconds against tokens](performance.svg)", ""] if part == "length" else []
+    if any(row["part"] == "methods" for row in rows):
+        page += ["## Every method against the passes of its plan", "", METHODS_NOTE, "", render_methods(rows)]
+    if any(row["part"] == "first" for row in rows):
+        page += ["## The first explanation of a process", "", FIRST_CALL_NOTE, "", render_first_calls(rows)]
     trained = [row for row in rows if "by method" in row]
     if trained:
         page += ["## Numerical error on a trained model", "", TRAINED_MODEL_NOTE, "", render_errors_by_method(trained)]
