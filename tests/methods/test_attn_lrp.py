@@ -21,12 +21,16 @@ PROMPTS = decoders.PROMPTS[:2]
 ROTARY_TOLERANCE = 1e-6
 
 
-def test_text_scores_equal_reference_implementation() -> None:
+@pytest.mark.parametrize("profile", [None, "lxt"])
+def test_text_scores_equal_reference_implementation(profile: str | None) -> None:
+    """The profile of the authors' code has the Jacobian of the softmax itself."""
     ex, texts = replica_comparison.explainer("bert/classify"), models.inputs("bert/classify")
     model = ex.adapter.model
-    for e, text in zip(ex.explain(texts, "attn-lrp", target=2), texts, strict=True):
+    for e, text in zip(ex.explain(texts, "attn-lrp", target=2, profile=profile), texts, strict=True):
         vectors = model.get_input_embeddings()(replica_comparison.model_inputs("bert/classify", text)["input_ids"])[0]
-        assert replica_comparison.gap(e.scores, replica.scores(model, replica.bert, vectors, 2)) < 1e-10
+        assert (
+            replica_comparison.gap(e.scores, replica.scores(model, replica.bert, vectors, 2, profile is None)) < 1e-10
+        )
 
 
 def test_image_scores_equal_reference_implementation() -> None:

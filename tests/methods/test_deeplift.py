@@ -258,31 +258,33 @@ def test_equals_reference_implementation() -> None:
             assert replica_comparison.gap(e.scores, expected) < 1e-10
 
 
-@pytest.mark.parametrize(("steady", "threshold"), [(True, replica.FAR), (False, math.inf)], ids=["steady", "plain"])
-def test_distant_inputs_equal_reference_implementation(steady: bool, threshold: float) -> None:
+@pytest.mark.parametrize(
+    ("form", "threshold"), [("path", replica.FAR), ("stabilised", replica.FAR), ("closed", math.inf)]
+)
+def test_distant_inputs_equal_reference_implementation(form: str, threshold: float) -> None:
     """On the BERT of the parity fixtures, whose weights are large."""
     ex, inputs = parity.explainer("bert"), parity.bert_inputs("case0")
     table = ex.adapter.model.get_input_embeddings().weight.detach().numpy()
     x = table[inputs["input_ids"][0][inputs["attention_mask"][0] > 0]]
     for method in ("deeplift", "deeplift-shap"):
         options = {"baseline": "zero"} if method == "deeplift" else {"baselines": ("zero",)}
-        e = ex.explain(inputs, Method(method, steady=steady, **options))
-        expected = replica.scores(ex.adapter.model, x, np.zeros_like(x), e.target["index"], threshold)
+        e = ex.explain(inputs, Method(method, rules=form, **options))
+        expected = replica.scores(ex.adapter.model, x, np.zeros_like(x), e.target["index"], threshold, form == "path")
         assert replica_comparison.gap(e.scores, expected) < 1e-8
 
 
-def test_steady_option_changes_scores_without_affecting_plain_rules() -> None:
-    """Both options in one call: each uses its own rules."""
+def test_forms_of_rules_in_one_call_do_not_affect_each_other() -> None:
     ex, inputs = parity.explainer("bert"), parity.bert_inputs("case0")
-    methods = [Method("deeplift", baseline="zero", steady=steady) for steady in (True, False)]
-    steady, plain = (e.scores for e in ex.explain(inputs, methods).values())
-    assert replica_comparison.gap(steady, plain) > 1e-2
-    assert replica_comparison.gap(plain, ex.explain(inputs, methods[1]).scores) < 1e-12
+    methods = [Method("deeplift", baseline="zero", rules=form) for form in ("path", "stabilised", "closed")]
+    together = [e.scores for e in ex.explain(inputs, methods).values()]
+    for i, method in enumerate(methods):
+        assert replica_comparison.gap(together[i], ex.explain(inputs, method).scores) < 1e-12
+        assert replica_comparison.gap(together[i], together[i - 1]) > 1e-2
 
 
-def test_steady_option_is_rejected_with_the_captum_profile() -> None:
-    with pytest.raises(clearhead.InputError, match="steady=False selects clearhead's closed forms"):
-        load_bert_with_small_weights().explain(models.TEXTS[0], Method("deeplift", steady=False), profile="captum")
+def test_closed_rules_are_rejected_with_the_captum_profile() -> None:
+    with pytest.raises(clearhead.InputError, match="rules='closed' selects clearhead's rules"):
+        load_bert_with_small_weights().explain(models.TEXTS[0], Method("deeplift", rules="closed"), profile="captum")
 
 
 def test_base_value_equals_the_model_output_for_the_baseline() -> None:

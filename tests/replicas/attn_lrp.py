@@ -1,7 +1,7 @@
 """AttnLRP (Achtibat et al. 2024): input × gradient of a reimplemented model, in which
 
 an activation is z · const(f(z)/z), the gradients of both factors of a product are halved, and the denominators of norms
-are constant.
+are constant, and a softmax has its Jacobian averaged between equal logits and its own (`path`), or its own.
 
 One sample at a time, in float64; only the weights and the config of the model are used."""
 
@@ -14,20 +14,21 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from tests.replicas.path_softmax import mean_jacobian
 from tests.replicas.weights import weights
 
 Forward = Callable[["Made", Tensor], Tensor]
 
 
-def scores(model: Any, forward: Forward, vectors: Tensor, label: int) -> Float[np.ndarray, "*unit"]:
+def scores(model: Any, forward: Forward, vectors: Tensor, label: int, path: bool = True) -> Float[np.ndarray, "*unit"]:
     """Σ_k x_ik g_ik over the embedding of a token; for an image, x ⊙ g of each pixel."""
-    products, _ = relevance(model, forward, vectors, label)
+    products, _ = relevance(model, forward, vectors, label, path)
     return products.sum(-1) if products.ndim == 2 else products
 
 
-def relevance(model: Any, forward: Forward, vectors: Tensor, label: int) -> tuple[np.ndarray, float]:
-    """Return the relevance of the input, and of the constant terms in the first-order expansions of softmaxes."""
-    layers, leaf = Layers(model), vectors.detach().double().clone().requires_grad_()
+def relevance(model: Any, forward: Forward, vectors: Tensor, label: int, path: bool = True) -> tuple[np.ndarray, float]:
+    """Return the relevance of the input, and of the constant terms in the expansions of softmaxes."""
+    layers, leaf = Layers(model, path), vectors.detach().double().clone().requires_grad_()
     y = forward(layers, leaf)[label]
     gradients = torch.autograd.grad(y, [leaf, *(tensor for pair in layers.softmaxes for tensor in pair)])
     kept_by_softmax = sum(
@@ -49,7 +50,8 @@ def activate(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
 class Layers:
     """The layers of a model, by the names of their weights."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, path: bool = True) -> None:
+        self.path = path
         self.weights = weights(model)
         self.config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
         self.softmaxes: list[tuple[Tensor, Tensor]] = []
@@ -70,8 +72,13 @@ class Layers:
         return scaled * (self.weights[f"{name}.weight"] + offset)
 
     def softmax(self, x: Tensor) -> Tensor:
-        """A softmax with its ordinary gradient; masked entries are left out before."""
+        """A softmax; masked entries are left out before."""
         output = x.softmax(-1)
+        if self.path:
+            z = x.detach().numpy()
+            jacobian = torch.tensor(mean_jacobian(z, np.full_like(z, z.mean())))
+            linear = jacobian @ x
+            output = linear + (output - linear).detach()
         self.softmaxes.append((x, output))
         return output
 

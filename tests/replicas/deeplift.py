@@ -1,7 +1,8 @@
 """DeepLIFT on a BERT classifier, layer by layer, from the formulas of the rules: one sample and its reference.
 
-Where the log sums of a softmax, or the log scales of a norm, differ by more than `far`, the steady rules apply; with
-far = ∞ the plain rules apply everywhere."""
+A softmax has its mean Jacobian if `path`; if not, the rule of its exponentials and their sum. Where the log scales of a
+norm, or the log sums of a softmax with that rule, differ by more than `far`, the stabilised rules apply; with far = ∞
+the closed ones apply everywhere."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,6 +11,8 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+
+from tests.replicas.path_softmax import mean_jacobian, softmax
 
 Array = np.ndarray
 FAR = 2.0
@@ -69,11 +72,6 @@ class Norm:
         return result
 
 
-def softmax(z: Array) -> Array:
-    e = np.exp(z - z.max())
-    return e / e.sum()
-
-
 def log_sum(z: Array) -> float:
     return float(z.max() + np.log(np.exp(z - z.max()).sum()))
 
@@ -101,8 +99,8 @@ def plain_softmax_backward(m: Array, z: Array, z0: Array) -> Array:
 class Bert:
     """The weights of a BERT classifier, its forward pass and its multipliers."""
 
-    def __init__(self, model: Any, far: float) -> None:
-        self.far = far
+    def __init__(self, model: Any, far: float, path: bool) -> None:
+        self.far, self.path = far, path
         self.p: dict[str, Array] = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
         self.heads, self.layers = model.config.num_attention_heads, model.config.num_hidden_layers
         self.eps = model.config.layer_norm_eps
@@ -115,6 +113,9 @@ class Bert:
 
     def norm(self, name: str) -> Norm:
         return Norm(self.p[f"{name}.weight"], self.p[f"{name}.bias"], self.eps, self.far)
+
+    def softmax_backward(self, m: Array, z: Array, z0: Array) -> Array:
+        return mean_jacobian(z, z0).T @ m if self.path else softmax_backward(m, z, z0, self.far)
 
     def split(self, x: Array) -> list[Array]:
         return np.split(x, self.heads, axis=-1)
@@ -169,7 +170,7 @@ class Bert:
                 q, k, v, p = (sum(both(f"{layer} {head} {name}")) / 2 for name in "qkvp")
                 m_p, m_v = m_context @ v.T, p.T @ m_context
                 pairs = zip(m_p, *both(f"{layer} {head} z"), strict=True)
-                m_z = np.stack([softmax_backward(*rows, self.far) for rows in pairs]) / math.sqrt(q.shape[1])
+                m_z = np.stack([self.softmax_backward(*rows) for rows in pairs]) / math.sqrt(q.shape[1])
                 for name, product in (("query", m_z @ k), ("key", m_z.T @ q), ("value", m_v)):
                     m_parts[name].append(product)
             m_h = m_attended
@@ -179,7 +180,12 @@ class Bert:
 
 
 def scores(
-    model: Any, x: Float[np.ndarray, "token model"], x0: Float[np.ndarray, "token model"], label: int, far: float = FAR
+    model: Any,
+    x: Float[np.ndarray, "token model"],
+    x0: Float[np.ndarray, "token model"],
+    label: int,
+    far: float = FAR,
+    path: bool = True,
 ) -> Float[np.ndarray, "token"]:
-    bert = Bert(model, far)
+    bert = Bert(model, far, path)
     return ((x - x0) * bert.multipliers(bert.forward(x), bert.forward(x0), label)).sum(-1)

@@ -3,25 +3,37 @@
     activation f       f(z) / z
     product of two     halved, for each factor
     norms              the denominator is a constant
+    softmax            its Jacobian, averaged between equal logits and the logits z (`path_softmax.py`)
 
-so that Σ input × gradient is conserved by every operation except the softmax, whose first-order expansion has a
-constant term, as biases have.
+so that Σ input × gradient is conserved by every operation except the softmax, which keeps what equal attention to all
+visible keys would give. With the Jacobian at z alone, as published, it keeps the constant term of its first-order
+expansion: almost everything where attention is saturated.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from clearhead.backward_rules.base import MissingRuleError, RuleSet, apply_with_rule
+from clearhead.backward_rules.path_softmax import compute_path_softmax_vjp, make_uniform_logits
 
 ZERO_INPUT_EPS = 1e-9
+SoftmaxForm = Literal["path", "gradient"]
 
 
 @dataclass(frozen=True)
 class AttnLRPRules(RuleSet):
-    """AttnLRP's rules, in their formulation as modified gradients."""
+    """AttnLRP's rules, in their formulation as modified gradients.
+
+    Attributes:
+        softmax_form: The Jacobian of softmaxes: "path" averages it between equal logits and z; "gradient", as
+            published, is that at z.
+    """
+
+    softmax_form: SoftmaxForm = "path"
 
     name = "AttnLRP"
     # Mixtures of experts select and combine experts with these; the experts themselves are linear maps.
@@ -94,9 +106,15 @@ class AttnLRPRules(RuleSet):
 
         return apply_with_rule(apply, rule, x)
 
-    def softmax(self, apply: Callable[[Tensor], Tensor], x: Tensor, batch_size: int) -> Tensor:
-        """Ordinary gradient; Σ x ⊙ g leaves out the constant term of the first-order expansion."""
-        return apply(x)
+    def softmax(self, apply: Callable[[Tensor], Tensor], x: Tensor, axis: int, batch_size: int) -> Tensor:
+        """g_x = M′ᵀ g, so that Σ (x − x₀) ⊙ g_x = (p − p₀) · g with equal p₀; or the ordinary gradient."""
+        if self.softmax_form == "gradient":
+            return apply(x)
+
+        def rule(g: Tensor, x: Tensor) -> tuple[Tensor]:
+            return (compute_path_softmax_vjp(x, make_uniform_logits(x, axis), g, axis),)
+
+        return apply_with_rule(apply, rule, x)
 
 
 def _halve_gradient(x: Tensor) -> Tensor:

@@ -185,6 +185,6 @@ class RuleSet:
         """Compute a layer norm (`is_centred`) or a root-mean-square norm over the last `num_axes` axes."""
         raise NotImplementedError
 
-    def softmax(self, apply: Callable[[Tensor], Tensor], x: Tensor, batch_size: int) -> Tensor:
-        """Compute a softmax."""
+    def softmax(self, apply: Callable[[Tensor], Tensor], x: Tensor, axis: int, batch_size: int) -> Tensor:
+        """Compute a softmax over one axis."""
         raise NotImplementedError

@@ -3,47 +3,52 @@
     element-wise f    Δf = (Δf/Δz) Δz
     product           Δ(ab) = ā Δb + b̄ Δa
     quotient          Δ(a/b) = mean(1/b, 1/b₀) Δa − ā Δb / (b b₀)
+    softmax           Δp = M′ Δz,  M′ the mean of its Jacobian between the two sides (`path_softmax.py`)
     softmax e/s       Δe = (Δe/Δz) Δz,  Δp = Δe · mean(1/s, 1/s₀) − ē Δs / (s s₀)
     maximum           Δ max = (a Δz_i + b Δz_j) / (a + b),  a = z_i − z_j,  b = z₀_j − z₀_i,  largest: z_i and z₀_j
     norms             c = x − mean x,  Δv = mean((c + c₀) Δc),  Δr = −(r r₀)²/(r + r₀) Δv,  Δ(c r) = c̄ Δr + r̄ Δc
 
-Δ is the value at the input minus that at the reference; a bar is the mean of the two. All rules are symmetric in the
-two sides, so the backward pass may start from either. Each function here takes the operation, its input at one side
-(`x`) and at the other (`x0`), and the tangent to map (`dx`). Operations that are linear need no rule.
+Δ is the value at the input minus that at the reference; a bar is the mean of the two. Of the two rules of the softmax,
+the form "path" has the first, the forms "stabilised" and "closed" have the second. All rules are symmetric in the two
+sides, so the backward pass may start from either. Each function here takes the operation, its input at one side (`x`)
+and at the other (`x0`), and the tangent to map (`dx`). Operations that are linear need no rule.
 
 Two rules are stabilised where the sides are far apart (`MAX_LOG_RATIO`, L below): otherwise a tiny ViT in float32 has
-scores of 1e6 that add up to 1 with an error of 77. They stay complete, and are unchanged elsewhere; `unstabilised`
+scores of 1e6 that add up to 1 with an error of 77. They stay complete, and are unchanged elsewhere; the form "closed"
 turns this off.
 
     d = log of the ratio of the two sums or scales,  t = 1 − (L / max(|d|, L))²
-    softmax           as above, of z − t log s:  Δ = Δz − t Δ log s,  Δ log s = Σ (Δe/Δz) Δz / (Δs/Δ log s)
+    softmax e/s       as above, of z − t log s:  Δ = Δz − t Δ log s,  Δ log s = Σ (Δe/Δz) Δz / (Δs/Δ log s)
     scales c r        Δ(c r) = (w c + w₀ c₀) Δr + (w₀ r + w r₀) Δc,  w = σ(2 t d),  w₀ = 1 − w
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from clearhead.backward_rules.path_softmax import compute_path_softmax_jvp
 from clearhead.backward_rules.secants import SecantFunction, expm1_ratio
 
 #: How far apart the logarithms of the two sums of a softmax, or of the two scales of a norm, may be before the rule is
 #: stabilised: multipliers up to e² times too large, which have to cancel, are accepted.
 MAX_LOG_RATIO = 2.0
-_max_log_ratio: ContextVar[float] = ContextVar("far", default=MAX_LOG_RATIO)
+#: The softmax by its mean Jacobian and stabilised norms; stabilised closed forms of both; closed forms as they are.
+RuleForm = Literal["path", "stabilised", "closed"]
+_rule_form: ContextVar[RuleForm] = ContextVar("rule_form", default="path")
 
 
 @contextmanager
-def unstabilised() -> Iterator[None]:
-    """Use the formulas of the table without stabilisation inside the `with`."""
-    token = _max_log_ratio.set(float("inf"))
+def use_rule_form(form: RuleForm) -> Iterator[None]:
+    """Inside the `with`, softmax and norms have rules of this form."""
+    token = _rule_form.set(form)
     try:
         yield
     finally:
-        _max_log_ratio.reset(token)
+        _rule_form.reset(token)
 
 
 def upcast_half(value: Any) -> Any:
@@ -94,6 +99,8 @@ def is_scale(r: Tensor, c: Tensor) -> bool:
 
 def softmax_rule(z: Tensor, z0: Tensor, dz: Tensor, *, axis: int) -> Tensor:
     """Δp of a softmax over one axis."""
+    if _rule_form.get() == "path":
+        return compute_path_softmax_jvp(z, z0, dz, axis)
     lse = torch.logsumexp(z, axis, keepdim=True)
     lse0 = torch.logsumexp(z0, axis, keepdim=True)
     # A softmax is invariant to shifts: the excess of Δ log s is subtracted first, which is linear in Δz, too.
@@ -140,7 +147,9 @@ def normalisation_rule(
 
 def compute_stabilisation_weight(log_ratio: Tensor) -> Tensor:
     """The weight t of the stabilisation: 0 up to `MAX_LOG_RATIO`, and towards 1 beyond it."""
-    return 1 - (log_ratio.abs() / _max_log_ratio.get()).clamp(min=1) ** -2
+    if _rule_form.get() == "closed":
+        return torch.zeros_like(log_ratio)
+    return 1 - (log_ratio.abs() / MAX_LOG_RATIO).clamp(min=1) ** -2
 
 
 def max_rule(z: Tensor, z0: Tensor, dz: Tensor, *, axis: int) -> Tensor:

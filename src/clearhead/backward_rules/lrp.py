@@ -278,7 +278,7 @@ class LRPRules(RuleSet):
         """R_x = R: neither the scale nor the weight changes relevance."""
         return self._apply_identity_rule(apply, x)
 
-    def softmax(self, apply: Callable[[Tensor], Tensor], x: Tensor, batch_size: int) -> Tensor:
+    def softmax(self, apply: Callable[[Tensor], Tensor], x: Tensor, axis: int, batch_size: int) -> Tensor:
         """R_x = R; with `mask_takes_relevance`, a mask of zeros is added first if the model added none."""
         previous_rule = getattr(x.grad_fn, "rule", None)
         if self.mask_takes_relevance and not getattr(previous_rule, "adds", False):

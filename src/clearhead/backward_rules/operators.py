@@ -306,7 +306,7 @@ def _softmax(
         probabilities = torch.softmax(x, dim, dtype=dtype)
         return probabilities.to(torch.promote_types(probabilities.dtype, x.dtype))
 
-    return mode.rule_set.softmax(apply, input, mode.batch_size)
+    return mode.rule_set.softmax(apply, input, dim, mode.batch_size)
 
 
 @_register_handler(["layer_norm"])

@@ -10,7 +10,6 @@ not patched.
 
 import inspect
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,14 +112,14 @@ class DeepLiftMode(PairedMode):
 
     Args:
         input_trace: The finished pass at the input.
-        stabilised: Whether to stabilise softmax and norms where the two sides are far apart (`deeplift.py`).
+        form: The form of the rules of softmax and norms (`deeplift.py`).
     """
 
-    def __init__(self, input_trace: InputTraceMode, stabilised: bool = True) -> None:
+    def __init__(self, input_trace: InputTraceMode, form: deeplift.RuleForm = "path") -> None:
         super().__init__()
         self.traced_operations = input_trace.operations
         self.next_index = 0
-        self.make_rule_context = nullcontext if stabilised else deeplift.unstabilised
+        self.form = form
 
     def on_rule(
         self, func: Any, args: Any, kwargs: Any, inputs: tuple[Any, ...], formula: Callable[..., Tensor]
@@ -137,7 +136,7 @@ class DeepLiftMode(PairedMode):
             tuple(map(deeplift.upcast_half, (at_reference.detach(), at_input, at_reference)))
             for at_reference, at_input in zip(inputs, traced.inputs, strict=True)
         ]
-        with self.make_rule_context():
+        with deeplift.use_rule_form(self.form):
             linear = formula(*sides)
         if isinstance(value, tuple):  # a maximum is returned with its index
             return type(value)((DeepLiftFunction.apply(linear.to(value[0].dtype), value[0]), *value[1:]))

@@ -7,11 +7,12 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.backward_rules.deeplift import RuleForm
 from clearhead.errors import InputError
 from clearhead.methods.base import AttributionMethod
 
-#: Where multipliers come from: clearhead's rules with stabilised or closed forms, or captum's code.
-MultiplierSource = Literal["steady", "plain", "captum"]
+#: Where multipliers come from: clearhead's rules in one of their forms, or captum's code.
+MultiplierSource = RuleForm | Literal["captum"]
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,13 @@ class ReferenceMethod(AttributionMethod):
     """Base class of methods with `pass_type=PassType.REFERENCE`.
 
     Attributes:
-        steady: Whether softmax and norms use stabilised multipliers where input and reference are far apart
-            (`backward_rules/deeplift.py`).
+        rules: The form of the rules of softmax and norms (`backward_rules/deeplift.py`).
         captum: Whether captum's code computes the multipliers; it has no rules for softmax and norms.
         attributed_total: Sum of the scores of this stream; over all streams the sums should add to y(x) − base value.
         base_value: The target at the reference, or its mean over the references.
     """
 
-    steady: bool = True
+    rules: RuleForm = "path"
     captum: bool = False
     attributed_total: Float[Tensor, "batch"]
     base_value: Float[Tensor, "batch"]
@@ -63,14 +63,12 @@ class ReferenceMethod(AttributionMethod):
     @property
     def multiplier_source(self) -> MultiplierSource:
         """Where multipliers come from with these options."""
-        if self.captum and not self.steady:
+        if self.captum and self.rules != "path":
             raise InputError(
-                "steady=False selects clearhead's closed forms for softmax and norms; captum=True has no rules for "
+                f"rules={self.rules!r} selects clearhead's rules of softmax and norms; captum=True has no rules for "
                 "them: leave out one of the two"
             )
-        if self.captum:
-            return "captum"
-        return "steady" if self.steady else "plain"
+        return "captum" if self.captum else self.rules
 
     def iter_references(self) -> Iterable[ReferenceInput]:
         """Return the references that the input is compared with."""

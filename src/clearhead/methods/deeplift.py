@@ -3,14 +3,16 @@
     r_i = Σ_k (x_ik − x′_ik) · m_ik          Σ_i r_i = y(x) − y(x′)
 
 x_i is a token's word embedding, or the pixels of a patch; m are multipliers, chained like gradients. Each operation has
-multipliers with Σ m · Δin = Δout, exactly: Δf/Δz for scalar functions, and closed forms for products (attention, gated
-units), quotients, softmax and norms (`backward_rules/deeplift.py`). So the scores are complete on transformers, too;
-the certificate has the remaining error (`completeness_gap`). The class is the one predicted at the input.
+multipliers with Σ m · Δin = Δout, exactly: Δf/Δz for scalar functions, closed forms for products (attention, gated
+units), quotients and norms, and for a softmax the mean of its Jacobian along the straight path between both logits
+(`backward_rules/deeplift.py`, `path_softmax.py`). So the scores are complete on transformers, too; the certificate has
+the remaining error (`completeness_gap`). The class is the one predicted at the input.
 
-If the denominators of a softmax or the scales of a norm differ by more than e² between x and x′, which is common, the
-closed forms have large multipliers that must cancel, and float32 loses the scores in rounding. In these places the
-default uses stabilised multipliers, which are complete and stay small. Its scores differ from those of the closed
-forms, which `steady=False` gives.
+The softmax of attention that is almost 0 or 1 has a closed form that hides how it came to be: queries and keys get
+almost nothing, though they decided what is attended to. Its mean Jacobian does not vanish there. The closed form is
+`rules="stabilised"`. If the denominators of a softmax or the scales of a norm differ by more than e² between x and x′,
+which is common, closed forms have large multipliers that must cancel, and float32 loses the scores in rounding. In
+these places stabilised multipliers are used, which are complete and stay small; `rules="closed"` does without.
 
 captum has rules for a few activation modules only and uses the gradient elsewhere, so that its scores are not complete:
 `profile="captum"` gives them, with a warning. Baselines by name as in integrated gradients.
@@ -18,6 +20,7 @@ captum has rules for a few activation modules only and uses the gradient elsewhe
 
 from collections.abc import Iterable
 
+from clearhead.backward_rules.deeplift import RuleForm
 from clearhead.capture.tape import Tape
 from clearhead.methods._reference import ReferenceInput, ReferenceMethod, ReferenceResult
 from clearhead.methods.base import MethodScores, compat_option, register_method
@@ -45,14 +48,15 @@ class DeepLift(ReferenceMethod):
     Attributes:
         baseline: The baseline x′ by name; None for the default of the model.
         reduce: How vectors become scores: signed sum, Euclidean norm, or sum of absolute values.
-        steady: Whether to use stabilised multipliers where the closed forms are unstable. Not verified if False: the
-            closed forms amplify rounding errors without bound.
+        rules: The rules of softmax and norms: "path" averages the Jacobian of each softmax between the two inputs;
+            "stabilised" has closed forms, stabilised where they are unstable; "closed" has the closed forms alone, and
+            is not verified, because they amplify rounding errors without bound.
         captum: Whether captum's code computes the multipliers.
     """
 
     baseline: str | None = None
     reduce: VectorReduction = "sum"
-    steady: bool = compat_option(True)
+    rules: RuleForm = compat_option("path")
     captum: bool = compat_option(False)
 
     @property

@@ -6,7 +6,7 @@ The references are the `baselines` (by name, as in integrated gradients) and the
 whose vectors replace those of the input), each once. Without either, `samples` references are drawn at random: texts
 with every token drawn from the vocabulary and special tokens unchanged; images of a single colour, that of one of their
 pixels; for other inputs, the default baseline. Random numbers are keyed by seed and content, those of a token by the
-tokens up to it. The multipliers are complete (see `deeplift`, also for `steady`), so the scores are complete for any
+tokens up to it. The multipliers are complete (see `deeplift`, also for `rules`), so the scores are complete for any
 distribution.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from clearhead.backward_rules.deeplift import RuleForm
 from clearhead.capture.tape import Tape
 from clearhead.methods._path import build_baseline_names, check_step_count
 from clearhead.methods._reference import ReferenceInput, ReferenceMethod, ReferenceResult
@@ -46,8 +47,9 @@ class DeepLiftShap(ReferenceMethod):
         baselines: Baselines by name; None for the default (see the module).
         examples: Other inputs (texts, or paths of images) to use as baselines.
         reduce: How vectors become scores: signed sum, Euclidean norm, or sum of absolute values.
-        steady: Whether to use stabilised multipliers where the closed forms are unstable. Not verified if False: the
-            closed forms amplify rounding errors without bound.
+        rules: The rules of softmax and norms: "path" averages the Jacobian of each softmax between the two inputs;
+            "stabilised" has closed forms, stabilised where they are unstable; "closed" has the closed forms alone, and
+            is not verified, because they amplify rounding errors without bound.
         captum: Whether captum's code computes the multipliers.
     """
 
@@ -55,7 +57,7 @@ class DeepLiftShap(ReferenceMethod):
     baselines: str | tuple[str, ...] | None = None
     examples: str | tuple[str, ...] = ()
     reduce: VectorReduction = "sum"
-    steady: bool = compat_option(True)
+    rules: RuleForm = compat_option("path")
     captum: bool = compat_option(False)
 
     @classmethod

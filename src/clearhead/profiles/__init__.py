@@ -7,6 +7,7 @@ from clearhead.profiles import (  # noqa: F401  (importing a module registers it
     generic_attention,
     interpretdl,
     lecture,
+    lxt,
     tam,
     transformer_explainability,
 )

@@ -184,7 +184,7 @@ class ReferenceRunner:
         values: The values of the targets at the input.
     """
 
-    def __init__(self, context: PassContext, multiplier_source: MultiplierSource = "steady") -> None:
+    def __init__(self, context: PassContext, multiplier_source: MultiplierSource = "path") -> None:
         self.context = context
         self.batch = batch = context.batch
         self.multiplier_source = multiplier_source
@@ -212,7 +212,7 @@ class ReferenceRunner:
         if self.multiplier_source == "captum":
             multipliers, values = compute_captum_multipliers(self.context.recorder, batch, self.inputs, vectors)
         else:
-            mode = DeepLiftMode(self.trace, stabilised=self.multiplier_source == "steady")
+            mode = DeepLiftMode(self.trace, self.multiplier_source)
             tape, target_values = self._run_pass(mode, batch, vectors)
             multipliers, values = tape.input_gradient or {}, target_values.values
         repeats = batch.targets_per_sample
