@@ -163,9 +163,7 @@ class Explainer:
         completed = [result for result in results if result is not None]
         if len(completed) < len(results):
             raise InputError("progress= must yield every batch that it receives, as tqdm does, but it skipped some")
-        results_by_method: list[Any] = [
-            [result[m] for result in completed] for m in range(len(call.batch_request.methods))
-        ]
+        results_by_method: list[Any] = [[result[m] for result in completed] for m in range(len(call.requested_methods))]
         if call.is_single:
             results_by_method = [explanations[0] for explanations in results_by_method]
         if isinstance(method, str | Method):
@@ -235,10 +233,10 @@ class Explainer:
             samples = [sample for sample, _ in prepared]
             targets = [target for _, target in prepared]
         compute_options = request.compute_options
-        batch_request = BatchRequest(methods, input_options, compute_options, request.per, profile, overridden_target)
         batches = list(iter_batch_indices(samples, compute_options.batch_size))
-        check_methods(self.capabilities, samples, batch_request)
-        if must_run_alone(self.capabilities, methods):
+        selection = check_methods(self.capabilities, samples, methods, profile)
+        batch_request = BatchRequest(selection, input_options, compute_options, request.per, profile, overridden_target)
+        if must_run_alone(self.capabilities, selection.run):
             batches = [[i] for batch in batches for i in batch]
         return _PreparedCall(
             samples, targets, batch_request, batches, requested_methods, is_single and len(samples) == 1
@@ -373,7 +371,7 @@ class Explainer:
         """Run all methods on one batch, split into as many smaller batches as the memory budget requires."""
         if budget is None:
             return explain_batch(self.capabilities, samples, targets, request)
-        pass_names = find_pass_names(request.methods)
+        pass_names = find_pass_names(request.selection.run)
         results: list[list[AnyExplanation]] = []
         while len(results) < len(samples):
             start = len(results)

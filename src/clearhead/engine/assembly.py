@@ -15,12 +15,13 @@ from torch import Tensor
 import clearhead
 from clearhead.adapters.base import InputOptions, ModelAdapter, Sample
 from clearhead.capture.checks.self_test import SelfTest
+from clearhead.engine.combination import MethodSelection
 from clearhead.engine.method_run import MethodResult, MethodRun
 from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import ClearheadWarning
 from clearhead.explanation.explanation import Explanation
 from clearhead.explanation.multi_stream import AnyExplanation, MultiStreamExplanation
-from clearhead.methods.base import Method, MethodScores
+from clearhead.methods.base import MethodScores
 from clearhead.profiles import Profile
 from clearhead.request import ComputeOptions
 from clearhead.targets import compute_probabilities
@@ -32,7 +33,7 @@ class BatchRequest:
     """The methods and options of one call of `explain`, which are the same for all its batches.
 
     Attributes:
-        methods: The methods, with the options of the call and of the profile.
+        selection: The methods, with the options of the call and of the profile, and those that are run for them.
         input_options: How inputs are read.
         compute_options: How passes are run.
         per: "head" to keep the contribution of every head.
@@ -42,7 +43,7 @@ class BatchRequest:
             classes).
     """
 
-    methods: list[Method]
+    selection: MethodSelection
     input_options: InputOptions
     compute_options: ComputeOptions
     per: str | None = None
@@ -182,7 +183,7 @@ def assemble_explanations(
     Returns:
         For each sample, one explanation per method.
     """
-    method_indices = range(len(request.methods))
+    method_indices = range(len(request.selection.requested))
     results = [
         [_collect_target_results(pass_results, i, m, count) for m in method_indices]
         for i, count in enumerate(target_counts)
@@ -297,6 +298,7 @@ class _StreamAssembler:
             "per_layer": None,
             "per_head": None,
             "factors": None,
+            "component_scores": None,
         }
         if not is_single:
             return arrays
@@ -307,6 +309,9 @@ class _StreamAssembler:
             arrays["per_head"] = self._select_units(scores.per_head, i, indexer)
         if scores.factors:
             arrays["factors"] = self._select_units(torch.stack([*scores.factors.values()], 1), i, indexer)
+        if scores.components:
+            component_scores = torch.stack([*scores.components.values()], 1)
+            arrays["component_scores"] = self._select_units(component_scores, i, indexer)
         return arrays
 
     def _select_row_and_matrix(
@@ -388,12 +393,14 @@ def _collect_diagnostics(target_results: Sequence[TargetResult]) -> dict[str, An
 
 
 def _collect_resolved_options(result: TargetResult) -> dict[str, Any]:
-    """The options that a method chose by itself, and the names of its factors."""
+    """The options that a method chose by itself, and the names of its factors and components."""
     stream_scores = result.pass_result.results[result.method_index].scores.values()
     resolved: dict[str, Any] = {}
     for scores in stream_scores:
         if scores.factors:
             resolved.setdefault("factors", list(scores.factors))
+        if scores.components:
+            resolved.setdefault("components", list(scores.components))
     for scores in stream_scores:
         for name, values in (scores.resolved_options or {}).items():
             resolved[name] = values[result.batch_index]
@@ -411,6 +418,7 @@ def _build_provenance(result: TargetResult, request: BatchRequest) -> dict[str, 
     if len(method_run.layer_ranges) == 1 and "layers" in declaration.supports:
         (layer_range,) = method_run.layer_ranges.values()
         layers = [layer_range.start, layer_range.stop]
+    omitted = request.selection.omitted.get(method)
     reading_options = request.explicit_input_options
     if getattr(result.sample, "is_user_continuation", False) and "answer" not in reading_options:
         reading_options["answer"] = list(getattr(result.sample, "continuation_ids", ()))
@@ -435,6 +443,7 @@ def _build_provenance(result: TargetResult, request: BatchRequest) -> dict[str, 
         "linear_in_target": method_run.any_instance.linear_in_target,
         "input": batch.fingerprints[result.batch_index],
         "parts": declaration.layer_scores,
+        **({} if not omitted else {"omitted_components": omitted}),
     }
 
 

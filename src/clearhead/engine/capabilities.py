@@ -97,6 +97,11 @@ class ModelCapabilities:
         requires = method.declaration.requires
         if reason := _find_missing_package(method):
             return reason
+        if method.components:
+            reasons = {component.name: self.find_unsupported_reason(component) for component in method.components}
+            if None in reasons.values():
+                return None
+            return "none of its components applies: " + "; ".join(f"{name}: {why}" for name, why in reasons.items())
         if reason := self._find_missing_tensors_reason(method):
             return reason
         if reason := self.adapter.find_unsupported_reason(method.name):
@@ -168,6 +173,9 @@ class ModelCapabilities:
 
     def is_batch_safe(self, method: Method) -> bool:
         """Whether a method computes the same for a sample in a batch as for the sample alone."""
+        if method.components:
+            applicable = (c for c in method.components if self.find_unsupported_reason(c) is None)
+            return all(map(self.is_batch_safe, applicable))
         return STRATEGIES[method.pass_type].is_batch_safe(self, method)
 
     def check_readouts(

@@ -9,6 +9,7 @@ from clearhead.capture.recorder import BatchedBackwardError
 from clearhead.engine.assembly import BatchRequest, PassResult, assemble_explanations
 from clearhead.engine.attention_mode import choose_attention_mode
 from clearhead.engine.capabilities import ModelCapabilities
+from clearhead.engine.combination import MethodSelection, collect_requested, select_methods
 from clearhead.engine.memory_budget import CLEAN_PASS_NAME
 from clearhead.engine.passes import STRATEGIES
 from clearhead.engine.plan import BatchPlan, check_tiling_supported, iter_target_chunks, make_batch_plan
@@ -16,6 +17,7 @@ from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import InputError, UnsupportedError
 from clearhead.explanation.multi_stream import AnyExplanation
 from clearhead.methods.base import Method
+from clearhead.profiles.base import Profile
 from clearhead.targets import Target
 
 
@@ -27,19 +29,22 @@ def find_pass_names(methods: Sequence[Method]) -> set[str]:
     return names
 
 
-def check_methods(capabilities: ModelCapabilities, samples: Sequence[Sample], request: BatchRequest) -> None:
-    """Check that all methods apply to the model.
+def check_methods(
+    capabilities: ModelCapabilities, samples: Sequence[Sample], methods: Sequence[Method], profile: Profile | None
+) -> MethodSelection:
+    """Check that all methods apply to the model, and return them with the methods that are run for them.
 
     Raises:
         UnsupportedError: A method does not.
     """
     self_test = capabilities.run_self_test(samples)
     adapter = capabilities.adapter
-    for method in request.methods:
+    for method in methods:
         if reason := capabilities.find_unsupported_reason(method):
             raise UnsupportedError(f"{method.name} cannot explain {adapter.name}: {reason}")
-        if request.profile is not None:
-            request.profile.check_depth(method, self_test.min_layers, adapter.name)
+        if profile is not None:
+            profile.check_depth(method, self_test.min_layers, adapter.name)
+    return select_methods(capabilities, methods)
 
 
 def must_run_alone(capabilities: ModelCapabilities, methods: Sequence[Method]) -> bool:
@@ -98,22 +103,24 @@ def iter_batch_plans(
         runs_targets_together: Whether one pass may have several targets of a sample.
     """
     adapter = capabilities.adapter
-    if max(map(len, targets)) > 1 and any(method.get_option("rows") for method in request.methods):
+    if max(map(len, targets)) > 1 and any(method.get_option("rows") for method in request.selection.run):
         raise InputError(
             "rows='all' needs a single target, but there are several: choose one, such as GeneratedToken(0)"
         )
     compute_options = request.compute_options
     mode = choose_attention_mode(
-        capabilities, samples, request.methods, compute_options.kernel, compute_options.checkpoint
+        capabilities, samples, request.selection.run, compute_options.kernel, compute_options.checkpoint
     )
-    chunks = iter_target_chunks(capabilities, samples, targets, request.methods, mode, max_rows, runs_targets_together)
+    chunks = iter_target_chunks(
+        capabilities, samples, targets, request.selection.run, mode, max_rows, runs_targets_together
+    )
     for chunk in chunks:
         truncated = [
             adapter.truncate_to_targets(sample, sample_targets)
             for sample, sample_targets in zip(samples, chunk, strict=True)
         ]
         batch = TargetBatch(adapter, truncated, chunk, compute_options.seed)
-        plan = make_batch_plan(capabilities, batch, request.methods, mode)
+        plan = make_batch_plan(capabilities, batch, request.selection.run, mode)
         if compute_options.kernel not in (None, "materialised"):
             check_tiling_supported(plan.method_runs)
         yield plan
@@ -127,5 +134,9 @@ def _run_plans(capabilities: ModelCapabilities, plans: Iterator[BatchPlan], requ
             results[-1].move_to_cpu()  # only the scores of one plan stay on the GPU
         if any(method_run.any_instance.depends_on_readout for method_run in plan.method_runs):
             capabilities.check_readouts(plan.batch, plan.attention_mode.tiling, request.readout_checks)
-        results.append(PassResult(plan.batch, plan.method_runs, plan.run(), keep_head_scores=request.per == "head"))
+        self_test = capabilities.run_self_test(plan.batch.samples)
+        method_runs, method_results = collect_requested(
+            request.selection, plan.batch, self_test, plan.method_runs, plan.run()
+        )
+        results.append(PassResult(plan.batch, method_runs, method_results, keep_head_scores=request.per == "head"))
     return results

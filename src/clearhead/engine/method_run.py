@@ -165,6 +165,11 @@ class MethodRun:
             return "not captured"
         return reduce(or_, self.kernel_logs).name if self.kernel_logs else "materialised"
 
+    def add_component(self, component_run: "MethodRun") -> None:
+        """Note how the passes of a component of a combined method computed attention."""
+        self.is_attention_captured |= component_run.is_attention_captured
+        self.kernel_logs += component_run.kernel_logs
+
     def add_pass(self, requires: Requirements, kernel_log: KernelLog | None) -> None:
         """Note how a pass of this method computed attention.
 

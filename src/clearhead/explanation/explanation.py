@@ -51,6 +51,8 @@ class Explanation(DisplayMixin):
         per_head: Contributions of the heads of each layer (`per="head"`).
         factors: The factors whose product the scores are, for methods that have them, named in
             `provenance["factors"]`.
+        component_scores: The scores of the methods that a combined method combines, named in
+            `provenance["components"]`; see `components`.
         image: The image as the model sees it, for image inputs.
         steps: Names of several explained outputs: generated tokens, detected objects.
 
@@ -72,6 +74,7 @@ class Explanation(DisplayMixin):
     per_layer: Float[np.ndarray, "layer unit"] | None = None
     per_head: Float[np.ndarray, "layer head unit"] | None = None
     factors: Float[np.ndarray, "factor unit"] | None = None
+    component_scores: Float[np.ndarray, "component unit"] | None = None
     image: UInt8[np.ndarray, "height width 3"] | None = RenderedOnAccess()  # type: ignore[assignment]  # noqa: RUF009
     steps: tuple[str, ...] | None = None
 
@@ -85,6 +88,17 @@ class Explanation(DisplayMixin):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "image": self.image}  # an image that was not rendered would take its model input along
+
+    @property
+    def components(self) -> dict[str, Float[np.ndarray, "unit"]]:
+        """The scores of the methods that a combined method combines, by name; empty for other methods.
+
+        >>> e = ex.explain("A wonderful film", "ensemble")  # doctest: +SKIP
+        >>> e.components["deeplift"]  # doctest: +SKIP
+        """
+        if self.component_scores is None:
+            return {}
+        return dict(zip(self.provenance["components"], self.component_scores, strict=True))
 
     @property
     def stream(self) -> str:
@@ -224,6 +238,7 @@ class Explanation(DisplayMixin):
             per_layer=add_up(self.per_layer),
             per_head=add_up(self.per_head),
             factors=None,  # a sum of products is not a product of sums
+            component_scores=add_up(self.component_scores),
         )
         if not absolute:
             return aggregated
@@ -326,6 +341,7 @@ class Explanation(DisplayMixin):
             per_layer=subtract(self.per_layer, other.per_layer),
             per_head=subtract(self.per_head, other.per_head),
             factors=None,
+            component_scores=subtract(self.component_scores, other.component_scores),
         )
 
     @property
@@ -465,7 +481,7 @@ class Explanation(DisplayMixin):
         return f"Explanation({self.method} of {self.target.get('name')!r}: {len(self)} {unit_kinds}; top: {top})"
 
 
-_ARRAY_FIELDS = ("matrix", "per_layer", "per_head", "factors")
+_ARRAY_FIELDS = ("matrix", "per_layer", "per_head", "factors", "component_scores")
 _JSON_FIELDS = ("method", "target", "prediction", "base_value", "certificate", "provenance")
 
 

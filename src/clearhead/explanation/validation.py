@@ -18,6 +18,7 @@ _ARRAY_SHAPES: dict[str, tuple[int | str | None, ...]] = {
     "per_layer": (None, "unit"),
     "per_head": (None, None, "unit"),
     "factors": (None, "unit"),
+    "component_scores": (None, "unit"),
     "image": (None, None, 3),
 }
 

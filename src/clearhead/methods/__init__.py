@@ -12,6 +12,7 @@ from clearhead.methods import (  # noqa: F401  (importing a module registers its
     cat,
     deeplift,
     deeplift_shap,
+    ensemble,
     flow,
     generic,
     generic_cross_attention,

@@ -157,6 +157,7 @@ class MethodScores:
         per_head: Scores by layer and head, under the same condition.
         base_value: The value of the target that the scores add to, such as that at the baseline.
         factors: Named factors that the scores are the product of, if there is a single read-out.
+        components: The scores of the methods that a combined method combines, by name, if there is a single read-out.
         diagnostics: Figures measured per sample during the computation, for the certificate: a completeness gap, an
             integration error.
         resolved_options: Values chosen per sample for options left open, for the provenance: the masking value.
@@ -167,6 +168,7 @@ class MethodScores:
     per_head: Float[Tensor, "batch layer head unit"] | None = None
     base_value: Float[Tensor, "batch"] | None = None
     factors: "dict[str, Float[Tensor, 'batch unit']] | None" = None
+    components: "dict[str, Float[Tensor, 'batch unit']] | None" = None
     diagnostics: "dict[str, Float[Tensor, 'batch']] | None" = None
     resolved_options: dict[str, list[str]] | None = None
 
@@ -179,6 +181,7 @@ class MethodScores:
             per_head=_move_to_cpu(self.per_head),
             base_value=_move_to_cpu(self.base_value),
             factors=_move_all_to_cpu(self.factors),
+            components=_move_all_to_cpu(self.components),
             diagnostics=_move_all_to_cpu(self.diagnostics),
         )
 
@@ -222,6 +225,11 @@ class AttributionMethod(TiledMethod):
     def get_pass_type(cls, options: Mapping[str, Any]) -> PassType:
         """Return the pass type that the method needs with these options."""
         return cls.declaration.pass_type
+
+    @classmethod
+    def get_components(cls, options: Mapping[str, Any]) -> "tuple[Method, ...]":
+        """Return the methods that this one combines, with these options; most methods combine none."""
+        return ()
 
     @classmethod
     def get_cost(cls, options: Mapping[str, Any]) -> Cost:
@@ -469,6 +477,15 @@ class Method:
     def pass_type(self) -> PassType:
         """The pass type that the method needs with these options."""
         return METHOD_REGISTRY[self.name].get_pass_type(dict(self.options))
+
+    @property
+    def components(self) -> "tuple[Method, ...]":
+        """The methods that this one combines, if it is a combined method.
+
+        >>> [component.name for component in Method("ensemble").components]
+        ['deeplift', 'saliency']
+        """
+        return METHOD_REGISTRY[self.name].get_components(dict(self.options))
 
     @property
     def cost(self) -> Cost:

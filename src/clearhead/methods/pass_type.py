@@ -13,6 +13,7 @@ class PassType(Enum):
         REFERENCE: A pass at the input and one at each reference input, compared operation by operation.
         INTERVENTION: A forward pass in which layers are run again with parts of them replaced.
         PERTURBATION: Forward passes with parts of the input masked.
+        COMBINED: No passes of its own, but those of the methods that it combines.
     """
 
     TAPE = "tape"
@@ -21,6 +22,7 @@ class PassType(Enum):
     REFERENCE = "reference"
     INTERVENTION = "intervention"
     PERTURBATION = "perturbation"
+    COMBINED = "combined"
 
     @property
     def materialises_attention(self) -> bool:

@@ -1,0 +1,94 @@
+"""Combined methods: their components are run as methods of the call, and their scores are combined afterwards."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from clearhead.capture.checks.self_test import SelfTest
+from clearhead.engine.capabilities import ModelCapabilities
+from clearhead.engine.method_run import MethodResult, MethodRun
+from clearhead.engine.target_batch import TargetBatch
+from clearhead.methods._combined import CombinedMethod
+from clearhead.methods.base import METHOD_REGISTRY, Method, MethodScores
+from clearhead.methods.pass_type import PassType
+
+
+@dataclass(frozen=True)
+class MethodSelection:
+    """The methods of a call, and those that are run for them.
+
+    Attributes:
+        requested: The methods whose explanations are returned.
+        run: The methods whose passes are run: each requested method once, with components in place of combined ones.
+        components: The components of each combined method that apply to the model.
+        omitted: For each combined method, why other components do not apply, by their name.
+    """
+
+    requested: list[Method]
+    run: list[Method]
+    components: dict[Method, list[Method]] = field(default_factory=dict)
+    omitted: dict[Method, dict[str, str]] = field(default_factory=dict)
+
+
+def select_methods(capabilities: ModelCapabilities, methods: Sequence[Method]) -> MethodSelection:
+    """Replace combined methods by their components that apply to the model.
+
+    Args:
+        capabilities: What is known about the model, after its self-test.
+        methods: The requested methods, which apply to the model.
+    """
+    components: dict[Method, list[Method]] = {}
+    omitted: dict[Method, dict[str, str]] = {}
+    run: dict[Method, None] = {}
+    for method in methods:
+        if method.pass_type is not PassType.COMBINED:
+            run[method] = None
+            continue
+        reasons = {component: capabilities.find_unsupported_reason(component) for component in method.components}
+        components[method] = [component for component, reason in reasons.items() if reason is None]
+        omitted[method] = {component.name: reason for component, reason in reasons.items() if reason is not None}
+        run |= dict.fromkeys(components[method])
+    return MethodSelection(list(methods), list(run), components, omitted)
+
+
+def collect_requested(
+    selection: MethodSelection,
+    batch: TargetBatch,
+    self_test: SelfTest,
+    method_runs: Sequence[MethodRun],
+    results: Sequence[MethodResult],
+) -> tuple[list[MethodRun], list[MethodResult]]:
+    """Return run and result of each requested method, from those of the methods that were run."""
+    by_method = {run.method: (run, result) for run, result in zip(method_runs, results, strict=True)}
+    for method, components in selection.components.items():
+        combined_run = MethodRun(method, batch, self_test)
+        for component in components:
+            combined_run.add_component(by_method[component][0])
+        by_method[method] = (combined_run, _combine(combined_run, {c.name: by_method[c][1] for c in components}))
+    requested = [by_method[method] for method in selection.requested]
+    return [run for run, _ in requested], [result for _, result in requested]
+
+
+def _combine(combined_run: MethodRun, results: Mapping[str, MethodResult]) -> MethodResult:
+    """Combine the scores of the components; each keeps its own, and its diagnostics, beside the combined ones."""
+    method_class = cast(type[CombinedMethod], METHOD_REGISTRY[combined_run.method.name])
+    component_scores = {
+        name: {stream: scores.scores for stream, scores in result.scores.items()} for name, result in results.items()
+    }
+    content_masks = {stream: method.unit_context.content_mask for stream, method in combined_run.per_stream.items()}
+    combined = method_class.combine(component_scores, content_masks)
+    return MethodResult(
+        {
+            stream: MethodScores(
+                scores,
+                components={name: component_scores[name][stream][:, 0] for name in results},
+                diagnostics={
+                    f"{name}_{diagnostic}": values
+                    for name, result in results.items()
+                    for diagnostic, values in (result.scores[stream].diagnostics or {}).items()
+                },
+            )
+            for stream, scores in combined.items()
+        },
+        next(iter(results.values())).values,
+    )
