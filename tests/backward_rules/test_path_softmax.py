@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.backward_rules.path_softmax import (
-    compute_path_softmax_jvp,
-    compute_path_softmax_vjp,
-    make_uniform_logits,
-)
+from clearhead.backward_rules.path_softmax import compute_path_softmax_vjp, make_uniform_logits
 from tests.replicas.path_softmax import mean_jacobian
 
 MASKS = [-torch.inf, torch.finfo(torch.float32).min, -10_000.0]
@@ -21,14 +17,21 @@ def make_logits(scale: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("scale", [1.0, 40.0])
-def test_products_equal_those_with_the_matrix_of_the_replica(scale: float) -> None:
+def test_gradient_equals_that_with_the_matrix_of_the_replica(scale: float) -> None:
     z, z0 = make_logits(scale)
-    v = torch.linspace(-1, 2, z.numel(), dtype=z.dtype).reshape(z.shape)
-    jvp, vjp = compute_path_softmax_jvp(z, z0, v, -1), compute_path_softmax_vjp(z, z0, v, -1)
+    g = torch.linspace(-1, 2, z.numel(), dtype=z.dtype).reshape(z.shape)
+    gradient = compute_path_softmax_vjp(z, z0, g, -1)
     for index in np.ndindex(3, 4):
         jacobian = mean_jacobian(z[index].numpy(), z0[index].numpy())
-        np.testing.assert_allclose(jvp[index], jacobian @ v[index].numpy(), atol=1e-12)
-        np.testing.assert_allclose(vjp[index], jacobian.T @ v[index].numpy(), atol=1e-12)
+        np.testing.assert_allclose(gradient[index], jacobian.T @ g[index].numpy(), atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1.0, 40.0])
+def test_difference_of_logits_is_mapped_to_that_of_probabilities(scale: float) -> None:
+    z, z0 = make_logits(scale)
+    g = torch.linspace(-1, 2, z.numel(), dtype=z.dtype).reshape(z.shape)
+    propagated = ((z - z0) * compute_path_softmax_vjp(z, z0, g, -1)).sum(-1)
+    torch.testing.assert_close(propagated, ((z.softmax(-1) - z0.softmax(-1)) * g).sum(-1))
 
 
 @pytest.mark.parametrize("mask", MASKS)

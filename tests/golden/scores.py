@@ -26,6 +26,7 @@ METHODS = (
     "cat",
     "deeplift",
     "deeplift-shap",
+    "ensemble",
     "flow",
     "generic",
     "grad-sam",

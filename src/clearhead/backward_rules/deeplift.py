@@ -30,7 +30,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from clearhead.backward_rules.path_softmax import compute_path_softmax_jvp
+from clearhead.backward_rules.path_softmax import PathSoftmaxFunction
 from clearhead.backward_rules.secants import SecantFunction, expm1_ratio
 
 #: How far apart the logarithms of the two sums of a softmax, or of the two scales of a norm, may be before the rule is
@@ -100,7 +100,8 @@ def is_scale(r: Tensor, c: Tensor) -> bool:
 def softmax_rule(z: Tensor, z0: Tensor, dz: Tensor, *, axis: int) -> Tensor:
     """Δp of a softmax over one axis."""
     if _rule_form.get() == "path":
-        return compute_path_softmax_jvp(z, z0, dz, axis)
+        connected: Tensor = PathSoftmaxFunction.apply(dz, z, z0, axis)
+        return connected
     lse = torch.logsumexp(z, axis, keepdim=True)
     lse0 = torch.logsumexp(z0, axis, keepdim=True)
     # A softmax is invariant to shifts: the excess of Δ log s is subtracted first, which is linear in Δz, too.

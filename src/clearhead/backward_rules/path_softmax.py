@@ -8,6 +8,8 @@ vanishes, and with it everything that reaches the output through queries and key
 sees the logits between z₀ and z. The integral maps Δz to Δp exactly; the term of rank one makes the same true of M′.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -19,27 +21,43 @@ NUM_NODES = 8
 MASKED_LOGIT_DISTANCE = 5_000
 
 
-def compute_path_softmax_jvp(
-    z: Float[Tensor, "*shape"], z0: Float[Tensor, "*shape"], dz: Float[Tensor, "*shape"], axis: int
+def compute_path_softmax_vjp(
+    z: Float[Tensor, "*shape"], z0: Float[Tensor, "*shape"], g: Float[Tensor, "*shape"], axis: int
 ) -> Float[Tensor, "*shape"]:
-    """Return M′ dz: the change of the probabilities for a change of the logits.
+    """Return M′ᵀ g: the gradient at the logits for a gradient g at the probabilities.
 
     Args:
         z: Logits at the end of the path; −∞, or a very negative number, for masked entries.
         z0: Logits at its start, with the same mask.
-        dz: The change of the logits.
+        g: Gradient at the probabilities.
         axis: The axis that the softmax sums over.
     """
-    error, direction = _compute_correction(z, z0, axis)
-    return _apply_mean_jacobian(z, z0, dz, axis) + error * (direction * dz).sum(axis, keepdim=True)
+    dz = torch.where(torch.isinf(z) & torch.isinf(z0), 0.0, z - z0)
+    mean_jacobian_g, mean_jacobian_dz = _apply_mean_jacobian(z, z0, axis, g, dz)
+    error = z.softmax(axis) - z0.softmax(axis) - mean_jacobian_dz
+    squared_length = dz.square().sum(axis, keepdim=True).clamp(min=torch.finfo(dz.dtype).tiny)
+    return mean_jacobian_g + dz / squared_length * (error * g).sum(axis, keepdim=True)
 
 
-def compute_path_softmax_vjp(
-    z: Float[Tensor, "*shape"], z0: Float[Tensor, "*shape"], g: Float[Tensor, "*shape"], axis: int
-) -> Float[Tensor, "*shape"]:
-    """Return M′ᵀ g: the gradient at the logits for a gradient g at the probabilities. Arguments as of the JVP."""
-    error, direction = _compute_correction(z, z0, axis)
-    return _apply_mean_jacobian(z, z0, g, axis) + direction * (error * g).sum(axis, keepdim=True)
+class PathSoftmaxFunction(torch.autograd.Function):
+    """Connects a change of the logits to the probabilities: its gradient is M′ᵀ g.
+
+    The result is zero, because DeepLIFT needs the gradient alone. Only z and z₀ are kept for the backward pass, not the
+    probabilities of all nodes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, dz: Tensor, z: Tensor, z0: Tensor, axis: int) -> Tensor:
+        """Return zeros in the shape of dz."""
+        ctx.save_for_backward(z, z0)
+        ctx.axis = axis
+        return torch.zeros_like(dz)
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return M′ᵀ g."""
+        z, z0 = ctx.saved_tensors
+        return compute_path_softmax_vjp(z, z0, gradient[0], ctx.axis), None, None, None
 
 
 def make_uniform_logits(z: Float[Tensor, "*shape"], axis: int) -> Float[Tensor, "*shape"]:
@@ -49,20 +67,14 @@ def make_uniform_logits(z: Float[Tensor, "*shape"], axis: int) -> Float[Tensor, 
     return torch.where(is_visible, visible_sum / is_visible.sum(axis, keepdim=True), z)
 
 
-def _apply_mean_jacobian(z: Tensor, z0: Tensor, v: Tensor, axis: int) -> Tensor:
-    """M v; M is symmetric."""
-    result = torch.zeros_like(v)
+def _apply_mean_jacobian(z: Tensor, z0: Tensor, axis: int, *vectors: Tensor) -> list[Tensor]:
+    """M v for each vector v; M is symmetric."""
+    products = [torch.zeros_like(v) for v in vectors]
     for alpha, weight in _compute_nodes():
         p = (alpha * z + (1 - alpha) * z0).softmax(axis)  # lerp would make NaN of two −∞
-        result = result + weight * p * (v - (p * v).sum(axis, keepdim=True))
-    return result
-
-
-def _compute_correction(z: Tensor, z0: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Δp − M Δz and Δz / ‖Δz‖², which is zero where Δz is zero or masked on both sides."""
-    dz = torch.where(torch.isinf(z) & torch.isinf(z0), 0.0, z - z0)
-    error = z.softmax(axis) - z0.softmax(axis) - _apply_mean_jacobian(z, z0, dz, axis)
-    return error, dz / dz.square().sum(axis, keepdim=True).clamp(min=torch.finfo(dz.dtype).tiny)
+        for product, v in zip(products, vectors, strict=True):
+            product += weight * p * (v - (p * v).sum(axis, keepdim=True))
+    return products
 
 
 def _compute_nodes() -> list[tuple[float, float]]:

@@ -34,9 +34,9 @@ from clearhead.methods.pass_type import PassType
     pass_type=PassType.COMBINED,
     family="gradient",
     cost=Cost(forward=3, backward=2),
-    citation="clearhead; on combining explanations: Rieger & Hansen (2020), A simple defense against adversarial attacks "
-    "on heatmap explanations, WHI; Decker et al. (2024), Provably better explanations with optimized aggregation of "
-    "feature attributions, ICML",
+    citation="clearhead; on combining explanations: Rieger & Hansen (2020), A simple defense against adversarial "
+    "attacks on heatmap explanations, WHI; Decker et al. (2024), Provably better explanations with optimized "
+    "aggregation of feature attributions, ICML",
     signed=True,
     target="any",
 )
