@@ -20,6 +20,7 @@ from clearhead.engine.capabilities import ModelCapabilities
 from clearhead.engine.execution import check_methods, explain_batch, find_pass_names, iter_batch_plans, must_run_alone
 from clearhead.engine.memory_budget import MemoryBudget, MemoryBudgetExceededError, parse_bytes
 from clearhead.engine.plan import ExecutionPlan
+from clearhead.engine.recommendation import Recommendation, recommend_method
 from clearhead.engine.target_batch import TargetBatch, TargetFunction
 from clearhead.errors import InputError, UnsupportedError, unknown_value_error
 from clearhead.explanation.multi_stream import AnyExplanation
@@ -73,7 +74,7 @@ class Explainer:
     def explain(
         self,
         inputs: Any = None,
-        method: MethodLike | Sequence[MethodLike] = "generic",
+        method: MethodLike | Sequence[MethodLike] | None = None,
         target: TargetLike | Sequence[TargetLike] = None,
         *,
         text: Any = None,
@@ -97,6 +98,7 @@ class Explainer:
             inputs: One input: a text, a pair of texts (tuple), an image (path, PIL image or uint8 array) or a mapping
                 of model inputs. A list of these is a batch.
             method: A method name, a `Method` with options, or a list of them. `methods()` lists which ones apply.
+                Default: the recommended method (see `recommended`), or with a profile "generic".
             target: The output to explain: a label or class index, `Contrast`, `MaskedToken` or another target class,
                 or a function of the model output. Default: the predicted class. A list gives one target per input.
             text: Input text by name, for models that take several inputs (lists are paired by position).
@@ -166,14 +168,14 @@ class Explainer:
         results_by_method: list[Any] = [[result[m] for result in completed] for m in range(len(call.requested_methods))]
         if call.is_single:
             results_by_method = [explanations[0] for explanations in results_by_method]
-        if isinstance(method, str | Method):
+        if method is None or isinstance(method, str | Method):
             return results_by_method[0]
         return dict(zip(map(str, call.requested_methods), results_by_method, strict=True))
 
     def plan(
         self,
         inputs: Any = None,
-        method: MethodLike | Sequence[MethodLike] = "generic",
+        method: MethodLike | Sequence[MethodLike] | None = None,
         target: TargetLike | Sequence[TargetLike] = None,
         **arguments: Any,
     ) -> ExecutionPlan:
@@ -210,20 +212,22 @@ class Explainer:
     def _prepare_call(self, request: ExplainRequest) -> "_PreparedCall":
         """Check the arguments of `explain`, encode the inputs, and divide them into batches."""
         raw_inputs, is_single = self._normalise_inputs(request.inputs, **request.streams)
-        requested_methods = parse_methods(request.method)
-        methods = [requested.with_defaults(**request.method_options) for requested in requested_methods]
-        target = request.target
-        scale = request.scale
         input_options = request.input_options
         profile = get_profile(request.profile, self.adapter)
+        requested_methods: list[Method] = []
+        if request.method is not None:
+            requested_methods = parse_methods(request.method)
+        elif profile is not None:
+            requested_methods = [Method("generic")]
+        target = request.target
+        scale = request.scale
         overridden_target = None
         if profile is not None:
             input_options = replace(input_options, keep_padding=profile.keeps_padding)
-            if profile.overrides_target([method.name for method in methods], target):
+            method_names = [method.name for method in requested_methods]
+            if profile.overrides_target(method_names, target):
                 overridden_target = target
-            methods = [profile.configure_method(method) for method in methods]
-            target, scale = profile.resolve_target([method.name for method in methods], target, scale)
-        _check_per_option(request.per, methods)
+            target, scale = profile.resolve_target(method_names, target, scale)
         samples = list(self._read_samples(raw_inputs, input_options.split_per_input(len(raw_inputs))))
         targets = _make_targets(target, self._resolve_scale(scale), len(samples))
         samples = [self.adapter.resolve_sample(sample, target) for sample, target in zip(samples, targets, strict=True)]
@@ -232,6 +236,13 @@ class Explainer:
             prepared = [prepare_sample(self.adapter, s, t) for s, t in zip(samples, targets, strict=True)]
             samples = [sample for sample, _ in prepared]
             targets = [target for _, target in prepared]
+        if not requested_methods:
+            self.capabilities.run_self_test(samples)
+            requested_methods = [Method(recommend_method(self.capabilities, samples).method)]
+        methods = [requested.with_defaults(**request.method_options) for requested in requested_methods]
+        if profile is not None:
+            methods = [profile.configure_method(method) for method in methods]
+        _check_per_option(request.per, methods)
         compute_options = request.compute_options
         batches = list(iter_batch_indices(samples, compute_options.batch_size))
         selection = check_methods(self.capabilities, samples, methods, profile)
@@ -303,18 +314,31 @@ class Explainer:
             raise InputError("inputs with different numbers of targets cannot share a tape: record them one by one")
         return TargetBatch(self.adapter, samples, expanded)
 
+    @property
+    def recommended(self) -> Recommendation:
+        """The method that `explain` uses by default for this model, and why, with figures. Prints as a sentence.
+
+        For inputs too long for it, `explain` chooses another one; the explanation says which (`e.method`).
+
+        Example:
+            >>> print(ex.recommended)  # doctest: +SKIP
+        """
+        samples = self.adapter.make_samples(self.adapter.make_example_input(), InputOptions())
+        self.capabilities.run_self_test(samples)
+        return recommend_method(self.capabilities, samples)
+
     def methods(self) -> ApplicabilityTable:
         """List every registered method with its cost and whether it applies to this model.
 
         Returns:
-            A list with one row per method (`name`, `family`, `cost`, `applies`, `why_not`, `note`) that displays as a
-            table in notebooks and terminals.
+            A list with one row per method (`name`, `family`, `cost`, `applies`, `why_not`, `guidance`, `note`,
+            `is_recommended`) that displays as a table in notebooks and terminals: the recommended method first,
+            controls last.
         """
-        problem = None
+        problem = ""
+        recommended_name = ""
         try:
-            self.capabilities.run_self_test(
-                self.adapter.make_samples(self.adapter.make_example_input(), InputOptions())
-            )
+            recommended_name = self.recommended.method
         except UnsupportedError as error:
             problem = str(error)
         table = ApplicabilityTable()
@@ -322,8 +346,18 @@ class Explainer:
             declaration = METHOD_REGISTRY[name].declaration
             why_not = problem or self.capabilities.find_unsupported_reason(Method(name)) or ""
             table.append(
-                MethodApplicability(name, declaration.family, declaration.cost, not why_not, why_not, declaration.note)
+                MethodApplicability(
+                    name=name,
+                    family=declaration.family,
+                    cost=declaration.cost,
+                    applies=not why_not,
+                    why_not=why_not,
+                    guidance=declaration.guidance,
+                    note=declaration.note,
+                    is_recommended=name == recommended_name,
+                )
             )
+        table.sort(key=lambda row: (not row.is_recommended, row.family == "control", row.name))
         return table
 
     def _normalise_inputs(self, inputs: Any, **streams: Any) -> tuple[list[Any], bool]:

@@ -84,7 +84,7 @@ class ExplainRequest:
 
     Attributes:
         inputs: The unnamed inputs.
-        method: One or several methods.
+        method: One or several methods; None for the recommended one.
         target: One target for all inputs, or a list with one for each.
         streams: The named inputs: `text`, `image`, `audio` and `regions`; None where there is none.
         scale: Scale of the target value; None for the adapter's default.
@@ -96,7 +96,7 @@ class ExplainRequest:
     """
 
     inputs: Any
-    method: str | Method | Sequence[str | Method]
+    method: str | Method | Sequence[str | Method] | None
     target: TargetLike | Sequence[TargetLike]
     streams: dict[str, Any]
     scale: str | None
@@ -110,7 +110,7 @@ class ExplainRequest:
 def make_request(
     function_name: str,
     inputs: Any,
-    method: str | Method | Sequence[str | Method],
+    method: str | Method | Sequence[str | Method] | None,
     target: TargetLike | Sequence[TargetLike],
     *,
     text: Any = None,

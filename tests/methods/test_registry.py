@@ -224,3 +224,11 @@ def test_objects_that_are_no_method_are_rejected() -> None:
     for wrong in (3, None, [3]):
         with pytest.raises(clearhead.InputError, match="unknown method"):
             ex.explain(replica_comparison.SENTENCES[0], wrong)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_method_says_what_it_measures_and_when_it_misleads(method: str) -> None:
+    declaration = METHOD_REGISTRY[method].declaration
+    assert declaration.measures and declaration.misleads
+    assert not declaration.measures.endswith(".") and not declaration.misleads.endswith(".")
+    assert declaration.guidance in catalogue.format_method_section(METHOD_REGISTRY[method])

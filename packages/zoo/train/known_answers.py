@@ -29,6 +29,8 @@ from clearhead.bench.protocols.base import Measurement
 from clearhead.bench.tables import MetricColumn, build_columns, render_markdown_table
 
 METRICS = ("precision", "average precision")
+#: The means by which clearhead recommends a method (`engine/recommendation.py`).
+EVIDENCE_PATH = Path(__file__).parents[3] / "src" / "clearhead" / "engine" / "known_answers.json"
 MEASURED_NOTE = (
     "On {count} held-out examples: precision (the fraction of evidence units among the k units with the highest "
     "scores, where k is the number of evidence units) and average precision, each with its 95 % bootstrap interval. "
@@ -73,12 +75,25 @@ def main() -> None:
     kept = options.page.with_suffix(".json")
     known = merge_results(read_stored_results(kept), read_measured_results(options.measured))
     write_stored_results(kept, known)
+    write_evidence(EVIDENCE_PATH, known)
     tables = build_tables(known)
     models = _list_models(known)
     for model in models:
         _write_card(model, tables)
     options.page.write_text(render_page(known, tables), encoding="utf-8")
     print(f"{options.page} and the cards of {', '.join(models)}")
+
+
+def write_evidence(path: Path, known: Mapping[ResultKey, MethodResults]) -> None:
+    """Write the mean average precision of each method by model and stream, on the examples of the controls."""
+    columns: dict[str, dict[str, float]] = {}
+    for (model, part, method), results in known.items():
+        examples = known[model, part, "position"].metrics["average precision"]
+        values = [x for example, x in results.metrics["average precision"].items() if example in examples]
+        if len(values) == len(examples):
+            columns.setdefault(f"{model}/{part}", {})[method] = round(float(np.mean(values)), 4)
+    content = {"figure": "minimal average precision", "columns": columns}
+    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def build_tables(known: Mapping[ResultKey, MethodResults]) -> dict[str, list[MetricColumn]]:

@@ -24,6 +24,7 @@ from clearhead.cli import serve as serve_command
 from clearhead.cli import verify as verify_command
 from clearhead.cli.inputs import (
     check_dataset_streams,
+    explain_by_input,
     find_dataset,
     load_explainer,
     load_model_and_inputs,
@@ -115,10 +116,10 @@ def explain(
     """Explain a prediction: score every word, patch or frame of the input by its contribution to the target.
 
     The target is the predicted label, unless --target selects another. High scores support the target; negative scores
-    of signed methods count against it. The default method is generic.
+    of signed methods count against it. The default method is the recommended one, which clearhead methods shows.
     """
     sources = parse_sources(*(inputs or ()))
-    chosen_methods = opt.parse_method_options(methods, ["generic"])
+    chosen_methods = opt.parse_method_options(methods, [])
     explain_kwargs = explain_options.build_explain_kwargs()
     explain_kwargs |= {"rows": rows, "per": per, "memory": memory, "kernel": kernel}
     dataset = find_dataset(sources, out, column, pair_column, image_column)
@@ -141,21 +142,22 @@ def explain(
         )
         return
     num_inputs = max([len(sources), *(len(values) for values in input_options.values_by_stream.values()), 1])
-    put.check_output_paths(html, save, num_inputs * len(chosen_methods))
+    put.check_output_paths(html, save, num_inputs * max(1, len(chosen_methods)))
     explainer, raw_inputs = load_model_and_inputs(model_options, sources, input_options)
     if plan:
         explain_kwargs.pop("memory")  # a budget divides batches while they run
-        execution_plan = explainer.plan(**raw_inputs, method=chosen_methods, batch_size=batch_size, **explain_kwargs)
+        explain_kwargs |= {"method": chosen_methods or None, "batch_size": batch_size}
+        execution_plan = explainer.plan(**raw_inputs, **explain_kwargs)
         put.print_plan(execution_plan, as_json)
         return
-    by_method = explainer.explain(
-        **raw_inputs,
-        method=chosen_methods,
+    explanations = explain_by_input(
+        explainer,
+        raw_inputs,
+        chosen_methods,
         batch_size=batch_size,
         progress=put.is_interactive() and num_inputs > batch_size,
         **explain_kwargs,
     )
-    explanations = [explanation for of_input in zip(*by_method.values(), strict=True) for explanation in of_input]
     put.save_explanations(explanations, save)
     merged = [put.merge_units(explanation, words, sentences) for explanation in explanations]
     put.print_explanations(merged, html, as_json)
@@ -194,7 +196,7 @@ def compare(
     """Explain one input with several methods and measure their agreement.
 
     Agreement is Kendall's tau-b between the scores without special tokens: 1 means the same order, 0 no association,
-    −1 the reverse order. Default methods: generic, grad-sam and attcat, or others where these do not apply.
+    −1 the reverse order. Default methods: ensemble, generic and grad-sam, or others where these do not apply.
     """
     sources = parse_sources(typed_input)
     if any(source.source_type == "data" for source in sources):
@@ -292,6 +294,9 @@ def methods(model_options: opt.CliModelOptions, as_json: opt.JsonOption = False)
             "taxonomy": declaration.taxonomy,
             "axioms": list(declaration.axioms),
             "citation": declaration.citation,
+            "measures": declaration.measures,
+            "misleads": declaration.misleads,
+            "guidance": declaration.guidance,
             "note": declaration.note,
         }
         if applicability:
@@ -387,6 +392,9 @@ def _explain_dataset(
         streams = {"text", "image"}
     explainer = load_explainer(model_options, streams)
     check_dataset_streams(dataset, explainer)
+    if not chosen_methods:
+        default_name = explainer.recommended.method if explain_kwargs.get("profile") is None else "generic"
+        chosen_methods = [clearhead.Method(default_name)]
     from clearhead.data.dataset_run import DatasetRun
 
     adapter = explainer.adapter

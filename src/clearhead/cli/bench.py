@@ -69,7 +69,7 @@ def bench(
             "--methods",
             metavar="NAME,…",
             help="Attribution methods, separated by commas; may be repeated. The controls random and position are "
-            "always added. Default: generic.",
+            "always added. Default: ensemble.",
         ),
     ] = None,
     settings: Annotated[
@@ -152,7 +152,7 @@ def bench(
     job = BenchmarkJob(
         model=model,
         data=data,
-        methods=tuple(str(method) for method in opt.parse_method_options(methods, ["generic"])),
+        methods=tuple(str(method) for method in opt.parse_method_options(methods, ["ensemble"])),
         protocols=tuple(name.strip() for name in protocols.split(",") if name.strip()),
         settings=settings_by_protocol,
         split=split,

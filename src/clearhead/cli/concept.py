@@ -16,7 +16,7 @@ from clearhead.cli.input_sets import (
     read_labelled_texts,
     read_text_lines,
 )
-from clearhead.cli.inputs import load_explainer, load_model_and_inputs
+from clearhead.cli.inputs import explain_by_input, load_explainer, load_model_and_inputs
 from clearhead.data.sources import parse_input_source
 from clearhead.errors import InputError
 
@@ -380,7 +380,7 @@ def explain(
     from clearhead.concepts.directions import Directions
 
     saved = Directions.load(directions)
-    chosen_methods = opt.parse_method_options(methods, ["generic"])
+    chosen_methods = opt.parse_method_options(methods, [])
     explainer, raw_inputs = load_model_and_inputs(
         model_options, [parse_input_source(typed_input)], opt.CliInputOptions()
     )
@@ -392,8 +392,7 @@ def explain(
     _note_if_other_model(saved, directions, explainer.adapter.name)
     position: int | str = int(at) if at.lstrip("-").isdigit() else at
     concept_explainer = make_concept_explainer(explainer, saved[layer], layer, position)
-    by_method = concept_explainer.explain(**raw_inputs, method=chosen_methods)
-    explanations = [explanation for of_input in zip(*by_method.values(), strict=True) for explanation in of_input]
+    explanations = explain_by_input(concept_explainer, raw_inputs, chosen_methods)
     put.print_explanations(explanations, html, as_json)
 
 

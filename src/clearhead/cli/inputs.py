@@ -20,6 +20,7 @@ from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
+    from clearhead.explanation.multi_stream import AnyExplanation
 
 #: The default model by the streams of the input.
 DEFAULT_MODELS_BY_STREAMS = {
@@ -37,6 +38,24 @@ def load_explainer(model_options: opt.CliModelOptions, streams: Iterable[str] = 
         explainer = clearhead.load(name, **model_options.build_load_kwargs())
     report_device_and_dtype(explainer, name, model_options)
     return explainer
+
+
+def explain_by_input(
+    explainer: "Explainer", raw_inputs: Mapping[str, Any], methods: Sequence[Any], **explain_kwargs: Any
+) -> "list[AnyExplanation]":
+    """Explain lists of inputs, and return the explanations input by input, each by all methods.
+
+    Args:
+        explainer: The explainer.
+        raw_inputs: The inputs, as `explain` takes them.
+        methods: The methods; none for the recommended one.
+        **explain_kwargs: Further arguments of `explain`.
+    """
+    if not methods:
+        explanations: list[AnyExplanation] = explainer.explain(**raw_inputs, **explain_kwargs)
+        return explanations
+    by_method = explainer.explain(**raw_inputs, method=list(methods), **explain_kwargs)
+    return [explanation for of_input in zip(*by_method.values(), strict=True) for explanation in of_input]
 
 
 def report_device_and_dtype(explainer: "Explainer", name: str, device_options: opt.CliDeviceOptions) -> None:

@@ -16,7 +16,9 @@ class MethodApplicability:
         cost: Number of passes with the default options; a sentence as a string.
         applies: Whether the method can explain this model.
         why_not: The reason if it does not apply.
+        guidance: What the scores measure, and when they mislead.
         note: Caveat about the method for this model.
+        is_recommended: Whether `explain` uses the method by default for this model.
     """
 
     name: str
@@ -24,7 +26,13 @@ class MethodApplicability:
     cost: Cost
     applies: bool
     why_not: str = ""
+    guidance: str = ""
     note: str = ""
+    is_recommended: bool = False
+
+    def format_applies(self) -> str:
+        """Return "yes", with a remark for the recommended method."""
+        return "yes, recommended" if self.is_recommended else "yes"
 
 
 class ApplicabilityTable(list[MethodApplicability]):
@@ -34,9 +42,10 @@ class ApplicabilityTable(list[MethodApplicability]):
 
     @property
     def table_rows(self) -> list[dict[str, Any]]:
-        """The cells of the table by row; for methods that do not apply, the cell "applies" holds the reason."""
+        """The cells of the table by row; the cell "applies" holds the reason of methods that do not apply."""
         return [
-            {**vars(row), "method": row.name, "cost": str(row.cost), "applies": row.why_not or "yes"} for row in self
+            {**vars(row), "method": row.name, "cost": str(row.cost), "applies": row.why_not or row.format_applies()}
+            for row in self
         ]
 
     def __repr__(self) -> str:

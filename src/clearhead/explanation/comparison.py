@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 #: Candidates for the methods that `compare` uses by default; the first three that apply to the model are used.
-DEFAULT_COMPARED_METHODS = ("generic", "grad-sam", "attcat", "rollout", "attention-gradcam")
+DEFAULT_COMPARED_METHODS = ("ensemble", "generic", "grad-sam", "attcat", "rollout", "attention-gradcam")
 
 
 @dataclass(frozen=True)

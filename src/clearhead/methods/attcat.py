@@ -29,6 +29,8 @@ from clearhead.methods.cost import Cost
     citation="Qiang et al. (2022), AttCAT: explaining transformers via attentive class activation tokens, NeurIPS",
     signed=True,
     target="any",
+    measures="contribution of each token's states to the target, spread along attention",
+    misleads="layers are added up although they see each other's output, so early evidence counts several times",
     linear_in_target=True,
     supports=("layers", "heads"),
     layer_scores="contributions",

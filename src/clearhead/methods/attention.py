@@ -38,6 +38,8 @@ from clearhead.methods.cost import Cost
     citation="Bahdanau, Cho & Bengio (2015), Neural machine translation by jointly learning to align and translate",
     signed=False,
     target="none",
+    measures="how much the read-out attends to each unit, averaged over heads and layers",
+    misleads="attention is not use: a unit can be attended to and ignored, and the first token often takes most of it",
     layers=(-1, None),
     supports=("layers", "heads", "rows"),
     layer_scores="contributions",

@@ -42,6 +42,8 @@ from clearhead.methods.cost import Cost
     citation="Selvaraju et al. (2017), Grad-CAM, ICCV; on attention as in Chefer, Gur & Wolf (2021), CVPR",
     signed=False,
     target="any",
+    measures="attention of the last layer, weighted by how much the target depends on each head",
+    misleads="one gradient per head hides heads whose entries have opposite signs, and only one layer is read",
     layers=(-1, None),
     supports=("layers", "heads", "rows"),
     layer_scores="contributions",

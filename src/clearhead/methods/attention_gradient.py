@@ -23,6 +23,8 @@ from clearhead.methods.cost import Cost
     citation="Barkan et al. (2021), CIKM; as a baseline in Qiang et al. (2022), AttCAT, NeurIPS",
     signed=True,
     target="any",
+    measures="how much the target would change with each attention weight",
+    misleads="a saturated softmax has no gradient, whatever its weight does for the target",
     linear_in_target=True,
     layers=(-1, None),
     supports=("layers", "heads", "rows"),

@@ -23,6 +23,8 @@ from clearhead.methods.cost import Cost
     "tokens, NeurIPS",
     signed=True,
     target="any",
+    measures="how much each attention weight adds to the target, to first order",
+    misleads="a saturated softmax has no gradient, and what the values carry is left out",
     linear_in_target=True,
     supports=("layers", "heads", "rows"),
     layer_scores="contributions",

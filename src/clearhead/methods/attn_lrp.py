@@ -29,6 +29,8 @@ from clearhead.methods.pass_type import PassType
     citation="Achtibat et al. (2024), AttnLRP: attention-aware layer-wise relevance propagation for transformers, ICML",
     signed=True,
     target="any",
+    measures="how much of the target each unit contributed, passed back operation by operation",
+    misleads="units that steer attention can cancel, as the words of a question do",
     linear_in_target=True,
     note=LRP_PATENT_NOTE,
 )

@@ -50,6 +50,8 @@ class Declaration:
         post_hoc: Whether an unchanged, trained model is explained.
         model_agnostic: Whether only inputs and outputs of the model are used.
         scope: Whether one input is explained or the model as a whole.
+        measures: What the scores measure, in a few words.
+        misleads: When they mislead.
         note: What a user should know before using the method, such as patent claims of third parties.
         rounding_amplification: Factor by which rounding errors grow, since relevance is divided by activations that may
             be almost zero. Such passes run in float64.
@@ -74,6 +76,8 @@ class Declaration:
     post_hoc: bool = True
     model_agnostic: bool = False
     scope: Literal["local", "global"] = "local"
+    measures: str = ""
+    misleads: str = ""
     note: str = ""
     rounding_amplification: float = 1.0
     required_package: str = ""
@@ -90,6 +94,16 @@ class Declaration:
     def has_head_contributions(self) -> bool:
         """Whether the scores are a sum over heads, so that each head has a contribution."""
         return "heads" in self.supports and self.layer_scores == "contributions" and self.sums_over_heads
+
+    @property
+    def guidance(self) -> str:
+        """What the scores measure, and when they mislead, as one line; empty if the method does not say."""
+        sentences = []
+        if self.measures:
+            sentences.append(f"Measures {self.measures}.")
+        if self.misleads:
+            sentences.append(f"Misleads: {self.misleads}.")
+        return " ".join(sentences)
 
     @property
     def taxonomy(self) -> str:

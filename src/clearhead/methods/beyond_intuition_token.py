@@ -33,6 +33,8 @@ from clearhead.methods.pass_type import PassType
     citation="Chen et al. (2023), Beyond intuition: rethinking token attributions inside transformers, TMLR",
     signed=False,
     target="any",
+    measures="attention perceived by the read-out, weighted by gradients along a path, token by token",
+    misleads="the path starts at a black or empty input, which the model never saw",
     layers=(0.5, None),
     supports=("layers", "rows"),
     layer_scores="depths",

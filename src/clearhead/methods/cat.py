@@ -28,6 +28,8 @@ def compute_features_x_gradient(call: AttentionCall) -> Float[Tensor, "batch uni
     citation="Qiang et al. (2022), AttCAT: explaining transformers via attentive class activation tokens, NeurIPS",
     signed=True,
     target="any",
+    measures="contribution of each token's states to the target, layer by layer",
+    misleads="layers are added up although they see each other's output, so early evidence counts several times",
     linear_in_target=True,
     supports=("layers",),
     layer_scores="contributions",

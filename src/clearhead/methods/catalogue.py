@@ -42,6 +42,8 @@ def format_method_section(method: type[AttributionMethod]) -> str:
     declaration = method.declaration
     module = sys.modules[method.__module__]
     lines = [f"## {declaration.name}", "", (module.__doc__ or "").strip(), ""]
+    if declaration.guidance:
+        lines += [declaration.guidance, ""]
     options = Method.option_names(declaration.name)
     if options:
         lines += ["Options: " + ", ".join(f"`{name}={getattr(method, name)!r}`" for name in options) + ".", ""]

@@ -39,6 +39,8 @@ from clearhead.methods.pass_type import PassType
     "differences, ICML",
     signed=True,
     target="any",
+    measures="how the target changes from a baseline to the input, unit by unit; the scores add up to the change",
+    misleads="the answer is relative to the baseline, and units that steer attention can cancel",
     linear_in_target=True,
     axioms=("complete",),
 )

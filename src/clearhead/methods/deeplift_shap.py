@@ -36,6 +36,8 @@ from clearhead.methods.pass_type import PassType
     "Shrikumar, Greenside & Kundaje (2017), ICML",
     signed=True,
     target="any",
+    measures="how the target changes from random inputs to the input, unit by unit, on average",
+    misleads="few random references make the scores noisy where units interact",
     linear_in_target=True,
     axioms=("complete",),
 )

@@ -39,6 +39,8 @@ from clearhead.methods.pass_type import PassType
     "aggregation of feature attributions, ICML",
     signed=True,
     target="any",
+    measures="how much each unit adds, and where the target is sensitive, in one score",
+    misleads="the sum of the scores has no meaning, and a unit that counts against the target may come out near zero",
 )
 class Ensemble(CombinedMethod):
     """Sum of `deeplift` and `saliency`, each divided by its root mean square."""

@@ -37,6 +37,8 @@ def reduce_vectors(
     "activation differences",
     signed=True,
     target="any",
+    measures="first-order share of each unit in the target",
+    misleads="gradients vanish where the model is saturated, and the scores do not add up",
     linear_in_target=True,
     axioms=("exact on linear models",),
 )

@@ -37,6 +37,8 @@ from clearhead.methods.pass_type import PassType
     citation="Sundararajan, Taly & Yan (2017), Axiomatic attribution for deep networks, ICML",
     signed=True,
     target="any",
+    measures="how the target changes from a baseline to the input, along a straight line; the scores add up",
+    misleads="points on the line are no real inputs, and the answer is relative to the baseline",
     linear_in_target=True,
     axioms=("complete", "zero for units without effect", "implementation invariant"),
 )

@@ -40,6 +40,8 @@ MAX_EXACT_PLAYERS = 11
     "Improving KernelSHAP: practical Shapley value estimation via linear regression",
     signed=True,
     target="any",
+    measures="average effect of adding each unit to random subsets of the others",
+    misleads="masked inputs are no real inputs, and with many units the estimate is noise",
     linear_in_target=True,
     model_agnostic=True,
     axioms=("exact on additive games", "complete"),

@@ -46,6 +46,8 @@ StateAndGradient = tuple[Float[Tensor, "batch unit model"], Float[Tensor, "batch
     "Shrikumar, Su & Kundaje (2018), Computationally efficient measures of internal neuron importance",
     signed=True,
     target="any",
+    measures="how much of the change from a baseline flows through each unit of a layer",
+    misleads="in late layers a unit holds information from its neighbours",
     linear_in_target=True,
     layers=(None, 0.5),
     supports=("layers",),

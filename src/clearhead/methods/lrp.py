@@ -30,6 +30,8 @@ from clearhead.methods.pass_type import PassType
     "relevance propagation, PLoS ONE; on transformers as in Chefer, Gur & Wolf (2021), CVPR",
     signed=True,
     target="any",
+    measures="how much of the target each unit contributed, by rules that keep the sum",
+    misleads="keys and queries get nothing, and only targets that start from a positive relevance work",
     axioms=("conserves relevance",),
     note=LRP_PATENT_NOTE,
     rounding_amplification=1e4,

@@ -31,6 +31,8 @@ from clearhead.methods.pass_type import PassType
     "(2016), Understanding neural networks through representation erasure",
     signed=True,
     target="any",
+    measures="how much the target falls when one unit is removed",
+    misleads="a unit whose work another one can do has no effect, and removal leaves the data",
     linear_in_target=True,
     model_agnostic=True,
     axioms=("exact on additive games",),

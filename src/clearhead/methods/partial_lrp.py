@@ -46,6 +46,8 @@ from clearhead.methods.pass_type import PassType
     "Transformer interpretability beyond attention visualization, CVPR",
     signed=False,
     target="any",
+    measures="which heads of the last layer carried the relevance, spread along their attention",
+    misleads="only one layer is read",
     layers=(-1, None),
     supports=("layers", "heads", "rows"),
     layer_scores="contributions",

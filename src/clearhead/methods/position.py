@@ -17,6 +17,8 @@ from clearhead.methods.cost import Cost
     citation="–",
     signed=False,
     target="none",
+    measures="nothing about the model: the distance from the start or the centre, as a control",
+    misleads="a method that is no better than this has found a habit of the data",
     model_agnostic=True,
 )
 class PositionControl(AttributionMethod):

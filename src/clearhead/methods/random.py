@@ -17,6 +17,8 @@ from clearhead.methods.cost import Cost
     citation="–",
     signed=False,
     target="none",
+    measures="nothing: random scores, as a control",
+    misleads="a method that is no better than this has found nothing",
     model_agnostic=True,
 )
 class RandomControl(AttributionMethod):

@@ -58,6 +58,8 @@ from clearhead.methods.cost import Cost
     citation="Abnar & Zuidema (2020), Quantifying attention flow in transformers, ACL",
     signed=False,
     target="none",
+    measures="how attention mixes the units, multiplied through the layers",
+    misleads="it does not know the target, and values and gradients play no part",
     supports=("layers", "heads", "rows"),
     layer_scores="depths",
     axioms=("rows sum to one",),

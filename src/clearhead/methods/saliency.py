@@ -19,6 +19,8 @@ from clearhead.methods.input_x_gradient import VectorReduction, reduce_vectors
     citation="Simonyan, Vedaldi & Zisserman (2014), Deep inside convolutional networks, ICLR workshop",
     signed=False,
     target="any",
+    measures="how sensitive the target is to each unit",
+    misleads="sensitivity is not contribution: it has no sign, and it vanishes where the model is saturated",
 )
 class Saliency(AttributionMethod):
     """Norm of the input gradient.

@@ -74,6 +74,8 @@ class _NodeInContext:
     "games with a priori unions; the partition explainer of the shap package",
     signed=True,
     target="any",
+    measures="average effect of adding each unit, over groups of neighbouring units",
+    misleads="masked inputs are no real inputs, and the grouping decides what is averaged",
     model_agnostic=True,
     axioms=("exact on additive games", "complete"),
 )

@@ -29,6 +29,8 @@ from clearhead.methods.pass_type import PassType
     citation="Smilkov et al. (2017), SmoothGrad: removing noise by adding noise, ICML workshop",
     signed=False,
     target="any",
+    measures="sensitivity averaged over noisy copies of the input",
+    misleads="noise moves images and embeddings off the data",
     axioms=("zero for units without effect", "implementation invariant"),
 )
 class SmoothGrad(PathMethod):

@@ -28,6 +28,8 @@ from clearhead.methods.pass_type import PassType
     "workshop",
     signed=False,
     target="any",
+    measures="attention chained from the read-out, weighted by gradients along a path",
+    misleads="the path starts at a black or empty input, which the model never saw",
     layers=(1 / 3, None),
     supports=("layers", "heads", "rows"),
     layer_scores="depths",

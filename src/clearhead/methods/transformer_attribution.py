@@ -42,6 +42,8 @@ from clearhead.methods.pass_type import PassType
     citation="Chefer, Gur & Wolf (2021), Transformer interpretability beyond attention visualization, CVPR",
     signed=False,
     target="any",
+    measures="attention weighted by relevance and gradient, multiplied through the layers",
+    misleads="negative contributions are cut off, and relevance is rescaled at every layer",
     supports=("layers", "heads", "rows"),
     layer_scores="contributions",
     note=LRP_PATENT_NOTE,

@@ -26,6 +26,8 @@ from clearhead.methods.pass_type import PassType
     citation="Mohebbi et al. (2023), Quantifying context mixing in transformers, EACL",
     signed=False,
     target="none",
+    measures="how much each unit's state changes when another unit's values are removed, layer by layer",
+    misleads="it does not know the target, and later layers can undo the change",
     supports=("layers", "rows"),
     layer_scores="depths",
     axioms=("rows sum to one",),

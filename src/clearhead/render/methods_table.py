@@ -33,7 +33,10 @@ def build_methods_view_model(columns: Sequence[str], rows: TableRows) -> ViewMod
 
 
 def iter_method_notes(rows: TableRows) -> Iterator[str]:
-    """Yield each note once, after the names of its methods."""
+    """Yield what each method measures and when it misleads; then each note once, after the names of its methods."""
+    for row in rows:
+        if row["guidance"]:
+            yield f"{row['method']}: {row['guidance']}"
     for note in dict.fromkeys(row["note"] for row in rows if row["note"]):
         names = ", ".join(row["method"] for row in rows if row["note"] == note)
         yield f"{names}: {note}"
