@@ -19,7 +19,7 @@ def test_equals_reference_implementation_of_both_components() -> None:
         x, x0 = embed_with_baseline(ex, text)
         differences = deeplift.scores(ex.adapter.model, x, x0, e.target["index"])
         lengths = ex.explain(text, "saliency").scores
-        expected = ensemble.scores([{"text": differences}, {"text": lengths}], {"text": e.units.special})
+        expected = ensemble.scores([{"text": differences}, {"text": lengths}])
         assert replica_comparison.gap(e.scores, expected["text"]) < 1e-8
 
 
@@ -28,8 +28,7 @@ def test_streams_share_one_size(zoo_model: str) -> None:
     ex = clearhead.load(f"zoo:{zoo_model}", device="cpu", dtype="float64")
     results = ex.explain(ex.adapter.make_example_input(), ["ensemble", "deeplift", "saliency"])
     e, *components = results.values()
-    special = {stream: e[stream].units.special for stream in e.streams}
-    expected = ensemble.scores([{s: c[s].scores for s in c.streams} for c in components], special)
+    expected = ensemble.scores([{s: c[s].scores for s in c.streams} for c in components])
     for stream in e.streams:
         assert replica_comparison.gap(e[stream].scores, expected[stream]) < 1e-10
 
@@ -63,7 +62,7 @@ def test_component_that_does_not_apply_is_left_out_and_named() -> None:
     assert list(e.components) == ["saliency"]
     assert "topk has no rule" in e.provenance["omitted_components"]["deeplift"]
     alone = ex.explain(decoders.PROMPTS[0], "saliency").scores
-    expected = ensemble.scores([{"text": alone}], {"text": e.units.special})
+    expected = ensemble.scores([{"text": alone}])
     assert replica_comparison.gap(e.scores, expected["text"]) < 1e-10
 
 

@@ -1,4 +1,4 @@
-"""Ensemble: DeepLIFT and gradient length, each divided by its root mean square over content, added."""
+"""Ensemble: DeepLIFT and gradient length, each divided by its root mean square, added."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,12 +8,12 @@ from jaxtyping import Float
 Streams = Mapping[str, Float[np.ndarray, "unit"]]
 
 
-def scores(components: Sequence[Streams], special: Mapping[str, Sequence[bool]]) -> dict[str, np.ndarray]:
-    """Combine the scores of several methods, given by stream; special tokens do not count in the size."""
-    totals = {stream: np.zeros(len(is_special)) for stream, is_special in special.items()}
+def scores(components: Sequence[Streams]) -> dict[str, np.ndarray]:
+    """Combine the scores of several methods, given by stream; all streams have one size."""
+    totals = {stream: np.zeros(len(own)) for stream, own in components[0].items()}
     for component in components:
-        content = [component[s][i] for s, flags in special.items() for i, flag in enumerate(flags) if not flag]
-        size = (sum(x**2 for x in content) / len(content)) ** 0.5
+        values = [x for own in component.values() for x in own]
+        size = (sum(x**2 for x in values) / len(values)) ** 0.5
         for stream in totals:
             totals[stream] = totals[stream] + np.asarray(component[stream]) / size
     return totals

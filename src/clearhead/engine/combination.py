@@ -75,8 +75,8 @@ def _combine(combined_run: MethodRun, results: Mapping[str, MethodResult]) -> Me
     component_scores = {
         name: {stream: scores.scores for stream, scores in result.scores.items()} for name, result in results.items()
     }
-    content_masks = {stream: method.unit_context.content_mask for stream, method in combined_run.per_stream.items()}
-    combined = method_class.combine(component_scores, content_masks)
+    valid_masks = {stream: method.unit_context.valid_mask for stream, method in combined_run.per_stream.items()}
+    combined = method_class.combine(component_scores, valid_masks)
     return MethodResult(
         {
             stream: MethodScores(

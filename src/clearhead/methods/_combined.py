@@ -26,12 +26,12 @@ class CombinedMethod(AttributionMethod):
 
     @classmethod
     def combine(
-        cls, component_scores: Mapping[str, StreamScores], content_masks: Mapping[str, Bool[Tensor, "batch unit"]]
+        cls, component_scores: Mapping[str, StreamScores], valid_masks: Mapping[str, Bool[Tensor, "batch unit"]]
     ) -> dict[str, Float[Tensor, "batch row unit"]]:
         """Return the combined scores of each stream.
 
         Args:
             component_scores: The scores of each component that applies, by the name of its method.
-            content_masks: For each stream, the units that are neither padding nor special tokens.
+            valid_masks: For each stream, the units that are not padding.
         """
         raise NotImplementedError

@@ -1,6 +1,6 @@
 """Ensemble: DeepLIFT (how much) and gradient length (where it can matter), brought to the same size and added.
 
-    r_i = d_i / rms(d) + s_i / rms(s)          rms(x) = √ mean_j x_j², over all units that are not special
+    r_i = d_i / rms(d) + s_i / rms(s)          rms(x) = √ mean_j x_j², over all units
 
 d are the signed, complete scores of `deeplift`, whose softmaxes have their mean Jacobian; s are the lengths of the
 gradients of `saliency`. The two fail in different places. Signed differences cancel where a unit steers attention (the
@@ -33,6 +33,7 @@ from clearhead.methods.pass_type import PassType
     "ensemble",
     pass_type=PassType.COMBINED,
     family="gradient",
+    requires=("inputs", "input_gradient"),
     cost=Cost(forward=3, backward=2),
     citation="clearhead; on combining explanations: Rieger & Hansen (2020), A simple defense against adversarial "
     "attacks on heatmap explanations, WHI; Decker et al. (2024), Provably better explanations with optimized "
@@ -52,22 +53,22 @@ class Ensemble(CombinedMethod):
 
     @classmethod
     def combine(
-        cls, component_scores: Mapping[str, StreamScores], content_masks: Mapping[str, Bool[Tensor, "batch unit"]]
+        cls, component_scores: Mapping[str, StreamScores], valid_masks: Mapping[str, Bool[Tensor, "batch unit"]]
     ) -> dict[str, Float[Tensor, "batch row unit"]]:
-        """Add up the components, each divided by its root mean square over the content of all streams."""
+        """Add up the components, each divided by its root mean square over the units of all streams."""
         totals: dict[str, Float[Tensor, "batch row unit"]] = {}
         for stream_scores in component_scores.values():
-            rms = _compute_rms(stream_scores, content_masks)
+            rms = _compute_rms(stream_scores, valid_masks)
             for stream, scores in stream_scores.items():
                 totals[stream] = totals.get(stream, 0) + scores / rms
         return totals
 
 
 def _compute_rms(
-    stream_scores: StreamScores, content_masks: Mapping[str, Bool[Tensor, "batch unit"]]
+    stream_scores: StreamScores, valid_masks: Mapping[str, Bool[Tensor, "batch unit"]]
 ) -> Float[Tensor, "batch row 1"]:
-    """The root mean square over the content of all streams; the smallest number where all scores are zero."""
-    squares = torch.cat([scores.square() * content_masks[s][:, None] for s, scores in stream_scores.items()], dim=-1)
-    count = torch.cat([content_masks[stream] for stream in stream_scores], dim=-1).sum(-1)
+    """The root mean square over the units of all streams; the smallest number where all scores are zero."""
+    squares = torch.cat([scores.square() * valid_masks[s][:, None] for s, scores in stream_scores.items()], dim=-1)
+    count = torch.cat([valid_masks[stream] for stream in stream_scores], dim=-1).sum(-1)
     mean = squares.sum(-1, keepdim=True) / count[:, None, None]
     return mean.sqrt().clamp(min=torch.finfo(mean.dtype).tiny)
