@@ -248,7 +248,10 @@ def _wrap_block(block: str) -> str:
 
 def render_page(results: ResultsByProbe, folder: Path, discussion: str) -> str:
     sizes = sorted({one["size"] for one in results.values()})
-    made = f"Made by `make probes` ({' and '.join(sizes)} size): means with 95 % intervals over inputs ([how they hold](statistics.md))."
+    made = (
+        f"Made by `make probes` ({' and '.join(sizes)} size): means with 95 % intervals over inputs "
+        "([how they hold](statistics.md))."
+    )
     parts = ["# Attention on trial", "", fill_in_means(discussion, results).strip(), "", "## Results", "", made, ""]
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for name, (draw, x, y, models, caption) in PROBE_FIGURES.items():

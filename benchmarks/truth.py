@@ -3,9 +3,9 @@
     python benchmarks/truth.py [--models logic,recall] [--methods generic,grad-sam | all] [--without flow] [--count 100]
         [--figures "minimal average precision"] [--json truth.json] [--device cuda]
 
-Prints one table per figure: methods × models, mean [95 % interval] · rank. A range of ranks is a tie: these
-methods cannot be distinguished on these examples (paired t tests corrected for skewness, Holm's correction). "–": does not apply or
-failed; the reasons are listed below. `random` and `position` are in every table.
+Prints one table per figure: methods × models, mean [95 % interval] · rank. A range of ranks is a tie: these methods
+cannot be distinguished on these examples (paired t tests corrected for skewness, Holm's correction). "–": does not
+apply or failed; the reasons are listed below. `random` and `position` are in every table.
 """
 
 import argparse

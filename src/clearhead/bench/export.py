@@ -94,7 +94,7 @@ def _render_tabular(section: ProtocolResults, table: MetricTable) -> str:
     ]
     methods = list(dict.fromkeys(method for column in table.columns for method in column.values_by_method))
     lines = [
-        f"% {section.name}: {table.metric} ({table.better_direction} is better); mean [95% interval] | rank of the mean",
+        f"% {section.name}: {table.metric} ({table.better_direction} is better); mean [95% interval] | rank",
         rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
         r"\toprule",
         rf"{head} \\",
