@@ -41,8 +41,8 @@ PAGE_HEADER = """# Which methods find the ground-truth evidence?
 Every method of clearhead with its default settings, on the zoo's models whose evidence is known by construction.
 {measured} The range after the dot is the rank: methods that cannot be distinguished on these examples (paired t tests
 corrected for skewness, Holm's correction; [how intervals and tests hold](statistics.md)) share a range of ranks. Rows
-are sorted by their means over the columns, for orientation only: the order is not a ranking.{others} "–": the method does
-not apply; `ex.methods()` gives the reason.{missing}
+are sorted by their means over the columns, for orientation only: the order is not a ranking.{others} "–": the method
+does not apply; `ex.methods()` gives the reason.{missing}
 `recall-4k`, whose inputs are long, is in the [leaderboard](leaderboard.md) and not on this page.
 
 {where}
