@@ -5,19 +5,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-#: The interval of fewer is not printed.
-MIN_COUNT_FOR_INTERVAL = 5
-
 
 def format_interval(interval: Mapping[str, Any] | None, digits: int = 2) -> str:
-    """A mean with its interval; a dash where there are too few questions: resampled, they lie too close together."""
+    """A mean with its interval and its count; a dash where there is no interval."""
     if interval is None or not interval["count"]:
         return "–"
-    if interval["low"] is None or interval["count"] < MIN_COUNT_FOR_INTERVAL:
+    if interval["low"] is None:
         return f"– (n = {interval['count']})"
-    return use_minus_sign(
-        f"{interval['mean']:.{digits}f} [{interval['low']:.{digits}f}, {interval['high']:.{digits}f}]"
-    )
+    bounds = f"{interval['low']:.{digits}f}, {interval['high']:.{digits}f}"
+    return use_minus_sign(f"{interval['mean']:.{digits}f} [{bounds}], n = {interval['count']}")
 
 
 def use_minus_sign(text: str) -> str:

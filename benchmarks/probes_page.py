@@ -19,7 +19,7 @@ import numpy as np
 from probes_figures import MODEL_TITLES, PROBE_FIGURES, ResultsByProbe, draw_panels, get_column
 
 from clearhead.bench.protocols.known_evidence import compute_ranking_metrics as found_in
-from clearhead.stats import ConfidenceInterval, bootstrap_interval
+from clearhead.stats import RATE_BOUNDS, ConfidenceInterval, compute_mean_interval
 
 MAX_SAME_PREDICTION_TVD = 0.05
 
@@ -51,12 +51,12 @@ def _format_interval(one: ConfidenceInterval) -> str:
     return str(one) if math.isfinite(one.mean) else "–"
 
 
-def format_mean_interval(values: np.ndarray) -> str:
+def format_mean_interval(values: np.ndarray, bounds: tuple[float, float] | None = None) -> str:
     """
     >>> format_mean_interval(np.array([1.0])), format_mean_interval(np.array([np.inf]))
-    ('1.000 (no interval)', '–')
+    ('1.000 (no interval), n = 1', '–')
     """
-    return _format_interval(bootstrap_interval(values[np.isfinite(values)]))
+    return _format_interval(compute_mean_interval(values[np.isfinite(values)], bounds=bounds))
 
 
 def format_unaffected_fraction(results: ResultsByProbe, model: str) -> str:
@@ -66,7 +66,7 @@ def format_unaffected_fraction(results: ResultsByProbe, model: str) -> str:
     return (
         "no such inputs"
         if not peaked.any()
-        else format_mean_interval((moved[peaked] < MAX_SAME_PREDICTION_TVD).astype(float))
+        else format_mean_interval((moved[peaked] < MAX_SAME_PREDICTION_TVD).astype(float), RATE_BOUNDS)
     )
 
 
@@ -192,7 +192,9 @@ def render_evidence_table(results: ResultsByProbe) -> list[str]:
     lines = ["| | zoo:logic | zoo:recall |", "| --- | --- | --- |"]
     ranked = sorted(names, key=lambda name: -np.mean([f[name].mean() for f in by_model.values() if name in f]))
     for name in ranked:
-        cells = [format_mean_interval(found[name]) if name in found else "–" for found in by_model.values()]
+        cells = [
+            format_mean_interval(found[name], RATE_BOUNDS) if name in found else "–" for found in by_model.values()
+        ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
@@ -246,7 +248,10 @@ def _wrap_block(block: str) -> str:
 
 def render_page(results: ResultsByProbe, folder: Path, discussion: str) -> str:
     sizes = sorted({one["size"] for one in results.values()})
-    made = f"Made by `make probes` ({' and '.join(sizes)} size): means with 95 % bootstrap intervals over inputs."
+    made = (
+        f"Made by `make probes` ({' and '.join(sizes)} size): means with 95 % intervals over inputs "
+        "([how they hold](statistics.md))."
+    )
     parts = ["# Attention on trial", "", fill_in_means(discussion, results).strip(), "", "## Results", "", made, ""]
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for name, (draw, x, y, models, caption) in PROBE_FIGURES.items():

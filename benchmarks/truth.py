@@ -3,9 +3,9 @@
     python benchmarks/truth.py [--models logic,recall] [--methods generic,grad-sam | all] [--without flow] [--count 100]
         [--figures "minimal average precision"] [--json truth.json] [--device cuda]
 
-Prints one table per figure: methods × models, mean [95 % bootstrap interval] · rank. A range of ranks is a tie: these
-methods cannot be distinguished on these examples (paired Wilcoxon tests, Holm's correction). "–": does not apply or
-failed; the reasons are listed below. `random` and `position` are in every table.
+Prints one table per figure: methods × models, mean [95 % interval] · rank. A range of ranks is a tie: these methods
+cannot be distinguished on these examples (paired t tests corrected for skewness, Holm's correction). "–": does not
+apply or failed; the reasons are listed below. `random` and `position` are in every table.
 """
 
 import argparse
@@ -74,7 +74,11 @@ def main() -> None:
         print(f"{model}: {time.perf_counter() - started:.1f} s", file=sys.stderr)
     print(f"protocol truth, settings {protocol.hash}: {json.dumps(protocol.settings)}")
     for figure in arguments.figures.split(","):
-        table = [c for model in measured for c in build_columns(model, measured[model], figure, refused[model])]
+        table = [
+            c
+            for model in measured
+            for c in build_columns(model, measured[model], figure, refused[model], protocol.get_bounds(figure))
+        ]
         smaller = figure in protocol.smaller_is_better_metrics
         print(
             f"\n## {figure} ({'smaller' if smaller else 'larger'} is better)\n\n{render_markdown_table(table, smaller)}"

@@ -34,7 +34,7 @@ def test_box_statistics_equal_matplotlib(count: int) -> None:
 
 def test_bar_from_number_interval_or_missing_value() -> None:
     assert charts.make_bar(0.5, mark="*") == {"value": 0.5, "mark": "*"}
-    assert charts.make_bar(ConfidenceInterval(0.5, 0.4, 0.6, 3)) == {"value": 0.5, "low": 0.4, "high": 0.6}
+    assert charts.make_bar(ConfidenceInterval(0.5, 0.4, 0.6, 3)) == {"value": 0.5, "low": 0.4, "high": 0.6, "count": 3}
     assert charts.make_bar(ConfidenceInterval(0.5, np.nan, np.nan, 1)) == {"value": 0.5}
     assert charts.make_bar(ConfidenceInterval(float("nan"), float("nan"), float("nan"), 0)) is None
     assert charts.make_bar(None) is None and charts.make_bar(float("nan")) is None

@@ -7,7 +7,7 @@ import pytest
 
 from clearhead.render.mpl import code
 from clearhead.render.reports.code import write_code_report
-from clearhead.stats import bootstrap_interval
+from clearhead.stats import compute_mean_interval
 from clearhead.studies.code.error_detector import evaluate_error_detector
 from clearhead.studies.code.permutation_tests import compare_groups, compare_paired_inputs
 from clearhead.studies.code.study import CodeStudy
@@ -23,7 +23,7 @@ def study() -> CodeStudy:
     return CodeStudy(
         attention,
         attention,
-        bootstrap_interval(attention.is_correct.astype(float)),
+        compute_mean_interval(attention.is_correct.astype(float)),
         compare_groups(log, attention.is_correct, attention.lengths.astype(float), num_permutations=500),
         compare_groups(log[:, 0, :1], attention.is_correct, num_permutations=200),
         evaluate_error_detector(attention),

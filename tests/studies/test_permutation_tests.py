@@ -7,7 +7,7 @@ import pytest
 import scipy
 
 from clearhead.errors import InputError
-from clearhead.stats import bootstrap_interval
+from clearhead.stats import RATE_BOUNDS, compute_mean_interval
 from clearhead.studies.code.permutation_tests import (
     compare_groups,
     compare_paired_inputs,
@@ -88,16 +88,32 @@ def test_paired_sign_flips_are_per_function():
     assert (compare_paired_inputs(np.zeros((30, 3)), gaps, num_permutations=20_000).p_values < result.p_values).all()
 
 
-def test_bootstrap_resamples_whole_functions():
-    rng, function_ids, coverage = np.random.default_rng(8), np.repeat(np.arange(20), 8), {True: 0, False: 0}
-    for _ in range(200):
-        values = rng.normal(size=20)[function_ids] + 0.2 * rng.normal(size=160)
+@pytest.mark.parametrize("num_functions", [5, 20])
+def test_intervals_over_functions_cover_the_mean(num_functions):
+    """Functions of different sizes; the questions about one function have nearly the same value."""
+    rng, coverage = np.random.default_rng(8), {True: 0, False: 0}
+    for _ in range(300):
+        function_ids = np.repeat(np.arange(num_functions), rng.integers(1, 9, size=num_functions))
+        values = rng.normal(size=num_functions)[function_ids] + 0.2 * rng.normal(size=len(function_ids))
         for grouped in coverage:
-            result = bootstrap_interval(values, num_resamples=400, groups=function_ids if grouped else None)
+            result = compute_mean_interval(values, groups=function_ids if grouped else None)
             coverage[grouped] += result.low <= 0 <= result.high
-    assert coverage[True] > 0.85 * 200 and coverage[False] < 0.7 * 200
+    assert coverage[True] > 0.91 * 300 and coverage[False] < 0.85 * 300
     independent = rng.normal(size=30)
-    assert bootstrap_interval(independent, groups=np.arange(30)) == bootstrap_interval(independent)
+    alone, grouped = compute_mean_interval(independent), compute_mean_interval(independent, groups=np.arange(30))
+    assert (grouped.low, grouped.high) == pytest.approx((alone.low, alone.high))
+
+
+def test_accuracy_intervals_over_functions_cover_the_mean():
+    rng, num_covered = np.random.default_rng(9), 0
+    for _ in range(200):
+        function_ids = np.repeat(np.arange(8), rng.integers(1, 9, size=8))
+        is_correct = rng.random(len(function_ids)) < rng.beta(9, 1, size=8)[function_ids]
+        result = compute_mean_interval(
+            is_correct.astype(float), bounds=RATE_BOUNDS, groups=function_ids, num_resamples=400
+        )
+        num_covered += result.low <= 0.9 <= result.high
+    assert num_covered > 0.93 * 200
 
 
 def test_q_values_equal_scipy():

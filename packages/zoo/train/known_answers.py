@@ -27,22 +27,24 @@ import clearhead_zoo
 from clearhead.bench.chunk_explanations import CONTROL_METHODS
 from clearhead.bench.protocols.base import Measurement
 from clearhead.bench.tables import MetricColumn, build_columns, render_markdown_table
+from clearhead.stats import RATE_BOUNDS
 
 METRICS = ("precision", "average precision")
 #: The means by which clearhead recommends a method (`engine/recommendation.py`).
 EVIDENCE_PATH = Path(__file__).parents[3] / "src" / "clearhead" / "engine" / "known_answers.json"
 MEASURED_NOTE = (
     "On {count} held-out examples: precision (the fraction of evidence units among the k units with the highest "
-    "scores, where k is the number of evidence units) and average precision, each with its 95 % bootstrap interval. "
+    "scores, where k is the number of evidence units) and average precision, each with its 95 % interval. "
     "Special tokens and question words are excluded. If several sets of units are each sufficient, the set that the "
     "method finds best counts. `random` is the chance level."
 )
 PAGE_HEADER = """# Which methods find the ground-truth evidence?
 
 Every method of clearhead with its default settings, on the zoo's models whose evidence is known by construction.
-{measured} The range after the dot is the rank: methods that cannot be distinguished on these examples (paired Wilcoxon
-tests, Holm's correction) share a range of ranks. Rows are sorted by their means over the columns, for orientation only:
-the order is not a ranking.{others} "–": the method does not apply; `ex.methods()` gives the reason.{missing}
+{measured} The range after the dot is the rank: methods that cannot be distinguished on these examples (paired t tests
+corrected for skewness, Holm's correction; [how intervals and tests hold](statistics.md)) share a range of ranks. Rows
+are sorted by their means over the columns, for orientation only: the order is not a ranking.{others} "–": the method
+does not apply; `ex.methods()` gives the reason.{missing}
 `recall-4k`, whose inputs are long, is in the [leaderboard](leaderboard.md) and not on this page.
 
 {where}
@@ -239,7 +241,7 @@ def _build_columns(model: str, known: Mapping[ResultKey, MethodResults], figure:
         if m == model
         for example, value in one.metrics[figure].items()
     ]
-    return [_separate_incomparable(column) for column in build_columns(model, own, figure)]
+    return [_separate_incomparable(column) for column in build_columns(model, own, figure, bounds=RATE_BOUNDS)]
 
 
 def _separate_incomparable(column: MetricColumn) -> MetricColumn:

@@ -102,19 +102,20 @@ def _render_tabular(section: ProtocolResults, table: MetricTable) -> str:
     ]
     for method in sort_methods_by_mean(methods, intervals_by_column, table.smaller_is_better):
         cells = [
-            _render_cell(intervals.get(method), ranks.get(method))
-            for intervals, ranks in zip(intervals_by_column, ranks_by_column, strict=True)
+            _render_cell(intervals.get(method), ranks.get(method), len(column.examples))
+            for column, intervals, ranks in zip(table.columns, intervals_by_column, ranks_by_column, strict=True)
         ]
         lines.append(rf"{' & '.join([escape_latex_cell(method), *cells])} \\")
     counts = " & ".join(["examples", *(str(len(column.examples)) for column in table.columns)])
     return "\n".join([*lines, r"\midrule", rf"{counts} \\", r"\bottomrule", r"\end{tabular}", ""])
 
 
-def _render_cell(interval: ConfidenceInterval | None, rank: str | None) -> str:
-    """Format mean, interval and rank for LaTeX; -- if the method was not measured."""
+def _render_cell(interval: ConfidenceInterval | None, rank: str | None, num_examples: int) -> str:
+    """Format mean, interval and rank for LaTeX, with n where it differs from the column's; -- if not measured."""
     if interval is None or rank is None:
         return "--"
-    return f"{str(interval).replace('-', '$-$')} $|$ {escape_latex_cell(rank)}"
+    count = f" ({interval.count})" if interval.count < num_examples else ""
+    return f"{interval.format_without_count().replace('-', '$-$')}{count} $|$ {escape_latex_cell(rank)}"
 
 
 def _render_dataset_metrics(

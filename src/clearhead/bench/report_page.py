@@ -16,10 +16,11 @@ from clearhead.render.charts import make_curve, make_line_chart
 from clearhead.render.html import render_standalone_page
 from clearhead.render.text_layout import escape_invisible
 from clearhead.render.view_model import ViewModel, build_input_view_model, build_page_view_model, make_view_model
-from clearhead.stats import ConfidenceInterval, bootstrap_band, compare_all_pairs, compute_rank_ranges
+from clearhead.stats import ConfidenceInterval, compare_all_pairs, compute_mean_band, compute_rank_ranges
 
 FOOTER_TEXT = (
-    "Means over examples with 95 % bootstrap intervals. Ranks by Wilcoxon’s signed-rank test between every two "
+    "Means over examples with 95 % intervals: Gaffke’s for rates, otherwise Student’s t with Hall’s correction for "
+    "skewness. Ranks of the means by paired t tests with the same correction (and a sign-flip test) between every two "
     "methods, corrected by Holm: methods that the examples do not distinguish share a range of ranks."
 )
 
@@ -87,8 +88,8 @@ def _build_ranking(title: str, table: MetricTable) -> ViewModel:
             "name": escape_invisible(method),
             "control": method in CONTROL_METHODS,
             "cells": [
-                _build_cell(intervals.get(method), ranks.get(method))
-                for intervals, ranks in zip(intervals_by_column, ranks_by_column, strict=True)
+                _build_cell(intervals.get(method), ranks.get(method), len(column.examples))
+                for column, intervals, ranks in zip(table.columns, intervals_by_column, ranks_by_column, strict=True)
             ],
         }
         for method in sort_methods_by_mean(methods, intervals_by_column, table.smaller_is_better)
@@ -112,15 +113,16 @@ def _build_column_agreement(tables: Sequence[MetricTable]) -> Iterator[ViewModel
         yield _build_table("Do the parts rank the methods in the same order?", heads, rows)
 
 
-def _build_cell(interval: ConfidenceInterval | None, rank: Any) -> ViewModel | None:
-    """Return mean, bounds and rank of a cell, as numbers and as text; None without examples."""
+def _build_cell(interval: ConfidenceInterval | None, rank: Any, num_examples: int) -> ViewModel | None:
+    """Return mean, bounds, rank, and the count where it differs from the column's; None without examples."""
     if interval is None or not interval.count:
         return None
     values = [interval.mean]
     if interval.has_bounds:
         values += [interval.low, interval.high]
     numbers: ViewModel = to_json_value({"mean": interval.mean, "low": interval.low, "high": interval.high})
-    return {**numbers, "said": [_format_metric(value) for value in values], "rank": str(rank)}
+    cell: ViewModel = {**numbers, "said": [_format_metric(value) for value in values], "rank": str(rank)}
+    return {**cell, "count": interval.count} if interval.count < num_examples else cell
 
 
 def _format_example_count(column: MetricColumn) -> str:
@@ -167,11 +169,13 @@ def _build_curves(section: ProtocolResults) -> Iterator[ViewModel]:
     for curve_set in section.build_curve_sets():
         curves = []
         for method, values in curve_set.y_by_method.items():
-            low, high = bootstrap_band(values)
+            low, high = compute_mean_band(values)
             band: dict[str, Any] = {"low": low, "high": high} if len(values) > 1 else {}
             x = curve_set.x_by_method[method]
             curves.append(make_curve(method, x, values.mean(0), **band, grey=method in CONTROL_METHODS))
-        title = f"{curve_set.part}: {curve_set.y_name} by {curve_set.x_name}"
+        counts = sorted({len(values) for values in curve_set.y_by_method.values()})
+        count = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
+        title = f"{curve_set.part}: {curve_set.y_name} by {curve_set.x_name} ({count})"
         charts.append(make_line_chart(title, curves, curve_set.x_name, curve_set.y_name))
     if charts:
         yield make_view_model("panel", title="Curves, means over examples with 95 % intervals", parts=charts)

@@ -102,7 +102,9 @@ class ProtocolResults:
             columns = [
                 column
                 for part_name, part_measurements in sorted(measurements_by_part.items())
-                for column in build_columns(part_name, part_measurements, metric)
+                for column in build_columns(
+                    part_name, part_measurements, metric, bounds=self.protocol.get_bounds(metric)
+                )
             ]
             if columns:
                 yield MetricTable(metric, smaller_is_better, columns)

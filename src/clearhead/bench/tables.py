@@ -1,4 +1,4 @@
-"""Tables of methods × models: means with bootstrap intervals, and ranks where the examples distinguish methods."""
+"""Tables of methods × models: means with intervals, and ranks where the examples distinguish methods."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead.bench.protocols.base import Measurement
-from clearhead.stats import ConfidenceInterval, bootstrap_interval, compute_rank_ranges
+from clearhead.stats import ConfidenceInterval, compute_mean_interval, compute_rank_ranges
 
 
 @dataclass
@@ -21,6 +21,7 @@ class MetricColumn:
         values_by_method: Method → value for every example, NaN where it has none.
         failure_reasons: Method → why it was not measured.
         unranked: Methods measured on other examples: they have a mean, but no rank.
+        bounds: Bounds of the metric if its values often lie at a bound (`RATE_BOUNDS`).
     """
 
     name: str
@@ -28,24 +29,29 @@ class MetricColumn:
     values_by_method: dict[str, Float[np.ndarray, "example"]]
     failure_reasons: Mapping[str, str] = field(default_factory=dict)
     unranked: Mapping[str, Float[np.ndarray, "other"]] = field(default_factory=dict)
+    bounds: tuple[float, float] | None = None
 
     def compute_intervals(self, seed: int = 0) -> dict[str, ConfidenceInterval]:
-        """Compute the bootstrap interval of every method's mean.
+        """Compute the interval of every method's mean.
 
         Args:
-            seed: Seed of the bootstrap.
+            seed: Seed of the resampling.
 
         Returns:
             Method → interval.
         """
         return {
-            method: bootstrap_interval(values, seed=seed)
+            method: compute_mean_interval(values, bounds=self.bounds, seed=seed)
             for method, values in [*self.values_by_method.items(), *self.unranked.items()]
         }
 
 
 def build_columns(
-    model: str, measurements: Iterable[Measurement], metric: str, failure_reasons: Mapping[str, str] | None = None
+    model: str,
+    measurements: Iterable[Measurement],
+    metric: str,
+    failure_reasons: Mapping[str, str] | None = None,
+    bounds: tuple[float, float] | None = None,
 ) -> list[MetricColumn]:
     """Build the columns of one metric of one model, one for each measured part.
 
@@ -54,6 +60,7 @@ def build_columns(
         measurements: Measurements of one protocol.
         metric: The metric.
         failure_reasons: Method → why it was not measured.
+        bounds: Bounds of the metric (`BenchmarkProtocol.get_bounds`).
 
     Returns:
         The columns, in the order in which the parts appear.
@@ -72,7 +79,7 @@ def build_columns(
             for method, values in values_by_method.items()
         }
         name = model if len(values_by_part) == 1 else f"{model}, {part_name}"
-        columns.append(MetricColumn(name, examples, arrays, failure_reasons or {}))
+        columns.append(MetricColumn(name, examples, arrays, failure_reasons or {}, bounds=bounds))
     return columns
 
 
@@ -143,10 +150,10 @@ def _format_cell(interval: ConfidenceInterval | None, rank: str | None, num_exam
     if interval is None:
         return "–"
     if rank is None:
-        return f"{interval} ({interval.count} others)"
+        return f"{interval.format_without_count()} ({interval.count} others)"
     if interval.count < num_examples:
-        return f"{interval} ({interval.count}) · {rank}"
-    return f"{interval} · {rank}"
+        return f"{interval.format_without_count()} ({interval.count}) · {rank}"
+    return f"{interval.format_without_count()} · {rank}"
 
 
 def render_metrics_markdown(metrics_by_method: Mapping[str, Mapping[str, float]]) -> str:

@@ -435,7 +435,10 @@ def remove(
         header = {"schema": "clearhead/removal", "version": 2, "model": model_name, "layers": list(saved)}
         put.print_json({**header, "cost": {name: vars(value) for name, value in costs.items()}})
         return
-    rows = [{"figure": name, "mean [95 % interval]": str(cost), "inputs": cost.count} for name, cost in costs.items()]
+    rows = [
+        {"figure": name, "mean [95 % interval]": cost.format_without_count(), "inputs": cost.count}
+        for name, cost in costs.items()
+    ]
     put.print_table(["figure", "mean [95 % interval]", "inputs"], rows)
 
 

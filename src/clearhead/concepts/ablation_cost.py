@@ -15,7 +15,7 @@ from clearhead.concepts.removal import ProjectionMatrix, ablated_directions
 from clearhead.engine.batching import with_progress
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
-from clearhead.stats import ConfidenceInterval, bootstrap_interval
+from clearhead.stats import RATE_BOUNDS, ConfidenceInterval, compute_mean_interval
 
 #: The direction or projection that is removed at each layer.
 ProjectionsByLayer = Mapping[LayerIndex, Direction | ProjectionMatrix]
@@ -131,12 +131,14 @@ def _measure_inputs(inputs: Sequence[Any], measure: Callable[[Any], list[float]]
 
 
 def _summarise_change(values: Mapping[str, tuple[InputValues, InputValues]]) -> dict[str, ConfidenceInterval]:
-    """Bootstrap each measure before and after, and its difference paired by input (after − before)."""
+    """Compute the intervals of each measure before and after, and of its difference by input (after − before)."""
     intervals = {}
     for name, (before_values, after_values) in values.items():
-        intervals[f"{name} before"] = bootstrap_interval(before_values)
-        intervals[f"{name} after"] = bootstrap_interval(after_values)
-        intervals[f"{name} difference"] = bootstrap_interval(after_values - before_values)
+        bounds = RATE_BOUNDS if name == "accuracy" else None
+        difference_bounds = (-1.0, 1.0) if name == "accuracy" else None
+        intervals[f"{name} before"] = compute_mean_interval(before_values, bounds=bounds)
+        intervals[f"{name} after"] = compute_mean_interval(after_values, bounds=bounds)
+        intervals[f"{name} difference"] = compute_mean_interval(after_values - before_values, bounds=difference_bounds)
     return intervals
 
 

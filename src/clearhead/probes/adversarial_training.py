@@ -31,7 +31,7 @@ from clearhead.probes.fine_tuning import (
 )
 from clearhead.probes.probe_result import ProbeEstimate, ProbeResult
 from clearhead.probes.uniform_attention import make_uniform_patch
-from clearhead.stats import bootstrap_interval
+from clearhead.stats import RATE_BOUNDS, compute_mean_interval
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
@@ -123,7 +123,7 @@ def run_frontier_probe(
     estimates = [
         ProbeEstimate(
             "the model: accuracy",
-            bootstrap_interval(split.compute_correctness(model_probabilities, test_indices)),
+            compute_mean_interval(split.compute_correctness(model_probabilities, test_indices), bounds=RATE_BOUNDS),
             _METRIC_DESCRIPTIONS["accuracy"],
         )
     ]
@@ -140,7 +140,11 @@ def run_frontier_probe(
             {"point": name, "strength": point_strength, **means, "JSD of the mean head": float(mean_head_jsd.mean())}
         )
         estimates += [
-            ProbeEstimate(f"{name}: {metric}", bootstrap_interval(values), _METRIC_DESCRIPTIONS[metric])
+            ProbeEstimate(
+                f"{name}: {metric}",
+                compute_mean_interval(values, bounds=RATE_BOUNDS if metric == "accuracy" else None),
+                _METRIC_DESCRIPTIONS[metric],
+            )
             for metric, values in metrics.items()
         ]
     settings = {

@@ -25,7 +25,7 @@ from clearhead.probes.adversarial_training import train_adversary
 from clearhead.probes.base import ProbeScope
 from clearhead.probes.fine_tuning import FineTuningConfig, LabelledSplit, ModelCopy, TrainingProgress, fixed_seed
 from clearhead.probes.probe_result import ProbeEstimate, ProbeResult
-from clearhead.stats import bootstrap_interval
+from clearhead.stats import RATE_BOUNDS, compute_mean_interval
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
@@ -140,12 +140,12 @@ def run_diagnostic_probe(
         macro_f1[guide] = compute_macro_f1(predicted, classes[test_indices])
     model_probabilities, _ = split.base_copy.predict_probabilities(test_indices)
     model_correctness = split.compute_correctness(model_probabilities, test_indices)
-    estimates = [
-        ProbeEstimate("the model", bootstrap_interval(model_correctness), "accuracy of the model, for comparison")
-    ]
+    model_accuracy = compute_mean_interval(model_correctness, bounds=RATE_BOUNDS)
+    estimates = [ProbeEstimate("the model", model_accuracy, "accuracy of the model, for comparison")]
     for guide in guides:
         description = GUIDE_DESCRIPTIONS.get(guide, "absolute scores of this method")
-        estimates.append(ProbeEstimate(guide, bootstrap_interval(correctness[guide]), f"accuracy; {description}"))
+        accuracy = compute_mean_interval(correctness[guide], bounds=RATE_BOUNDS)
+        estimates.append(ProbeEstimate(guide, accuracy, f"accuracy; {description}"))
     records = []
     for n, i in enumerate(test_indices):
         name = " / ".join(split.context.get_units(split.context.samples[i]).texts)

@@ -25,7 +25,7 @@ from clearhead.probes.divergences import compute_total_variation
 from clearhead.probes.head_patterns import PATTERN_DESCRIPTIONS, classify_head_pattern, compute_head_statistics
 from clearhead.probes.probe_result import ProbeEstimate, ProbeResult
 from clearhead.probes.uniform_attention import make_uniform_weights
-from clearhead.stats import bootstrap_interval
+from clearhead.stats import compute_mean_interval
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
@@ -86,7 +86,7 @@ def run_heads_probe(
     estimates = [
         ProbeEstimate(
             f"layer {record['layer']} head {record['head']}",
-            bootstrap_interval(importance["ablation"][:, record["layer"], record["head"]]),
+            compute_mean_interval(importance["ablation"][:, record["layer"], record["head"]]),
             f"TVD without it; {record['pattern']}: {PATTERN_DESCRIPTIONS[record['pattern']]}",
         )
         for record in top_records

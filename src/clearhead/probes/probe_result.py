@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 
 from clearhead.explanation.explanation import to_json_value
-from clearhead.stats import ConfidenceInterval, bootstrap_interval
+from clearhead.stats import RATE_BOUNDS, ConfidenceInterval, compute_mean_interval
+
+#: Beginnings of the names of metrics from 0 to 1 that often are exactly 0 or 1.
+RATE_METRIC_PREFIXES = ("accuracy", "flips")
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class ProbeResult:
         model: Name of the model.
         settings: The settings of the run.
         records: The metrics of each input (or layer, head or point, depending on the probe).
-        estimates: Means with bootstrap intervals.
+        estimates: Means with intervals.
         conclusion: What follows from the result, and what does not.
         tables: Values that belong to no single input, such as one for each layer and head.
     """
@@ -81,8 +84,9 @@ class ProbeResult:
     def to_markdown(self) -> str:
         """Return a report in Markdown: settings, figure, table and conclusion."""
         rows = [
-            f"| {estimate.name} | {estimate.interval} | {estimate.interval.count} | {estimate.description} |"
+            f"| {estimate.name} | {interval.format_without_count()} | {interval.count} | {estimate.description} |"
             for estimate in self.estimates
+            for interval in [estimate.interval]
         ]
         lines = [
             f"# {self.probe}: {self.model}",
@@ -120,17 +124,17 @@ class ProbeResult:
             table.add_column(name)
         for estimate in self.estimates:
             bold_name = Text(estimate.name, style="bold")
-            table.add_row(bold_name, str(estimate.interval), str(estimate.interval.count), Text(estimate.description))
+            interval = estimate.interval
+            table.add_row(bold_name, interval.format_without_count(), str(interval.count), Text(estimate.description))
         title = Text(f"{self.probe} · {self.model} · {len(self.records)} inputs · {self._format_settings()}")
         return Group(title, table, Text(self.conclusion))
 
 
-def compute_estimates(
-    records: Sequence[Mapping[str, Any]], descriptions: Mapping[str, str], seed: int = 0
-) -> list[ProbeEstimate]:
-    """Compute the mean of each described metric over all records, with its bootstrap interval."""
+def compute_estimates(records: Sequence[Mapping[str, Any]], descriptions: Mapping[str, str]) -> list[ProbeEstimate]:
+    """Compute the mean of each described metric over all records, with its interval."""
     estimates = []
     for name, description in descriptions.items():
         values = np.array([record[name] for record in records], dtype=np.float64)
-        estimates.append(ProbeEstimate(name, bootstrap_interval(values, seed=seed), description))
+        bounds = RATE_BOUNDS if name.startswith(RATE_METRIC_PREFIXES) else None
+        estimates.append(ProbeEstimate(name, compute_mean_interval(values, bounds=bounds), description))
     return estimates

@@ -23,7 +23,7 @@ from clearhead.capture.tape import resolve_requirements
 from clearhead.errors import UnsupportedError
 from clearhead.probes.base import ProbeBatch, ProbeContext, Progress
 from clearhead.probes.probe_result import ProbeEstimate, ProbeResult
-from clearhead.stats import bootstrap_interval
+from clearhead.stats import compute_mean_interval
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
@@ -76,7 +76,7 @@ def run_skips_probe(
     ]
     estimates = [
         ProbeEstimate(
-            f"layer {layer}, {measure}", bootstrap_interval(shares[:, m, layer]), "share of the skip connection"
+            f"layer {layer}, {measure}", compute_mean_interval(shares[:, m, layer]), "share of the skip connection"
         )
         for layer in range(context.num_layers)
         for m, measure in measures

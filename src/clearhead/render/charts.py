@@ -68,7 +68,7 @@ def make_bar(value: ConfidenceInterval | float | None, **extra_fields: Any) -> V
     if isinstance(value, ConfidenceInterval):
         if not value.count:
             return None
-        bounds = {"low": value.low, "high": value.high} if value.has_bounds else {}
+        bounds = {"low": value.low, "high": value.high, "count": value.count} if value.has_bounds else {}
         return {"value": value.mean, **bounds, **extra_fields}
     if value is None or np.isnan(value):
         return None

@@ -108,7 +108,8 @@ def _format_bar(cell: ViewModel | None) -> str:
         if cell.get("low") is None
         else f" [{_format_short_number(cell['low'])}, {_format_short_number(cell['high'])}]"
     )
-    return str(cell.get("said") or f"{_format_short_number(cell['value'])}{ends} {cell.get('mark', '')}".strip())
+    count = f", n = {cell['count']}" if "count" in cell else ""
+    return str(cell.get("said") or f"{_format_short_number(cell['value'])}{ends}{count} {cell.get('mark', '')}".strip())
 
 
 def _render_box_chart(given: ViewModel) -> Markup:
@@ -165,7 +166,8 @@ def _render_intervals(given: ViewModel) -> Markup:
 
 
 def _format_estimate_cells(row: ViewModel) -> list[str]:
-    return [*(_format_short_number(row[key]) for key in ("mean", "low", "high")), row.get("meaning", "")]
+    numbers = [_format_short_number(row[key]) for key in ("mean", "low", "high")]
+    return [*numbers, f"n = {row['count']}", row.get("meaning", "")]
 
 
 def _render_section(given: ViewModel) -> Markup:
@@ -191,7 +193,8 @@ def _render_ranking(given: ViewModel) -> Markup:
 def _format_ranked_cell(cell: ViewModel) -> str:
     mean, *ends = cell["said"]
     spread = f" [{', '.join(ends)}]" if ends else ""
-    return f"{mean}{spread}, rank {cell['rank']}"
+    count = f" ({cell['count']})" if "count" in cell else ""
+    return f"{mean}{spread}{count}, rank {cell['rank']}"
 
 
 def _render_table(caption: str, rows: Sequence[Sequence[str]]) -> Markup:

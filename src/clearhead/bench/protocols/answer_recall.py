@@ -29,6 +29,7 @@ class AnswerRecall(BenchmarkProtocol):
     """Recall of the tokens of a marked answer among the `top` highest scores."""
 
     headline_metrics: ClassVar[tuple[str, ...]] = ("share",)
+    rate_metric_prefixes: ClassVar[tuple[str, ...]] = ("share", "chance")
 
     explained: ExplainedClass = "predicted"
     top: int = 20

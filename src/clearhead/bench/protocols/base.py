@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from clearhead.bench.data.base import Example
 from clearhead.errors import InputError, unknown_value_error
 from clearhead.explanation.multi_stream import AnyExplanation
+from clearhead.stats import RATE_BOUNDS
 
 if TYPE_CHECKING:
     from clearhead.bench.output_cache import OutputCache
@@ -60,6 +61,7 @@ class BenchmarkProtocol:
         smaller_is_better_metrics: Metrics where a smaller value is better; for all others a larger one is.
         description: One or two sentences for the reader of a report: what the protocol measures.
         headline_metrics: Metrics shown in short tables.
+        rate_metric_prefixes: Beginnings of the names of metrics from 0 to 1 whose values often are exactly 0 or 1.
         depends_on_other_methods: True if the metrics of one method depend on which other methods are measured.
         explained: Class that is explained: "predicted", "gold" or a class index.
         seed: Seed of every random choice, tie-breaking included.
@@ -70,6 +72,7 @@ class BenchmarkProtocol:
     smaller_is_better_metrics: ClassVar[frozenset[str]] = frozenset()
     description: ClassVar[str] = ""
     headline_metrics: ClassVar[tuple[str, ...]] = ()
+    rate_metric_prefixes: ClassVar[tuple[str, ...]] = ()
     depends_on_other_methods: ClassVar[bool] = False
 
     explained: ExplainedClass = "predicted"
@@ -127,6 +130,10 @@ class BenchmarkProtocol:
     def is_smaller_better(self, metric: str, part_name: str) -> bool:
         """Return True if a smaller value of this metric is better for the named part."""
         return metric in self.smaller_is_better_metrics
+
+    def get_bounds(self, metric: str) -> tuple[float, float] | None:
+        """Return the bounds of a metric whose values often lie at a bound, for its interval; None for other metrics."""
+        return RATE_BOUNDS if metric == "correct" or metric.startswith(self.rate_metric_prefixes) else None
 
     def compute_dataset_metrics(self, measurements: Sequence[Measurement]) -> dict[str, float]:
         """Compute metrics of one method and part over all examples that are not means over examples (mIoU, COCO AP)."""

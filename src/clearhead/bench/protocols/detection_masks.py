@@ -54,6 +54,7 @@ class DetectionMasks(BenchmarkProtocol):
         "Masks cut from the explanations of a detector’s objects, compared with the annotated masks."
     )
     headline_metrics: ClassVar[tuple[str, ...]] = ("overlap",)
+    rate_metric_prefixes: ClassVar[tuple[str, ...]] = ("overlap",)
 
     explained: ExplainedClass = "predicted"
     cut: str = "authors"

@@ -66,6 +66,7 @@ class KnownEvidence(BenchmarkProtocol):
 
     description: ClassVar[str] = "Do the highest scores fall on the units that are known to decide the label?"
     headline_metrics: ClassVar[tuple[str, ...]] = ("minimal average precision",)
+    rate_metric_prefixes: ClassVar[tuple[str, ...]] = ("minimal ", "sufficient ")
 
     explained: ExplainedClass = "gold"
     by: str = "score"

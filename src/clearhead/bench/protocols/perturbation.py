@@ -71,6 +71,7 @@ class PerturbationProtocol(BenchmarkProtocol):
         "how far it falls on average. Parts are named: stream / replacement / direction."
     )
     headline_metrics: ClassVar[tuple[str, ...]] = ("probability clearhead", "aopc")
+    rate_metric_prefixes: ClassVar[tuple[str, ...]] = ("accuracy ",)
 
     explained: ExplainedClass = "predicted"
     judged: str = "predicted"

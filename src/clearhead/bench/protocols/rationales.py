@@ -48,6 +48,7 @@ class RationaleAgreement(BenchmarkProtocol):
 
     description: ClassVar[str] = "Do the highest-scored words agree with those that people marked?"
     headline_metrics: ClassVar[tuple[str, ...]] = ("auprc", "token f1 @20")
+    rate_metric_prefixes: ClassVar[tuple[str, ...]] = ("auprc", "average precision", "token f1 ", "iou f1 ")
 
     explained: ExplainedClass = "gold"
     counts: tuple[int, ...] = tuple(range(5, 85, 5))

@@ -62,6 +62,10 @@ class ObjectSegmentation(BenchmarkProtocol):
 
     description: ClassVar[str] = "Does the heat map cover the object?"
     headline_metrics: ClassVar[tuple[str, ...]] = ("iou, otsu", "f1, raw-quarter", "inside mass")
+    rate_metric_prefixes: ClassVar[tuple[str, ...]] = (
+        *("pixel accuracy, ", "iou, ", "f1, ", "precision, ", "recall, ", "row f1, "),
+        *("average precision", "object average precision", "roc auc", "pointing", "inside mass"),
+    )
 
     explained: ExplainedClass = "predicted"
     thresholds: tuple[str, ...] = ("mean", "otsu", "best")

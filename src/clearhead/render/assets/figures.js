@@ -31,7 +31,7 @@ export const intervals = ({ caption, rows }) => {
   return scrolled(caption, h("table", { class: "ch-figures" }, h("caption", null, caption),
     h("tbody", null, rows.map((row) => h("tr", null, h("th", { scope: "row" }, row.name),
       h("td", null, row.mean === null ? "–" : whisker(row, from, to)),
-      h("td", null, `${number(row.mean, 3)} `, !isMissing(row.low) && h("small", null, `[${number(row.low, 3)}, ${number(row.high, 3)}]`)),
+      h("td", null, `${number(row.mean, 3)} `, !isMissing(row.low) && h("small", null, `[${number(row.low, 3)}, ${number(row.high, 3)}], n = ${row.count}`)),
       h("td", { class: "ch-note" }, row.meaning))))));
 };
 
@@ -40,7 +40,7 @@ export const ranking = ({ title, columns, ends, rows }) => scrolled(title, h("ta
   h("thead", null, h("tr", null, ["method", ...columns].map((head) => h("th", { scope: "col" }, head)))),
   h("tbody", null, rows.map(({ name, control, cells }) => h("tr", { class: control && "ch-control" }, h("th", { scope: "row" }, name),
     cells.map((cell, column) => h("td", null, cell === null ? "–" : [whisker(cell, ...ends[column]), ` ${cell.said[0]} `,
-      cell.said.length > 1 && h("small", null, `[${cell.said[1]}, ${cell.said[2]}] `), h("b", { title: "rank" }, cell.rank)])))))));
+      cell.said.length > 1 && h("small", null, `[${cell.said[1]}, ${cell.said[2]}] `), cell.count && h("small", null, `(${cell.count}) `), h("b", { title: "rank" }, cell.rank)])))))));
 
 export const table = ({ title, caption, heads, rows }) => scrolled(title || caption || "Figures", h("table", { class: "ch-figures" }, caption && h("caption", null, caption),
   h("thead", null, h("tr", null, heads.map((head) => h("th", { scope: "col" }, head)))),

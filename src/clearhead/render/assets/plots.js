@@ -107,12 +107,12 @@ export const curves = (given) => {
   return figured(given, picture, [...(lines.length > 1 || level ? lines.map(sample) : []), leveled(level)], [across ?? "x", ...lines.map((line) => line.name)], places.map((at) => [number(at, 3), ...lines.map((line) => cell(line, at))]), unbanded);
 };
 
-// series: name, grey, cells – one for each group: value, low, high, mark (a sign over it), said, level (of its own); null: nothing
+// series: name, grey, cells – one for each group: value, low, high, count, mark (a sign over it), said, level (of its own); null: nothing
 export const bars = (given) => {
   const { across, groups, series, stacked, level } = given, every = series.flatMap((one) => one.cells).filter(Boolean);
   const sums = groups.map((_, group) => series.reduce((sum, one) => sum + (one.cells[group]?.value ?? 0), 0));
   const ys = numbers([...(stacked ? sums : every.flatMap((cell) => [cell.value, cell.low, cell.high, cell.level])), level?.at ?? 0], { range: given.range, whole: given.whole });
-  const words = (cell) => (cell === null ? "–" : cell.said ?? spanned(ys, cell.value, cell.low, cell.high) + (cell.mark ? ` ${cell.mark}` : ""));
+  const words = (cell) => (cell === null ? "–" : cell.said ?? spanned(ys, cell.value, cell.low, cell.high) + (cell.count ? `, n = ${cell.count}` : "") + (cell.mark ? ` ${cell.mark}` : ""));
   const most = series.map((one) => { const best = one.cells.reduce((found, cell, group) => (cell && !(cell.value <= (one.cells[found]?.value ?? -Infinity)) ? group : found), 0); return `${one.name || "largest"}: ${groups[best]} ${words(one.cells[best])}`; });
   const width = stacked ? 0.9 : 0.84 / series.length;
   const picture = framed(given, named(groups, given.sparse ? 10 : 40), ys, `largest of ${most.join("; ")}`, (x, y) => groups.map((group, at) => {

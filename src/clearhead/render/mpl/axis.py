@@ -131,7 +131,11 @@ def plot_ablation_effect(sets: Sequence["SentenceSetResult"], metric: str = "apa
         )
         axes.errorbar(places, means, yerr=compute_error_bars(values), fmt="none", ecolor=TEXT_COLOUR, linewidth=0.8)
     axes.set_xticks(
-        np.arange(len(sets)), [escape_invisible(one.name) for one in sets], rotation=20, ha="right", fontsize=8
+        np.arange(len(sets)),
+        [f"{escape_invisible(one.name)}\nn = {one.pronouns[''][metric].count}" for one in sets],
+        rotation=20,
+        ha="right",
+        fontsize=8,
     )
     axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return figure

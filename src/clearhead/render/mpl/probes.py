@@ -207,7 +207,7 @@ def _draw_estimate_bars(figure: Figure, result: "ProbeResult") -> None:
     rows = np.arange(len(shown))
     axes.barh(rows, np.nan_to_num(means), 0.6, color=_BLUE)
     axes.errorbar(means, rows, xerr=np.clip(gaps, 0, None), fmt="none", ecolor=TEXT_COLOUR, linewidth=0.8)
-    axes.set_yticks(rows, [f.name for f in shown])
+    axes.set_yticks(rows, [f"{f.name} (n = {f.interval.count})" for f in shown])
     axes.invert_yaxis()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead.explainer import Explainer, MethodLike
-from clearhead.stats import ConfidenceInterval, bootstrap_interval
+from clearhead.stats import RATE_BOUNDS, ConfidenceInterval, compute_mean_interval
 from clearhead.studies.code.attention import CodeAttention, Progress, compute_received_attention, measure_by_groupings
 from clearhead.studies.code.error_detector import ErrorDetection, evaluate_error_detector, find_too_few_reason
 from clearhead.studies.code.permutation_tests import (
@@ -73,10 +73,10 @@ class CodeStudy:
             row = {
                 "class": name,
                 "share of tokens": float(code_attention.class_frequencies[class_index]),
-                "attention received": bootstrap_interval(received, groups=function_ids),
+                "attention received": compute_mean_interval(received, groups=function_ids),
             }
             for method, lifts in code_attention.attributions.items():
-                row[method] = bootstrap_interval(lifts[:, class_index], groups=function_ids)
+                row[method] = compute_mean_interval(lifts[:, class_index], groups=function_ids)
             rows.append(row)
         return rows
 
@@ -86,8 +86,8 @@ class CodeStudy:
         rows = []
         for question_type in sorted({name for name in measurements.question_types if name}):
             mask = np.array([name == question_type for name in measurements.question_types])
-            accuracy = bootstrap_interval(
-                measurements.is_correct[mask].astype(float), groups=measurements.function_ids[mask]
+            accuracy = compute_mean_interval(
+                measurements.is_correct[mask].astype(float), bounds=RATE_BOUNDS, groups=measurements.function_ids[mask]
             )
             rows.append({"asked for": question_type, "questions": int(mask.sum()), "right": accuracy})
         return rows
@@ -189,7 +189,7 @@ def run_code_study(
             same inputs is compared; it need not answer the questions.
         include_special: Whether special tokens count as a class; otherwise they are excluded.
         num_permutations: Number of permutations of each test.
-        seed: Seed of permutations, folds and bootstrap.
+        seed: Seed of permutations, folds and resampling.
         progress: Whether to show a progress bar, or a function that wraps the sequence.
         **settings: Further settings to store with the result.
 
@@ -249,7 +249,7 @@ def analyse_measurements(
         by_class: Measurements by token class, which are tested.
         by_part: Measurements by syntactic construct, which are only reported.
         num_permutations: Number of permutations of each test.
-        seed: Seed of permutations, folds and bootstrap.
+        seed: Seed of permutations, folds and resampling.
     """
     is_correct = by_class.is_correct
     question_types = by_class.question_types
@@ -279,7 +279,7 @@ def analyse_measurements(
         skipped_reasons.append(f"the detector: {reason}")
     else:
         detection = evaluate_error_detector(by_class, seed=seed)
-    accuracy = bootstrap_interval(is_correct.astype(float), seed=seed, groups=function_ids)
+    accuracy = compute_mean_interval(is_correct.astype(float), bounds=RATE_BOUNDS, groups=function_ids, seed=seed)
     return CodeStudy(
         by_class,
         by_part,

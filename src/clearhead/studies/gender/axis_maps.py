@@ -26,7 +26,7 @@ from clearhead.concepts.hidden_states import compute_layer_states
 from clearhead.concepts.layer_hooks import find_self_attention_calls
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
-from clearhead.stats import bootstrap_interval, compare_paired
+from clearhead.stats import compare_paired, compute_mean_interval
 from clearhead.studies.gender.map_similarity import ProfileSimilarity, compute_profile_similarity
 from clearhead.targets import MaskedToken
 
@@ -273,8 +273,8 @@ def compare_rankings(
         for maps, listed in zip(axis_maps, listed_indices, strict=True)
     ]
     return {
-        **{name: bootstrap_interval(values) for name, values in ranks.items()},
-        "difference": bootstrap_interval(ranks[map_names[0]] - ranks[map_names[1]]),
+        **{name: compute_mean_interval(values) for name, values in ranks.items()},
+        "difference": compute_mean_interval(ranks[map_names[0]] - ranks[map_names[1]]),
         "p": p_value,
         "effect": effect,
         "chance": float(np.mean(chance_ranks)),

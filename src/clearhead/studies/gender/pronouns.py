@@ -13,7 +13,7 @@ from clearhead.concepts.removal import ablated_directions
 from clearhead.concepts.word_pairs import WordPair, is_single_token
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
-from clearhead.stats import ConfidenceInterval, bootstrap_interval
+from clearhead.stats import ConfidenceInterval, compute_mean_interval
 from clearhead.studies.gender.axis_maps import get_masked_lm_adapter
 from clearhead.studies.gender.templates import BiasTemplate
 
@@ -120,7 +120,7 @@ def summarise_pronouns(results: Sequence[PronounProbabilities]) -> dict[str, Con
         "bias": biases,
         "size of bias": np.abs(biases),
     }
-    return {name: bootstrap_interval(np.array(values)) for name, values in columns.items()}
+    return {name: compute_mean_interval(np.array(values)) for name, values in columns.items()}
 
 
 def _compute_mask_probabilities(

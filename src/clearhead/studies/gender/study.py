@@ -28,7 +28,7 @@ from clearhead.engine.batching import with_progress
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
 from clearhead.explanation.explanation import to_json_value
-from clearhead.stats import ConfidenceInterval, bootstrap_interval, compare_paired
+from clearhead.stats import ConfidenceInterval, compare_paired, compute_mean_interval
 from clearhead.studies.gender.axis_maps import (
     AxisMaps,
     compare_rankings,
@@ -296,13 +296,13 @@ def analyse_sentence_set(
         name=name,
         count=len(selected),
         similarity=compute_map_similarity(axis_maps, _find_filler_position(filler_pieces)),
-        share=bootstrap_interval(np.array([share for share, _ in contributions])) if has_fillers else None,
+        share=compute_mean_interval(np.array([share for share, _ in contributions])) if has_fillers else None,
         largest=sum(is_largest for _, is_largest in contributions),
         ranks=compare_rankings(filler_maps, filler_pieces) if has_fillers else None,
         pronouns={method: summarise_pronouns(results) for method, results in results_by_method.items()},
         changes={
             method: (
-                bootstrap_interval(magnitudes[method] - magnitudes[""]),
+                compute_mean_interval(magnitudes[method] - magnitudes[""]),
                 compare_paired(magnitudes[method], magnitudes[""])[1],
             )
             for method in projections_by_method
