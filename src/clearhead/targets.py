@@ -139,7 +139,7 @@ class GeneratedToken(PositionTarget):
         >>> ex.explain("Paris is the capital of", target=GeneratedToken(0))  # doctest: +SKIP
     """
 
-    target_type = "generated word"
+    target_type = "generated_token"
 
 
 class DetectionQuery(PositionTarget):
@@ -169,7 +169,7 @@ class TokenLabel(PositionTarget):
         >>> ex.explain("Angela lives in Berlin", target=TokenLabel(4, "B-LOC"))  # doctest: +SKIP
     """
 
-    target_type = "token label"
+    target_type = "token_label"
 
 
 class AnswerSpan(PositionTarget):
@@ -331,19 +331,19 @@ class Target:
             num_masks: Number of masked positions, from whose end a negative `mask_index` counts.
 
         Returns:
-            A dict with "kind", "name", "scale", "value" and, depending on the target, "index", "against", "place" and
+            A dict with "kind", "name", "scale", "value" and, depending on the target, "index", "against", "position" and
             "mask".
         """
         if callable(self.spec) or scores is None:
             name = getattr(self.spec, "__name__", type(self.spec).__name__)
-            return {"kind": "callable", "name": name, "scale": "as returned", "value": value}
+            return {"kind": "callable", "name": name, "scale": "as_returned", "value": value}
         a, b = self.find_classes(scores, labels)
         description = {"kind": self._describe_type(labels.masked), "name": labels.label_name(a), "index": a}
         if b is not None:
             description["name"] = f"{labels.label_name(a)} − {labels.label_name(b)}"
             description["against"] = labels.label_name(b)
         if self.position is not None:
-            description["place"] = self.position
+            description["position"] = self.position
         if labels.masked:
             mask_index = self.mask_index or 0
             if mask_index < 0:
@@ -361,7 +361,7 @@ class Target:
             case Predicted() | MaskedToken(None):
                 return "predicted"
             case _:
-                return "masked word" if masked else "label"
+                return "masked_token" if masked else "label"
 
 
 @dataclass(frozen=True)
