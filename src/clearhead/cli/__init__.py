@@ -285,8 +285,8 @@ def methods(model_options: opt.CliModelOptions, as_json: opt.JsonOption = False)
             "family": declaration.family,
             "signed": declaration.signed,
             "cost": str(declaration.cost),
-            "asks": sorted(declaration.requires),
-            "has": sorted(declaration.supports),
+            "requires": sorted(declaration.requires),
+            "supports": sorted(declaration.supports),
             "options": clearhead.Method.option_names(name),
             "depends_on_target": declaration.target == "any",
             "taxonomy": declaration.taxonomy,
@@ -298,9 +298,9 @@ def methods(model_options: opt.CliModelOptions, as_json: opt.JsonOption = False)
             line |= {"applies": applicability[name].applies, "why_not": applicability[name].why_not}
         table.append(line)
     if as_json:
-        put.print_json({"schema": "clearhead/methods", "version": 1, "model": model, "methods": table})
+        put.print_json({"schema": "clearhead/methods", "version": 2, "model": model, "methods": table})
         return
-    columns = ["method", "family", "signed", "cost", "asks", "taxonomy"]
+    columns = ["method", "family", "signed", "cost", "requires", "taxonomy"]
     if applicability:
         columns.append("applies")
     put.make_console().print(
@@ -317,7 +317,7 @@ def models(as_json: opt.JsonOption = False) -> None:
     """List the small pretrained models of clearhead-zoo with their task, size and measured accuracy."""
     cards = clearhead.zoo_models()
     if as_json:
-        put.print_json({"schema": "clearhead/models", "version": 1, "models": cards})
+        put.print_json({"schema": "clearhead/models", "version": 2, "models": cards})
     elif not cards:
         from clearhead.zoo import is_zoo_installed
 
