@@ -331,8 +331,8 @@ class Target:
             num_masks: Number of masked positions, from whose end a negative `mask_index` counts.
 
         Returns:
-            A dict with "kind", "name", "scale", "value" and, depending on the target, "index", "against", "position" and
-            "mask".
+            A dict with "kind", "name", "scale", "value" and, depending on the target, "index", "against", "position"
+            and "mask".
         """
         if callable(self.spec) or scores is None:
             name = getattr(self.spec, "__name__", type(self.spec).__name__)

@@ -54,14 +54,17 @@ def test_all_methods_pass_on_a_tiny_bert() -> None:
     common_properties = {"same scores when repeated", "same scores in a batch", "same scores when padded"}
     for method in verification.methods:
         rows = [row for row in verification.results if row.method == method]
-        assert common_properties | {"the model is unchanged"} <= {row.property for row in rows if row.status == "passed"}
+        assert common_properties | {"the model is unchanged"} <= {
+            row.property for row in rows if row.status == "passed"
+        }
     declared = {axiom for name in verification.methods for axiom in METHOD_REGISTRY[name].declaration.axioms}
     unmeasured = {row.property: row for row in verification.results if row.status == "not_applicable"}
     tiling = unmeasured.pop("same scores with tiled and materialised attention")
     assert tiling.method == "beyond-intuition-head" and "it needs materialised attention maps" in tiling.reason
     assert set(unmeasured) == set(UNMEASURABLE_AXIOMS) < declared
     assert all(
-        row.measured is row.bound is None and "models with known attributions" in row.reason for row in unmeasured.values()
+        row.measured is row.bound is None and "models with known attributions" in row.reason
+        for row in unmeasured.values()
     )
 
 

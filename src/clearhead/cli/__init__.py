@@ -410,7 +410,7 @@ def _explain_dataset(
             report = run(advance_or_stop)
     except KeyboardInterrupt:
         report = run.report
-        num_stored = report.written + report.there_before
+        num_stored = report.written + report.already_stored
         raise runtime.RunInterruptedError(
             f"interrupted: {num_stored} of {report.rows} rows are stored in {out}; run the same command to resume"
         ) from None
@@ -418,8 +418,8 @@ def _explain_dataset(
         put.print_json(report.to_dict())
     else:
         summary = f"{report.written} of {report.rows} rows explained"
-        if report.there_before:
-            summary += f", {report.there_before} were stored before"
+        if report.already_stored:
+            summary += f", {report.already_stored} were already stored"
         print(f"{summary}: {out / 'index.csv'}")
     if report.failed:
         failed_rows = put.format_count(report.failed, "row")

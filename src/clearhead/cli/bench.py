@@ -203,7 +203,7 @@ def bench(
         put.print_json({**report.to_dict(), "refused": run.collect_failure_reasons()})
     else:
         _print_run(run)
-        print(f"chunks: {report.computed} computed, {report.there_before} stored before; {out / 'table.parquet'}")
+        print(f"chunks: {report.computed} computed, {report.already_stored} already stored; {out / 'table.parquet'}")
     if next(run.store.iter_table_rows(), None) is None:
         runtime.print_error(
             "no measurements were produced; the reasons are listed above (with --json, under refused)",

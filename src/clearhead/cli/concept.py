@@ -19,6 +19,7 @@ from clearhead.cli.input_sets import (
 from clearhead.cli.inputs import load_explainer, load_model_and_inputs
 from clearhead.data.sources import parse_input_source
 from clearhead.errors import InputError
+from clearhead.explanation.json_keys import to_snake_case
 
 if TYPE_CHECKING:
     from clearhead.concepts.directions import Directions, LayerIndex
@@ -205,7 +206,7 @@ def tcav(
             "accuracy": f"{test.accuracy:.2f}",
             "effect": f"{test.effect:+.1f}",
             "p (Holm)": f"{test.corrected:.2g}",
-            "significant": test.refused or test.is_significant,
+            "significant": test.rejection_reason or test.is_significant,
         }
         for test in result.concept_tests
     ]
@@ -434,7 +435,7 @@ def remove(
     put.report_written(write_ablation_report({Path(directions).stem: costs}, model_name, html, {"inputs": len(texts)}))
     if as_json:
         header = {"schema": "clearhead/removal", "version": 2, "model": model_name, "layers": list(saved)}
-        put.print_json({**header, "cost": {name: vars(value) for name, value in costs.items()}})
+        put.print_json({**header, "cost": {to_snake_case(name): vars(value) for name, value in costs.items()}})
         return
     rows = [{"figure": name, "mean [95 % interval]": str(cost), "inputs": cost.count} for name, cost in costs.items()]
     put.print_table(["figure", "mean [95 % interval]", "inputs"], rows)

@@ -44,19 +44,19 @@ class DatasetRunReport:
         out: The folder.
         rows: Number of rows of the data set.
         written: Number of rows explained by this run.
-        there_before: Number of rows that already had results.
+        already_stored: Number of rows that already had results.
         failed: Number of rows with errors.
     """
 
     out: str
     rows: int
     written: int = 0
-    there_before: int = 0
+    already_stored: int = 0
     failed: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {"schema": "clearhead/run", "version": 1, **asdict(self)}
+        return {"schema": "clearhead/run", "version": 2, **asdict(self)}
 
 
 @dataclass
@@ -137,7 +137,7 @@ class DatasetRun:
         for row in rows:
             files = self._list_result_files(row)
             if row not in missing:
-                self.report.there_before += 1
+                self.report.already_stored += 1
             elif row.id in results:
                 self.report.written += 1
                 for file, explanation in zip(files, results[row.id], strict=True):

@@ -10,9 +10,10 @@ from jaxtyping import Float
 
 from clearhead.errors import InputError
 from clearhead.explanation.explanation import to_json_value
+from clearhead.explanation.json_keys import to_snake_case_keys
 from clearhead.probes.base import ProbeBatch, ProbeContext
 from clearhead.probes.head_importance import compute_sample_head_statistics
-from clearhead.probes.head_patterns import PATTERN_DESCRIPTIONS, classify_head_pattern
+from clearhead.probes.head_patterns import PATTERN_DESCRIPTIONS, classify_head_pattern, format_head_pattern
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
@@ -62,6 +63,10 @@ class AttentionView:
             statistics = self.mean_head_statistics
         return classify_head_pattern({name: float(values[layer, head]) for name, values in statistics.items()})
 
+    def format_head_pattern(self, layer: int, head: int, on_average: bool = False) -> str:
+        """Return the name of a head's pattern for display: "previous token" for previous_token."""
+        return format_head_pattern(self.get_head_pattern(layer, head, on_average))
+
     def get_map(self, layer: int, head: int) -> Float[np.ndarray, "query key"]:
         """Return the attention map of one head; negative indices count from the end.
 
@@ -81,26 +86,26 @@ class AttentionView:
         layers, heads = self.attention.shape[:2]
         document: dict[str, Any] = {
             "schema": "clearhead/attention",
-            "version": 1,
+            "version": 2,
             "model": self.model,
             "tokens": self.tokens,
-            "row": self.readout_row,
+            "readout_row": self.readout_row,
             "prediction": self.prediction,
             "heads": [self._build_head_record(layer, head) for layer in range(layers) for head in range(heads)],
-            "by_depth": self.scores_by_depth,
+            "by_depth": to_snake_case_keys(self.scores_by_depth),
         }
         if self.key_names is not None:
             document["keys"] = self.key_names
         document["candidates"] = self.candidate_probabilities
         document["attention"] = self.attention
-        document["says"] = CONCLUSION
+        document["conclusion"] = CONCLUSION
         return to_json_value(document)
 
     def _build_head_record(self, layer: int, head: int) -> dict[str, Any]:
         """Build the record of a head: its pattern, also on average over inputs if known, and its statistics."""
         record: dict[str, Any] = {"layer": layer, "head": head, "pattern": self.get_head_pattern(layer, head)}
         if self.mean_head_statistics is not None:
-            record["pattern on average"] = self.get_head_pattern(layer, head, True)
+            record["mean_pattern"] = self.get_head_pattern(layer, head, True)
         record |= {name: float(values[layer, head]) for name, values in self.head_statistics.items()}
         return record
 
@@ -124,7 +129,9 @@ class AttentionView:
         for layer in range(layers):
             patterns = [self.get_head_pattern(layer, head) for head in range(heads)]
             pattern_counts = ", ".join(
-                f"{patterns.count(name)} {name}" for name in PATTERN_DESCRIPTIONS if name in patterns
+                f"{patterns.count(name)} {format_head_pattern(name)}"
+                for name in PATTERN_DESCRIPTIONS
+                if name in patterns
             )
             means = [self.head_statistics[name][layer].mean() for name in ("entropy", "distance", "sink")]
             cells = ["–" if np.isnan(mean) else f"{mean:.2f}" for mean in means]

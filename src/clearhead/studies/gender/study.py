@@ -28,6 +28,7 @@ from clearhead.engine.batching import with_progress
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
 from clearhead.explanation.explanation import to_json_value
+from clearhead.explanation.json_keys import to_snake_case_keys
 from clearhead.stats import ConfidenceInterval, bootstrap_interval, compare_paired
 from clearhead.studies.gender.axis_maps import (
     AxisMaps,
@@ -139,8 +140,8 @@ class AxisStudy:
                 "layers": self.directions.to_table(),
                 "sets": [_set_result_to_dict(result) for result in self.set_results],
                 "ranks": _ranks_to_dict(self.rank_comparison),
-                "people": self.people_scores,
-                "costs": costs,
+                "people": to_snake_case_keys(self.people_scores),
+                "costs": to_snake_case_keys(costs),
                 "shown": _maps_to_dict(self.shown_maps),
             }
         )
@@ -222,7 +223,7 @@ def run_axis_study(
         people_scores=people_scores,
         costs=costs,
         shown_maps={text: compute_axis_maps(explainer, directions, text) for text in sentences},
-        settings={"normalise": normalise, "seed": seed, "sentences asked for": num_sentences},
+        settings={"normalise": normalise, "seed": seed, "num_sentences": num_sentences},
     )
 
 
@@ -372,7 +373,13 @@ def _score_people_sentences(
 
 def _set_result_to_dict(result: SentenceSetResult) -> dict[str, Any]:
     """Convert the results of a sentence set to a dict, with its maps and ranks."""
-    return {**asdict(result), "shown": _maps_to_dict(result.shown), "ranks": _ranks_to_dict(result.ranks)}
+    pronouns = to_snake_case_keys(asdict(result)["pronouns"])
+    return {
+        **asdict(result),
+        "pronouns": pronouns,
+        "shown": _maps_to_dict(result.shown),
+        "ranks": _ranks_to_dict(result.ranks),
+    }
 
 
 def _maps_to_dict(maps_by_text: Mapping[str, AxisMaps]) -> dict[str, Any]:
