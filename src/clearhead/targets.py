@@ -125,6 +125,7 @@ class PositionTarget:
     against: str | int | None = None
 
     target_type: ClassVar[str] = "label"
+    noun: ClassVar[str] = "position"
 
 
 class GeneratedToken(PositionTarget):
@@ -140,6 +141,7 @@ class GeneratedToken(PositionTarget):
     """
 
     target_type = "generated_token"
+    noun = "generated token"
 
 
 class DetectionQuery(PositionTarget):
@@ -155,6 +157,7 @@ class DetectionQuery(PositionTarget):
     """
 
     target_type = "detection"
+    noun = "object query"
 
 
 class TokenLabel(PositionTarget):
@@ -170,6 +173,7 @@ class TokenLabel(PositionTarget):
     """
 
     target_type = "token_label"
+    noun = "label of token"
 
 
 class AnswerSpan(PositionTarget):
@@ -185,9 +189,43 @@ class AnswerSpan(PositionTarget):
     """
 
     target_type = "answer"
+    noun = "answer position"
 
 
 TargetLike = Predicted | Label | Contrast | MaskedToken | PositionTarget | str | int | Callable[[Any], Tensor] | None
+
+
+def describe_spec(spec: Any) -> str:
+    """Return a target as it is named in error messages of Python and of the command line.
+
+    Args:
+        spec: The target as given by the caller.
+
+    Returns:
+        A noun phrase without class names.
+
+    Example:
+        >>> describe_spec(GeneratedToken(2)), describe_spec(Contrast("cat", "dog"))
+        ('the generated token 2', "the contrast of 'cat' and 'dog'")
+    """
+    match spec:
+        case PositionTarget(None):
+            return f"every {spec.noun}"
+        case PositionTarget(position):
+            return f"the {spec.noun} {position}"
+        case MaskedToken(None):
+            return "the masked token"
+        case MaskedToken(token):
+            return f"the masked token {token!r}"
+        case Contrast(None, b):
+            return f"the contrast of the prediction and {b!r}"
+        case Contrast(a, b):
+            return f"the contrast of {a!r} and {b!r}"
+        case Label(label):
+            return f"the label {label!r}"
+        case Predicted():
+            return "the prediction"
+    return repr(spec)
 
 
 @dataclass(frozen=True)

@@ -126,14 +126,16 @@ def test_label_column_option_reads_labels_of_csv_table(bench: Callable[..., Comm
     options = ("--methods", "saliency", "--set", "perturb-text.judged=gold", "--out", tmp_path / "run")
     code, out, _ = bench(*run, *options)
     assert code == 3 and "has no true class" in out
-    code, _, _ = bench(*run, *options, "--option", "label_column=verdict")
+    code, _, _ = bench(*run, *options, "--label-column", "verdict")
     assert code == 0 and {row.figures["correct"] for row in ResultStore(tmp_path / "run").iter_table_rows()} == {1.0}
-    code, _, err = bench(*run, *options, "--option", "label_column=stars")
+    code, _, err = bench(*run, *options, "--label-column", "stars")
     assert code == 2 and "unknown column 'stars'" in err
     code, _, err = bench(*run, *options, "--option", "label=stars")
     assert code == 2 and "did you mean 'label_column'" in err
     code, _, err = bench(*run, *options, "--option", "label_column")
     assert code == 2 and "write NAME=VALUE" in err
+    code, _, err = bench(*run, *options, "--option", "label_column=stars")
+    assert code == 2 and "write --label-column stars" in err
 
 
 def test_two_fills_print_rank_agreement(bench: Callable[..., CommandResult], tmp_path: Path) -> None:

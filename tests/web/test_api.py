@@ -172,7 +172,7 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str]] = [
     ({"text": "x", "target": 10**12}, "target"),
     ({"text": "x", "target": -5}, "label"),
     ({"text": "x", "target": {"a": 1}}, "target"),
-    ({"text": "x", "place": 3}, "selects a position"),
+    ({"text": "x", "place": 3}, "makes one prediction per input"),
     ({"text": "x", "scale": "loud"}, "scale"),
     ({"text": "x", "path": "/etc/passwd"}, "path: Extra inputs are not permitted"),
     ({"text": "x", "image": encode_base64(make_png())}, "not an image"),

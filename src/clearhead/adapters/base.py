@@ -18,7 +18,7 @@ from clearhead.capture.checks.self_test import count_calls_from_config
 from clearhead.capture.session import ModelSession
 from clearhead.errors import InputError, UnsupportedError, unknown_value_error
 from clearhead.images import RenderedOnAccess
-from clearhead.targets import CLASS_SCALES, MaskedToken, PositionTarget, Target
+from clearhead.targets import CLASS_SCALES, MaskedToken, PositionTarget, Target, describe_spec
 from clearhead.units import UnitAxis, Units
 
 #: A kind of read-out ("first", "mean" …), or the number of the row that is read.
@@ -261,8 +261,8 @@ class ModelAdapter(ABC):
         """The targets that one request stands for: one, unless it asks for several steps or detections."""
         if isinstance(target.spec, PositionTarget):
             raise InputError(
-                f"{target.spec!r} selects a position of a sequence output, but {type(self.model).__name__} makes one "
-                "prediction per input: give a label or an index"
+                f"the target is {describe_spec(target.spec)}, but {type(self.model).__name__} makes one prediction per "
+                "input: give a label or an index"
             )
         return [target]
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 #: With more units than this, no flow is computed.
 MAX_FLOW_LENGTH = 40
-#: Number of comparison inputs in a pass.
-BATCH_SIZE = 16
 CONCLUSION = (
     "A map shows which units a head takes values from, neither the values nor how they are used later; the name of a "
     "pattern is a suggestion. Whether the output depends on a head is measured by clearhead probe heads."
@@ -155,6 +153,7 @@ def compute_attention_view(
     comparison_inputs: list[Any] | None = None,
     target: Any = None,
     candidates: Sequence[str | int] = (),
+    batch_size: int = 16,
 ) -> AttentionView:
     """Compute the attention view of one input of a model with a single stream.
 
@@ -164,6 +163,7 @@ def compute_attention_view(
         comparison_inputs: Inputs over which the head statistics are averaged for comparison.
         target: The target, as in `Explainer.explain`; default: the predicted class.
         candidates: Labels or masked words whose probabilities are reported, such as "his" and "her".
+        batch_size: Maximum number of comparison inputs per pass.
 
     Returns:
         The attention of the input.
@@ -182,7 +182,7 @@ def compute_attention_view(
         comparison_context = ProbeContext(explainer, comparison_inputs, target)
         sample_statistics = [
             compute_sample_head_statistics(comparison_batch, i)
-            for _, comparison_batch in comparison_context.iter_batches(BATCH_SIZE)
+            for _, comparison_batch in comparison_context.iter_batches(batch_size)
             for i in range(len(comparison_batch.samples))
         ]
         mean_head_statistics = {

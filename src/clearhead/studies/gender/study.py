@@ -161,6 +161,7 @@ def run_axis_study(
     removal_methods: Sequence[str] = REMOVAL_METHODS,
     normalise: bool = True,
     few: bool = False,
+    batch_size: int = 32,
     seed: int = 0,
     progress: Progress = False,
 ) -> AxisStudy:
@@ -179,6 +180,7 @@ def run_axis_study(
         removal_methods: Methods that remove the axis, out of `REMOVAL_METHODS`.
         normalise: Whether to normalise the vectors, as in `fit_directions`.
         few: Whether to allow fewer sentences than dimensions, as in `fit_directions`.
+        batch_size: Maximum number of sentences per pass.
         seed: Seed of the fit.
         progress: Whether to show a progress bar, or a function that wraps the sequence.
 
@@ -192,13 +194,15 @@ def run_axis_study(
     num_fitted = len(collected) - num_held_out
     occurrences = collected[:num_fitted]
     held_out = collected[num_fitted:]
-    vectors = compute_axis_vectors(explainer, occurrences, progress=progress)
+    vectors = compute_axis_vectors(explainer, occurrences, batch_size=batch_size, progress=progress)
     directions = fit_directions(vectors, names, normalise=normalise, seed=seed, few=few)
     projections = {
         method: compute_removal_projections(method, vectors, directions, names) for method in removal_methods
     }
     set_results = [
-        analyse_sentence_set(explainer, directions, name, list(templates), compared_words, projections, progress)
+        analyse_sentence_set(
+            explainer, directions, name, list(templates), compared_words, projections, batch_size, progress
+        )
         for name, templates in template_sets.items()
     ]
     rank_comparison = _compare_held_out_rankings(explainer, directions, held_out, pairs, progress)
@@ -258,6 +262,7 @@ def analyse_sentence_set(
     templates: Sequence[BiasTemplate],
     compared_words: WordPair,
     projections_by_method: Mapping[str, ProjectionsByLayer],
+    batch_size: int = 32,
     progress: Progress = False,
 ) -> SentenceSetResult:
     """Compute the maps and mask probabilities of a set of sentences, and summarise them.
@@ -269,6 +274,7 @@ def analyse_sentence_set(
         templates: Sentences with a mask.
         compared_words: Words to compare at the mask, for templates without words of their own.
         projections_by_method: Projections to remove from each layer, by removal method.
+        batch_size: Maximum number of sentences per pass.
         progress: Whether to show a progress bar, or a function that wraps the sequence.
     """
     selected = select_single_token_templates(explainer, templates)
@@ -286,9 +292,11 @@ def analyse_sentence_set(
             filler_maps.append(maps)
             filler_pieces.append(pieces)
             contributions.append(compute_filler_contribution(maps, template.filler))
-    results_by_method = {"": compute_pronoun_probabilities(explainer, selected, compared_words)}
+    results_by_method = {"": compute_pronoun_probabilities(explainer, selected, compared_words, batch_size=batch_size)}
     for method, projections in projections_by_method.items():
-        results_by_method[method] = compute_pronoun_probabilities(explainer, selected, compared_words, projections)
+        results_by_method[method] = compute_pronoun_probabilities(
+            explainer, selected, compared_words, projections, batch_size
+        )
     magnitudes = {
         method: np.array([abs(result.log_ratio) for result in results]) for method, results in results_by_method.items()
     }
