@@ -244,6 +244,16 @@ def test_concurrent_run_in_same_folder_is_rejected(
         assert "another run is writing" in run_failing(*command)
 
 
+def test_folder_with_results_in_another_format_is_rejected(
+    clearhead: Clearhead, run_failing: Callable[..., str], bert: Path, reviews: Path, tmp_path: Path
+) -> None:
+    command = ("explain", reviews, "-m", bert, "--out", tmp_path / "out")
+    clearhead(*command)
+    path = tmp_path / "out" / "settings.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"version": 1}))
+    assert "contains results in file format 1; this version of clearhead writes format 2" in run_failing(*command)
+
+
 def test_mask_option_applies_to_every_row(clearhead: Clearhead, masked_lm: Path, tmp_path: Path) -> None:
     """The settings are checked on an example with one masked position; the rows have more."""
     path = tmp_path / "masks.csv"

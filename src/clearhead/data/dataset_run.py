@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from clearhead.data.atomic_file import PARTIAL_SUFFIX, atomic_write
 from clearhead.data.sources import DatasetRow, InputDataset
 from clearhead.errors import ClearheadError, InputError
-from clearhead.explanation.explanation import load_explanation as load_explanation
+from clearhead.explanation.explanation import EXPLANATION_VERSION, load_explanation
 from clearhead.explanation.multi_stream import AnyExplanation
 from clearhead.units import TEXT_LEVELS
 
@@ -197,7 +197,7 @@ class DatasetRun:
         """Write the settings into the folder, or compare them with those of an earlier run."""
         settings = {
             "schema": "clearhead/run-settings",
-            "version": 1,
+            "version": EXPLANATION_VERSION,
             "settings": {
                 **self.extra_settings,
                 "batch_size": self.batch_size,
@@ -279,9 +279,16 @@ def _get_uint8_dtype() -> Any:
 def _check_same_settings(path: Path, settings: Mapping[str, Any]) -> None:
     """Check that the settings of an earlier run are equal; an error names those that differ."""
     try:
-        previous = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        document = json.loads(path.read_text(encoding="utf-8"))
+        previous = document["settings"]
+        version = document["version"]
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{str(path)!r} was not written by clearhead: give --out an empty or new folder") from None
+    if version != settings["version"]:
+        raise InputError(
+            f"{str(path.parent)!r} contains results in file format {version}; this version of clearhead writes format "
+            f"{settings['version']}: give --out an empty or new folder"
+        )
     current = settings["settings"]
     changed = [key for key in {**previous, **current} if previous.get(key) != current.get(key)]
     if changed:
