@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from marked import format_interval, render_table, replace_marked_sections
 
+from clearhead.explanation.json_keys import to_snake_case
 from clearhead.studies.code.syntax import TOKEN_CLASSES
 
 TASK_TITLES = {
@@ -32,7 +33,7 @@ def render_summary(results: StudyResults) -> str:
         return [name, *(cell(own) for own in results.values())]
 
     def detector(name: str) -> Any:
-        return lambda own: format_interval(own["detector"] and own["detector"]["auroc"][name], 3)
+        return lambda own: format_interval(own["detector"] and own["detector"]["auroc"][to_snake_case(name)], 3)
 
     rows = [
         row("model", lambda own: own["model"]),
@@ -41,41 +42,41 @@ def render_summary(results: StudyResults) -> str:
         row(
             "heads × classes that differ, right against wrong (q < 0.05)",
             lambda own: (
-                "–" if own["tested cells"] is None else f"{len(own['wrong against right'])} of {own['tested cells']}"
+                "–" if own["tested_cells"] is None else f"{len(own['attention_differences'])} of {own['tested_cells']}"
             ),
         ),
         row(
             "methods × classes that differ",
-            lambda own: _count_significant(own["attribution, wrong against right"]),
+            lambda own: _count_significant(own["attribution_differences"]),
         ),
         *(row(f"AUROC of {one}", detector(one)) for one in ("confidence", "length", "syntax", "syntax and confidence")),
         row(
             "gain of both over confidence",
-            lambda own: format_interval(own["detector"] and own["detector"]["gain over confidence"], 3),
+            lambda own: format_interval(own["detector"] and own["detector"]["auroc_gain"], 3),
         ),
         row(
             "heads × classes changed by fine-tuning",
-            lambda own: "–" if own["changed cells"] is None else f"{own['changed cells']} of {own['compared cells']}",
+            lambda own: "–" if own["changed_cells"] is None else f"{own['changed_cells']} of {own['compared_cells']}",
         ),
     ]
     return render_table(["", *(TASK_TITLES[name] for name in results)], rows)
 
 
 def _count_significant(lines: list[StudyResults]) -> str:
-    tested = [line for line in lines if line["q"] is not None]
-    return f"{sum(line['q'] < 0.05 for line in tested)} of {len(tested)}" if tested else "–"
+    tested = [line for line in lines if line["q_value"] is not None]
+    return f"{sum(line['q_value'] < 0.05 for line in tested)} of {len(tested)}" if tested else "–"
 
 
 def list_present_classes(results: StudyResults) -> list[str]:
-    there = {line["class"] for own in results.values() for line in own["classes"]}
+    there = {line["class"] for own in results.values() for line in own["by_class"]}
     return [name for name in TOKEN_CLASSES if name in there]
 
 
 def render_attention_by_class(results: StudyResults) -> str:
     """Attention received by class."""
-    lines = {name: {line["class"]: line for line in own["classes"]} for name, own in results.items()}
+    lines = {name: {line["class"]: line for line in own["by_class"]} for name, own in results.items()}
     rows = [
-        [one, *(format_interval(own[one]["attention received"] if one in own else None) for own in lines.values())]
+        [one, *(format_interval(own[one]["received_attention"] if one in own else None) for own in lines.values())]
         for one in list_present_classes(results)
     ]
     return render_table(["attention received", *(TASK_TITLES[name] for name in results)], rows)
@@ -85,8 +86,8 @@ def render_attribution_by_class(results: StudyResults) -> str:
     """Attribution by class, one table per kind of question."""
     parts = []
     for name, own in results.items():
-        methods = [method for method in (*METHOD_ORDER, "generic") if method in own["classes"][0]]
-        rows = [[line["class"], *(format_interval(line[method]) for method in methods)] for line in own["classes"]]
+        methods = [method for method in (*METHOD_ORDER, "generic") if method in own["by_class"][0]]
+        rows = [[line["class"], *(format_interval(line[method]) for method in methods)] for line in own["by_class"]]
         parts.append(render_table([TASK_TITLES[name], *methods], rows))
     return "\n\n".join(parts)
 

@@ -88,10 +88,10 @@ def at_the_mask(found: StudyResults) -> str:
     rows = []
     for one in found["sets"]:
         before, densray, hard = (one["pronouns"][way] for way in ("", "densray", "hard"))
-        if before["size of bias"]["count"]:
+        if before["size_of_bias"]["count"]:
             first = f"{before['first']['mean']:.2f} / {before['second']['mean']:.2f}"
             figures = [
-                format_interval(own[name]) for name in ("apart", "size of bias") for own in (before, densray, hard)
+                format_interval(own[name]) for name in ("apart", "size_of_bias") for own in (before, densray, hard)
             ]
             rows.append([one["name"], first, *figures])
     names = [word for name in ("apart", "size of bias") for word in (name, "without (DensRay)", "without (hard)")]
@@ -102,7 +102,7 @@ def own_words(found: StudyResults) -> str:
     rows = []
     for one in found["sets"]:
         before, densray, hard = (one["pronouns"][way] for way in ("", "densray", "hard"))
-        if not before["size of bias"]["count"]:
+        if not before["size_of_bias"]["count"]:
             figures = [before["apart"], densray["apart"], hard["apart"], before["leaning"], densray["leaning"]]
             rows.append([one["name"], *map(format_interval, figures)])
     names = ["apart", "without (DensRay)", "without (hard)", "leaning", "without (DensRay)"]
@@ -111,7 +111,7 @@ def own_words(found: StudyResults) -> str:
 
 def costs(found: StudyResults) -> str:
     rows = [
-        [way, *(format_interval(own[f"loss {name}"], 3) for name in ("before", "after", "difference"))]
+        [way, *(format_interval(own[f"loss_{name}"], 3) for name in ("before", "after", "difference"))]
         for way, own in found["costs"].items()
     ]
     return render_table(["removed", "loss before", "after", "difference"], rows)
@@ -119,9 +119,9 @@ def costs(found: StudyResults) -> str:
 
 def people(found: StudyResults) -> str:
     lines = found["people"]
-    further = sum(one["dr difference"] > 0 for one in lines)
-    opposite = sum(one["dr subject"] > 0 > one["dr object"] for one in lines)
-    mean = sum(one["dr difference"] for one in lines) / len(lines)
+    further = sum(one["dr_difference"] > 0 for one in lines)
+    opposite = sum(one["dr_subject"] > 0 > one["dr_object"] for one in lines)
+    mean = sum(one["dr_difference"] for one in lines) / len(lines)
     told = (
         f"In {further} of {len(lines)} sentences such as “{lines[0]['text']}” the DR of the subject is larger than "
         f"that of the object (summed over layers, mean difference {mean:.1f}); in {opposite} of them the two also have "

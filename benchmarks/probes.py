@@ -161,16 +161,16 @@ def build_training_arguments(
     measured, learned = inputs.evaluation[: size.inputs], inputs.training[: multiplier * size.num_training_inputs]
     texts, labels = zip(*learned, *measured, strict=True)
     how: dict[str, Any] = {
-        "sentiment": {"fresh": 1, "steps": size.num_steps, "rate": 5e-5},
-        "logic": {"fresh": "all", "steps": size.num_long_steps, "rate": 1e-3, "batch": 96},
-        "recall": {"fresh": 1, "steps": size.num_steps, "rate": 1e-3},
-        "bilstm": {"fresh": "all", "steps": size.num_long_steps // 2, "rate": 1e-3},
+        "sentiment": {"fresh": 1, "steps": size.num_steps, "learning_rate": 5e-5},
+        "logic": {"fresh": "all", "steps": size.num_long_steps, "learning_rate": 1e-3, "batch_size": 96},
+        "recall": {"fresh": 1, "steps": size.num_steps, "learning_rate": 1e-3},
+        "bilstm": {"fresh": "all", "steps": size.num_long_steps // 2, "learning_rate": 1e-3},
     }[model]
     how = {
-        "batch": 32,
+        "batch_size": 32,
         **how,
         "held_out": len(measured),
-        "folder": folder / "runs" / model,
+        "checkpoint_dir": folder / "runs" / model,
         "progress": _print_progress,
     }
     return list(texts), list(labels), how
@@ -219,7 +219,7 @@ def build_jobs() -> dict[str, Callable[..., Any]]:
 
     def frontier(ex: Any, given: StudyInputs, size: StudySize, model: str, folder: Path) -> Any:
         texts, labels, how = build_training_arguments(model, given, size, folder)
-        how |= {"steps": size.num_steps, "rate": get_adversary_learning_rate(model)}
+        how |= {"steps": size.num_steps, "learning_rate": get_adversary_learning_rate(model)}
         return probes.run_frontier_probe(ex, texts, labels, strengths=ADVERSARY_STRENGTHS, seeds=0, **how)
 
     def one_seed(seed: int) -> Callable[..., Any]:
@@ -236,7 +236,11 @@ def build_jobs() -> dict[str, Callable[..., Any]]:
             texts, labels, how = build_training_arguments(model, given, size, folder)
             lessons = LabelledSplit(ex, texts, labels, how["held_out"], None, 0)
             training = FineTuningConfig(
-                size.num_steps, how["batch"], get_adversary_learning_rate(model), how["folder"], _print_progress
+                size.num_steps,
+                how["batch_size"],
+                get_adversary_learning_rate(model),
+                how["checkpoint_dir"],
+                _print_progress,
             )
             train_adversary(lessons, ProbeScope("S1"), strength, training, 0)
 
@@ -244,12 +248,12 @@ def build_jobs() -> dict[str, Callable[..., Any]]:
 
     def diagnostic(ex: Any, given: StudyInputs, size: StudySize, model: str, folder: Path) -> Any:
         texts, labels, how = build_training_arguments(model, given, size, folder)
-        kept = {name: how[name] for name in ("batch", "held_out", "folder", "progress")}
+        kept = {name: how[name] for name in ("batch_size", "held_out", "checkpoint_dir", "progress")}
         why = {line.name: line.why_not for line in ex.methods()}
         guides = ["uniform", "own", "base", "adversary", *(name for name in GUIDE_METHODS if not why.get(name))]
         adversaries = {
             "adversary_steps": size.num_steps,
-            "adversary_rate": get_adversary_learning_rate(model),
+            "adversary_learning_rate": get_adversary_learning_rate(model),
             "strength": GUIDE_STRENGTH,
         }
         return probes.run_diagnostic_probe(

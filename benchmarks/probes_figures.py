@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from clearhead.explanation.json_keys import to_snake_case
+
 MODEL_TITLES = {
     "sentiment": "zoo:sentiment",
     "logic": "zoo:logic",
@@ -19,8 +21,8 @@ ResultsByProbe = dict[str, dict[str, Any]]
 
 
 def get_column(results: ResultsByProbe, model: str, probe: str, name: str) -> np.ndarray:
-    lines = results.get(f"{model}/{probe}", {}).get("lines", [])
-    return np.array([line.get(name, math.nan) for line in lines], dtype=float)
+    lines = results.get(f"{model}/{probe}", {}).get("records", [])
+    return np.array([line.get(to_snake_case(name), math.nan) for line in lines], dtype=float)
 
 
 def draw_panels(
@@ -61,7 +63,7 @@ def draw_adversary(axes: Any, results: ResultsByProbe, model: str) -> bool:
 
 
 def draw_frontier(axes: Any, results: ResultsByProbe, model: str) -> bool:
-    lines = results.get(f"{model}/frontier", {}).get("lines", [])
+    lines = results.get(f"{model}/frontier", {}).get("records", [])
     own = [line for line in lines if line["strength"] is not None]
     axes.plot(
         [o["TVD"] for o in own], [o["JSD"] for o in own], marker="o", markersize=3, color=BLUE, label="adversaries"
@@ -88,7 +90,7 @@ def draw_pruning(axes: Any, results: ResultsByProbe, model: str) -> bool:
 
 
 def draw_skips(axes: Any, results: ResultsByProbe, model: str) -> bool:
-    lines = results.get(f"{model}/skips", {}).get("lines", [])
+    lines = results.get(f"{model}/skips", {}).get("records", [])
     for form in ("flow", "norm", "gradient"):
         axes.plot(
             [o["layer"] for o in lines],

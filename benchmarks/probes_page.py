@@ -37,8 +37,8 @@ def read_results(folder: Path) -> ResultsByProbe:
 
 def format_estimate(results: ResultsByProbe, model: str, probe: str, name: str) -> str:
     """One figure of a probe's table, with its interval."""
-    findings = results.get(f"{model}/{probe}", {}).get("findings", [])
-    return next((_format_interval(_parse_interval(one)) for one in findings if one["name"] == name), "–")
+    estimates = results.get(f"{model}/{probe}", {}).get("estimates", [])
+    return next((_format_interval(_parse_interval(one)) for one in estimates if one["name"] == name), "–")
 
 
 def _parse_interval(one: dict[str, Any]) -> ConfidenceInterval:
@@ -71,7 +71,7 @@ def format_unaffected_fraction(results: ResultsByProbe, model: str) -> str:
 
 
 def format_frontier_point(results: ResultsByProbe, model: str) -> str:
-    lines = results.get(f"{model}/frontier", {}).get("lines", [])
+    lines = results.get(f"{model}/frontier", {}).get("records", [])
     kept = [line for line in lines if line["strength"] is not None and line["TVD"] <= MAX_SAME_PREDICTION_TVD]
     best = max(kept, key=lambda line: line["JSD"], default=None)
     return "–" if best is None else f"{best['JSD']:.3f} (TVD {best['TVD']:.3f}, {best['point']})"
@@ -94,7 +94,7 @@ def make_estimate_cell(probe: str, name: str) -> CellRenderer:
 
 
 def format_leave_one_out(results: ResultsByProbe, model: str) -> str:
-    names = [one["name"] for one in results.get(f"{model}/correlation", {}).get("findings", [])]
+    names = [one["name"] for one in results.get(f"{model}/correlation", {}).get("estimates", [])]
     kinds = [name for name in names if name.startswith("τ(last row, left out")]
     return format_estimate(results, model, "correlation", kinds[-1]) if kinds else "–"
 
@@ -174,13 +174,13 @@ def compute_average_precisions(results: ResultsByProbe, model: str) -> dict[str,
     found: dict[str, list[float]] = {}
     for row in results.get(f"{model}/truth", {}).get("rows", []):
         found.setdefault(row["method"], []).append(row["figures"]["minimal average precision"])
-    for line in results.get(f"{model}/adversary", {}).get("lines", []):
+    for line in results.get(f"{model}/adversary", {}).get("records", []):
         *sets, aside = [np.array(part, dtype=bool) for part in line.get("evidence", [[]])]
-        for name in ("own weights", "other weights") if sets and any(part.any() for part in sets) else ():
+        for name in ("own_weights", "other_weights") if sets and any(part.any() for part in sets) else ():
             scores = np.array(line[name])[~aside]
             order = np.argsort(-scores, kind="stable")
             best = max(found_in(part[~aside], order)["average precision"] for part in sets if part.any())
-            found.setdefault({"own weights": "last row", "other weights": "adversary's last row"}[name], []).append(
+            found.setdefault({"own_weights": "last row", "other_weights": "adversary's last row"}[name], []).append(
                 best
             )
     return {name: np.array(values) for name, values in found.items()}
@@ -200,14 +200,14 @@ def render_evidence_table(results: ResultsByProbe) -> list[str]:
 
 
 def render_heads_table(results: ResultsByProbe, model: str, count: int = 5) -> list[str]:
-    lines = sorted(results.get(f"{model}/heads", {}).get("lines", []), key=lambda line: -line["ablation"])[:count]
+    lines = sorted(results.get(f"{model}/heads", {}).get("records", []), key=lambda line: -line["ablation"])[:count]
     head = [
         "| head | TVD without it | with uniform attention | gradient | attends to | entropy |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     rows = [
         f"| {o['layer']}.{o['head']} | {o['ablation']:.3f} | {o['patching']:.3f} | {o['gradient']:.3f} | "
-        f"{o['pattern']} | {o['entropy']:.2f} |"
+        f"{o['pattern'].replace('_', ' ')} | {o['entropy']:.2f} |"
         for o in lines
     ]
     return [*head, *rows] if rows else []
@@ -219,7 +219,7 @@ def render_runs_table(results: ResultsByProbe) -> list[str]:
     lines = ["| | " + " | ".join(MODEL_TITLES.values()) + " |", "| --- |" + " --- |" * len(MODEL_TITLES)]
     for probe in probes:
         found = [results.get(f"{model}/{probe}") for model in MODEL_TITLES]
-        counts = [max((f["count"] for f in one.get("findings", [])), default=0) if one else 0 for one in found]
+        counts = [max((f["count"] for f in one.get("estimates", [])), default=0) if one else 0 for one in found]
         cells = [
             "–" if one is None else f"{one['size']}, {one['device']}" + (f", {count} inputs" if count else "")
             for one, count in zip(found, counts, strict=True)
@@ -233,8 +233,8 @@ def fill_in_means(discussion: str, results: ResultsByProbe) -> str:
 
     def mean(match: re.Match[str]) -> str:
         model, probe, name = match[1].split("/", 2)
-        findings = results.get(f"{model}/{probe}", {}).get("findings", [])
-        return next((f"{one['mean']:.2f}" for one in findings if one["name"] == name), "(not measured)")
+        estimates = results.get(f"{model}/{probe}", {}).get("estimates", [])
+        return next((f"{one['mean']:.2f}" for one in estimates if one["name"] == name), "(not measured)")
 
     blocks = re.split(r"\n\n|\n(?=- )", re.sub(r"\{\{(.+?)\}\}", mean, discussion.strip(), flags=re.DOTALL))
     return "\n\n".join(block if block[0] in "|#" else _wrap_block(block) for block in blocks)
@@ -266,7 +266,7 @@ def render_page(results: ResultsByProbe, folder: Path, discussion: str) -> str:
         if own := render_heads_table(results, model):
             parts += [f"### {MODEL_TITLES[model]}: the most important heads", "", *own, ""]
     parts += ["### Runs", "", *render_runs_table(results), ""]
-    said = {one["probe"]: one["says"] for one in results.values() if "says" in one}
+    said = {one["probe"]: one["conclusion"] for one in results.values() if "conclusion" in one}
     parts += [
         "## What each probe shows and does not show",
         "",

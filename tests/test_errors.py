@@ -64,6 +64,13 @@ TEXT_CASES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda ex: ex.explain(TEXT, method="saliency", heads=[0]), "saliency does not accept heads="),
     (lambda ex: ex.explain(TEXT, truncation_side="up"), "truncation_side='up' is not valid"),
     (lambda ex: ex.explain(TEXT, batch_size=0), "batch_size=0"),
+    (lambda ex: ex.explain(TEXT, answer=" yes"), "generates no text: leave out answer= (--answer)"),
+    (lambda ex: ex.explain(TEXT, max_new_tokens=3), "leave out max_new_tokens= (--max-new-tokens)"),
+    (lambda ex: ex.record(TEXT, answer=[1, 2]), "generates no text: leave out answer= (--answer)"),
+    (
+        lambda ex: ex.explain(TEXT, target=clearhead.GeneratedToken(2)),
+        "the target is the generated token 2, but BertForSequenceClassification makes one prediction per input",
+    ),
     (lambda ex: ex.explain({"attention_mask": torch.ones(1, 3)}), "but contain attention_mask"),
     (lambda ex: ex.explain({"input_ids": torch.ones(1, 3).long()}, tokens=["a"]), "names 1 units"),
     (lambda ex: clearhead.compare(ex, TEXT, ["generic"]), "at least two methods"),

@@ -188,7 +188,7 @@ def test_target_function_equals_contrast() -> None:
             **by_function.target,
             "kind": "callable",
             "name": "spread",
-            "scale": "as returned",
+            "scale": "as_returned",
         }
         assert by_function.target["value"] == pytest.approx(by_contrast.target["value"])
         assert by_function.prediction == by_contrast.prediction
@@ -269,9 +269,9 @@ def test_label_without_a_score_raises(target: Any) -> None:
     [
         (None, "predicted", 0),
         (MaskedToken(mask_index=1), "predicted", 1),
-        (MaskedToken(2, mask_index=1), "masked word", 1),
-        (MaskedToken(0, mask_index=-1), "masked word", 2),
-        (2, "masked word", 0),
+        (MaskedToken(2, mask_index=1), "masked_token", 1),
+        (MaskedToken(0, mask_index=-1), "masked_token", 2),
+        (2, "masked_token", 0),
         (Contrast(0, 2, mask_index=1), "contrast", 1),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 import torch
 
 from clearhead.adapters.base import InputOptions, ModelAdapter, NamedInputs, Sample
+from clearhead.adapters.generation import GenerativeAdapter
 from clearhead.capture.recorder import Recorder
 from clearhead.capture.tape import Tape
 from clearhead.engine.applicability_table import ApplicabilityTable, MethodApplicability
@@ -391,6 +392,8 @@ class Explainer:
 
     def _read_samples(self, raw_inputs: Sequence[Any], input_options: Sequence[InputOptions]) -> Iterator[Sample]:
         """Encode raw inputs; an error names the input where there are several."""
+        for options in input_options:
+            _check_generation_options(self.adapter, options)
         for i, (raw_input, options) in enumerate(zip(raw_inputs, input_options, strict=True)):
             try:
                 yield from self.adapter.make_samples(raw_input, options)
@@ -420,6 +423,21 @@ class Explainer:
             except MemoryBudgetExceededError:
                 budget.shrink_after_exceeding()
         return results
+
+
+def _check_generation_options(adapter: ModelAdapter, options: InputOptions) -> None:
+    """Raise `InputError` for options of generation if the model generates no text."""
+    if isinstance(adapter, GenerativeAdapter):
+        return
+    rejected = []
+    if options.continuation is not None:
+        rejected.append("answer= (--answer)")
+    if options.max_new_tokens != InputOptions.max_new_tokens:
+        rejected.append("max_new_tokens= (--max-new-tokens)")
+    if rejected:
+        raise InputError(
+            f"{adapter.name} ({type(adapter.model).__name__}) generates no text: leave out {' and '.join(rejected)}"
+        )
 
 
 @dataclass(frozen=True)

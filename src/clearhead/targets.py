@@ -125,6 +125,7 @@ class PositionTarget:
     against: str | int | None = None
 
     target_type: ClassVar[str] = "label"
+    noun: ClassVar[str] = "position"
 
 
 class GeneratedToken(PositionTarget):
@@ -139,7 +140,8 @@ class GeneratedToken(PositionTarget):
         >>> ex.explain("Paris is the capital of", target=GeneratedToken(0))  # doctest: +SKIP
     """
 
-    target_type = "generated word"
+    target_type = "generated_token"
+    noun = "generated token"
 
 
 class DetectionQuery(PositionTarget):
@@ -155,6 +157,7 @@ class DetectionQuery(PositionTarget):
     """
 
     target_type = "detection"
+    noun = "object query"
 
 
 class TokenLabel(PositionTarget):
@@ -169,7 +172,8 @@ class TokenLabel(PositionTarget):
         >>> ex.explain("Angela lives in Berlin", target=TokenLabel(4, "B-LOC"))  # doctest: +SKIP
     """
 
-    target_type = "token label"
+    target_type = "token_label"
+    noun = "label of token"
 
 
 class AnswerSpan(PositionTarget):
@@ -185,9 +189,43 @@ class AnswerSpan(PositionTarget):
     """
 
     target_type = "answer"
+    noun = "answer position"
 
 
 TargetLike = Predicted | Label | Contrast | MaskedToken | PositionTarget | str | int | Callable[[Any], Tensor] | None
+
+
+def describe_spec(spec: Any) -> str:
+    """Return a target as it is named in error messages of Python and of the command line.
+
+    Args:
+        spec: The target as given by the caller.
+
+    Returns:
+        A noun phrase without class names.
+
+    Example:
+        >>> describe_spec(GeneratedToken(2)), describe_spec(Contrast("cat", "dog"))
+        ('the generated token 2', "the contrast of 'cat' and 'dog'")
+    """
+    match spec:
+        case PositionTarget(None):
+            return f"every {spec.noun}"
+        case PositionTarget(position):
+            return f"the {spec.noun} {position}"
+        case MaskedToken(None):
+            return "the masked token"
+        case MaskedToken(token):
+            return f"the masked token {token!r}"
+        case Contrast(None, b):
+            return f"the contrast of the prediction and {b!r}"
+        case Contrast(a, b):
+            return f"the contrast of {a!r} and {b!r}"
+        case Label(label):
+            return f"the label {label!r}"
+        case Predicted():
+            return "the prediction"
+    return repr(spec)
 
 
 @dataclass(frozen=True)
@@ -331,19 +369,19 @@ class Target:
             num_masks: Number of masked positions, from whose end a negative `mask_index` counts.
 
         Returns:
-            A dict with "kind", "name", "scale", "value" and, depending on the target, "index", "against", "place" and
-            "mask".
+            A dict with "kind", "name", "scale", "value" and, depending on the target, "index", "against", "position"
+            and "mask".
         """
         if callable(self.spec) or scores is None:
             name = getattr(self.spec, "__name__", type(self.spec).__name__)
-            return {"kind": "callable", "name": name, "scale": "as returned", "value": value}
+            return {"kind": "callable", "name": name, "scale": "as_returned", "value": value}
         a, b = self.find_classes(scores, labels)
         description = {"kind": self._describe_type(labels.masked), "name": labels.label_name(a), "index": a}
         if b is not None:
             description["name"] = f"{labels.label_name(a)} − {labels.label_name(b)}"
             description["against"] = labels.label_name(b)
         if self.position is not None:
-            description["place"] = self.position
+            description["position"] = self.position
         if labels.masked:
             mask_index = self.mask_index or 0
             if mask_index < 0:
@@ -361,7 +399,7 @@ class Target:
             case Predicted() | MaskedToken(None):
                 return "predicted"
             case _:
-                return "masked word" if masked else "label"
+                return "masked_token" if masked else "label"
 
 
 @dataclass(frozen=True)

@@ -268,7 +268,7 @@ def test_generated_tokens_equal_greedy_generate():
     assert e.tokens[ids.shape[1] :] == WORDS.convert_ids_to_tokens(generated_ids)
     assert e.matrix.shape == (5, len(e)) and e.target["name"] == " ".join(e.steps)
     third = ex.explain(PROMPTS[0], target=GeneratedToken(2))
-    assert np.allclose(third.scores, e.matrix[2][: len(third)]) and third.target["place"] == 2
+    assert np.allclose(third.scores, e.matrix[2][: len(third)]) and third.target["position"] == 2
     assert np.allclose(ex.explain(PROMPTS[0], target=GeneratedToken(-1), max_new_tokens=5).scores, e.matrix[4])
     foil = ex.explain(PROMPTS[0], target=GeneratedToken(2, 11, against=12)).target
     assert foil["name"] == f"{ex.adapter.label_name(11)} − {ex.adapter.label_name(12)}"

@@ -201,7 +201,7 @@ class TestAuthors:
         raw_input = {"pixel_values": torch.as_tensor(arrays[f"{case}/pixel_values"])}
         with Wide():  # transformers 5.0 computes positions in float32
             results = self.explainer().explain(raw_input, list(self.METHODS.values()), target, profile=profile)
-        assert all(e.target["index"] == label and e.target["place"] == query for e in results.values())
+        assert all(e.target["index"] == label and e.target["position"] == query for e in results.values())
         return dict(zip(self.METHODS, results.values(), strict=True))
 
     @pytest.mark.parametrize(("case", "which"), CASES)
@@ -328,7 +328,7 @@ class TestInvariants:
         steps = results[names[0]].target.get("steps", [results[names[0]].target])
         assert len(steps) == max(detection_count, 1)
         for k, step in enumerate(steps):
-            for name, alone in ex.explain(pixels(), names, DetectionQuery(step["place"])).items():
+            for name, alone in ex.explain(pixels(), names, DetectionQuery(step["position"])).items():
                 e = results[name]["image"]
                 assert gap(e.scores if e.matrix is None else e.matrix[k], alone["image"].scores) < get_tolerance(
                     family
@@ -353,7 +353,7 @@ class TestTargets:
         probabilities, label_index = output.logits[0].sigmoid().max(-1)
         order = [int(q) for q in probabilities.argsort(descending=True) if probabilities[q] > 0.5]
         assert len(order) > 1
-        assert [step["place"] for step in e.target["steps"]] == order
+        assert [step["position"] for step in e.target["steps"]] == order
         for step, query in zip(e.target["steps"], order, strict=True):
             x, y, wide, high = output.pred_boxes[0, query].tolist()
             assert step["box"] == pytest.approx([x - wide / 2, y - high / 2, x + wide / 2, y + high / 2])
@@ -367,10 +367,10 @@ class TestTargets:
         e = ex.explain(pixels(), "saliency")
         p = model("detr")(pixel_values=make_image()).logits[0].softmax(-1)[:, :3].detach()
         assert e.steps is None and e.target["found"] is False
-        assert e.target["place"] == int(p.max(-1).values.argmax())
+        assert e.target["position"] == int(p.max(-1).values.argmax())
         assert e.target["probability"] == pytest.approx(float(p.max()))
         (note,) = text_labels.list_notes(e)
-        assert note.startswith(f"query {e.target['place']} does not detect {e.target['label']}") and note in e.html()
+        assert note.startswith(f"query {e.target['position']} does not detect {e.target['label']}") and note in e.html()
 
     def test_no_object_class_is_never_the_default_target(self) -> None:
         ex = clearhead.load(model("detr"))
@@ -400,9 +400,9 @@ class TestTargets:
         ex = explainer("conditional")
         everything = ex.explain(pixels(), "saliency").target["steps"]
         for name in {step["label"] for step in everything}:
-            places = [step["place"] for step in everything if step["label"] == name]
+            places = [step["position"] for step in everything if step["label"] == name]
             target = ex.explain(pixels(), "saliency", name).target
-            assert [step["place"] for step in target.get("steps", [target])] == places
+            assert [step["position"] for step in target.get("steps", [target])] == places
 
     def test_contrast_and_probability_scale_equal_model_output(self) -> None:
         logits = model("detr")(pixel_values=make_image()).logits[0, 1].detach()
@@ -447,7 +447,7 @@ class TestTargets:
             explainer("detr").explain(pixels(), target=target)
 
     def test_negative_queries_count_from_the_end(self) -> None:
-        assert explainer("detr").explain(pixels(), "saliency", DetectionQuery(-1)).target["place"] == 4
+        assert explainer("detr").explain(pixels(), "saliency", DetectionQuery(-1)).target["position"] == 4
 
 
 class TestInputs:

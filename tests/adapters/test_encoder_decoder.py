@@ -319,12 +319,12 @@ def test_default_target_is_all_generated_tokens():
         assert np.allclose(e[stream].scores, e[stream].matrix.sum(0))
         second = ex.explain(SOURCES[0], target=GeneratedToken(1))[stream].scores
         assert np.allclose(second[: len(e[stream])], e[stream].matrix[1][: len(second)])
-    assert e.step(2).target["place"] == 2
+    assert e.step(2).target["position"] == 2
     first = ex.explain(SOURCES[0], target=7)
-    assert first.target["index"] == 7 and first.target["place"] == 0 and len(first["prefix"]) == 1
+    assert first.target["index"] == 7 and first.target["position"] == 0 and len(first["prefix"]) == 1
     assert ex.explain(SOURCES[0], target=Contrast(7, 9)).target["against"] == ex.adapter.label_name(9)
     foil = ex.explain(SOURCES[0], target=GeneratedToken(1, against=9), answer=ANSWERS[0])
-    assert foil.target["kind"] == "contrast" and foil.target["place"] == 1
+    assert foil.target["kind"] == "contrast" and foil.target["position"] == 1
 
 
 def test_forced_bos_token_is_not_a_step():
@@ -337,7 +337,7 @@ def test_forced_bos_token_is_not_a_step():
     continued = ex.explain(SOURCES[0], answer=ANSWERS[0])
     assert continued["prefix"].tokens[1] == "<s>" and continued.steps[0] == "a"
     assert continued["prefix"].words().tokens[-3:] == ["and", "the", "book"]
-    assert ex.explain(SOURCES[0], target=GeneratedToken(1)).target["place"] == 1
+    assert ex.explain(SOURCES[0], target=GeneratedToken(1)).target["position"] == 1
 
 
 def test_continuation_accepts_text_or_token_ids():

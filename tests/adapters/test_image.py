@@ -224,7 +224,7 @@ def test_multi_frame_image_warns_once(kind: str, tmp_path: Path) -> None:
     shades = [Image.new("RGB", (16, 16), (60 * i, 90, 120)) for i in range(3)]
     shades[0].save(file, save_all=True, append_images=shades[1:])
     with Image.open(file) as opened:
-        for raw, name in ((file, str(file)), (opened, "the picture")):
+        for raw, name in ((file, str(file)), (opened, "the image")):
             with pytest.warns(ClearheadWarning, match="has 3 frames, and only the first is explained") as warnings:
                 ex.explain(raw, ["generic", "occlusion"])
             assert len(warnings) == 1 and name in str(warnings[0].message)

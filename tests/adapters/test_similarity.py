@@ -127,7 +127,7 @@ def test_loading_options_are_recorded_in_provenance(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     e = clearhead.load(tmp_path, task="similarity", readout="mean").explain(PAIRS[0])
-    assert e.provenance["loading"] == {"task": "similarity", "readout": "mean"}
+    assert e.provenance["load_options"] == {"task": "similarity", "readout": "mean"}
     assert e.provenance["model_class"] == "BertModel"
     with pytest.raises(InputError, match="pass as target= a function of its output"):
         clearhead.load(tmp_path).explain(PAIRS[0])  # without the task it is a bare encoder

@@ -124,7 +124,7 @@ class TestTokenLabels:
         positions = [i for i, label in enumerate(labels) if label != 0 and names[i] not in ("[CLS]", "[SEP]")]
         assert len(positions) > 1
         e = ex.explain(self.TEXT)
-        assert [step["place"] for step in e.target["steps"]] == positions
+        assert [step["position"] for step in e.target["steps"]] == positions
         assert [step["index"] for step in e.target["steps"]] == [labels[i] for i in positions]
         assert e.steps == tuple(f"{LABELS['id2label'][labels[i]]} ({names[i]})" for i in positions)
         for k, i in enumerate(positions):
@@ -139,21 +139,21 @@ class TestTokenLabels:
         p = ex.adapter.model(**encode(ex, self.TEXT)).logits[0].softmax(-1)[1:-1, 1:].detach()
         e = ex.explain(self.TEXT, "saliency")
         assert e.steps is None and e.prediction["label"] == "O"
-        assert (e.target["place"] - 1) * 2 + e.target["index"] - 1 == int(p.argmax())
+        assert (e.target["position"] - 1) * 2 + e.target["index"] - 1 == int(p.argmax())
 
     def test_label_target_selects_all_tokens_with_that_label(self) -> None:
         ex = explainer("bert", self.HEAD)
         steps = ex.explain(self.TEXT, "saliency").target["steps"]
         for name in {step["label"] for step in steps}:
             target = ex.explain(self.TEXT, "saliency", name).target
-            positions = [step["place"] for step in target.get("steps", [target])]
-            assert positions == [step["place"] for step in steps if step["label"] == name]
+            positions = [step["position"] for step in target.get("steps", [target])]
+            assert positions == [step["position"] for step in steps if step["label"] == name]
 
     def test_token_label_accepts_word_or_negative_index(self) -> None:
         ex = explainer("bert", self.HEAD)
         e = ex.explain(self.TEXT, "saliency", TokenLabel("because", "PER"))
-        assert e.words().tokens[e.units.find_parents("word")[e.target["place"]]] == "because"
-        assert ex.explain(self.TEXT, "saliency", TokenLabel(-2)).target["place"] == len(e) - 2
+        assert e.words().tokens[e.units.find_parents("word")[e.target["position"]]] == "because"
+        assert ex.explain(self.TEXT, "saliency", TokenLabel(-2)).target["position"] == len(e) - 2
 
     def test_token_label_contrast_equals_logit_difference(self) -> None:
         ex = explainer("bert", self.HEAD)
@@ -217,7 +217,7 @@ class TestAnswerSpans:
         i, j = max(spans, key=spans.__getitem__)
         assert [step["index"] for step in e.target["steps"]] == [i, j]
         assert e.target["value"] == pytest.approx(spans[i, j])
-        assert [step["place"] for step in e.target["steps"]] == ["start", "end"]
+        assert [step["position"] for step in e.target["steps"]] == ["start", "end"]
         text = QUESTION[1][e.units.offsets[i][0] : e.units.offsets[j][1]]
         assert all(step["answer"] == text for step in e.target["steps"])
         assert all(step["found"] == (spans[i, j] > start[0] + end[0]) for step in e.target["steps"])

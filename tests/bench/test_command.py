@@ -52,7 +52,7 @@ def test_run_prints_cost_and_table_and_resumes(bench: Callable[..., CommandResul
     options = ("--methods", "saliency", "--set", "truth.by=magnitude", "--json")
     code, out, _ = bench(*command(tmp_path / "run", *options))
     report = json.loads(out)
-    assert code == 0 and (report["computed"], report["there_before"]) == (1, 0)
+    assert code == 0 and (report["computed"], report["already_stored"]) == (1, 0)
     code, out, _ = bench(*command(tmp_path / "run", *options))
     assert json.loads(out)["computed"] == 0
     code, out, _ = bench(*command(tmp_path / "run", *options[:-1]))
@@ -88,7 +88,7 @@ def test_merge_option_reuses_measurements_of_other_runs(bench: Callable[..., Com
         "--json",
     )
     code, out, _ = bench(*command(tmp_path / "both", *options))
-    assert code == 0 and (json.loads(out)["computed"], json.loads(out)["there_before"]) == (0, 1)
+    assert code == 0 and (json.loads(out)["computed"], json.loads(out)["already_stored"]) == (0, 1)
     assert bench(*command(tmp_path / "whole", "--methods", "saliency,rollout"))[0] == 0
     assert (tmp_path / "both/table.parquet").read_bytes() == (tmp_path / "whole/table.parquet").read_bytes()
     code, _, err = bench(*command(tmp_path / "both", "--merge", tmp_path / "nothing"))
@@ -126,14 +126,16 @@ def test_label_column_option_reads_labels_of_csv_table(bench: Callable[..., Comm
     options = ("--methods", "saliency", "--set", "perturb-text.judged=gold", "--out", tmp_path / "run")
     code, out, _ = bench(*run, *options)
     assert code == 3 and "has no true class" in out
-    code, _, _ = bench(*run, *options, "--option", "label_column=verdict")
+    code, _, _ = bench(*run, *options, "--label-column", "verdict")
     assert code == 0 and {row.figures["correct"] for row in ResultStore(tmp_path / "run").iter_table_rows()} == {1.0}
-    code, _, err = bench(*run, *options, "--option", "label_column=stars")
+    code, _, err = bench(*run, *options, "--label-column", "stars")
     assert code == 2 and "unknown column 'stars'" in err
     code, _, err = bench(*run, *options, "--option", "label=stars")
     assert code == 2 and "did you mean 'label_column'" in err
     code, _, err = bench(*run, *options, "--option", "label_column")
     assert code == 2 and "write NAME=VALUE" in err
+    code, _, err = bench(*run, *options, "--option", "label_column=stars")
+    assert code == 2 and "write --label-column stars" in err
 
 
 def test_two_fills_print_rank_agreement(bench: Callable[..., CommandResult], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from PIL import Image
 
 from clearhead.bench.data import (
     EvidenceMask,
+    Example,
     ImageBox,
     compute_soft_scores,
     find_evidence_units,
@@ -24,6 +26,7 @@ from clearhead.bench.data import (
 from clearhead.bench.data.coco import _decode_compressed_runs, decode_outline
 from clearhead.bench.data.image_files import NpzArchive, open_label_map, open_rgb_image
 from clearhead.bench.data.imagenet_segmentation import _open_hdf5
+from clearhead.bench.protocols.detection_masks import _list_true_instances
 from clearhead.errors import InputError
 from clearhead.units import build_patch_units
 
@@ -334,6 +337,23 @@ def test_coco_instances_become_examples_with_crowds_ignored(tmp_path: Path) -> N
     write(tmp_path / "coco" / "annotations" / "instances_val2017.json", "[]")
     with pytest.raises(InputError, match="not a file of COCO instances"):
         load_benchmark_dataset("coco", root=tmp_path)
+
+
+def test_data_sets_named_in_errors_of_protocols_can_be_loaded(tmp_path: Path) -> None:
+    pytest.importorskip("clearhead_zoo")
+    write(tmp_path / "coco" / "annotations" / "instances_val2017.json", json.dumps(instances()))
+    for name in ("7.png", "9.png"):
+        save(tmp_path / "coco" / "val2017" / name, pixels(1, 8, 10))
+    with pytest.raises(InputError, match="has no object masks with classes") as raised:
+        _list_true_instances(Example("1", "a text"))
+    names = re.findall(r"\w+:[\w-]+", str(raised.value))
+    assert len(names) == 2
+    for name in names:
+        assert _list_true_instances(load_benchmark_dataset(name, root=tmp_path)[0])
+    reopened = load_benchmark_dataset("coco:image", root=tmp_path)
+    assert reopened.open_other_split is not None and len(reopened.open_other_split("val2017")) == len(reopened) == 2
+    with pytest.raises(InputError, match=r"unknown each 'pictures'. Accepted: class, image"):
+        load_benchmark_dataset("coco:pictures", root=tmp_path)
 
 
 def test_rle_decodes_compressed_and_plain_counts() -> None:

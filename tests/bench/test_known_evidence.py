@@ -128,7 +128,7 @@ def test_detection_of_evidence_object_is_measured() -> None:
     ]
     rows = np.array([[0.0, 0, 0, 1], [1.0, 0, 0, 0]])
     detection = replace(
-        explanation(rows.sum(0), grid), matrix=rows, steps=("ring", "ring"), target={"kind": "several", "steps": steps}
+        explanation(rows.sum(0), grid), matrix=rows, steps=("ring", "ring"), target={"kind": "multiple", "steps": steps}
     )
     (measured,) = KnownEvidence().measure(None, [sample], {"m": [detection]})  # type: ignore[arg-type]
     assert measured.figures["minimal precision"] == 1

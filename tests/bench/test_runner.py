@@ -45,12 +45,12 @@ def read_shards(out: Path) -> dict[str, bytes]:
 def test_second_run_reuses_all_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = make_run(tmp_path / "run")()
     before, table = read_shards(tmp_path / "run"), (tmp_path / "run" / "table.parquet").read_bytes()
-    assert (first.chunks, first.computed, first.there_before) == (3, 3, 0)
+    assert (first.chunks, first.computed, first.already_stored) == (3, 3, 0)
     monkeypatch.setattr(ChunkWorker, "__call__", lambda self, task: pytest.fail("computed again"))
     second = make_run(tmp_path / "run")
     assert second.estimate_cost().max_perturbed_inputs == second.estimate_cost().num_missing_chunks == 0
     report = second()
-    assert (report.computed, report.there_before) == (0, 3)
+    assert (report.computed, report.already_stored) == (0, 3)
     assert read_shards(tmp_path / "run") == before and (tmp_path / "run" / "table.parquet").read_bytes() == table
 
 

@@ -22,7 +22,7 @@ from tests import dual_models
 from tests.bench.replicas import perturbation as replica
 
 NAMES = ("movie", "book", "apple")
-TEMPLATE = "I like {one}"
+TEMPLATE = "I like {name_with_article}"
 
 
 def make_dataset() -> BenchmarkDataset:

@@ -21,7 +21,7 @@ def test_out_folder_has_maps_figures_and_average_patterns(clearhead: Clearhead, 
     command = ("attention", "I like the movie", "-m", bert, "--head", "0.1", "--head", "2.3", "--out", out)
     result = clearhead(*command, "--average-over", table, "--json")
     assert result.code == 0 and result.json == json.loads((out / "attention.json").read_text("utf-8"))
-    assert all("pattern on average" in line for line in result.json["heads"])
+    assert all("mean_pattern" in line for line in result.json["heads"])
     maps = np.array(result.json["attention"])
     assert np.allclose(maps.sum(-1), 1, atol=1e-5)
     assert np.allclose(result.json["by_depth"]["raw"][2], maps[2, :, 0].mean(0), atol=1e-5)

@@ -46,11 +46,13 @@ def test_page_and_json_report_statistics_by_class(
     assert result.code == 0 and f"wrote {page}" in result.err
     document = result.json
     assert document["schema"] == "clearhead/code-study" and document["questions"] == 6
-    assert document["changed cells"] == 0 < document["compared cells"], "a model does not differ from itself"
-    lines = {line["class"]: line for line in document["classes"]}
+    assert document["changed_cells"] == 0 < document["compared_cells"], "a model does not differ from itself"
+    lines = {line["class"]: line for line in document["by_class"]}
     assert {"identifier", "keyword", "separator", "mask", "special"} <= set(lines)
-    assert sum(line["share of tokens"] for line in lines.values()) == pytest.approx(1)
-    assert lines["mask"]["saliency"]["count"] == 6 and any("detector" in reason for reason in document["left out"])
+    assert sum(line["token_fraction"] for line in lines.values()) == pytest.approx(1)
+    assert lines["mask"]["saliency"]["count"] == 6 and any(
+        "detector" in reason for reason in document["skipped_reasons"]
+    )
     text = page.read_text("utf-8")
     assert "Syntax in a code model" in text and 'src="http' not in text and "declaration" in text
 
@@ -101,7 +103,7 @@ def test_unusable_pair_tables_are_rejected(
     table.write_text("\n".join(["first\tsecond\tlabel", *rows]), encoding="utf-8")
     document = clearhead("bias", "code", table, *pairs, "--html", tmp_path / "code.html", "--json").json
     assert document["functions"] == 1 and document["accuracy"]["low"] is None
-    assert any("joined by functions they share" in reason for reason in document["left out"])
+    assert any("joined by functions they share" in reason for reason in document["skipped_reasons"])
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_tcav_of_image_concepts(clearhead: Clearhead, vit: Path, tmp_path: Path)
         *("--html", page, "--save", vectors, "--json"),
     )
     assert result.code == 0 and f"wrote {page}" in result.err
-    assert [(line["concept"], line["layer"]) for line in result.json["lines"]] == [
+    assert [(line["concept"], line["layer"]) for line in result.json["tests"]] == [
         (concept, layer) for layer in (0, 2) for concept in ("dotted", "mine")
     ]
     scores = {(relative["concept"], relative["layer"]): relative["score"] for relative in result.json["relative"]}
@@ -128,7 +128,7 @@ def test_removal_from_classifier_measures_accuracy_with_labels(
         *("concept", "remove", saved, table, "-m", bert, "--label-column", "label"),
         *("--html", tmp_path / "r.html", "--json"),
     )
-    assert result.code == 0 and result.json["layers"] == [2] and result.json["cost"]["accuracy before"]["count"] == 2
+    assert result.code == 0 and result.json["layers"] == [2] and result.json["cost"]["accuracy_before"]["count"] == 2
     assert f"1 of 3 rows of '{table}' were skipped (row 000003: 3 instead of 2 cells" in result.err
 
 

@@ -76,10 +76,10 @@ def test_finished_run_is_not_repeated(clearhead: Clearhead, bert: Path, reviews:
     first, before = clearhead(*command), read_folder(tmp_path / "out")
     second = clearhead(*command)
     assert first.json == {
-        **{"schema": "clearhead/run", "version": 1, "out": str(tmp_path / "out")},
-        **{"rows": 21, "written": 20, "there_before": 0, "failed": 1},
+        **{"schema": "clearhead/run", "version": 2, "out": str(tmp_path / "out")},
+        **{"rows": 21, "written": 20, "already_stored": 0, "failed": 1},
     }
-    assert second.json == {**first.json, "written": 0, "there_before": 20}
+    assert second.json == {**first.json, "written": 0, "already_stored": 20}
     assert read_folder(tmp_path / "out") == before
 
 
@@ -145,7 +145,7 @@ def test_interrupted_run_resumes_to_identical_output(
     )
     assert len(read_table(tmp_path / "stopped" / "index.csv")) == 16
     resumed = clearhead(*options, tmp_path / "stopped")
-    assert "12 of 21 rows explained, 8 were stored before" in resumed.out
+    assert "12 of 21 rows explained, 8 were already stored" in resumed.out
     assert read_folder(tmp_path / "stopped") == read_folder(tmp_path / "whole")
 
 
@@ -180,7 +180,7 @@ def test_killed_run_resumes_to_identical_output(clearhead: Clearhead, bert: Path
     process.wait(30)
     done = len(list(results.glob("0*")))
     assert 0 < done < count
-    assert clearhead(*options, tmp_path / "killed", "--json").json["there_before"] == done
+    assert clearhead(*options, tmp_path / "killed", "--json").json["already_stored"] == done
     clearhead(*options, tmp_path / "whole")
     assert read_folder(tmp_path / "killed") == read_folder(tmp_path / "whole")
 
@@ -242,6 +242,16 @@ def test_concurrent_run_in_same_folder_is_rejected(
     with (tmp_path / "out" / "settings.json").open() as lock_file:
         fcntl.flock(lock_file, fcntl.LOCK_EX)
         assert "another run is writing" in run_failing(*command)
+
+
+def test_folder_with_results_in_another_format_is_rejected(
+    clearhead: Clearhead, run_failing: Callable[..., str], bert: Path, reviews: Path, tmp_path: Path
+) -> None:
+    command = ("explain", reviews, "-m", bert, "--out", tmp_path / "out")
+    clearhead(*command)
+    path = tmp_path / "out" / "settings.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"version": 1}))
+    assert "contains results in file format 1; this version of clearhead writes format 2" in run_failing(*command)
 
 
 def test_mask_option_applies_to_every_row(clearhead: Clearhead, masked_lm: Path, tmp_path: Path) -> None:

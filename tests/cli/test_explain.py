@@ -150,8 +150,8 @@ def test_compare_writes_json_and_page(clearhead: Clearhead, bert: Path, tmp_path
 def test_methods_lists_cost_taxonomy_and_applicability(clearhead: Clearhead, bert: Path) -> None:
     all_methods = clearhead("methods", "--json").json["methods"]
     assert {"generic", "rollout", "saliency"} <= {line["method"] for line in all_methods}
-    assert all(line["cost"] and line["taxonomy"] and line["citation"] and "asks" in line for line in all_methods)
-    assert " asks " in clearhead("methods").out.splitlines()[1]
+    assert all(line["cost"] and line["taxonomy"] and line["citation"] and "requires" in line for line in all_methods)
+    assert " requires " in clearhead("methods").out.splitlines()[1]
     applied = clearhead("methods", "--model", bert, "--json").json["methods"]
     assert all(line["applies"] and line["why_not"] == "" for line in applied)
     assert "grad-sam" in clearhead("methods", "--model", bert).out

@@ -38,13 +38,15 @@ def test_every_probe_writes_figure_page_report_and_data(
     result = clearhead("probe", kind, table, "-m", bert, "--limit", 2, "--out", out, "--json", *options)
     assert result.code == 0 and result.err == f"wrote {out}\n"
     assert result.json["probe"] == kind and result.json == json.loads((out / "result.json").read_text("utf-8"))
-    assert max(finding["count"] for finding in result.json["findings"]) == 2
+    assert max(finding["count"] for finding in result.json["estimates"]) == 2
     with Image.open(out / "figure.png") as figure:
         assert min(figure.size) > 150
     view = Page((out / "page.html").read_text("utf-8")).document["parts"][0]
     assert view["view"] == "probe" and bool(view["plots"]) == (kind != "uniform")
     report = (out / "report.md").read_text("utf-8")
-    assert result.json["says"] in report and all(finding["name"] in report for finding in result.json["findings"])
+    assert result.json["conclusion"] in report and all(
+        finding["name"] in report for finding in result.json["estimates"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,9 @@ def test_probes_use_the_label_column(
     table, out, runs = tmp_path / "some.csv", tmp_path / "trial", tmp_path / "runs"
     table.write_text("text,label\nI like the movie,1\nSo boring,0\nI like it,POSITIVE\nboring,NEGATIVE\n", "utf-8")
     training_options = (
-        () if kind == "uniform" else ("--steps", 2, "--batch-size", 2, "--held-out", 0.5, "--checkpoint-dir", runs)
+        ()
+        if kind == "uniform"
+        else ("--steps", 2, "--train-batch-size", 2, "--held-out", 0.5, "--checkpoint-dir", runs)
     )
     result = clearhead(
         "probe", kind, table, "-m", bert, "--label-column", "label", "--out", out, "--json", *training_options, *options
@@ -71,7 +75,7 @@ def test_probes_use_the_label_column(
     assert kind == "uniform" or (result.json["settings"]["labels"] == "given" and any(runs.iterdir()))
     with Image.open(out / "figure.png") as figure:
         assert min(figure.size) > 150
-    assert result.json["says"] in (out / "report.md").read_text("utf-8")
+    assert result.json["conclusion"] in (out / "report.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize(

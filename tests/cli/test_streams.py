@@ -112,7 +112,7 @@ def test_several_texts_with_one_image_are_explained_and_aggregated(
 ) -> None:
     command = ("explain", "-m", model_folder("clip"), "--text", TEXT, "--text", "So boring!", "--image", dog_image)
     documents = clearhead(*command, "--json").json
-    assert [document["parts"]["text"]["units"]["texts"] for document in documents] == [[TEXT], ["So boring!"]]
+    assert [document["by_stream"]["text"]["units"]["texts"] for document in documents] == [[TEXT], ["So boring!"]]
     clearhead(*command, "--save", tmp_path / "kept")
     aggregated = clearhead("show", tmp_path / "kept", "--json").json
     assert {row["name"] for row in aggregated["generic"]["rows"]} >= {"movie", "boring"}
@@ -127,7 +127,7 @@ def test_contrast_scale_and_profile_apply_to_image_text_model(
         clearhead(*command, "--against", "a book").json, ex.explain(**inputs, target=ch.Contrast(None, "a book"))
     )
     assert_same_explanation(clearhead(*command, "--scale", "logit").json, ex.explain(**inputs, scale="logit"))
-    profiled = clearhead(*command, "--profile", "mm_clip").json["parts"]["text"]
+    profiled = clearhead(*command, "--profile", "mm_clip").json["by_stream"]["text"]
     assert profiled["provenance"]["profile"] == "mm_clip" and profiled["target"]["scale"] == "logit"
 
 

@@ -12,15 +12,15 @@ from tests.cli.conftest import Clearhead
 def test_terminal_prints_table_of_checks(clearhead: Clearhead, bert: Path) -> None:
     result = clearhead("verify", "generic", "rollout", "-m", bert)
     assert result.code == 0 and result.err == "" and "\x1b" not in result.out
-    assert "same scores when padded" in result.out and "0 do not" in result.out
+    assert "same scores when padded" in result.out and "0 failed" in result.out
 
 
 def test_json_lists_measured_value_and_bound_of_each_check(clearhead: Clearhead, bert: Path) -> None:
     result = clearhead("verify", "generic,grad-sam", "-m", bert, "--text", "So boring", "--text", "I like it", "--json")
     assert result.json["schema"] == "clearhead/verification" and result.json["ok"] and result.json["inputs"] == 2
-    rows = {(row["method"], row["what"]): row for row in result.json["rows"]}
+    rows = {(row["method"], row["property"]): row for row in result.json["results"]}
     row = rows["grad-sam", "same scores in a batch"]
-    assert row["says"] == "holds" and row["measured"] <= row["bound"]
+    assert row["status"] == "passed" and row["measured"] <= row["bound"]
 
 
 def test_failed_check_sets_exit_code_3(clearhead: Clearhead, bert: Path) -> None:
@@ -33,7 +33,7 @@ def test_failed_check_sets_exit_code_3(clearhead: Clearhead, bert: Path) -> None
         result = clearhead("verify", "tilted", "-m", bert, "--json")
     finally:
         METHOD_REGISTRY.pop("tilted")
-    assert result.code == 3 and result.err == "clearhead: does not hold: tilted: no score is negative\n"
+    assert result.code == 3 and result.err == "clearhead: failed: tilted: no score is negative\n"
     assert result.json["ok"] is False
 
 

@@ -148,7 +148,7 @@ def test_concept_aligned_with_class_gradient_is_significant():
 def test_absent_concept_has_no_score():
     vectors = fit_against_random_sets(make_activations(20), [make_activations(20, seed=i) for i in (1, 2, 3)])
     line = evaluate_concept(vectors, [torch.ones(1, 12).double()], np.ones(3))
-    assert "cannot be distinguished from random inputs" in line.refused and np.isnan(line.score)
+    assert "cannot be distinguished from random inputs" in line.rejection_reason and np.isnan(line.score)
     assert not correct_concept_tests([line])[0].is_significant
 
 

@@ -123,6 +123,10 @@ def test_invalid_json_raises() -> None:
         jsonschema.validate({**good, "scores": ["a"]}, SCHEMA)
     with pytest.raises(InputError, match="newer version of clearhead"):
         clearhead.from_dict({**good, "version": EXPLANATION_VERSION + 1})
+    with pytest.raises(InputError, match=r"older version of clearhead \(file format 1; this version reads format 2\)"):
+        clearhead.from_dict({**good, "version": 1})
+    with pytest.raises(InputError, match="its format is clearhead/joint-explanation; this version of clearhead reads"):
+        clearhead.from_dict({"schema": "clearhead/joint-explanation", "version": 1, "parts": {"text": good}})
     for wrong in ({}, {**good, "schema": "other"}, {**good, "version": "1"}, {**good, "scores": ["a"]}):
         with pytest.raises(InputError, match="not an explanation saved by clearhead"):
             clearhead.from_dict(wrong)
@@ -235,7 +239,7 @@ def test_difference_of_log_odds_is_not_a_contrast() -> None:
         ex.explain(TEXTS[0], "input-x-gradient", target=target, scale="log-odds") for target in (0, 2, Contrast(0, 2))
     )
     difference = a - b
-    assert difference.target["kind"] == "difference of scores" and difference.target["scale"] == "log-odds"
+    assert difference.target["kind"] == "score_difference" and difference.target["scale"] == "log-odds"
     assert difference.target["value"] == a.target["value"] - b.target["value"]
     assert abs(difference.target["value"] - contrast.target["value"]) > 1e-3
 
@@ -247,12 +251,12 @@ def test_difference_of_nonlinear_methods_is_marked() -> None:
         return (a - b).target["kind"]
 
     logit = ex.explain(TEXTS[0], "input-x-gradient", target=0)
-    assert kind(ex.explain(TEXTS[0], target=0), ex.explain(TEXTS[0], target=1)) == "difference of scores"
-    assert kind(logit, ex.explain(TEXTS[0], "attcat", target=1)) == "difference of scores"
+    assert kind(ex.explain(TEXTS[0], target=0), ex.explain(TEXTS[0], target=1)) == "score_difference"
+    assert kind(logit, ex.explain(TEXTS[0], "attcat", target=1)) == "score_difference"
     p = ex.explain(TEXTS[0], "input-x-gradient", target=1, scale="probability")
-    assert kind(logit, p) == "difference of scores" and (logit - p).target["scale"] is None
+    assert kind(logit, p) == "score_difference" and (logit - p).target["scale"] is None
     norm = Method("input-x-gradient", reduce="l2")
-    assert kind(*(ex.explain(TEXTS[0], norm, target=i) for i in (0, 1))) == "difference of scores"
+    assert kind(*(ex.explain(TEXTS[0], norm, target=i) for i in (0, 1))) == "score_difference"
     assert (logit - logit).signed and (logit - logit).method == "input-x-gradient"
     assert (logit - p).provenance["minus"]["method"] == "input-x-gradient"
     rows = [ex.explain(TEXTS[0], "generic", rows="all", target=i) for i in (0, 1)]
@@ -382,7 +386,7 @@ def test_models_of_one_class_are_distinguished_by_logits() -> None:
     other_explainer = clearhead.load(text_model("bert", initializer_range=0.2))
     first, second = (e.explain(TEXTS[0], "input-x-gradient", target=0) for e in (ex, other_explainer))
     assert first.provenance["model"] == second.provenance["model"]
-    assert (first - second).target["kind"] == "difference of scores"
+    assert (first - second).target["kind"] == "score_difference"
     batched, *_ = ex.explain(TEXTS, "input-x-gradient", target=1)  # in a batch, where the last bits may differ
     assert (first - batched).target["kind"] == "contrast"
 
@@ -393,6 +397,6 @@ def test_difference_of_models_without_logits_is_not_a_contrast() -> None:
         encoder.explain(TEXTS[0], "input-x-gradient", target=lambda output, i=i: output.last_hidden_state[:, 0, i])
         for i in (0, 1)
     )
-    assert (a - b).target["kind"] == "difference of scores"
+    assert (a - b).target["kind"] == "score_difference"
     named = [replace(e, provenance={**e.provenance, "model": "some/encoder"}) for e in (a, b)]
     assert (named[0] - named[1]).target["kind"] == "contrast"

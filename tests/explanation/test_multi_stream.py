@@ -33,7 +33,7 @@ def multi_stream(kind: str) -> MultiStreamExplanation:
 
 def validator(kind: str) -> jsonschema.Draft202012Validator:
     registry: Any = Registry().with_resource(
-        "urn:clearhead:explanation:1", Resource.from_contents(SCHEMAS["explanation"])
+        "urn:clearhead:explanation:2", Resource.from_contents(SCHEMAS["explanation"])
     )
     return jsonschema.Draft202012Validator(SCHEMAS[kind], registry=registry)
 
@@ -64,19 +64,21 @@ class TestSerialisation:
 
     def test_invalid_json_raises(self) -> None:
         good = multi_stream("text and picture").to_dict()
-        text, image = good["parts"]["text"], good["parts"]["image"]
+        text, image = good["by_stream"]["text"], good["by_stream"]["image"]
         with pytest.raises(InputError, match="newer version of clearhead"):
-            clearhead.from_dict({**good, "version": 2})
-        for wrong in ({"version": "1"}, {"parts": []}, {"parts": {}}):
+            clearhead.from_dict({**good, "version": 3})
+        with pytest.raises(InputError, match="older version of clearhead"):
+            clearhead.from_dict({**good, "version": 1})
+        for wrong in ({"version": "1"}, {"by_stream": []}, {"by_stream": {}}):
             with pytest.raises(InputError, match="not an explanation saved by clearhead"):
                 clearhead.from_dict({**good, **wrong})
         with pytest.raises(InputError, match="'text' has the units of 'image'"):
-            clearhead.from_dict({**good, "parts": {"text": image, "image": text}})
+            clearhead.from_dict({**good, "by_stream": {"text": image, "image": text}})
         with pytest.raises(InputError, match="damaged"):
-            clearhead.from_dict({**good, "parts": {"text": {**text, "scores": [1.0]}, "image": image}})
+            clearhead.from_dict({**good, "by_stream": {"text": {**text, "scores": [1.0]}, "image": image}})
         with pytest.raises(jsonschema.ValidationError):
             validator("multi_stream_explanation").validate(
-                {**good, "parts": {"text": {**text, "scores": 1}, "image": image}}
+                {**good, "by_stream": {"text": {**text, "scores": 1}, "image": image}}
             )
 
     @pytest.mark.parametrize(
@@ -98,10 +100,10 @@ class TestSerialisation:
 
     def test_single_and_multi_stream_files_are_distinguished(self, tmp_path: Path) -> None:
         both = multi_stream("text and picture")
-        form = both.to_dict()["parts"]["text"]
+        form = both.to_dict()["by_stream"]["text"]
         assert isinstance(clearhead.from_dict(form), Explanation)
         with pytest.raises(InputError, match="not an explanation saved by clearhead"):
-            clearhead.from_dict({**form, "schema": "clearhead/joint-explanation"})
+            clearhead.from_dict({**form, "schema": "clearhead/multi-stream-explanation"})
 
 
 class TestStreams:
@@ -181,12 +183,12 @@ class TestReadingOptions:
     def test_continuation_is_part_of_provenance(self) -> None:
         for make in (decoder, bart):
             ex = clearhead.load(make())
-            assert ex.explain(TEXT, answer=" It is").provenance["reading"] == {"answer": " It is"}
+            assert ex.explain(TEXT, answer=" It is").provenance["input_options"] == {"answer": " It is"}
             ids = ex.explain([TEXT, TEXT], answer=[(5, 6), " It is"])
-            assert ids[0].provenance["reading"] == {"answer": [5, 6]}
-            assert isinstance(ids[1].provenance["reading"]["answer"], list)
+            assert ids[0].provenance["input_options"] == {"answer": [5, 6]}
+            assert isinstance(ids[1].provenance["input_options"]["answer"], list)
             generated = ex.explain(TEXT, target=clearhead.GeneratedToken(), max_new_tokens=2)
-            assert generated.provenance["reading"] == {"max_new_tokens": 2}
+            assert generated.provenance["input_options"] == {"max_new_tokens": 2}
 
     @pytest.mark.parametrize(
         "target", [clearhead.GeneratedToken(0), clearhead.DetectionQuery(1), clearhead.TokenLabel(2)]

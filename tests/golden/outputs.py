@@ -44,7 +44,7 @@ class Invocation:
     elements: int = 4
 
 
-_TRAINING = "--label-column label --steps 2 --batch-size 2 --held-out 0.5"
+_TRAINING = "--label-column label --steps 2 --train-batch-size 2 --held-out 0.5"
 INVOCATIONS: dict[str, Invocation] = {
     "attention": Invocation("attention 'I like the movie' -m bert --candidates NEGATIVE,POSITIVE"),
     "attention of several streams": Invocation("attention phone -m zoo:spell"),

@@ -204,7 +204,7 @@ def test_targets_share_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(repeated.matrix, explanation.matrix, atol=1e-12)
     assert len(inputs_seen) <= len(set(inputs_seen)) + 2, "the full input also runs for the targets and the prediction"
     monkeypatch.undo()
-    token = int(explanation.target["steps"][1]["place"])
+    token = int(explanation.target["steps"][1]["position"])
     label = explanation.target["steps"][1]["label"]
     single = ex.explain(TEXT, "occlusion", target=clearhead.TokenLabel(token, label))
     np.testing.assert_allclose(single.scores, explanation.matrix[1], atol=1e-10)

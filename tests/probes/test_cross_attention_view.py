@@ -63,8 +63,8 @@ def test_encoder_decoder_has_three_maps_equal_to_the_tape():
 def test_cross_attention_has_no_positional_patterns():
     result = compute_multi_stream_view(load_spell(), text="phone")
     assert (
-        "previous token" in result["source"].head_statistics
-        and "previous token" not in result["prefix → source"].head_statistics
+        "previous_token" in result["source"].head_statistics
+        and "previous_token" not in result["prefix → source"].head_statistics
     )
 
 

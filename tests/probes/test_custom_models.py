@@ -11,6 +11,7 @@ import clearhead
 from clearhead import probes
 from clearhead.capture.sources.custom_modules import replaced_custom_attention
 from clearhead.errors import InputError, UnsupportedError
+from clearhead.explanation.json_keys import to_snake_case, to_snake_case_keys
 from clearhead.probes.uniform_attention import MEAN_ATTENTION_PREFIX
 from clearhead.studies.bilstm import BiLSTM, build_vocabulary, train_bilstm
 from tests import custom_models
@@ -39,11 +40,13 @@ def test_every_probe_supports_a_recurrent_network_and_leaves_it_unchanged(ex, na
     assert of_model(ex.adapter.model) == before and once == rerun
     single = getattr(probes, f"run_{name}_probe")(ex, TEXTS[:1], **PROBES[name])
     if name != "heads":
-        figures = {key: value for key, value in once["lines"][0].items() if isinstance(value, float)}
+        figures = {key: value for key, value in once["records"][0].items() if isinstance(value, float)}
         figures = {
-            key: value for key, value in figures.items() if MEAN_ATTENTION_PREFIX not in key
+            key: value for key, value in figures.items() if to_snake_case(MEAN_ATTENTION_PREFIX) not in key
         }  # of the other inputs
-        assert figures == pytest.approx({key: single.records[0][key] for key in figures}, abs=1e-9, nan_ok=True)
+        assert figures == pytest.approx(
+            {key: to_snake_case_keys(single.records[0])[key] for key in figures}, abs=1e-9, nan_ok=True
+        )
 
 
 def test_uniform_attention_averages_the_states(ex):

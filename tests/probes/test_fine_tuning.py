@@ -16,7 +16,7 @@ from tests.models import TEXTS, explainer
 
 LABELS = [0, 1, 2, 1]
 INPUTS = [*TEXTS, "I like the book"]
-SHORT = {"steps": 2, "batch": 2, "held_out": 0.5}
+SHORT = {"steps": 2, "batch_size": 2, "held_out": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_adversary_with_zero_strength_equals_the_model(ex, tmp_path):
     for parameter, base_parameter in zip(weak.model.parameters(), split.base_copy.model.parameters(), strict=True):
         assert torch.equal(parameter, base_parameter)
     result = probes.run_frontier_probe(
-        ex, INPUTS, LABELS, strengths=[0, 1.0], seeds=1, rate=1e-3, **SHORT | {"steps": 6}
+        ex, INPUTS, LABELS, strengths=[0, 1.0], seeds=1, learning_rate=1e-3, **SHORT | {"steps": 6}
     )
     zero, full = (next(line for line in result.records if line["strength"] == s) for s in (0, 1.0))
     assert zero["TVD"] == 0 and zero["JSD"] < 1e-7
@@ -65,7 +65,7 @@ def test_model_and_random_state_are_unchanged(ex, name):
 
 def test_interrupted_run_resumes_and_finished_run_is_not_repeated(ex, tmp_path, monkeypatch):
     progress_calls = []
-    settings = {"seeds": 1, "folder": tmp_path, **SHORT, "steps": 4}
+    settings = {"seeds": 1, "checkpoint_dir": tmp_path, **SHORT, "steps": 4}
     full = probes.run_seeds_probe(
         ex, INPUTS, LABELS, progress=lambda name, fraction: progress_calls.append((name, fraction)), **settings
     )
@@ -121,7 +121,7 @@ def test_informative_guide_beats_uninformative_guide():
         words[int(rng.integers(8))] = ("w1", "w2")[number % 2]
         inputs.append(" ".join(words))
         labels.append(number % 2)
-    result = probes.run_diagnostic_probe(ex, inputs, labels, guides=["uniform", "own"], steps=150, rate=1e-2)
+    result = probes.run_diagnostic_probe(ex, inputs, labels, guides=["uniform", "own"], steps=150, learning_rate=1e-2)
     means = {estimate.name: estimate.interval.mean for estimate in result.estimates}
     assert means["own"] >= 0.9 and means["own"] > means["uniform"] - 0.05
 

@@ -29,13 +29,13 @@ def result(ex):
 def make_pattern(name):
     n = len(NAMES)
     maps = {
-        "previous token": torch.eye(n).roll(-1, 1),
-        "next token": torch.eye(n).roll(1, 1),
-        "itself": torch.eye(n),
-        "class token": torch.eye(n)[[0] * n],
+        "previous_token": torch.eye(n).roll(-1, 1),
+        "next_token": torch.eye(n).roll(1, 1),
+        "self": torch.eye(n),
+        "class_token": torch.eye(n)[[0] * n],
         "separator": torch.eye(n)[[n - 1] * n],
-        "same word": torch.eye(n)[[5, 4, 3, 5, 1, 2, 3]],
-        "one unit": torch.eye(n)[[2] * n],
+        "same_word": torch.eye(n)[[5, 4, 3, 5, 1, 2, 3]],
+        "single_key": torch.eye(n)[[2] * n],
         "broad": torch.full((n, n), 1 / n),
         "mixed": torch.eye(n)[[3, 5, 6, 0, 6, 2, 2]] * 0.3 + torch.eye(n)[[2, 3, 5, 1, 1, 1, 0]] * 0.7,
     }
@@ -50,7 +50,7 @@ def test_planted_pattern_is_classified(name):
 
 def test_statistics_of_known_maps():
     statistics = compute_head_statistics(
-        torch.stack([make_pattern("broad"), make_pattern("class token")]), SPECIAL, NAMES
+        torch.stack([make_pattern("broad"), make_pattern("class_token")]), SPECIAL, NAMES
     )
     assert statistics["entropy"].tolist() == pytest.approx([1, 0])
     assert statistics["distance"].tolist() == pytest.approx(

@@ -104,6 +104,6 @@ def test_unsupported_requests_are_rejected():
 def test_result_has_a_conclusion_and_serialises():
     result = probes.run_permutation_probe(explainer("bert/classify"), TEXTS, draws=3)
     data = result.to_dict()
-    assert data["findings"][0]["count"] == len(TEXTS) and data["lines"][0]["input"] == TEXTS[0]
-    low, mean, high = (data["findings"][0][name] for name in ("low", "mean", "high"))
-    assert low <= mean <= high and "says nothing about" in data["says"]
+    assert data["estimates"][0]["count"] == len(TEXTS) and data["records"][0]["input"] == TEXTS[0]
+    low, mean, high = (data["estimates"][0][name] for name in ("low", "mean", "high"))
+    assert low <= mean <= high and "says nothing about" in data["conclusion"]

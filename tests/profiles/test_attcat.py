@@ -91,7 +91,7 @@ def test_answer_span_has_separate_start_and_end_scores(absolute: bool) -> None:
     expected = np.abs(rows) if absolute else np.array(rows)
     assert replica_comparison.gap(e.matrix, expected) < 1e-10
     assert replica_comparison.gap(e.scores, expected.sum(0)) < 1e-10
-    assert [step["place"] for step in e.target["steps"]] == ["start", "end"]
+    assert [step["position"] for step in e.target["steps"]] == ["start", "end"]
 
 
 def test_answer_span_without_profile_is_the_sum_of_start_and_end() -> None:

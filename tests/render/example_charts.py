@@ -60,10 +60,10 @@ def probes(count: int = 40) -> dict[str, ProbeResult]:
     }
 
 
-def line(concept: str, layer: int, score: float, p: float, refused: str = "") -> ConceptTest:
+def line(concept: str, layer: int, score: float, p: float, rejection_reason: str = "") -> ConceptTest:
     ends = {"low": score - 0.1, "high": min(1.0, score + 0.1), "sd": 0.1, "magnitude": 0.1, "strength": 0.2}
     tests = {"effect": 1.0, "accuracy": 0.9, "p_random": p, "p_half": p, "p_uncorrected": p, "p": p, "corrected": p}
-    return ConceptTest(concept, layer, score, **ends, **tests, runs=4, inputs=9, refused=refused)
+    return ConceptTest(concept, layer, score, **ends, **tests, runs=4, inputs=9, rejection_reason=rejection_reason)
 
 
 LINES = [

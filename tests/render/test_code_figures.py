@@ -64,7 +64,9 @@ def test_report_page_and_dict_contain_all_results(study: CodeStudy, tmp_path: Pa
     assert "1 of 12 cells differ" in text and "Syntax adds to confidence" in text and "Not done: nothing." in text
     assert Page(study._repr_html_()).document["parts"] == Page(text).document["parts"]
     document = study.to_dict()
-    assert [(cell["layer"], cell["head"], cell["class"]) for cell in document["wrong against right"]] == [
+    assert [(cell["layer"], cell["head"], cell["class"]) for cell in document["attention_differences"]] == [
         (1, 0, "operator")
     ]
-    assert document["changed cells"] == 12 and document["detector"]["wrong"] == int((~study.by_class.is_correct).sum())
+    assert document["changed_cells"] == 12 and document["detector"]["num_errors"] == int(
+        (~study.by_class.is_correct).sum()
+    )

@@ -28,7 +28,7 @@ def with_hostile_steps(hostile: Explanation) -> Explanation:
         hostile,
         matrix=matrix,
         steps=tuple(HOSTILE_STRINGS),
-        target={**hostile.target, "kind": "several", "steps": steps},
+        target={**hostile.target, "kind": "multiple", "steps": steps},
     )
 
 

@@ -93,7 +93,7 @@ def test_no_cli_command_for_numeric_input_or_model_object() -> None:
 def test_command_and_snippet_have_input_and_loading_options() -> None:
     ex = models.explainer("bert/mask")
     e = ex.explain("I [MASK] the [MASK]. " * 5, target=clearhead.Contrast("the", "is", mask_index=1), max_length=9)
-    provenance = {**e.provenance, "model": "some/model", "loading": {"readout": 2}}
+    provenance = {**e.provenance, "model": "some/model", "load_options": {"readout": 2}}
     line = reproduction.format_cli_command(replace(e, provenance=provenance))
     assert line is not None
     for option in ("--mask 1", "--target the --against is", "--max-length 9", "--dtype float64", "--readout 2"):

@@ -78,8 +78,8 @@ def test_timm_checkpoint_equals_original(
     state = to_float32(reference.state_dict())
     weights: Any = {"plain": state, "model": {"model": state, "epoch": 3}}.get(wrapped)
     weights = weights or {"state_dict": {f"module.{name}": tensor for name, tensor in state.items()}}
-    model, result = convert_and_load(tmp_path, weights, family, labels=LABELS)
-    assert result.architecture == architecture and result.assumed == {"heads": 1} and not result.left_out
+    model, result = convert_and_load(tmp_path, weights, family, class_names=LABELS)
+    assert result.architecture == architecture and result.assumed == {"num_heads": 1} and not result.skipped_tensors
     assert_same(model(make_images()).logits, reference(make_images()))
     assert model.config.id2label == dict(enumerate(LABELS)) and model.config.image_size == 12
 
@@ -89,7 +89,7 @@ def test_converted_model_can_be_explained(tmp_path: Path, pool: str) -> None:
     if pool == "avg":
         models.skip_if_not_yet("beit")  # which a mean over patches becomes
     weights = to_float32(original.spread(original.VisionTransformer(pool)).state_dict())
-    convert_and_load(tmp_path, weights, "deit", labels=LABELS)
+    convert_and_load(tmp_path, weights, "deit", class_names=LABELS)
     e = clearhead.load(str(tmp_path / "made")).explain((make_images(20)[0].permute(1, 2, 0) * 60 + 120).byte().numpy())
     assert e.units.grid == (3, 3) and e.prediction["label"] in LABELS and e.scores.max() > 0
 
@@ -112,11 +112,11 @@ def test_image_preprocessing_depends_on_the_family(tmp_path: Path) -> None:
 
 def test_given_head_count_and_missing_qkv_bias_are_converted(tmp_path: Path) -> None:
     reference = round_to_float32(original.spread(original.VisionTransformer(heads=4, bias=False)))
-    model, result = convert_and_load(tmp_path, to_float32(reference.state_dict()), "vit", heads=4)
+    model, result = convert_and_load(tmp_path, to_float32(reference.state_dict()), "vit", num_heads=4)
     assert_same(model(make_images()).logits, reference(make_images()))
-    assert result.assumed == {"heads": 4} and model.config.qkv_bias is False
-    with pytest.raises(InputError, match="pass heads="):
-        clearhead.convert_checkpoint(tmp_path / "original.pth", tmp_path / "other", "vit", trusted=True, heads=7)
+    assert result.assumed == {"num_heads": 4} and model.config.qkv_bias is False
+    with pytest.raises(InputError, match="pass num_heads="):
+        clearhead.convert_checkpoint(tmp_path / "original.pth", tmp_path / "other", "vit", trusted=True, num_heads=7)
 
 
 def test_dino_teacher_and_linear_classifier_equal_original(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_dino_teacher_and_linear_classifier_equal_original(tmp_path: Path) -> No
         "teacher": teacher | {"head.mlp.0.weight": torch.ones(3, 3), "head.last_layer.weight_v": torch.ones(3, 3)},
     }
     model, result = convert_and_load(tmp_path, checkpoint, "dino")
-    assert result.architecture == "ViTModel" and set(result.left_out) == {
+    assert result.architecture == "ViTModel" and set(result.skipped_tensors) == {
         "head.last_layer.weight_v",
         "head.mlp.0.weight",
     }
@@ -141,8 +141,8 @@ def test_dino_teacher_and_linear_classifier_equal_original(tmp_path: Path) -> No
         tmp_path / "classifier",
         "dino",
         trusted=True,
-        head=save_checkpoint(tmp_path / "linear.pth", head),
-        labels=LABELS,
+        head_file=save_checkpoint(tmp_path / "linear.pth", head),
+        class_names=LABELS,
     )
     assert result.architecture == "Dinov2ForImageClassification"
     classifier = transformers.Dinov2ForImageClassification.from_pretrained(tmp_path / "classifier").double().eval()
@@ -158,7 +158,7 @@ def test_linear_classifier_over_several_layers_raises(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="input is 4 times the width"):
         clearhead.convert_checkpoint(
-            save_checkpoint(tmp_path / "a.pth", state), tmp_path / "made", "dino", trusted=True, head=head
+            save_checkpoint(tmp_path / "a.pth", state), tmp_path / "made", "dino", trusted=True, head_file=head
         )
 
 
@@ -173,7 +173,7 @@ def test_moco_encoder_and_linear_probe_equal_original(tmp_path: Path) -> None:
         }
     }
     model, result = convert_and_load(tmp_path, pretrained, "moco")
-    assert result.architecture == "ViTModel" and "head.0.weight" in result.left_out
+    assert result.architecture == "ViTModel" and "head.0.weight" in result.skipped_tensors
     assert_same(model(make_images()).last_hidden_state, reference(make_images()))
     probe = round_to_float32(original.spread(original.VisionTransformer("token")))
     state = {f"module.{name}": tensor for name, tensor in to_float32(probe.state_dict()).items()}
@@ -200,7 +200,7 @@ def test_mae_encoder_equals_original(tmp_path: Path) -> None:
         "decoder_blocks.0.norm1.bias": torch.ones(8),
     }
     model, result = convert_and_load(tmp_path, {"model": state}, "mae")
-    assert result.architecture == "ViTModel" and len(result.left_out) == 2
+    assert result.architecture == "ViTModel" and len(result.skipped_tensors) == 2
     assert_same(model(make_images()).last_hidden_state, reference(make_images()))
 
 
@@ -225,8 +225,8 @@ def test_clip_equals_original(tmp_path: Path, scripted: bool) -> None:
         }
         torch.save(to_float32(reference.state_dict()) | sizes, path)
     result = clearhead.convert_checkpoint(path, tmp_path / "made", "clip", trusted=True)
-    assert result.assumed == {"heads": {"text": 2, "picture": 2}} and result.wants == "a tokenizer"
-    assert result.unpickled is scripted
+    assert result.assumed == {"num_heads": {"text": 2, "image": 2}} and result.missing == "tokenizer"
+    assert result.used_pickle is scripted
     model = transformers.CLIPModel.from_pretrained(tmp_path / "made").double().eval()
     output = model(input_ids=text, pixel_values=make_images(), attention_mask=torch.ones_like(text))
     assert_same(output.logits_per_image, reference(make_images(), text))
@@ -266,8 +266,8 @@ def test_detr_equals_original(tmp_path: Path, kind: str) -> None:
         state
     )
     assert not any(name.startswith("model.") for name in state)
-    model, result = convert_and_load(tmp_path, {"model": state}, "detr", labels=LABELS[:4])
-    assert result.architecture == "DetrForObjectDetection" and result.assumed["heads"] == 8
+    model, result = convert_and_load(tmp_path, {"model": state}, "detr", class_names=LABELS[:4])
+    assert result.architecture == "DetrForObjectDetection" and result.assumed["num_heads"] == 8
     pixels = make_images(64)
     expected, actual = reference.double()(pixels), model(pixels)
     assert_same(actual.logits, expected.logits)
@@ -289,9 +289,9 @@ def test_bert_equals_original(tmp_path: Path, wrapped: str) -> None:
     elif wrapped != "plain":
         state = {f"{wrapped}{name}": tensor for name, tensor in state.items()}
     model, result = convert_and_load(
-        tmp_path, state, "bert", heads=4, labels=LABELS[:3], tokenizer=str(tmp_path / "tokenizer")
+        tmp_path, state, "bert", num_heads=4, class_names=LABELS[:3], tokenizer=str(tmp_path / "tokenizer")
     )
-    assert result.architecture == "BertForSequenceClassification" and result.wants is None
+    assert result.architecture == "BertForSequenceClassification" and result.missing is None
     inputs = tok("I like the movie.", return_tensors="pt")
     assert_same(model(**inputs).logits, reference.double()(**inputs).logits)
     e = clearhead.load(str(tmp_path / "made")).explain("I like the movie.")
@@ -308,13 +308,13 @@ def test_bert_with_other_heads_equals_original(tmp_path: Path, head: str, archit
         state["cls.seq_relationship.weight"] = torch.ones(2, 32)
     else:
         state = {f"bert.{name}": tensor for name, tensor in state.items()}
-    model, result = convert_and_load(tmp_path, state, "bert", heads=4)
+    model, result = convert_and_load(tmp_path, state, "bert", num_heads=4)
     assert result.architecture == architecture
     inputs = tok("I like the movie.", return_tensors="pt")
     assert_same(model(**inputs)[0], reference.double()(**inputs)[0])
     with pytest.raises(InputError, match="the file has no classifier"):
         clearhead.convert_checkpoint(
-            tmp_path / "original.pth", tmp_path / "b", "bert", trusted=True, heads=4, labels=["a"]
+            tmp_path / "original.pth", tmp_path / "b", "bert", trusted=True, num_heads=4, class_names=["a"]
         )
 
 
@@ -337,7 +337,7 @@ def test_pickle_is_not_executed_unless_trusted(tmp_path: Path, monkeypatch: pyte
         clearhead.convert_checkpoint(file, tmp_path / "made", "vit")
     assert not marker.exists() and not (tmp_path / "made").exists()
     result = clearhead.convert_checkpoint(file, tmp_path / "made", "vit", trusted=True)
-    assert result.unpickled and marker.exists()
+    assert result.used_pickle and marker.exists()
 
 
 @pytest.mark.parametrize("trusted", [False, True])
@@ -351,21 +351,21 @@ def test_file_that_is_no_checkpoint_raises(tmp_path: Path, trusted: bool) -> Non
 def test_plain_tensors_need_no_full_unpickling(tmp_path: Path) -> None:
     state = to_float32(original.VisionTransformer().state_dict())
     file = save_checkpoint(tmp_path / "a.pth", {"state_dict": state, "epoch": 3})
-    assert not clearhead.convert_checkpoint(file, tmp_path / "made", "vit", trusted=True).unpickled
+    assert not clearhead.convert_checkpoint(file, tmp_path / "made", "vit", trusted=True).used_pickle
     full_pickle = save_checkpoint(tmp_path / "b.pth", {"model": state, "args": argparse.Namespace(lr=0.1)})
-    assert clearhead.convert_checkpoint(full_pickle, tmp_path / "other", "vit", trusted=True).unpickled
+    assert clearhead.convert_checkpoint(full_pickle, tmp_path / "other", "vit", trusted=True).used_pickle
 
 
 def test_pickled_module_equals_original(tmp_path: Path) -> None:
     reference = original.spread(original.VisionTransformer()).float()
     model, result = convert_and_load(tmp_path, reference, "vit")
-    assert result.unpickled
+    assert result.used_pickle
     assert_same(model(make_images()).logits, reference.double()(make_images()))
 
 
 def test_safetensors_need_no_trust(tmp_path: Path) -> None:
     save_file(to_float32(original.VisionTransformer().state_dict()), tmp_path / "a.safetensors")
-    assert not clearhead.convert_checkpoint(tmp_path / "a.safetensors", tmp_path / "made", "vit").unpickled
+    assert not clearhead.convert_checkpoint(tmp_path / "a.safetensors", tmp_path / "made", "vit").used_pickle
 
 
 def list_files(folder: Path) -> list[str]:
@@ -407,8 +407,8 @@ def test_invalid_arguments_raise(tmp_path: Path) -> None:
         clearhead.convert_checkpoint(file, tmp_path, "vit", trusted=True)
     with pytest.raises(InputError, match="there is no file"):
         clearhead.convert_checkpoint(tmp_path / "b.pth", dest, "vit", trusted=True)
-    with pytest.raises(InputError, match="2 labels were given, but the model has 5 classes"):
-        clearhead.convert_checkpoint(file, dest, "vit", trusted=True, labels=["a", "b"])
+    with pytest.raises(InputError, match="2 class names were given, but the model has 5 classes"):
+        clearhead.convert_checkpoint(file, dest, "vit", trusted=True, class_names=["a", "b"])
     with pytest.raises(InputError, match="cannot open the tokenizer of"):
         clearhead.convert_checkpoint(file, dest, "vit", trusted=True, tokenizer=str(tmp_path / "nowhere"))
     (tmp_path / "torn.pth").write_bytes(file.read_bytes()[:1000])
@@ -453,6 +453,6 @@ def test_convert_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert code == 0 and json.loads(out)["schema"] == "clearhead/conversion"
     names.write_text(json.dumps(LABELS[:2]))
     code, _, err = run_command(capsys, "convert", file, tmp_path / "third", *common)
-    assert code == 2 and "2 labels were given" in err and err.count("\n") == 1
+    assert code == 2 and "2 class names were given" in err and err.count("\n") == 1
     names.write_text("[")
     assert "are not a JSON list" in run_command(capsys, "convert", file, tmp_path / "third", *common)[2]

@@ -35,11 +35,11 @@ def register() -> Iterator[RegisterFunction]:
 
 
 def list_failed_properties(verification: Verification) -> set[str]:
-    return {row.what for row in verification.failed}
+    return {row.property for row in verification.failed}
 
 
 def find_result(verification: Verification, what: str) -> CheckResult:
-    return next(row for row in verification.results if row.what == what)
+    return next(row for row in verification.results if row.property == what)
 
 
 def make_ones(method: AttributionMethod) -> torch.Tensor:
@@ -54,14 +54,17 @@ def test_all_methods_pass_on_a_tiny_bert() -> None:
     common_properties = {"same scores when repeated", "same scores in a batch", "same scores when padded"}
     for method in verification.methods:
         rows = [row for row in verification.results if row.method == method]
-        assert common_properties | {"the model is unchanged"} <= {row.what for row in rows if row.says == "holds"}
+        assert common_properties | {"the model is unchanged"} <= {
+            row.property for row in rows if row.status == "passed"
+        }
     declared = {axiom for name in verification.methods for axiom in METHOD_REGISTRY[name].declaration.axioms}
-    unmeasured = {row.what: row for row in verification.results if row.says == "cannot be asked"}
+    unmeasured = {row.property: row for row in verification.results if row.status == "not_applicable"}
     tiling = unmeasured.pop("same scores with tiled and materialised attention")
-    assert tiling.method == "beyond-intuition-head" and "it needs materialised attention maps" in tiling.why
+    assert tiling.method == "beyond-intuition-head" and "it needs materialised attention maps" in tiling.reason
     assert set(unmeasured) == set(UNMEASURABLE_AXIOMS) < declared
     assert all(
-        row.measured is row.bound is None and "models with known attributions" in row.why for row in unmeasured.values()
+        row.measured is row.bound is None and "models with known attributions" in row.reason
+        for row in unmeasured.values()
     )
 
 
@@ -79,7 +82,7 @@ def test_measurements_equal_those_of_the_explanation() -> None:
     e = ex.explain(text, method="integrated-gradients")
     gap = abs(e.base_value + e.scores.sum() - e.target["value"]) / np.abs(e.scores).max()
     row = find_result(verification, "scores add up to the target's value minus the base value")
-    assert row.measured == pytest.approx(gap, abs=1e-9) and row.bound == 0.05 and row.says == "holds"
+    assert row.measured == pytest.approx(gap, abs=1e-9) and row.bound == 0.05 and row.status == "passed"
     finer = ex.explain(text, method=Method("integrated-gradients", steps=100))
     moved = np.abs(finer.scores - e.scores).max() / np.abs(finer.scores).max()
     assert find_result(verification, "scores do not change with twice the steps").measured == pytest.approx(
@@ -92,34 +95,34 @@ def test_padding_and_conservation_do_not_apply_to_images() -> None:
     ex = models.explainer("vit/image")
     verification = clearhead.verify(["lrp", "rollout"], ex, models.inputs("vit/image"))
     assert verification.ok and verification.num_inputs == len(models.inputs("vit/image"))
-    unmeasured = [row for row in verification.results if row.says == "cannot be asked"]
-    assert [row.what for row in unmeasured] == [
+    unmeasured = [row for row in verification.results if row.status == "not_applicable"]
+    assert [row.property for row in unmeasured] == [
         "relevance is conserved: scores add up to one",
         "same scores when padded",
         "same scores when padded",
     ]
-    assert find_result(verification, "scores add up to one").says == "holds"
+    assert find_result(verification, "scores add up to one").status == "passed"
 
 
 def test_decoder_passes_contrast_and_padding_checks() -> None:
     verification = clearhead.verify(["generic", "input-x-gradient"], decoders.explainer("gpt2"))
     assert verification.ok
     contrast = find_result(verification, "scores of a contrast are the difference of the two labels' scores")
-    assert contrast.method == "input-x-gradient" and contrast.says == "holds" and contrast.measured < 1e-9
-    assert find_result(verification, "same scores when padded").says == "holds"
+    assert contrast.method == "input-x-gradient" and contrast.status == "passed" and contrast.measured < 1e-9
+    assert find_result(verification, "same scores when padded").status == "passed"
 
 
 def test_contrast_of_log_odds_is_checked_only_for_multi_label_models() -> None:
     what = "scores of a contrast are the difference of the two labels' scores"
     verification = clearhead.verify("input-x-gradient", models.explainer("bert/classify"), scale="log-odds")
-    assert verification.ok and find_result(verification, what).says == "cannot be asked"
+    assert verification.ok and find_result(verification, what).status == "not_applicable"
     multi_label = models.explainer("bert/classify", problem_type="multi_label_classification")
-    assert find_result(clearhead.verify("input-x-gradient", multi_label, scale="log-odds"), what).says == "holds"
+    assert find_result(clearhead.verify("input-x-gradient", multi_label, scale="log-odds"), what).status == "passed"
 
 
 def test_multi_stream_model_passes() -> None:
     verification = clearhead.verify("attention", clearhead.load("zoo:shapes-vqa"))
-    assert verification.ok and find_result(verification, "scores add up to one").says == "cannot be asked"
+    assert verification.ok and find_result(verification, "scores add up to one").status == "not_applicable"
 
 
 # Violations -----------------------------------------------------------------------------------------------------------
@@ -137,8 +140,8 @@ def test_incomplete_scores_are_detected(register: RegisterFunction) -> None:
     }
     assert not verification.ok and {row.method for row in verification.failed} == {"unfinished"}
     assert (
-        find_result(verification, "never wrong").says == "cannot be asked"
-        and "no check measures it" in verification.results[-1].why
+        find_result(verification, "never wrong").status == "not_applicable"
+        and "no check measures it" in verification.results[-1].reason
     )
 
 
@@ -147,8 +150,8 @@ def test_batch_dependence_is_detected(register: RegisterFunction) -> None:
     register("stretched", lambda method: MethodScores(make_ones(method) / method.unit_context.valid_mask.shape[1]))
     verification = clearhead.verify(["crowded", "stretched"], models.explainer("bert/classify"))
     expected = {"same scores in a batch", "same scores when padded"}
-    assert {row.what for row in verification.failed if row.method == "crowded"} == expected
-    assert "same scores when padded" in {row.what for row in verification.failed if row.method == "stretched"}
+    assert {row.property for row in verification.failed if row.method == "crowded"} == expected
+    assert "same scores when padded" in {row.property for row in verification.failed if row.method == "stretched"}
 
 
 def test_nondeterminism_is_detected(register: RegisterFunction) -> None:
@@ -166,12 +169,12 @@ def test_false_declarations_are_detected(register: RegisterFunction) -> None:
     register("nothing", lambda method: MethodScores(make_ones(method) * float("nan")))
     verification = clearhead.verify(["dark", "bent", "nothing"], models.explainer("bert/classify"))
     named = {row.method: row for row in verification.failed}
-    assert named["dark"].what == "no score is negative" and named["dark"].measured == 1
-    assert named["bent"].what == "scores of a contrast are the difference of the two labels' scores"
+    assert named["dark"].property == "no score is negative" and named["dark"].measured == 1
+    assert named["bent"].property == "scores of a contrast are the difference of the two labels' scores"
     # the difference of ones is zero, but the score of the contrast is one
     assert named["bent"].measured == pytest.approx(1)
     assert named["nothing"].measured == float("inf")
-    assert [row["measured"] for row in verification.to_dict()["rows"] if row["method"] == "nothing"][1] is None
+    assert [row["measured"] for row in verification.to_dict()["results"] if row["method"] == "nothing"][1] is None
 
 
 def add_gradient(model: Any) -> None:
@@ -202,7 +205,7 @@ def test_changes_of_the_model_are_detected(changed: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(ex, "explain", explain_and_change)
     row = find_result(clearhead.verify("position", ex), "the model is unchanged")
-    assert (row.says, row.measured, row.why) == ("does not hold", 1, changed)
+    assert (row.status, row.measured, row.reason) == ("failed", 1, changed)
 
 
 # Arguments ------------------------------------------------------------------------------------------------------------
@@ -238,21 +241,21 @@ def test_invalid_arguments_are_rejected() -> None:
 def test_violations_by_options_are_explained() -> None:
     verification = clearhead.verify(Method("lrp", rules="orig"), models.explainer("bert/classify"))
     row = find_result(verification, "relevance is conserved: scores add up to one")
-    assert row.says == "does not hold" and row.why.startswith("with these options; the property is declared for")
+    assert row.status == "failed" and row.reason.startswith("with these options; the property is declared for")
     assert row.measured > row.bound and verification.failed == [row] and not verification.ok
 
 
 def test_verification_renders_as_text_html_and_dict() -> None:
     rows = (
-        CheckResult("generic", "same scores when repeated", "holds", 0.0, 0.0),
-        CheckResult("<b>", "a", "does not hold", 2.0, 0.1),
+        CheckResult("generic", "same scores when repeated", "passed", 0.0, 0.0),
+        CheckResult("<b>", "a", "failed", 2.0, 0.1),
     )
     verification = Verification("a model", 1, rows)
     from rich.console import Console
 
     with (console := Console(width=100)).capture() as captured:
         console.print(verification)
-    assert "a model, on one input: 2 properties: 1 hold, 1 does not" in captured.get()
+    assert "a model, on one input: 2 checks: 1 passed, 1 failed" in captured.get()
     html = verification._repr_html_()
     assert "same scores when repeated" in html and "<b>" not in html
-    assert verification.to_dict()["ok"] is False and verification.to_dict()["rows"][0]["says"] == "holds"
+    assert verification.to_dict()["ok"] is False and verification.to_dict()["results"][0]["status"] == "passed"

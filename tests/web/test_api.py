@@ -80,7 +80,7 @@ def test_targets_equal_those_of_the_library(client: httpx.Client, body: dict[str
 
 def test_prompt_image_and_example_inputs_are_explained(client: httpx.Client) -> None:
     word = client.post("/api/explanations", json={"model": "zoo:spell", "text": "phone", "place": "every"}).json()
-    assert word["explanations"]["generic"]["parts"]["source"]["steps"][0] == "F"
+    assert word["explanations"]["generic"]["by_stream"]["source"]["steps"][0] == "F"
     image = client.post("/api/explanations", json={"model": "zoo:pets", "image": encode_base64(make_png())}).json()
     assert image["explanations"]["generic"]["units"]["grid"] == [12, 12]
     assert image["picture"].startswith("data:image/png;base64,")
@@ -172,7 +172,7 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str]] = [
     ({"text": "x", "target": 10**12}, "target"),
     ({"text": "x", "target": -5}, "label"),
     ({"text": "x", "target": {"a": 1}}, "target"),
-    ({"text": "x", "place": 3}, "selects a position"),
+    ({"text": "x", "place": 3}, "makes one prediction per input"),
     ({"text": "x", "scale": "loud"}, "scale"),
     ({"text": "x", "path": "/etc/passwd"}, "path: Extra inputs are not permitted"),
     ({"text": "x", "image": encode_base64(make_png())}, "not an image"),
@@ -267,7 +267,7 @@ def test_shared_results_can_be_reopened(client: httpx.Client, tmp_path: Any) -> 
         (b"[]", "between 1 and 24"),
         (b"{}", "not an explanation"),
         (b'{"schema": "clearhead/explanation", "version": 99}', "newer version of clearhead"),
-        (b'{"schema": "clearhead/explanation", "version": 1, "units": 5}', "damaged"),
+        (b'{"schema": "clearhead/explanation", "version": 2, "units": 5}', "damaged"),
         (b'{"schema": "clearhead/shown", "explanations": 5}', "damaged"),
         (b"\x80\x04\x95cos\nsystem\n", "not an explanation"),
         (b"\xff" * 100, "not an explanation"),
@@ -386,5 +386,5 @@ def test_large_images_are_not_batched(explainers: dict[str, clearhead.Explainer]
 def test_contrast_target_of_a_generated_word(client: httpx.Client) -> None:
     body = {"model": "zoo:spell", "text": "phone", "target": "F", "against": "V"}
     (document,) = client.post("/api/explanations", json=body).json()["explanations"].values()
-    target = next(iter(document["parts"].values()))["target"] if "parts" in document else document["target"]
+    target = next(iter(document["by_stream"].values()))["target"] if "by_stream" in document else document["target"]
     assert target["kind"] == "contrast" and target["name"] == "F − V" and target["against"] == "V"

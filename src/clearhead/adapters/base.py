@@ -18,7 +18,7 @@ from clearhead.capture.checks.self_test import count_calls_from_config
 from clearhead.capture.session import ModelSession
 from clearhead.errors import InputError, UnsupportedError, unknown_value_error
 from clearhead.images import RenderedOnAccess
-from clearhead.targets import CLASS_SCALES, MaskedToken, PositionTarget, Target
+from clearhead.targets import CLASS_SCALES, MaskedToken, PositionTarget, Target, describe_spec
 from clearhead.units import UnitAxis, Units
 
 #: A kind of read-out ("first", "mean" …), or the number of the row that is read.
@@ -67,7 +67,20 @@ class Sample:
 
 @dataclass
 class InputOptions:
-    """How raw input is read: the arguments of `explain` that concern the subject."""
+    """How inputs are read: tokenisation, truncation and generation.
+
+    Attributes:
+        max_length: Maximum number of tokens of a text; None for the model's maximum.
+        truncation: Whether longer texts are truncated; if False, they are refused.
+        truncation_side: The side from which tokens are removed, "left" or "right"; None for the tokenizer's.
+        unit_names: Names of the units of given model inputs (`tokens=` of `explain`).
+        continuation: Continuation to explain, as a text or token ids (`answer=` of `explain`).
+        max_new_tokens: Maximum number of generated tokens.
+        keep_padding: Whether padding in given model inputs is kept, as in the code of some authors.
+
+    Raises:
+        InputError: An option is invalid.
+    """
 
     max_length: int | None = None
     truncation: bool = True
@@ -75,7 +88,6 @@ class InputOptions:
     unit_names: Sequence[str] | Sequence[Sequence[str]] | None = None
     continuation: Any = None
     max_new_tokens: int = 32
-    #: Whether padding that was given stays, as in the code of authors who do not cut it off.
     keep_padding: bool = False
 
     def __post_init__(self) -> None:
@@ -83,7 +95,7 @@ class InputOptions:
             raise InputError(f"truncation_side={self.truncation_side!r} is not valid: use 'left' or 'right'")
 
     def split_per_input(self, num_inputs: int) -> "list[InputOptions]":
-        """One for each of several inputs: names come as a list of lists, answers as a list."""
+        """Return the options of each input; `unit_names` and `continuation` can be lists with one entry per input."""
         hows = [self] * num_inputs
         if self.unit_names is not None and num_inputs > 1:
             if len(self.unit_names) != num_inputs or any(isinstance(names, str) for names in self.unit_names):
@@ -261,8 +273,8 @@ class ModelAdapter(ABC):
         """The targets that one request stands for: one, unless it asks for several steps or detections."""
         if isinstance(target.spec, PositionTarget):
             raise InputError(
-                f"{target.spec!r} selects a position of a sequence output, but {type(self.model).__name__} makes one "
-                "prediction per input: give a label or an index"
+                f"the target is {describe_spec(target.spec)}, but {type(self.model).__name__} makes one prediction per "
+                "input: give a label or an index"
             )
         return [target]
 
@@ -431,7 +443,20 @@ S = TypeVar("S", bound=type[ModelAdapter])
 
 
 def register_adapter(cls: S) -> S:
-    """Add a kind of subject, from inside or outside the package; the last one added is asked first."""
+    """Register an adapter class for a kind of model.
+
+    Where several adapters accept a model, the one that was registered last is used.
+
+    Args:
+        cls: A subclass of `ModelAdapter`.
+
+    Returns:
+        The class, so that the function can be used as a decorator.
+
+    Example:
+        >>> @register_adapter  # doctest: +SKIP
+        ... class MyAdapter(ModelAdapter): ...
+    """
     ADAPTER_CLASSES.insert(0, cls)
     return cls
 

@@ -24,7 +24,7 @@ from clearhead.capture.session import remove_hooks_on_exit
 from clearhead.capture.topology import is_deformable_attention
 from clearhead.errors import InputError, UnsupportedError
 from clearhead.machine_failures import is_machine_failure
-from clearhead.targets import DetectionQuery, MaskedToken, PositionTarget, Target
+from clearhead.targets import DetectionQuery, MaskedToken, PositionTarget, Target, describe_spec
 from clearhead.units import UnitAxis, Units, build_patch_units
 
 #: Detectors that have a class for "nothing here", the last one; the others give each class a probability of its own.
@@ -138,7 +138,8 @@ class BaseDetectionAdapter(ImageAdapter):
             isinstance(target.spec, PositionTarget) and not isinstance(target.spec, DetectionQuery)
         ):
             raise InputError(
-                f"{target.spec!r} is not a target of a detector: give clearhead.DetectionQuery(number), or a label"
+                f"{describe_spec(target.spec)} is not a target of a detector: give clearhead.DetectionQuery(number) "
+                '(--target "query N"), or a label'
             )
         found = get_detections(sample)
         if target.position is not None:

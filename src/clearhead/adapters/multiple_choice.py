@@ -12,7 +12,7 @@ from clearhead.adapters.base import InputOptions, Readout, Sample, register_adap
 from clearhead.adapters.text import TextAdapter
 from clearhead.adapters.token_heads import TextHeadAdapter
 from clearhead.errors import InputError
-from clearhead.targets import Contrast, Label, Predicted, Target
+from clearhead.targets import Contrast, Label, Predicted, Target, describe_spec
 
 
 @dataclass
@@ -102,7 +102,9 @@ class MultipleChoiceAdapter(TextHeadAdapter):
                 return [Target(Label(sample.choice_index), target.scale)]
             case _ if target.function is not None:
                 return [target]
-        raise InputError(f"{target.spec!r} is not a target of {type(self.model).__name__}: give the index of a choice")
+        raise InputError(
+            f"{describe_spec(target.spec)} is not a target of {type(self.model).__name__}: give the index of a choice"
+        )
 
     def _resolve_choice(self, label: str | int, count: int) -> int:
         number = self.label_index(label)

@@ -18,7 +18,7 @@ from clearhead.adapters.base import InputOptions, ModelAdapter, Readout, Sample,
 from clearhead.adapters.text import TextEncoderAdapter
 from clearhead.capture.checks.self_test import count_calls_from_config
 from clearhead.errors import InputError, UnsupportedError
-from clearhead.targets import Contrast, LabelLookup, Predicted, Target
+from clearhead.targets import Contrast, LabelLookup, Predicted, Target, describe_spec
 from clearhead.units import UnitAxis, Units
 
 Embeddings = Float[Tensor, "batch width"]
@@ -93,7 +93,7 @@ class PairAdapter(ModelAdapter):
                 return [target]
         raise InputError(
             f"{self.name} measures the similarity of two inputs: leave out target=, or give clearhead.Contrast(None, "
-            f"other text) or a function of the output, not {target.spec}"
+            f"other text) or a function of the output, not {describe_spec(target.spec)}"
         )
 
     def compute_class_scores(

@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.adapters.base import InputOptions, Readout, Sample, register_adapter, unwrap_base_model
 from clearhead.adapters.text import TextAdapter
 from clearhead.errors import InputError, UnsupportedError
-from clearhead.targets import AnswerSpan, MaskedToken, PositionTarget, Target, TokenLabel
+from clearhead.targets import AnswerSpan, MaskedToken, PositionTarget, Target, TokenLabel, describe_spec
 from clearhead.units import Units
 
 #: Inputs of models that see more than a text.
@@ -59,7 +59,7 @@ class TokenHeadAdapter(TextHeadAdapter):
             isinstance(wanted, PositionTarget) and not isinstance(wanted, self.target_class)
         ):
             raise InputError(
-                f"{wanted!r} is not a target of {type(self.model).__name__}: give "
+                f"{describe_spec(wanted)} is not a target of {type(self.model).__name__}: give "
                 f"clearhead.{self.target_class.__name__}(…)"
             )
 

@@ -79,21 +79,17 @@ class BenchmarkJob:
         return made
 
     def open_dataset(self) -> BenchmarkDataset:
-        name, _, task = self.data.partition(":")
+        name, _, mosaic_source = self.data.partition(":")
         if name == "mosaic":
             return make_mosaics(
-                replace(self, data=task, limit=None).open_dataset(), self.limit or DEFAULT_NUM_MOSAICS, self.seed
+                replace(self, data=mosaic_source, limit=None).open_dataset(),
+                self.limit or DEFAULT_NUM_MOSAICS,
+                self.seed,
             )
         options = dict(self.options)
-        if name == "known":
-            options |= {"task": task} if task else {}
-            if self.limit is not None and self.indices is None:  # else they are chosen among more
-                options.setdefault("count", self.limit)
-        elif name == "coco" and task:
-            options["each"] = task.removesuffix("s")
-        data = load_benchmark_dataset(
-            name if name in ("known", "coco") else self.data, self.split, self.root, **options
-        )
+        if name == "known" and self.limit is not None and self.indices is None:  # indices select among more examples
+            options.setdefault("count", self.limit)
+        data = load_benchmark_dataset(self.data, self.split, self.root, **options)
         if self.indices is not None:
             data = data.select(self.indices)
         return data if self.limit is None else data[: self.limit]

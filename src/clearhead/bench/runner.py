@@ -67,10 +67,10 @@ class BenchmarkRunReport:
     out: str
     chunks: int
     computed: int = 0
-    there_before: int = 0
+    already_stored: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": "clearhead/bench-run", "version": 1, **asdict(self)}
+        return {"schema": "clearhead/bench-run", "version": 2, **asdict(self)}
 
 
 class BenchmarkRun:
@@ -172,7 +172,7 @@ class BenchmarkRun:
         self.store.prepare_folder(self._build_manifest())
         tasks = self.find_missing_tasks()
         report = BenchmarkRunReport(
-            str(self.store.folder), len(self.chunk_plan), there_before=len(self.chunk_plan) - len(tasks)
+            str(self.store.folder), len(self.chunk_plan), already_stored=len(self.chunk_plan) - len(tasks)
         )
         sizes = {task.chunk_key: len(task.example_indices) for task in tasks}
         advance(len(self.worker.dataset) - sum(sizes.values()))

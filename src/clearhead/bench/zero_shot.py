@@ -23,8 +23,8 @@ from clearhead.targets import Label, Target
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-#: Beyond Intuition's caption; {one} is the class name with its article, {name} without.
-DEFAULT_CAPTION_TEMPLATE = "a photo of {one}"
+#: Beyond Intuition's caption; {name_with_article} is the class name with its article, {name} without.
+DEFAULT_CAPTION_TEMPLATE = "a photo of {name_with_article}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,14 +111,15 @@ def make_zero_shot_classes(explainer: "Explainer", dataset: BenchmarkDataset, te
 def format_captions(template: str, class_names: Sequence[str]) -> list[str]:
     """Fill a caption template with class names.
 
-    >>> format_captions("a photo of {one}", ["pug", "english setter"])
+    >>> format_captions("a photo of {name_with_article}", ["pug", "english setter"])
     ['a photo of a pug', 'a photo of an english setter']
     """
     try:
-        return [template.format(one=f"{_choose_article(name)} {name}", name=name) for name in class_names]
+        return [template.format(name_with_article=f"{_choose_article(name)} {name}", name=name) for name in class_names]
     except (KeyError, IndexError):
         raise InputError(
-            f"template={template!r} is not a caption template: write {{one}} or {{name}} where the class name belongs"
+            f"template={template!r} is not a caption template: write {{name}} or {{name_with_article}} where the class "
+            "name belongs"
         ) from None
 
 

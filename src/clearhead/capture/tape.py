@@ -57,8 +57,8 @@ class AttentionCall:
         attention: Attention weights A.
         attention_gradient: ∂y/∂A.
         relevance: Relevance of A under modified backward rules (`backward_rules/`), in place of ∂y/∂A.
-        moved: How far each unit's state moves in this layer when another unit's values are set to zero (a cosine
-            distance).
+        value_zeroing_distance: Cosine distance of each unit's output of the layer with and without the values of
+            another unit.
         values: Values, repeated so that each head has its own.
         output_projection: Weight of the linear map after the attention.
         block_input: Input of the layer.
@@ -76,7 +76,7 @@ class AttentionCall:
     attention: Float[Tensor, "batch head query key"] | None = None
     attention_gradient: Float[Tensor, "batch head query key"] | None = None
     relevance: Float[Tensor, "batch head query key"] | None = None
-    moved: Float[Tensor, "batch query key"] | None = None
+    value_zeroing_distance: Float[Tensor, "batch query key"] | None = None
     values: Float[Tensor, "batch head key width"] | None = None
     output_projection: Float[Tensor, "model heads"] | None = None
     block_input: Float[Tensor, "batch unit model"] | None = None

@@ -287,8 +287,8 @@ def methods(model_options: opt.CliModelOptions, as_json: opt.JsonOption = False)
             "family": declaration.family,
             "signed": declaration.signed,
             "cost": str(declaration.cost),
-            "asks": sorted(declaration.requires),
-            "has": sorted(declaration.supports),
+            "requires": sorted(declaration.requires),
+            "supports": sorted(declaration.supports),
             "options": clearhead.Method.option_names(name),
             "depends_on_target": declaration.target == "any",
             "taxonomy": declaration.taxonomy,
@@ -303,9 +303,9 @@ def methods(model_options: opt.CliModelOptions, as_json: opt.JsonOption = False)
             line |= {"applies": applicability[name].applies, "why_not": applicability[name].why_not}
         table.append(line)
     if as_json:
-        put.print_json({"schema": "clearhead/methods", "version": 1, "model": model, "methods": table})
+        put.print_json({"schema": "clearhead/methods", "version": 2, "model": model, "methods": table})
         return
-    columns = ["method", "family", "signed", "cost", "asks", "taxonomy"]
+    columns = ["method", "family", "signed", "cost", "requires", "taxonomy"]
     if applicability:
         columns.append("applies")
     put.make_console().print(
@@ -322,7 +322,7 @@ def models(as_json: opt.JsonOption = False) -> None:
     """List the small pretrained models of clearhead-zoo with their task, size and measured accuracy."""
     cards = clearhead.zoo_models()
     if as_json:
-        put.print_json({"schema": "clearhead/models", "version": 1, "models": cards})
+        put.print_json({"schema": "clearhead/models", "version": 2, "models": cards})
     elif not cards:
         from clearhead.zoo import is_zoo_installed
 
@@ -418,7 +418,7 @@ def _explain_dataset(
             report = run(advance_or_stop)
     except KeyboardInterrupt:
         report = run.report
-        num_stored = report.written + report.there_before
+        num_stored = report.written + report.already_stored
         raise runtime.RunInterruptedError(
             f"interrupted: {num_stored} of {report.rows} rows are stored in {out}; run the same command to resume"
         ) from None
@@ -426,8 +426,8 @@ def _explain_dataset(
         put.print_json(report.to_dict())
     else:
         summary = f"{report.written} of {report.rows} rows explained"
-        if report.there_before:
-            summary += f", {report.there_before} were stored before"
+        if report.already_stored:
+            summary += f", {report.already_stored} were already stored"
         print(f"{summary}: {out / 'index.csv'}")
     if report.failed:
         failed_rows = put.format_count(report.failed, "row")

@@ -66,6 +66,10 @@ def attention(
         int | None, typer.Option(metavar="N", min=1, help="Use only the first N rows of --average-over.")
     ] = None,
     column: opt.ColumnOption = None,
+    batch_size: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Inputs of --average-over per pass; smaller batches need less memory."),
+    ] = 16,
     out: Annotated[
         str | None,
         typer.Option(
@@ -97,7 +101,7 @@ def attention(
         reference_inputs = load_probe_inputs(model_options, [average_over], limit, column)[1]
     candidate_names = opt.split_names(candidates) or []
     with put.status_spinner("recording attention"):
-        view = _compute_requested_view(explainer, raw_input, stream, reference_inputs, candidate_names)
+        view = _compute_requested_view(explainer, raw_input, stream, reference_inputs, candidate_names, batch_size)
     views = _get_views_by_name(view)
     if chosen_heads and len(views) > 1:
         raise InputError(
@@ -138,6 +142,7 @@ def _compute_requested_view(
     stream: str | None,
     reference_inputs: list[Any] | None,
     candidates: list[str],
+    batch_size: int,
 ) -> "AttentionView | MultiStreamAttentionView":
     """Compute the map named by --stream, the view with averages or candidates, or the default view."""
     from clearhead.probes import compute_attention_view, compute_multi_stream_view, view_attention
@@ -153,7 +158,9 @@ def _compute_requested_view(
     if len(raw_input) == 1:
         (single_input,) = raw_input.values()
     try:
-        return compute_attention_view(explainer, single_input, reference_inputs, candidates=candidates)
+        return compute_attention_view(
+            explainer, single_input, reference_inputs, candidates=candidates, batch_size=batch_size
+        )
     except UnsupportedError as problem:
         raise InputError(f"--average-over and --candidates are for models with one read-out token: {problem}") from None
 

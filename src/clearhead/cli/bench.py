@@ -78,12 +78,16 @@ def bench(
     ] = None,
     split: Annotated[str | None, typer.Option(metavar="NAME", help="Split of the data set.")] = None,
     root: Annotated[str | None, typer.Option(metavar="DIR", help="Folder that contains the data sets.")] = None,
+    column: opt.ColumnOption = None,
+    label_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column of labels in a table or in a data set of the hub.")
+    ] = None,
     options: Annotated[
         list[str] | None,
         typer.Option(
             "--option",
             metavar="NAME=VALUE",
-            help="Option of the data set, such as label_column=stars for a table; may be repeated.",
+            help="Option of the data set, such as each=image for coco; may be repeated.",
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Use only the first N examples.")] = None,
@@ -116,10 +120,10 @@ def bench(
         str,
         typer.Option(
             metavar="TEXT",
-            help="Zero-shot prompt for dual encoders such as CLIP: {name} is the class name, {one} the class name "
-            "with its article (a pug).",
+            help="Zero-shot prompt for dual encoders such as CLIP: {name} is the class name, {name_with_article} the "
+            "class name with its article (a pug).",
         ),
-    ] = "a photo of {one}",
+    ] = "a photo of {name_with_article}",
     keep: Annotated[
         bool,
         typer.Option(
@@ -157,7 +161,7 @@ def bench(
         settings=settings_by_protocol,
         split=split,
         root=root,
-        options=dict(map(_parse_data_option, options or [])),
+        options=_collect_data_options(data, column, label_column, options or []),
         limit=limit,
         indices=None if indices is None else _read_indices(indices),
         chunk=chunk,
@@ -203,7 +207,7 @@ def bench(
         put.print_json({**report.to_dict(), "refused": run.collect_failure_reasons()})
     else:
         _print_run(run)
-        print(f"chunks: {report.computed} computed, {report.there_before} stored before; {out / 'table.parquet'}")
+        print(f"chunks: {report.computed} computed, {report.already_stored} already stored; {out / 'table.parquet'}")
     if next(run.store.iter_table_rows(), None) is None:
         runtime.print_error(
             "no measurements were produced; the reasons are listed above (with --json, under refused)",
@@ -247,17 +251,33 @@ def report(
         print("\n".join(f"wrote {folder / name}" for name in texts))
 
 
+def _collect_data_options(
+    data: str, column: str | None, label_column: str | None, typed: list[str]
+) -> dict[str, str | list[str]]:
+    """Return the options of the data set; `--column` is the only entry of `columns` in a data set of the hub."""
+    options: dict[str, str | list[str]] = dict(map(_parse_data_option, typed))
+    if column is not None and data.startswith("hub:"):
+        options["columns"] = [column]
+    elif column is not None:
+        options["column"] = column
+    if label_column is not None:
+        options["label_column"] = label_column
+    return options
+
+
 def _parse_data_option(text: str) -> tuple[str, str | list[str]]:
     """Split the text of one --option, NAME=VALUE, into the name and the value.
 
     The value is a string, or for the options `columns` and `remove` a list of strings that were separated by commas.
 
-    >>> _parse_data_option("label_column=stars"), _parse_data_option("columns=premise,hypothesis")
-    (('label_column', 'stars'), ('columns', ['premise', 'hypothesis']))
+    >>> _parse_data_option("each=image"), _parse_data_option("columns=premise,hypothesis")
+    (('each', 'image'), ('columns', ['premise', 'hypothesis']))
     """
     name, equals, value = text.partition("=")
     if not equals or not name or not value:
-        raise InputError(f"{text!r} is not an option of a data set: write NAME=VALUE, as in label_column=stars")
+        raise InputError(f"{text!r} is not an option of a data set: write NAME=VALUE, as in each=image")
+    if name in ("column", "label_column"):
+        raise InputError(f"--option {text}: write --{name.replace('_', '-')} {value}")
     if name in ("columns", "remove"):  # these options are lists, even of one name
         return name, [item.strip() for item in value.split(",")]
     return name, value

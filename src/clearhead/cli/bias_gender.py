@@ -9,7 +9,7 @@ import typer
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
 from clearhead.cli.bias_code import CODE_EXAMPLES, code
-from clearhead.cli.concept import DEFAULT_MASKED_MODEL, FewOption, PlainOption
+from clearhead.cli.concept import DEFAULT_MASKED_MODEL, ConceptBatchSizeOption, FewOption, PlainOption
 from clearhead.cli.input_sets import parse_name_pair, read_text_lines, select_evenly
 from clearhead.cli.inputs import load_explainer
 from clearhead.errors import InputError, unknown_value_error
@@ -73,6 +73,7 @@ def gender(
     ] = None,
     plain: PlainOption = False,
     few: FewOption = False,
+    batch_size: ConceptBatchSizeOption = 32,
     seed: Annotated[int, typer.Option(metavar="N", help="Random seed for the held-out split.")] = 0,
     save: Annotated[
         str | None,
@@ -128,6 +129,7 @@ def gender(
         num_sentences=count,
         normalise=not plain,
         few=few,
+        batch_size=batch_size,
         seed=seed,
         progress=put.is_interactive(),
     )

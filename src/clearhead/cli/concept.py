@@ -19,6 +19,7 @@ from clearhead.cli.input_sets import (
 from clearhead.cli.inputs import explain_by_input, load_explainer, load_model_and_inputs
 from clearhead.data.sources import parse_input_source
 from clearhead.errors import InputError
+from clearhead.explanation.json_keys import to_snake_case
 
 if TYPE_CHECKING:
     from clearhead.concepts.directions import Directions, LayerIndex
@@ -205,7 +206,7 @@ def tcav(
             "accuracy": f"{test.accuracy:.2f}",
             "effect": f"{test.effect:+.1f}",
             "p (Holm)": f"{test.corrected:.2g}",
-            "significant": test.refused or test.is_significant,
+            "significant": test.rejection_reason or test.is_significant,
         }
         for test in result.concept_tests
     ]
@@ -253,6 +254,7 @@ def densray(
     ] = 1000,
     plain: PlainOption = False,
     few: FewOption = False,
+    batch_size: ConceptBatchSizeOption = 16,
     seed: ConceptSeedOption = 0,
     save: Annotated[
         str | None,
@@ -275,11 +277,11 @@ def densray(
         layer_list = parse_layer_list(layers)
     if text_file is None:
         explainer, directions = _fit_directions_to_sets(
-            model_options, first, second, layer_list, pool, sides, fit_kwargs
+            model_options, first, second, layer_list, pool, sides, batch_size, fit_kwargs
         )
     else:
         explainer, directions = _fit_directions_to_word_pairs(
-            model_options, first, second, text_file, layer_list, sides, count, fit_kwargs
+            model_options, first, second, text_file, layer_list, sides, count, batch_size, fit_kwargs
         )
     from clearhead.concepts.directions import Directions
     from clearhead.render.reports.concepts import write_directions_report
@@ -304,6 +306,7 @@ def _fit_directions_to_word_pairs(
     layers: "list[LayerIndex] | None",
     names: tuple[str, str],
     count: int,
+    batch_size: int,
     fit_kwargs: dict[str, Any],
 ) -> "tuple[Explainer, Directions]":
     """Find the axis of listed words in running text."""
@@ -319,7 +322,7 @@ def _fit_directions_to_word_pairs(
     lines = read_text_lines(text_files)
     explainer = load_explainer(model_options.with_model(model_options.model or DEFAULT_MASKED_MODEL))
     occurrences = collect_occurrences(lines, select_single_token_pairs(explainer, pairs), count)
-    vectors = compute_axis_vectors(explainer, occurrences, layers, progress=put.is_interactive())
+    vectors = compute_axis_vectors(explainer, occurrences, layers, batch_size=batch_size, progress=put.is_interactive())
     return explainer, fit_directions(vectors, names, **fit_kwargs)
 
 
@@ -330,6 +333,7 @@ def _fit_directions_to_sets(
     layers: "list[LayerIndex] | None",
     pool: str,
     names: tuple[str, str],
+    batch_size: int,
     fit_kwargs: dict[str, Any],
 ) -> "tuple[Explainer, Directions]":
     """Find the direction between the activations of two sets of inputs."""
@@ -341,7 +345,9 @@ def _fit_directions_to_sets(
     explainer = load_explainer(model_options, {_get_stream(input_sets[0])})
     layer_list = layers or list(range(len(find_self_attention_calls(explainer))))
     first_activations, second_activations = (
-        compute_activations(explainer, input_set, layer_list, pool, progress=put.is_interactive())
+        compute_activations(
+            explainer, input_set, layer_list, pool, batch_size=batch_size, progress=put.is_interactive()
+        )
         for input_set in input_sets
     )
     by_layer = {
@@ -433,7 +439,7 @@ def remove(
     put.report_written(write_ablation_report({Path(directions).stem: costs}, model_name, html, {"inputs": len(texts)}))
     if as_json:
         header = {"schema": "clearhead/removal", "version": 2, "model": model_name, "layers": list(saved)}
-        put.print_json({**header, "cost": {name: vars(value) for name, value in costs.items()}})
+        put.print_json({**header, "cost": {to_snake_case(name): vars(value) for name, value in costs.items()}})
         return
     rows = [
         {"figure": name, "mean [95 % interval]": cost.format_without_count(), "inputs": cost.count}

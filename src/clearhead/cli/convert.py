@@ -71,22 +71,22 @@ def convert(
         result = clearhead.convert_checkpoint(
             *(source, dest, family),
             trusted=i_trust_this_file,
-            labels=names,
-            heads=num_heads,
-            head=head_file,
+            class_names=names,
+            num_heads=num_heads,
+            head_file=head_file,
             tokenizer=tokenizer,
         )
     if as_json:
         put.print_json(result.to_dict())
         return
     print(f"{result.architecture} with {result.weights} tensors: {result.folder}")
-    if result.left_out:
-        print(f"left out, not needed by the model: {len(result.left_out)} tensors ({result.left_out[0]} …)")
+    if result.skipped_tensors:
+        print(f"not needed by the model: {len(result.skipped_tensors)} tensors ({result.skipped_tensors[0]} …)")
     if result.assumed:
         assumptions = ", ".join(f"{name} {value}" for name, value in result.assumed.items())
         print(f"assumed, not contained in the file: {assumptions}")
-    if result.wants:
-        print(f"still missing, not contained in the file: {result.wants} (--tokenizer)")
+    if result.missing:
+        print(f"not contained in the file, but needed: {result.missing} (--{result.missing})")
 
 
 def _read_class_names(path: str) -> list[str]:

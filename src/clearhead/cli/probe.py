@@ -29,7 +29,7 @@ PROBE_EXAMPLES = (
     "clearhead probe frontier reviews.csv --label-column label --strengths 0,0.001,0.01,0.1 --checkpoint-dir runs",
     "clearhead probe diagnostic reviews.csv --label-column label --guides uniform,base,generic,grad-sam",
 )
-_TRAINING_OPTIONS = ("steps", "batch_size", "rate", "held_out", "label_column", "checkpoint_dir", "seed")
+_TRAINING_OPTIONS = ("steps", "train_batch_size", "learning_rate", "held_out", "label_column", "checkpoint_dir", "seed")
 #: The options that each probe accepts.
 OPTIONS_BY_PROBE: dict[str, tuple[str, ...]] = {
     "correlation": ("unit", "seed"),
@@ -43,7 +43,7 @@ OPTIONS_BY_PROBE: dict[str, tuple[str, ...]] = {
     "skips": (),
 }
 #: Options whose argument in the Python API has another name.
-_API_NAMES = {"batch_size": "batch", "label_column": "labels", "checkpoint_dir": "folder"}
+_API_NAMES = {"train_batch_size": "batch_size", "label_column": "labels"}
 #: Probes that train models, and report the progress of the training.
 TRAINING_PROBES = ("seeds", "diagnostic", "frontier")
 
@@ -138,8 +138,10 @@ def probe(
             "uniform,own,base.",
         ),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Training: inputs per step. Default: 32.")] = None,
-    rate: Annotated[float | None, typer.Option(metavar="X", help="Training: peak learning rate.")] = None,
+    train_batch_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Training: number of inputs in a training step. Default: 32.")
+    ] = None,
+    learning_rate: Annotated[float | None, typer.Option(metavar="X", help="Training: peak learning rate.")] = None,
     held_out: Annotated[
         float | None,
         typer.Option(
@@ -203,8 +205,8 @@ def probe(
         "candidates": opt.split_names(candidates),
         "label_column": label_column,
         "seeds": seeds,
-        "batch_size": batch_size,
-        "rate": rate,
+        "train_batch_size": train_batch_size,
+        "learning_rate": learning_rate,
         "held_out": held_out,
         "checkpoint_dir": checkpoint_dir,
         "fresh": int(fresh) if fresh is not None and fresh.isdigit() else fresh,

@@ -35,9 +35,9 @@ def verify(
 ) -> None:
     """Test the declared properties of methods on a model, and the invariants that hold for all methods.
 
-    Each line shows the measured value, the bound, and whether the property holds; a property that cannot be tested on
-    this model is listed with the reason. Without an input, a small example is used. The exit code is 3 if a property
-    does not hold.
+    Each line shows the measured value, the bound, and whether the check passed or failed; a check that does not apply
+    to this model is listed with the reason. Without an input, a small example is used. The exit code is 3 if a check
+    failed.
     """
     chosen_methods: Any = "all"
     if [name.strip() for name in method] != ["all"]:
@@ -53,6 +53,6 @@ def verify(
     else:
         put.make_console().print(result)
     if not result.ok:
-        failures = "; ".join(f"{row.method}: {row.what}" for row in result.failed)
-        runtime.print_error(f"does not hold: {failures}", runtime.EXIT_ROWS_FAILED)
+        failures = "; ".join(f"{row.method}: {row.property}" for row in result.failed)
+        runtime.print_error(f"failed: {failures}", runtime.EXIT_ROWS_FAILED)
         raise typer.Exit(runtime.EXIT_ROWS_FAILED)

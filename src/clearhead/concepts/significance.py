@@ -65,7 +65,7 @@ class ConceptTest:
         corrected: p after Holm's correction.
         runs: Number of random negative sets.
         inputs: Number of inputs of the class.
-        refused: Why there is no score; empty if there is one.
+        rejection_reason: Why there is no score; empty if there is one.
     """
 
     concept: str
@@ -85,12 +85,12 @@ class ConceptTest:
     corrected: float
     runs: int
     inputs: int
-    refused: str = ""
+    rejection_reason: str = ""
 
     @property
     def is_significant(self) -> bool:
         """Whether the concept has a score and its corrected p is below the significance level."""
-        return not self.refused and self.corrected < ALPHA
+        return not self.rejection_reason and self.corrected < ALPHA
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dictionary for JSON."""
@@ -163,9 +163,9 @@ def evaluate_concept(
     s = torch.stack([compute_sensitivities(gradients, vector) for vector in vectors])
     num_inputs = s.shape[1]
     scores = np.array([compute_tcav_score(run) for run in s])
-    refused = ""
+    rejection_reason = ""
     if threshold is not None and accuracy < threshold:
-        refused = (
+        rejection_reason = (
             f"{name} cannot be distinguished from random inputs here: held-out accuracy {accuracy:.2f}, less than "
             f"{threshold}"
         )
@@ -190,11 +190,11 @@ def evaluate_concept(
         p_uncorrected=compute_two_sided_p(
             float(scores.mean()) - 0.5, compute_score_std(scores, num_inputs) / math.sqrt(len(s)), len(s)
         ),
-        p=1.0 if refused else max(p_random, p_half),
+        p=1.0 if rejection_reason else max(p_random, p_half),
         corrected=1.0,
         runs=len(vectors),
         inputs=num_inputs,
-        refused=refused,
+        rejection_reason=rejection_reason,
     )
 
 

@@ -88,7 +88,7 @@ class TcavResult:
                 "model": self.model,
                 "target": self.target,
                 "settings": self.settings,
-                "lines": [concept_test.to_dict() for concept_test in self.concept_tests],
+                "tests": [concept_test.to_dict() for concept_test in self.concept_tests],
                 "relative": relative,
             }
         )
@@ -286,7 +286,7 @@ class FittedConcepts:
                 mean_vectors.setdefault(name, {})[layer] = compute_mean_vector(vectors)
         return TcavResult(
             model=self.explainer.adapter.name,
-            target="what is predicted" if target is None else str(target),
+            target="predicted" if target is None else str(target),
             concept_tests=correct_concept_tests(concept_tests),
             relative_scores={
                 layer: compute_relative_scores(vectors, gradients[layer], threshold)

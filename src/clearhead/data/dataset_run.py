@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from clearhead.data.atomic_file import PARTIAL_SUFFIX, atomic_write
 from clearhead.data.sources import DatasetRow, InputDataset
 from clearhead.errors import ClearheadError, InputError
-from clearhead.explanation.explanation import load_explanation as load_explanation
+from clearhead.explanation.explanation import EXPLANATION_VERSION, load_explanation
 from clearhead.explanation.multi_stream import AnyExplanation
 from clearhead.units import TEXT_LEVELS
 
@@ -44,19 +44,19 @@ class DatasetRunReport:
         out: The folder.
         rows: Number of rows of the data set.
         written: Number of rows explained by this run.
-        there_before: Number of rows that already had results.
+        already_stored: Number of rows that already had results.
         failed: Number of rows with errors.
     """
 
     out: str
     rows: int
     written: int = 0
-    there_before: int = 0
+    already_stored: int = 0
     failed: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {"schema": "clearhead/run", "version": 1, **asdict(self)}
+        return {"schema": "clearhead/run", "version": 2, **asdict(self)}
 
 
 @dataclass
@@ -137,7 +137,7 @@ class DatasetRun:
         for row in rows:
             files = self._list_result_files(row)
             if row not in missing:
-                self.report.there_before += 1
+                self.report.already_stored += 1
             elif row.id in results:
                 self.report.written += 1
                 for file, explanation in zip(files, results[row.id], strict=True):
@@ -197,7 +197,7 @@ class DatasetRun:
         """Write the settings into the folder, or compare them with those of an earlier run."""
         settings = {
             "schema": "clearhead/run-settings",
-            "version": 1,
+            "version": EXPLANATION_VERSION,
             "settings": {
                 **self.extra_settings,
                 "batch_size": self.batch_size,
@@ -279,9 +279,16 @@ def _get_uint8_dtype() -> Any:
 def _check_same_settings(path: Path, settings: Mapping[str, Any]) -> None:
     """Check that the settings of an earlier run are equal; an error names those that differ."""
     try:
-        previous = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        document = json.loads(path.read_text(encoding="utf-8"))
+        previous = document["settings"]
+        version = document["version"]
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{str(path)!r} was not written by clearhead: give --out an empty or new folder") from None
+    if version != settings["version"]:
+        raise InputError(
+            f"{str(path.parent)!r} contains results in file format {version}; this version of clearhead writes format "
+            f"{settings['version']}: give --out an empty or new folder"
+        )
     current = settings["settings"]
     changed = [key for key in {**previous, **current} if previous.get(key) != current.get(key)]
     if changed:

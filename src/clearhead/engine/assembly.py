@@ -356,7 +356,7 @@ def _describe_targets(target_results: Sequence[TargetResult], adapter: ModelAdap
     if len(descriptions) == 1:
         return descriptions[0]
     return {
-        "kind": "several",
+        "kind": "multiple",
         "name": adapter.join_step_names([description["name"] for description in descriptions]),
         "scale": descriptions[0]["scale"],
         "value": sum(description["value"] for description in descriptions),
@@ -419,14 +419,14 @@ def _build_provenance(result: TargetResult, request: BatchRequest) -> dict[str, 
         (layer_range,) = method_run.layer_ranges.values()
         layers = [layer_range.start, layer_range.stop]
     omitted = request.selection.omitted.get(method)
-    reading_options = request.explicit_input_options
-    if getattr(result.sample, "is_user_continuation", False) and "answer" not in reading_options:
-        reading_options["answer"] = list(getattr(result.sample, "continuation_ids", ()))
-    loading_options: dict[str, Any] = {}
+    input_options = request.explicit_input_options
+    if getattr(result.sample, "is_user_continuation", False) and "answer" not in input_options:
+        input_options["answer"] = list(getattr(result.sample, "continuation_ids", ()))
+    load_options: dict[str, Any] = {}
     if adapter.task is not None:
-        loading_options["task"] = adapter.task
+        load_options["task"] = adapter.task
     if adapter.readout != adapter.choose_default_readout():
-        loading_options["readout"] = adapter.readout
+        load_options["readout"] = adapter.readout
     return {
         "model": adapter.name,
         "model_class": adapter.model_class_name,
@@ -434,15 +434,15 @@ def _build_provenance(result: TargetResult, request: BatchRequest) -> dict[str, 
         "options": {key: list(value) if isinstance(value, tuple) else value for key, value in method.options},
         "layers": layers,
         "heads": method_run.any_instance.heads,
-        "reading": reading_options,
+        "input_options": input_options,
         "profile": None if request.profile is None else request.profile.name,
         **({} if request.overridden_target is None else {"ignored_target": str(request.overridden_target)}),
-        "loading": loading_options,
+        "load_options": load_options,
         "citation": declaration.citation,
         "signed": method_run.any_instance.signed,
         "linear_in_target": method_run.any_instance.linear_in_target,
         "input": batch.fingerprints[result.batch_index],
-        "parts": declaration.layer_scores,
+        "layer_scores": declaration.layer_scores,
         **({} if not omitted else {"omitted_components": omitted}),
     }
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, UInt8
 from clearhead.data.atomic_file import atomic_write
 from clearhead.errors import InputError, unknown_value_error
 from clearhead.explanation.display import DisplayMixin
-from clearhead.explanation.validation import iter_explanation_problems, lists_to_tuples
+from clearhead.explanation.validation import check_format, iter_explanation_problems, lists_to_tuples
 from clearhead.images import RenderedOnAccess
 from clearhead.units import Units, pluralize_unit
 
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
     from clearhead.explanation.regions import RegionSpec
 
-#: Name and version of the file and JSON schema. Files with a newer version are refused.
+#: Name and version of the file and JSON schema. Files with another version are refused.
 EXPLANATION_SCHEMA = "clearhead/explanation"
-EXPLANATION_VERSION = 1
+EXPLANATION_VERSION = 2
+MULTI_STREAM_SCHEMA = "clearhead/multi-stream-explanation"
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,7 +326,7 @@ class Explanation(DisplayMixin):
         if self.method != other.method:
             method = f"{self.method} − {other.method}"
         target = {
-            "kind": "contrast" if explains_contrast else "difference of scores",
+            "kind": "contrast" if explains_contrast else "score_difference",
             "name": f"{self.target.get('name')} − {other.target.get('name')}",
             "scale": scale if scale == other.target.get("scale") else None,
             "value": subtract(convert_value(self), convert_value(other)),
@@ -513,7 +514,7 @@ def load_explanation(path: str | Path) -> Any:
         An `Explanation`, or a `MultiStreamExplanation` for several streams.
 
     Raises:
-        InputError: If the file does not exist, is damaged, or was written by a newer clearhead.
+        InputError: If the file does not exist, is damaged, or was written by another version of clearhead.
 
     Example:
         >>> clearhead.load_explanation("why.safetensors").top(3)  # doctest: +SKIP
@@ -527,7 +528,7 @@ def load_explanation(path: str | Path) -> Any:
                 raise ValueError("its tensors are not those of an explanation")
             metadata = json.loads(header)
             arrays = {name: file.get_tensor(name) for name in file.keys()}
-        if isinstance(metadata, Mapping) and metadata.get("schema") == "clearhead/joint-explanation":
+        if isinstance(metadata, Mapping) and metadata.get("schema") == MULTI_STREAM_SCHEMA:
             from clearhead.explanation.multi_stream import multi_stream_from_arrays
 
             return multi_stream_from_arrays(metadata, arrays)
@@ -550,14 +551,14 @@ def from_dict(data: Mapping[str, Any]) -> Any:
         An `Explanation`, or a `MultiStreamExplanation` for several streams.
 
     Raises:
-        InputError: If the data is not an explanation, is damaged, or was written by a newer clearhead.
+        InputError: If the data is not an explanation, is damaged, or was written by another version of clearhead.
     """
     if not isinstance(data, Mapping):
         return explanation_from_arrays(data, {})  # raises the error for data of another type
-    if data.get("schema") == "clearhead/joint-explanation":
+    if data.get("schema") == MULTI_STREAM_SCHEMA:
         from clearhead.explanation.multi_stream import build_multi_stream_explanation
 
-        return build_multi_stream_explanation(data, lambda stream: from_dict(data["parts"][stream]))
+        return build_multi_stream_explanation(data, lambda stream: from_dict(data["by_stream"][stream]))
     values = {name: data.get(name) for name in ("scores", *_ARRAY_FIELDS)}
     try:
         arrays = {name: np.asarray(value, dtype=float) for name, value in values.items() if value is not None}
@@ -579,19 +580,11 @@ def explanation_from_arrays(metadata: Mapping[str, Any], arrays: Mapping[str, np
         The explanation.
 
     Raises:
-        InputError: If the data is damaged or was written by a newer clearhead.
+        InputError: If the data is damaged or was written by another version of clearhead.
     """
-    if (
-        not isinstance(metadata, Mapping)
-        or metadata.get("schema") != EXPLANATION_SCHEMA
-        or not isinstance(metadata.get("version"), int)
-    ):
+    if not isinstance(metadata, Mapping):
         raise InputError("this is not an explanation saved by clearhead")
-    if metadata["version"] > EXPLANATION_VERSION:
-        raise InputError(
-            f"this explanation was written by a newer version of clearhead (file format {metadata['version']}; this "
-            f"version reads formats up to {EXPLANATION_VERSION})"
-        )
+    check_format(metadata, EXPLANATION_SCHEMA, EXPLANATION_VERSION)
     try:
         units = Units(**{key: lists_to_tuples(value) for key, value in metadata["units"].items()})
         properties = {name: metadata[name] for name in _JSON_FIELDS}

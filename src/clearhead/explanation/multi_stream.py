@@ -14,7 +14,8 @@ from jaxtyping import UInt8
 from clearhead.data.atomic_file import atomic_write
 from clearhead.errors import InputError, unknown_value_error
 from clearhead.explanation.display import DisplayMixin
-from clearhead.explanation.explanation import Explanation, explanation_from_arrays
+from clearhead.explanation.explanation import MULTI_STREAM_SCHEMA, Explanation, explanation_from_arrays
+from clearhead.explanation.validation import check_format
 from clearhead.units import TEXT_LEVELS
 
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 
     from clearhead.explanation.regions import RegionSpec
 
-MULTI_STREAM_SCHEMA = "clearhead/joint-explanation"
-MULTI_STREAM_VERSION = 1
+MULTI_STREAM_VERSION = 2
 
 
 class MultiStreamExplanation(DisplayMixin):
@@ -212,7 +212,7 @@ class MultiStreamExplanation(DisplayMixin):
             A dict of plain Python values. `clearhead.from_dict` reads it.
         """
         streams = {stream: explanation.to_dict(short) for stream, explanation in self.by_stream.items()}
-        return {"schema": MULTI_STREAM_SCHEMA, "version": MULTI_STREAM_VERSION, "parts": streams}
+        return {"schema": MULTI_STREAM_SCHEMA, "version": MULTI_STREAM_VERSION, "by_stream": streams}
 
     def save(self, path: str | Path) -> Path:
         """Write one safetensors file: arrays as tensors, everything else as JSON metadata.
@@ -226,10 +226,10 @@ class MultiStreamExplanation(DisplayMixin):
         from safetensors.numpy import save
 
         tensors: dict[str, np.ndarray] = {}
-        metadata: dict[str, Any] = {"schema": MULTI_STREAM_SCHEMA, "version": MULTI_STREAM_VERSION, "parts": {}}
+        metadata: dict[str, Any] = {"schema": MULTI_STREAM_SCHEMA, "version": MULTI_STREAM_VERSION, "by_stream": {}}
         for stream, explanation in self.by_stream.items():
             stream_metadata, arrays = explanation.to_arrays()
-            metadata["parts"][stream] = stream_metadata
+            metadata["by_stream"][stream] = stream_metadata
             tensors |= {f"{stream}/{name}": np.ascontiguousarray(array) for name, array in arrays.items()}
         content = save(tensors, metadata={"clearhead": json.dumps(metadata, ensure_ascii=False, allow_nan=False)})
         with atomic_write(path) as partial:
@@ -285,7 +285,7 @@ def multi_stream_from_arrays(metadata: Mapping[str, Any], arrays: Mapping[str, n
     def load_stream(stream: str) -> Explanation:
         prefix = f"{stream}/"
         stream_arrays = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-        return explanation_from_arrays(metadata["parts"][stream], stream_arrays)
+        return explanation_from_arrays(metadata["by_stream"][stream], stream_arrays)
 
     return build_multi_stream_explanation(metadata, load_stream)
 
@@ -303,17 +303,12 @@ def build_multi_stream_explanation(
         The explanation.
 
     Raises:
-        InputError: If the data is damaged or was written by a newer clearhead.
+        InputError: If the data is damaged or was written by another version of clearhead.
     """
-    version = metadata.get("version")
-    streams = metadata.get("parts")
-    if not isinstance(version, int) or not isinstance(streams, Mapping) or not streams:
+    check_format(metadata, MULTI_STREAM_SCHEMA, MULTI_STREAM_VERSION)
+    streams = metadata.get("by_stream")
+    if not isinstance(streams, Mapping) or not streams:
         raise InputError("this is not an explanation saved by clearhead")
-    if version > MULTI_STREAM_VERSION:
-        raise InputError(
-            f"this explanation was written by a newer version of clearhead (file format {version}; this version reads "
-            f"formats up to {MULTI_STREAM_VERSION})"
-        )
     result = MultiStreamExplanation({str(stream): load_stream(stream) for stream in streams})
     for stream, explanation in result.by_stream.items():
         if explanation.stream != stream:

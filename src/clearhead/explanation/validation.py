@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clearhead.errors import InputError
 from clearhead.units import Units
 
 if TYPE_CHECKING:
@@ -70,6 +71,37 @@ def iter_explanation_problems(explanation: "Explanation") -> Iterator[str]:
             yield f"{number!r:.40} is not a number"
     if not isinstance(explanation.method, str):
         yield f"its method is {explanation.method!r:.40}"
+
+
+def check_format(metadata: Mapping[str, Any], schema: str, version: int) -> None:
+    """Check the name and version of the format of an explanation that was read from a file or JSON.
+
+    Args:
+        metadata: The JSON form.
+        schema: The name of the format that the caller reads.
+        version: The only version of it that the caller reads.
+
+    Raises:
+        InputError: If it is another format, or another version of it.
+    """
+    found_schema, found_version = metadata.get("schema"), metadata.get("version")
+    if isinstance(found_schema, str) and found_schema.startswith("clearhead/") and found_schema != schema:
+        raise InputError(
+            f"this is not an explanation saved by clearhead: its format is {found_schema}; this version of clearhead "
+            "reads clearhead/explanation and clearhead/multi-stream-explanation"
+        )
+    if found_schema != schema or not isinstance(found_version, int):
+        raise InputError("this is not an explanation saved by clearhead")
+    if found_version > version:
+        raise InputError(
+            f"this explanation was written by a newer version of clearhead (file format {found_version}; this version "
+            f"reads format {version}): update clearhead, or explain the input again"
+        )
+    if found_version < version:
+        raise InputError(
+            f"this explanation was written by an older version of clearhead (file format {found_version}; this version "
+            f"reads format {version}): explain the input again"
+        )
 
 
 def _has_shape(array: Any, shape: tuple[int | str | None, ...], num_units: int) -> bool:

@@ -46,15 +46,15 @@ class ValueZeroing(AttributionMethod):
 
     def on_call(self, call: AttentionCall) -> None:
         """r ← r Ĉ, after the row whose read-out depth is this layer has started."""
-        assert call.moved is not None
+        assert call.value_zeroing_distance is not None
         if self.has_single_row:
             self.mixing_rows[:, call.layer - self.unit_context.layers.start] = self.unit_context.readout[:, 0]
-        self.mixing_rows = self.mixing_rows @ self._normalise_rows(call.moved)
+        self.mixing_rows = self.mixing_rows @ self._normalise_rows(call.value_zeroing_distance)
 
-    def _normalise_rows(self, moved: Float[Tensor, "batch query key"]) -> Float[Tensor, "batch query key"]:
+    def _normalise_rows(self, distances: Float[Tensor, "batch query key"]) -> Float[Tensor, "batch query key"]:
         """Compute Ĉ: distances divided by their row sums, without padding."""
         valid = self.unit_context.valid_mask
-        distances = moved.masked_fill(~(valid[:, :, None] & valid[:, None]), 0).to(self.mixing_rows)
+        distances = distances.masked_fill(~(valid[:, :, None] & valid[:, None]), 0).to(self.mixing_rows)
         sums = distances.sum(-1, keepdim=True)
         return distances / torch.where(sums > 0, sums, 1)
 

@@ -58,12 +58,12 @@ def run_frontier_probe(
     fresh: int | str = 0,
     scope: str = "S1",
     steps: int = 300,
-    batch: int = 32,
-    rate: float = 5e-5,
+    batch_size: int = 32,
+    learning_rate: float = 5e-5,
     held_out: float | int = 0.25,
     seed: int = 0,
     target: Any = None,
-    folder: str | Path | None = None,
+    checkpoint_dir: str | Path | None = None,
     progress: TrainingProgress | None = None,
 ) -> ProbeResult:
     """Train adversarial models of several strengths λ, and measure the change of outputs against that of attention.
@@ -78,12 +78,12 @@ def run_frontier_probe(
             "all" for the whole model.
         scope: "S1", the read-out row; "S2", that row in every layer; "S4", all attention.
         steps: Number of training steps.
-        batch: Number of inputs in a step.
-        rate: Peak learning rate.
+        batch_size: Number of inputs in a training step.
+        learning_rate: Peak learning rate.
         held_out: Fraction of the inputs to measure on, or how many of the last inputs.
         seed: Seed of the split and of the training.
         target: The target, as in `Explainer.explain`; default: the predicted class.
-        folder: Folder that keeps training runs, so that they can be resumed.
+        checkpoint_dir: Folder for the checkpoints of training runs, which are resumed from it.
         progress: Function that is called with the name of a run and its completed fraction.
 
     Returns:
@@ -99,7 +99,7 @@ def run_frontier_probe(
         raise InputError(f"scope={scope!r}: adversarial models are trained on S1, S2 or S4")
     split = LabelledSplit(explainer, inputs, labels, held_out, target, seed)
     probe_scope = make_scope(scope)
-    config = FineTuningConfig(steps, batch, rate, folder, progress)
+    config = FineTuningConfig(steps, batch_size, learning_rate, checkpoint_dir, progress)
     test_indices = split.test_indices.tolist()
     model_probabilities, model_maps = split.base_copy.predict_probabilities(test_indices, probe_scope)
     points: list[tuple[str, float | None, Tensor, list[Tensor]]] = []
@@ -122,7 +122,7 @@ def run_frontier_probe(
         points.append((name, None, *outputs))
     estimates = [
         ProbeEstimate(
-            "the model: accuracy",
+            "model: accuracy",
             compute_mean_interval(split.compute_correctness(model_probabilities, test_indices), bounds=RATE_BOUNDS),
             _METRIC_DESCRIPTIONS["accuracy"],
         )
@@ -150,9 +150,9 @@ def run_frontier_probe(
     settings = {
         "scope": str(probe_scope),
         "steps": steps,
-        "batch": batch,
-        "rate": rate,
-        "learned from": len(split.train_indices),
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "num_training_inputs": len(split.train_indices),
         "fresh": fresh,
         "labels": split.label_source,
     }

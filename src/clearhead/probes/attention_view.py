@@ -10,17 +10,16 @@ from jaxtyping import Float
 
 from clearhead.errors import InputError
 from clearhead.explanation.explanation import to_json_value
+from clearhead.explanation.json_keys import to_snake_case_keys
 from clearhead.probes.base import ProbeBatch, ProbeContext
 from clearhead.probes.head_importance import compute_sample_head_statistics
-from clearhead.probes.head_patterns import PATTERN_DESCRIPTIONS, classify_head_pattern
+from clearhead.probes.head_patterns import PATTERN_DESCRIPTIONS, classify_head_pattern, format_head_pattern
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
 #: With more units than this, no flow is computed.
 MAX_FLOW_LENGTH = 40
-#: Number of comparison inputs in a pass.
-BATCH_SIZE = 16
 CONCLUSION = (
     "A map shows which units a head takes values from, neither the values nor how they are used later; the name of a "
     "pattern is a suggestion. Whether the output depends on a head is measured by clearhead probe heads."
@@ -62,6 +61,10 @@ class AttentionView:
             statistics = self.mean_head_statistics
         return classify_head_pattern({name: float(values[layer, head]) for name, values in statistics.items()})
 
+    def format_head_pattern(self, layer: int, head: int, on_average: bool = False) -> str:
+        """Return the name of a head's pattern for display: "previous token" for previous_token."""
+        return format_head_pattern(self.get_head_pattern(layer, head, on_average))
+
     def get_map(self, layer: int, head: int) -> Float[np.ndarray, "query key"]:
         """Return the attention map of one head; negative indices count from the end.
 
@@ -81,26 +84,26 @@ class AttentionView:
         layers, heads = self.attention.shape[:2]
         document: dict[str, Any] = {
             "schema": "clearhead/attention",
-            "version": 1,
+            "version": 2,
             "model": self.model,
             "tokens": self.tokens,
-            "row": self.readout_row,
+            "readout_row": self.readout_row,
             "prediction": self.prediction,
             "heads": [self._build_head_record(layer, head) for layer in range(layers) for head in range(heads)],
-            "by_depth": self.scores_by_depth,
+            "by_depth": to_snake_case_keys(self.scores_by_depth),
         }
         if self.key_names is not None:
             document["keys"] = self.key_names
         document["candidates"] = self.candidate_probabilities
         document["attention"] = self.attention
-        document["says"] = CONCLUSION
+        document["conclusion"] = CONCLUSION
         return to_json_value(document)
 
     def _build_head_record(self, layer: int, head: int) -> dict[str, Any]:
         """Build the record of a head: its pattern, also on average over inputs if known, and its statistics."""
         record: dict[str, Any] = {"layer": layer, "head": head, "pattern": self.get_head_pattern(layer, head)}
         if self.mean_head_statistics is not None:
-            record["pattern on average"] = self.get_head_pattern(layer, head, True)
+            record["mean_pattern"] = self.get_head_pattern(layer, head, True)
         record |= {name: float(values[layer, head]) for name, values in self.head_statistics.items()}
         return record
 
@@ -124,7 +127,9 @@ class AttentionView:
         for layer in range(layers):
             patterns = [self.get_head_pattern(layer, head) for head in range(heads)]
             pattern_counts = ", ".join(
-                f"{patterns.count(name)} {name}" for name in PATTERN_DESCRIPTIONS if name in patterns
+                f"{patterns.count(name)} {format_head_pattern(name)}"
+                for name in PATTERN_DESCRIPTIONS
+                if name in patterns
             )
             means = [self.head_statistics[name][layer].mean() for name in ("entropy", "distance", "sink")]
             cells = ["–" if np.isnan(mean) else f"{mean:.2f}" for mean in means]
@@ -148,6 +153,7 @@ def compute_attention_view(
     comparison_inputs: list[Any] | None = None,
     target: Any = None,
     candidates: Sequence[str | int] = (),
+    batch_size: int = 16,
 ) -> AttentionView:
     """Compute the attention view of one input of a model with a single stream.
 
@@ -157,6 +163,7 @@ def compute_attention_view(
         comparison_inputs: Inputs over which the head statistics are averaged for comparison.
         target: The target, as in `Explainer.explain`; default: the predicted class.
         candidates: Labels or masked words whose probabilities are reported, such as "his" and "her".
+        batch_size: Maximum number of comparison inputs per pass.
 
     Returns:
         The attention of the input.
@@ -175,7 +182,7 @@ def compute_attention_view(
         comparison_context = ProbeContext(explainer, comparison_inputs, target)
         sample_statistics = [
             compute_sample_head_statistics(comparison_batch, i)
-            for _, comparison_batch in comparison_context.iter_batches(BATCH_SIZE)
+            for _, comparison_batch in comparison_context.iter_batches(batch_size)
             for i in range(len(comparison_batch.samples))
         ]
         mean_head_statistics = {

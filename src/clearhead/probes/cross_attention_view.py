@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
 #: Patterns that are undefined between two streams, whose positions do not correspond.
-POSITIONAL_PATTERNS = ("previous token", "next token", "itself", "same word")
+POSITIONAL_PATTERNS = ("previous_token", "next_token", "self", "same_word")
 MEAN_ROW_NAME = "mean of all rows"
 #: The streams that text is linked with; the first that a model has is used.
 IMAGE_STREAMS = ("regions", "image")
@@ -53,13 +53,13 @@ class MultiStreamAttentionView:
     def to_dict(self) -> dict[str, Any]:
         """Return the views and links as a dictionary for JSON."""
         links = [
-            {"from": link.from_stream, "to": link.to_stream, "about": link.description, "weights": link.weights}
+            {"from": link.from_stream, "to": link.to_stream, "description": link.description, "weights": link.weights}
             for link in self.links
         ]
         return to_json_value(
             {
                 "schema": "clearhead/attention-by-stream",
-                "version": 1,
+                "version": 2,
                 "model": self.model,
                 "prediction": self.prediction,
                 "maps": {name: view.to_dict() for name, view in self.views.items()},

@@ -68,7 +68,8 @@ class FineTuningConfig:
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch_size < 1 or not self.learning_rate > 0:
             raise InputError(
-                f"steps={self.steps}, batch={self.batch_size}, rate={self.learning_rate}: all must be above 0"
+                f"steps={self.steps}, batch_size={self.batch_size}, learning_rate={self.learning_rate}: all must be "
+                "above 0"
             )
 
     def train_model(

@@ -79,14 +79,14 @@ def run_diagnostic_probe(
     width: int = 128,
     strength: float = 1e-2,
     steps: int = 500,
-    batch: int = 32,
-    rate: float = 3e-3,
+    batch_size: int = 32,
+    learning_rate: float = 3e-3,
     adversary_steps: int = 300,
-    adversary_rate: float = 5e-5,
+    adversary_learning_rate: float = 5e-5,
     held_out: float | int = 0.25,
     seed: int = 0,
     target: Any = None,
-    folder: str | Path | None = None,
+    checkpoint_dir: str | Path | None = None,
     progress: TrainingProgress | None = None,
 ) -> ProbeResult:
     """Train a classifier without context under each guide, and measure its accuracy.
@@ -99,14 +99,14 @@ def run_diagnostic_probe(
         width: Hidden size of the classifier.
         strength: λ of the adversary.
         steps: Number of training steps of the classifier.
-        batch: Number of inputs in a step.
-        rate: Peak learning rate of the classifier.
+        batch_size: Number of inputs in a training step.
+        learning_rate: Peak learning rate of the classifier.
         adversary_steps: Number of training steps of the adversary.
-        adversary_rate: Peak learning rate of the adversary.
+        adversary_learning_rate: Peak learning rate of the adversary.
         held_out: Fraction of the inputs to measure on, or how many of the last inputs.
         seed: Seed of the split and of the training.
         target: The target, as in `Explainer.explain`; default: the predicted class.
-        folder: Folder that keeps training runs, so that they can be resumed.
+        checkpoint_dir: Folder for the checkpoints of training runs, which are resumed from it.
         progress: Function that is called with the name of a run and its completed fraction.
 
     Returns:
@@ -124,8 +124,8 @@ def run_diagnostic_probe(
     split = LabelledSplit(explainer, inputs, labels, held_out, target, seed)
     if split.context.samples[0].inputs.get(_get_input_argument(split)) is None:
         raise UnsupportedError(f"{split.context.adapter.name} does not take text, which the diagnostic probe needs")
-    config = FineTuningConfig(steps, batch, rate, folder, progress)
-    adversary_config = FineTuningConfig(adversary_steps, batch, adversary_rate, folder, progress)
+    config = FineTuningConfig(steps, batch_size, learning_rate, checkpoint_dir, progress)
+    adversary_config = FineTuningConfig(adversary_steps, batch_size, adversary_learning_rate, checkpoint_dir, progress)
     make_adversary = partial(train_adversary, split, ProbeScope("S1"), strength, adversary_config, seed)
     raw_inputs = inputs if isinstance(inputs, list) else [inputs]
     weights = _compute_guide_weights(split, raw_inputs, guides, make_adversary)
@@ -141,7 +141,7 @@ def run_diagnostic_probe(
     model_probabilities, _ = split.base_copy.predict_probabilities(test_indices)
     model_correctness = split.compute_correctness(model_probabilities, test_indices)
     model_accuracy = compute_mean_interval(model_correctness, bounds=RATE_BOUNDS)
-    estimates = [ProbeEstimate("the model", model_accuracy, "accuracy of the model, for comparison")]
+    estimates = [ProbeEstimate("model", model_accuracy, "accuracy of the model, for comparison")]
     for guide in guides:
         description = GUIDE_DESCRIPTIONS.get(guide, "absolute scores of this method")
         accuracy = compute_mean_interval(correctness[guide], bounds=RATE_BOUNDS)
@@ -150,13 +150,13 @@ def run_diagnostic_probe(
     for n, i in enumerate(test_indices):
         name = " / ".join(split.context.get_units(split.context.samples[i]).texts)
         guide_correctness = {guide: float(correctness[guide][n]) for guide in guides}
-        records.append({"input": name, "the model": float(model_correctness[n]), **guide_correctness})
+        records.append({"input": name, "model": float(model_correctness[n]), **guide_correctness})
     settings: dict[str, Any] = {
         "width": width,
         "steps": steps,
-        "batch": batch,
-        "rate": rate,
-        "learned from": len(split.train_indices),
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "num_training_inputs": len(split.train_indices),
         "labels": split.label_source,
     }
     model_name = split.context.adapter.name

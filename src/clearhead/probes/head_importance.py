@@ -22,7 +22,12 @@ from clearhead.interventions.attention_patch import (
 )
 from clearhead.probes.base import ProbeBatch, ProbeContext, ProbeScope, Progress
 from clearhead.probes.divergences import compute_total_variation
-from clearhead.probes.head_patterns import PATTERN_DESCRIPTIONS, classify_head_pattern, compute_head_statistics
+from clearhead.probes.head_patterns import (
+    PATTERN_DESCRIPTIONS,
+    classify_head_pattern,
+    compute_head_statistics,
+    format_head_pattern,
+)
 from clearhead.probes.probe_result import ProbeEstimate, ProbeResult
 from clearhead.probes.uniform_attention import make_uniform_weights
 from clearhead.stats import compute_mean_interval
@@ -87,7 +92,7 @@ def run_heads_probe(
         ProbeEstimate(
             f"layer {record['layer']} head {record['head']}",
             compute_mean_interval(importance["ablation"][:, record["layer"], record["head"]]),
-            f"TVD without it; {record['pattern']}: {PATTERN_DESCRIPTIONS[record['pattern']]}",
+            f"TVD without it; {format_head_pattern(record['pattern'])}: {PATTERN_DESCRIPTIONS[record['pattern']]}",
         )
         for record in top_records
     ]

@@ -15,13 +15,13 @@ MIN_PATTERN_FRACTION = 0.4
 MIN_BROAD_ENTROPY = 0.85
 #: The patterns that a name is chosen from, with their meaning.
 PATTERN_DESCRIPTIONS = {
-    "previous token": "attends to the previous unit: local order, subword tokens of a word",
-    "next token": "attends to the next unit",
-    "itself": "attends to its own unit: adds little to the residual stream",
-    "class token": "attends to the first special token, which often absorbs attention that is not needed",
+    "previous_token": "attends to the previous unit: local order, subword tokens of a word",
+    "next_token": "attends to the next unit",
+    "self": "attends to its own unit: adds little to the residual stream",
+    "class_token": "attends to the first special token, which often absorbs attention that is not needed",
     "separator": "attends to separators, which often absorb attention that is not needed",
-    "same word": "attends to other occurrences of the same unit",
-    "one unit": "all queries attend to one unit of the input",
+    "same_word": "attends to other occurrences of the same unit",
+    "single_key": "all queries attend to the same key, which is no special token",
     "broad": "spreads over all units, close to an average",
     "mixed": "no pattern takes most of the weight: inspect single inputs",
 }
@@ -63,13 +63,13 @@ def compute_head_statistics(
     if num_keys > 1:
         entropy = compute_entropy(attention).mean(-1) / math.log(num_keys)
     return {
-        "previous token": _compute_mean_weight_on(attention, offsets == -1),
-        "next token": _compute_mean_weight_on(attention, offsets == 1),
-        "itself": _compute_mean_weight_on(attention, offsets == 0),
-        "class token": (attention * is_first_special.to(attention)).sum(-1).mean(-1),
+        "previous_token": _compute_mean_weight_on(attention, offsets == -1),
+        "next_token": _compute_mean_weight_on(attention, offsets == 1),
+        "self": _compute_mean_weight_on(attention, offsets == 0),
+        "class_token": (attention * is_first_special.to(attention)).sum(-1).mean(-1),
         "separator": (attention * (special & ~is_first_special).to(attention)).sum(-1).mean(-1),
-        "same word": _compute_mean_weight_on(attention, is_same_word),
-        "one unit": attention.mean(1).masked_fill(special.to(device), 0).amax(-1),
+        "same_word": _compute_mean_weight_on(attention, is_same_word),
+        "single_key": attention.mean(1).masked_fill(special.to(device), 0).amax(-1),
         "sink": attention.mean(1).amax(-1),
         "entropy": entropy,
         "distance": distance,
@@ -86,12 +86,17 @@ def _compute_mean_weight_on(
     return (attention * mask).sum(-1)[:, rows].mean(-1)
 
 
+def format_head_pattern(name: str) -> str:
+    """Return the name of a pattern for tables and figures: with spaces in place of underscores."""
+    return name.replace("_", " ")
+
+
 def classify_head_pattern(statistics: Mapping[str, float]) -> str:
     """Return the name of a head's pattern: the strongest pattern, or "broad" or "mixed" if none is strong.
 
     >>> quiet = dict.fromkeys(PATTERN_DESCRIPTIONS, 0.0) | {"entropy": 0.5}
-    >>> classify_head_pattern(quiet | {"previous token": 0.9})
-    'previous token'
+    >>> classify_head_pattern(quiet | {"previous_token": 0.9})
+    'previous_token'
     >>> classify_head_pattern(quiet | {"entropy": 0.95}), classify_head_pattern(quiet)
     ('broad', 'mixed')
     """

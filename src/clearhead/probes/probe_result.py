@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.explanation.explanation import to_json_value
+from clearhead.explanation.json_keys import to_snake_case_keys
 from clearhead.stats import RATE_BOUNDS, ConfidenceInterval, compute_mean_interval
 
 #: Beginnings of the names of metrics from 0 to 1 that often are exactly 0 or 1.
@@ -55,29 +56,29 @@ class ProbeResult:
         return np.array([record[name] for record in self.records], dtype=np.float64)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as a dictionary for JSON."""
-        findings = [
+        """Return the result as a dictionary for JSON; spaces in keys become underscores."""
+        estimates = [
             {
                 "name": estimate.name,
                 "mean": estimate.interval.mean,
                 "low": estimate.interval.low,
                 "high": estimate.interval.high,
                 "count": estimate.interval.count,
-                "meaning": estimate.description,
+                "description": estimate.description,
             }
             for estimate in self.estimates
         ]
         return to_json_value(
             {
                 "schema": "clearhead/probe",
-                "version": 1,
+                "version": 2,
                 "probe": self.probe,
                 "model": self.model,
-                "settings": self.settings,
-                "findings": findings,
-                "lines": self.records,
-                "tables": self.tables,
-                "says": self.conclusion,
+                "settings": to_snake_case_keys(self.settings),
+                "estimates": estimates,
+                "records": to_snake_case_keys(self.records),
+                "tables": to_snake_case_keys(self.tables),
+                "conclusion": self.conclusion,
             }
         )
 
@@ -95,7 +96,7 @@ class ProbeResult:
             "",
             f"![{self.probe}](figure.png)",
             "",
-            "| metric | mean [95 % interval] | inputs | meaning |",
+            "| metric | mean [95 % interval] | inputs | description |",
             "| --- | --- | --- | --- |",
             *rows,
             "",
@@ -120,7 +121,7 @@ class ProbeResult:
         from rich.text import Text
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in ("metric", "mean [95 % interval]", "inputs", "meaning"):
+        for name in ("metric", "mean [95 % interval]", "inputs", "description"):
             table.add_column(name)
         for estimate in self.estimates:
             bold_name = Text(estimate.name, style="bold")

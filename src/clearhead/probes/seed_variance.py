@@ -55,12 +55,12 @@ def run_seeds_probe(
     fresh: int | str = 0,
     scope: str = "S1",
     steps: int = 300,
-    batch: int = 32,
-    rate: float = 5e-5,
+    batch_size: int = 32,
+    learning_rate: float = 5e-5,
     held_out: float | int = 0.25,
     seed: int = 0,
     target: Any = None,
-    folder: str | Path | None = None,
+    checkpoint_dir: str | Path | None = None,
     progress: TrainingProgress | None = None,
 ) -> ProbeResult:
     """Train copies of the model from several seeds, and measure how far their attention diverges from the model's.
@@ -74,12 +74,12 @@ def run_seeds_probe(
             model.
         scope: The attention that is compared, "S1" to "S4".
         steps: Number of training steps.
-        batch: Number of inputs in a step.
-        rate: Peak learning rate.
+        batch_size: Number of inputs in a training step.
+        learning_rate: Peak learning rate.
         held_out: Fraction of the inputs to measure on, or how many of the last inputs.
         seed: Seed of the split; the copies use the following seeds.
         target: The target, as in `Explainer.explain`; default: the predicted class.
-        folder: Folder that keeps training runs, so that they can be resumed.
+        checkpoint_dir: Folder for the checkpoints of training runs, which are resumed from it.
         progress: Function that is called with the name of a run and its completed fraction.
 
     Returns:
@@ -93,7 +93,7 @@ def run_seeds_probe(
         raise InputError(f"seeds={seeds}: it must be at least 1")
     split = LabelledSplit(explainer, inputs, labels, held_out, target, seed)
     probe_scope = make_scope(scope)
-    config = FineTuningConfig(steps, batch, rate, folder, progress)
+    config = FineTuningConfig(steps, batch_size, learning_rate, checkpoint_dir, progress)
     test_indices = split.test_indices.tolist()
     model_probabilities, model_maps = split.base_copy.predict_probabilities(test_indices, probe_scope)
     jsds = []
@@ -137,9 +137,9 @@ def run_seeds_probe(
         "seeds": seeds,
         "fresh": fresh,
         "steps": steps,
-        "batch": batch,
-        "rate": rate,
-        "learned from": len(split.train_indices),
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "num_training_inputs": len(split.train_indices),
         "labels": split.label_source,
     }
     estimates = compute_estimates(records, METRIC_DESCRIPTIONS)

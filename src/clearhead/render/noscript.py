@@ -37,7 +37,7 @@ def _iter_method_card(input_view: ViewModel, card: ViewModel) -> Iterable[Markup
     yield make_element("h3", card["title"])
     for stream in input_view["streams"]:
         form = card["explanation"]
-        scores = form.get("parts", {}).get(stream["stream"], form)["scores"]
+        scores = form.get("by_stream", {}).get(stream["stream"], form)["scores"]
         rows = [
             [label, text_labels.format_number(score, 4)] for label, score in zip(stream["labels"], scores, strict=True)
         ]

@@ -12,9 +12,9 @@ AUDIO_PLACEHOLDER = "audio.wav"
 _MERGE_METHOD_NAMES = {"word": "words", "sentence": "sentences"}
 #: Target kind of one output position → its class in Python and its word on the command line.
 _POSITION_TARGETS = {
-    "generated word": ("GeneratedToken", "step"),
+    "generated_token": ("GeneratedToken", "step"),
     "detection": ("DetectionQuery", "query"),
-    "token label": ("TokenLabel", "token"),
+    "token_label": ("TokenLabel", "token"),
     "answer": ("AnswerSpan", "answer"),
 }
 
@@ -121,7 +121,7 @@ def _collect_explain_settings(explanation: AnyExplanation) -> dict[str, Any]:
         settings["scale"] = scale
     if explanation.provenance.get("profile"):
         settings["profile"] = explanation.provenance["profile"]
-    settings |= explanation.provenance.get("reading") or {}
+    settings |= explanation.provenance.get("input_options") or {}
     if any(stream.per_head is not None for stream in explanation.by_stream.values()):
         settings["per"] = "head"
     if explanation.certificate.get("seed"):
@@ -131,7 +131,7 @@ def _collect_explain_settings(explanation: AnyExplanation) -> dict[str, Any]:
 
 def _collect_load_settings(explanation: AnyExplanation) -> dict[str, Any]:
     """The arguments of `load` that differ from the defaults."""
-    settings = dict(explanation.provenance.get("loading") or {})
+    settings = dict(explanation.provenance.get("load_options") or {})
     if explanation.certificate.get("dtype") not in (None, "float32"):
         settings["dtype"] = explanation.certificate["dtype"]
     return settings
@@ -166,7 +166,7 @@ def _collect_inputs(explanation: AnyExplanation) -> dict[str, tuple[str, ...]]:
             inputs["audio"] = (AUDIO_PLACEHOLDER,)
         elif name == "regions":
             inputs["regions"] = ()
-        elif _find_target_kinds(explanation) == {"generated word"}:
+        elif _find_target_kinds(explanation) == {"generated_token"}:
             inputs["text"] = texts[:1]
         else:
             second = streams["other"].units.texts if "other" in streams else texts[1:]
@@ -218,15 +218,15 @@ def _find_target_kinds(explanation: AnyExplanation) -> set[str]:
 def _find_step_kind(explanation: AnyExplanation, step: Mapping[str, Any]) -> str:
     """Return the target kind of a step; that of a contrast at a position is inferred from other fields."""
     kind = str(step.get("kind"))
-    if kind != "contrast" or "place" not in step:
+    if kind != "contrast" or "position" not in step:
         return kind
-    if isinstance(step["place"], str):
+    if isinstance(step["position"], str):
         return "answer"
     if "box" in step:
         return "detection"
     if str(explanation.provenance.get("model_class")).endswith("ForTokenClassification"):
-        return "token label"
-    return "generated word"
+        return "token_label"
+    return "generated_token"
 
 
 def _format_cli_target(explanation: AnyExplanation) -> str | None:
@@ -234,18 +234,18 @@ def _format_cli_target(explanation: AnyExplanation) -> str | None:
     target = explanation.target
     kinds = _find_target_kinds(explanation)
     kind = kinds.pop() if len(kinds) == 1 else ""
-    if target.get("kind") == "several":
+    if target.get("kind") == "multiple":
         if kind == "detection":
             return _find_common_label(explanation) or ""
-        return {"generated word": "every step", "token label": "every token", "answer": ""}.get(kind)
-    if kind == "generated word" and _is_next_token(explanation):
+        return {"generated_token": "every step", "token_label": "every token", "answer": ""}.get(kind)
+    if kind == "generated_token" and _is_next_token(explanation):
         return "" if _is_predicted_token(explanation) else _get_target_label(target)
     if kind in _POSITION_TARGETS:
         label = target["index"] if kind == "answer" else _get_target_label(target)
-        return f"{_POSITION_TARGETS[kind][1]} {target['place']} = {label}"
+        return f"{_POSITION_TARGETS[kind][1]} {target['position']} = {label}"
     if kind in ("predicted", "similarity"):
         return ""
-    if kind in ("label", "masked word") or "against" in target:
+    if kind in ("label", "masked_token") or "against" in target:
         return _get_target_label(target)
     return None
 
@@ -277,19 +277,19 @@ def _format_python_target(explanation: AnyExplanation) -> str | None:
     """The target as Python source; None for the default target."""
     target = explanation.target
     kinds = _find_target_kinds(explanation)
-    if target.get("kind") == "several":
+    if target.get("kind") == "multiple":
         return _format_python_steps(explanation, kinds)
-    if kinds == {"generated word"} and _is_next_token(explanation):
+    if kinds == {"generated_token"} and _is_next_token(explanation):
         if "against" in target:
             return f"clearhead.Contrast({target.get('index')!r}, {target['against']!r})"
         return None if _is_predicted_token(explanation) else repr(target.get("index"))
-    if "place" in target and len(kinds) == 1 and (kind := kinds.pop()) in _POSITION_TARGETS:
+    if "position" in target and len(kinds) == 1 and (kind := kinds.pop()) in _POSITION_TARGETS:
         label = _get_target_label(target)
         # Tokens go by id: the tokenizer may not encode a token's text as the same token.
-        if kind in ("generated word", "answer") and "index" in target:
+        if kind in ("generated_token", "answer") and "index" in target:
             label = target["index"]
         against = f", {target['against']!r}" if "against" in target else ""
-        return f"clearhead.{_POSITION_TARGETS[kind][0]}({target['place']!r}, {label!r}{against})"
+        return f"clearhead.{_POSITION_TARGETS[kind][0]}({target['position']!r}, {label!r}{against})"
     mask_argument = f"mask_index={target['mask']}" if "mask" in target else ""
     if "against" in target:
         arguments = [repr(_get_target_label(target)), repr(target["against"])]
@@ -299,7 +299,7 @@ def _format_python_target(explanation: AnyExplanation) -> str | None:
     match target.get("kind"):
         case "label":
             return repr(target.get("name"))
-        case "masked word":
+        case "masked_token":
             return f"clearhead.MaskedToken({target.get('name')!r}, {mask_argument})"
         case "predicted" if mask_argument:
             return f"clearhead.MaskedToken({mask_argument})"

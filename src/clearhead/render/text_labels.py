@@ -171,11 +171,16 @@ def format_step_titles(explanation: AnyExplanation) -> list[str]:
 def _format_step_title(step: Mapping[str, Any]) -> str:
     """Format a target step as name, scale and value, and its probability if there is one."""
     name = escape_invisible(str(step.get("name")))
-    scale = escape_invisible(str(step.get("scale") or "value"))
+    scale = escape_invisible(format_scale(step.get("scale")))
     title = f"{name}: {scale} {format_number(step.get('value'))}"
     if step.get("probability") is None:
         return title
     return f"{title}, {format_percent(step['probability'])}"
+
+
+def format_scale(scale: str | None) -> str:
+    """Return the name of a target's scale; "value" for a function of the output and for a difference of two scales."""
+    return "value" if scale in (None, "as_returned") else str(scale)
 
 
 def format_target_line(explanation: AnyExplanation) -> str:
@@ -188,9 +193,9 @@ def format_target_line(explanation: AnyExplanation) -> str:
         kind = _REGRESSION_TARGET_DESCRIPTIONS.get(kind, kind)
     if target.get("mask") is not None:
         return f"{text}, {_MASKED_TARGET_DESCRIPTIONS.get(kind, kind)} at mask {target['mask']}"
-    if target.get("place") is not None:
-        return f"{text}, {_POSITION_TARGET_DESCRIPTIONS.get(kind, kind + ' at')} {target['place']}"
-    if kind == "several":
+    if target.get("position") is not None:
+        return f"{text}, {_POSITION_TARGET_DESCRIPTIONS.get(kind, kind + ' at')} {target['position']}"
+    if kind == "multiple":
         noun = "objects" if find_detected_boxes(explanation) else "steps"
         return f"{text}, the sum of {len(target.get('steps') or ())} {noun}"
     description = _TARGET_DESCRIPTIONS.get(kind, kind)
@@ -209,7 +214,7 @@ def _format_target_value(target: Mapping[str, Any], is_regression: bool) -> str:
     if target.get("kind") == "similarity":
         text = f"{scale} with “{name}”"
     elif scale:
-        text = f"{scale} of {name}"
+        text = f"{format_scale(scale)} of {name}"
     if target.get("value") is None:
         return text
     return f"{text} = {format_number(float(target['value']))}"
@@ -219,22 +224,23 @@ _TARGET_DESCRIPTIONS = {
     "predicted": "the predicted class",
     "label": "the requested class",
     "contrast": "a contrast",
-    "masked word": "the masked token",
+    "masked_token": "the masked token",
     "callable": "a function of the output",
+    "score_difference": "a difference of scores",
     "similarity": "the similarity of both inputs",
 }
 #: The descriptions of targets at one position of the output; the position follows.
 _POSITION_TARGET_DESCRIPTIONS = {
-    "generated word": "the token generated at step",
+    "generated_token": "the token generated at step",
     "detection": "the object detected by query",
-    "token label": "the label of token",
+    "token_label": "the label of token",
     "answer": "the answer’s",
     "contrast": "a contrast at",
 }
 #: The descriptions of targets at a masked position.
 _MASKED_TARGET_DESCRIPTIONS = {
     "predicted": "the predicted token",
-    "masked word": "the requested token",
+    "masked_token": "the requested token",
     "contrast": "a contrast of tokens",
 }
 #: The descriptions of targets of a regression model.
@@ -356,7 +362,7 @@ def format_head_names(explanation: Explanation, num_heads: int) -> list[str]:
 
 def format_layer_caption(explanation: Explanation) -> str:
     """Return the caption of scores by layer: cumulative scores, or contributions of single layers."""
-    if explanation.provenance.get("parts") == "depths":
+    if explanation.provenance.get("layer_scores") == "depths":
         return "Scores after each layer"
     return "Contribution of each layer to the scores"
 

@@ -215,7 +215,7 @@ def _format_question(explanation: AnyExplanation) -> str:
     )
 
 
-_CONTRAST_TARGET_KINDS = ("contrast", "difference of scores")
+_CONTRAST_TARGET_KINDS = ("contrast", "score_difference")
 
 
 def _has_single_target(group: Sequence[AnyExplanation]) -> bool:
@@ -399,7 +399,9 @@ def _build_force_plot(explanation: AnyExplanation) -> ViewModel | None:
     base, value = explanation.base_value, explanation.target.get("value")
     if base is None or value is None or explanation.steps is not None:
         return None
-    return to_json_value({"base": float(base), "value": float(value), "scale": explanation.target.get("scale")})
+    return to_json_value(
+        {"base": float(base), "value": float(value), "scale": text_labels.format_scale(explanation.target.get("scale"))}
+    )
 
 
 def _encode_agreement(comparison: Comparison) -> list[ViewModel]:

@@ -322,8 +322,8 @@ def measure_target_linearity(case: VerificationCase) -> CheckMeasurement:
         )
     first, second = _find_top_two_labels(e)
     targets: tuple[Any, ...] = (first, second, Contrast(first, second))
-    if e.target["kind"] == "generated word":
-        position = e.target["place"]
+    if e.target["kind"] == "generated_token":
+        position = e.target["position"]
         targets = (
             GeneratedToken(position, first),
             GeneratedToken(position, second),

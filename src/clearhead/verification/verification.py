@@ -21,7 +21,7 @@ from clearhead.verification.model_state import snapshot_model_state
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer, MethodLike
 
-CheckStatus = Literal["holds", "does not hold", "cannot be asked"]
+CheckStatus = Literal["passed", "failed", "not_applicable"]
 #: Stands for every method that applies to the model.
 ALL_METHODS = "all"
 
@@ -32,19 +32,19 @@ class CheckResult:
 
     Attributes:
         method: The method with its options.
-        what: The checked property, in words.
-        says: "holds", "does not hold" or "cannot be asked" (the check does not apply).
+        property: The checked property, in words.
+        status: "passed", "failed" or "not_applicable".
         measured: The measured value, if any.
         bound: The largest value with which the property holds.
-        why: Details of a violation, or the reason why the check does not apply.
+        reason: Details of a violation, or the reason why the check does not apply.
     """
 
     method: str
-    what: str
-    says: CheckStatus
+    property: str
+    status: CheckStatus
     measured: float | None = None
     bound: float | None = None
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Verification:
     @property
     def failed(self) -> list[CheckResult]:
         """The results of the failed checks."""
-        return [result for result in self.results if result.says == "does not hold"]
+        return [result for result in self.results if result.status == "failed"]
 
     @property
     def methods(self) -> list[str]:
@@ -78,14 +78,13 @@ class Verification:
 
     @property
     def summary(self) -> str:
-        """The numbers of checks that hold, do not hold and do not apply, in one sentence."""
-        num_holding = sum(result.says == "holds" for result in self.results)
+        """The numbers of checks that passed, failed and do not apply."""
+        num_passed = sum(result.status == "passed" for result in self.results)
         num_failed = len(self.failed)
-        num_skipped = len(self.results) - num_holding - num_failed
-        verb = "does" if num_failed == 1 else "do"
-        summary = f"{len(self.results)} properties: {num_holding} hold, {num_failed} {verb} not"
-        if num_skipped:
-            summary += f", {num_skipped} cannot be asked here"
+        num_not_applicable = len(self.results) - num_passed - num_failed
+        summary = f"{len(self.results)} checks: {num_passed} passed, {num_failed} failed"
+        if num_not_applicable:
+            summary += f", {num_not_applicable} not applicable"
         return summary
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,11 +95,11 @@ class Verification:
         """
         return {
             "schema": "clearhead/verification",
-            "version": 1,
+            "version": 2,
             "model": self.model_name,
             "inputs": self.num_inputs,
             "ok": self.ok,
-            "rows": [to_json_value(asdict(result)) for result in self.results],
+            "results": [to_json_value(asdict(result)) for result in self.results],
         }
 
     def __rich__(self) -> Any:
@@ -173,7 +172,7 @@ def verify(
             results.append(_run_check(case, check))
         if check is CHECKS[-1]:
             results += [
-                CheckResult(str(case.method), axiom, "cannot be asked", why=reason)
+                CheckResult(str(case.method), axiom, "not_applicable", reason=reason)
                 for axiom, reason in iter_unmeasured_axioms(case.method)
             ]
     return Verification(explainer.adapter.name, len(raw_inputs), tuple(results))
@@ -191,15 +190,15 @@ def _resolve_methods(method: "MethodLike | Sequence[MethodLike]", explainer: "Ex
 
 
 def _run_check(case: VerificationCase, check: VerificationCheck) -> CheckResult:
-    """Measure one property; that it cannot be asked of this case is a result, too."""
+    """Run one check; that it does not apply to this case is a result, too."""
     try:
         measurement = check.measure(case)
     except NotApplicableError as reason:
-        return CheckResult(str(case.method), check.description, "cannot be asked", why=str(reason))
-    status: CheckStatus = "holds"
+        return CheckResult(str(case.method), check.description, "not_applicable", reason=str(reason))
+    status: CheckStatus = "passed"
     details = measurement.details
     if not measurement.holds:
-        status = "does not hold"
+        status = "failed"
         if check.axiom and case.method.constructor_kwargs:
             details = "with these options; the property is declared for the method's default settings"
     return CheckResult(str(case.method), check.description, status, measurement.value, measurement.bound, details)

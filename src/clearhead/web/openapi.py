@@ -148,7 +148,7 @@ def _load_result_schema(name: str) -> Any:
     """A schema of a result, as a part of this document: its references point into it."""
     text = (files("clearhead.explanation") / f"{name}.schema.json").read_text(encoding="utf-8")
     here = "#/components/schemas/Explanation"
-    text = text.replace('"#/$defs/', f'"{here}/$defs/').replace('"urn:clearhead:explanation:1" }', f'"{here}" }}')
+    text = text.replace('"#/$defs/', f'"{here}/$defs/').replace('"urn:clearhead:explanation:2" }', f'"{here}" }}')
     found = json.loads(text)
     for key in ("$schema", "$id"):
         del found[key]

@@ -30,12 +30,14 @@ QUERY_STREAM = "query"
 
 @dataclass(kw_only=True)
 class InputReader:
-    """What a model of one's own does not say about itself.
+    """Base of `TokenReader` and `ImageReader`: describes the output of your own model.
 
-    labels: the names of the classes; numbered where they are left out
-    multi_label: whether each class is there or not, whatever the others are
-    logits: where the scores of the classes (batch × label) are in the model's output, if they are not all of it
-    pooling_module: the name of the attention module that pools the units with one query, which is no unit itself
+    Attributes:
+        labels: Names of the classes. Default: their indices.
+        multi_label: Whether each class has its own probability (sigmoid instead of softmax).
+        logits: Function from the model's output to the logits (batch × label). Default: the output's `logits`, or the
+            output itself.
+        pooling_module: Name of the attention module that pools the units with one query.
     """
 
     labels: Sequence[str] = ()

@@ -19,14 +19,19 @@ from clearhead.units import build_patch_units
 
 @dataclass
 class ImageReader(InputReader):
-    """Pictures that are cut into patches.
+    """Describes how your own model takes images: preprocessing, patch size and special tokens.
 
-    read: a PIL picture → what the model takes, channel × height × width; without it such tensors are given
-    patch: how high and wide a patch is, in pixels
-    before: the names of the tokens that stand before the patches, such as ["[CLS]"]
-    size: how high and wide a picture is that the model takes, in pixels
-    mean, std: how `read` scales the channels, to show the picture as it was
-    inputs: pictures (batch × channel × height × width) → the model's arguments by name
+    Attributes:
+        read: Function from a PIL image to the model's input tensor (channel × height × width). None if such tensors
+            are given to `explain`.
+        patch_size: Height and width of a patch in pixels.
+        prefix_tokens: Names of the tokens before the patches, such as ["[CLS]"].
+        image_size: Height and width of the model's images in pixels.
+        channels: Number of channels.
+        mean: Mean of each channel that `read` subtracts, to display the image.
+        std: Standard deviation of each channel by which `read` divides, to display the image.
+        inputs: Function from images (batch × channel × height × width) to the model's arguments by name. None if they
+            are its only argument.
     """
 
     read: Callable[[Any], Tensor] | None = None

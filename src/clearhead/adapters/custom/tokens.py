@@ -23,16 +23,17 @@ from clearhead.units import Units, align_pieces, build_numbered_units
 
 @dataclass
 class TokenReader(InputReader):
-    """Rows of tokens: the words of a text by their numbers, or vectors such as the steps of a series.
+    """Describes how your own model takes token sequences: token ids of a text, or vectors such as a time series.
 
-    read: a text (or whatever is given to `explain`) → the numbers of its tokens; without it the numbers are given
-    names: what the numbers are called: a list, a dict (either way round) or a function
-    special: the numbers that stand for no part of the text
-    pad: the number that fills shorter texts up; without it only inputs of one length share a batch
-    inputs: tokens (batch × length) and which of them are real (not padding) → the model's arguments by name; without it
-    the tokens are its first argument, and its only one
-    embedding: the name of the module that looks the tokens up, where that is not plain
-    vectors: how wide the vectors are, where tokens are vectors and not numbers
+    Attributes:
+        read: Function from a text (or any other input of `explain`) to its token ids. None if ids are given.
+        token_names: Names of the ids: a list, a dict (id → name or name → id) or a function.
+        special_ids: Ids of special tokens, which are not part of the text.
+        pad_id: Id of the padding token. None if only inputs of equal length share a batch.
+        inputs: Function from the ids (batch × length) and the mask of real tokens to the model's arguments by name.
+            None if the ids are its only argument.
+        embedding_module: Name of the token embedding module, where it cannot be inferred.
+        vector_size: Size of the vectors, if the input consists of vectors instead of ids.
     """
 
     read: Callable[[Any], Any] | None = None

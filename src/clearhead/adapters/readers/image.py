@@ -63,7 +63,7 @@ def open_image(raw: Any) -> Any:
     if isinstance(raw, Image.Image):
         file = getattr(raw, "filename", None)
         if file and not raw.tell():
-            _warn_multiple_frames(file, "the picture")
+            _warn_multiple_frames(file, "the image")
         return _apply_exif_orientation(raw)
     raise InputError(f"expected an image (path, PIL image, uint8 array) or model inputs, but got {type(raw).__name__}")
 

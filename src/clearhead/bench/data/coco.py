@@ -31,13 +31,13 @@ _DOWNLOAD_HINT = (
     folder_names=("coco", "COCO", "mscoco"),
     marker_files=("annotations/instances_*.json", "instances_*.json"),
 )
-def open_coco(spec: DatasetSpec, folder: Path, split: str | None, each: str = "kind") -> BenchmarkDataset:
+def open_coco(spec: DatasetSpec, folder: Path, split: str | None, each: str = "class") -> BenchmarkDataset:
     """Open COCO with one example for each image and each class in it; every object of the class is evidence by itself.
 
-    With `each` "picture", one example for each image with all its objects, for masks of all detections.
+    With `each` "image", one example for each image with all its objects, for masks of all detections.
     """
-    if each not in ("kind", "picture"):
-        raise unknown_value_error("each", each, ("kind", "picture"))
+    if each not in ("class", "image"):
+        raise unknown_value_error("each", each, ("class", "image"))
     files = sorted([*folder.glob("annotations/instances_*.json"), *folder.glob("instances_*.json")])
     file_by_split = {path.stem.removeprefix("instances_"): path for path in files}
     split_names = sorted(file_by_split, key=lambda name: (not name.startswith("val"), name))
@@ -47,7 +47,7 @@ def open_coco(spec: DatasetSpec, folder: Path, split: str | None, each: str = "k
     labels = tuple(name for _, name in categories)
     list_rows: Callable[..., Sequence[Any]] = _list_category_rows
     make_example: Callable[..., Example] = _make_category_example
-    if each == "picture":
+    if each == "image":
         list_rows = _list_image_rows
         make_example = _make_image_example
     return BenchmarkDataset(

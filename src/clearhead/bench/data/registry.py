@@ -76,13 +76,18 @@ def register_dataset(
     return add
 
 
+#: Data sets whose name can be followed by a colon and the value of this option.
+_SUFFIX_OPTIONS = {"hub": "dataset", "known": "task", "coco": "each"}
+
+
 def load_benchmark_dataset(
     name: str, split: str | None = None, root: str | Path | None = None, **options: Any
 ) -> BenchmarkDataset:
     """Load a benchmark data set by name, or your own table or folder of images by its path.
 
     Args:
-        name: Name of a registered data set, `hub:OWNER/NAME` for the Hugging Face hub, or a path.
+        name: Name of a registered data set, `hub:OWNER/NAME` for the Hugging Face hub, `known:TASK` for a zoo task
+            with ground-truth evidence, `coco:image` for COCO with one example per image, or a path.
         split: Name of the split; by default the first available one.
         root: Folder that contains data sets (or this one); by default the environment variable CLEARHEAD_DATA.
         **options: Options of the data set, such as `label=` of "pets".
@@ -94,9 +99,10 @@ def load_benchmark_dataset(
         InputError: If the data set, the split or an option is unknown, or files are missing; the message says which
             files were expected where, and how to get them.
     """
-    spec_name, _, hub_name = name.partition(":")
-    if spec_name == "hub":
-        options = {"dataset": hub_name, **options}
+    given_options = options
+    spec_name, _, suffix = name.partition(":")
+    if spec_name in _SUFFIX_OPTIONS and suffix:
+        options = {_SUFFIX_OPTIONS[spec_name]: suffix, **options}
     elif name in DATASET_REGISTRY or not os.path.exists(name):
         spec_name = name
     else:
@@ -104,7 +110,7 @@ def load_benchmark_dataset(
         root = name
     if spec_name not in DATASET_REGISTRY and (os.sep in name or Path(name).suffix):
         raise InputError(f"there is no file or folder {name!r}")
-    if spec_name not in DATASET_REGISTRY or (spec_name == "hub" and not hub_name):
+    if spec_name not in DATASET_REGISTRY or (spec_name == "hub" and not suffix):
         raise unknown_value_error(
             "data set", name, [*sorted(set(DATASET_REGISTRY) - {"hub"}), "hub:OWNER/NAME", "a path"]
         )
@@ -114,14 +120,12 @@ def load_benchmark_dataset(
         if option not in accepted:
             raise unknown_value_error(f"option of {spec_name}", option, accepted)
     dataset = spec.open_dataset(spec, _find_folder(spec, root), split, **options)
-    return replace(dataset, open_other_split=partial(_reopen, name, root, options))
+    return replace(dataset, open_other_split=partial(_reopen, name, root, given_options))
 
 
 def _reopen(name: str, root: str | Path | None, options: Mapping[str, Any], split: str) -> BenchmarkDataset:
     """Load another split of a data set with the name, folder and options of the first call."""
-    return load_benchmark_dataset(
-        name, split, root, **{key: value for key, value in options.items() if key != "dataset"}
-    )
+    return load_benchmark_dataset(name, split, root, **options)
 
 
 def _find_folder(spec: DatasetSpec, root: str | Path | None) -> Path | None:

@@ -132,7 +132,9 @@ def _list_true_instances(example: Example) -> list[ObjectInstance]:
     items = [item for alternative in example.evidence or () for item in alternative]
     masks = [item for item in items if isinstance(item, EvidenceMask) and item.label is not None]
     if not masks:
-        raise InputError(f"{example.id!r} has no object masks with classes: use known:shapes-scenes or coco:pictures")
+        raise InputError(
+            f"{example.id!r} has no object masks with classes: use the data set known:shapes-scenes or coco:image"
+        )
     return [ObjectInstance(0, int(mask.label or 0), mask.pixels, is_crowd=mask.is_crowd) for mask in masks]
 
 

@@ -176,7 +176,7 @@ def compute_ranking_metrics(is_evidence: Bool[np.ndarray, "unit"], order: Int[np
 
 def _select_matching_detection(explanation: Explanation, example: Example) -> Explanation | None:
     """Of several detections select that of the annotated object; None if the model did not detect it."""
-    if explanation.target.get("kind") not in ("detection", "several") or explanation.units.boxes is None:
+    if explanation.target.get("kind") not in ("detection", "multiple") or explanation.units.boxes is None:
         return explanation
     assert example.evidence is not None
     object_box = _compute_bounding_box([item for alternative in example.evidence for item in alternative])

@@ -42,7 +42,7 @@ class InterventionStrategy(PassStrategy):
             site = call_sites[i]
             distance = distances.pop(i).to(batch.adapter.device)
             call = AttentionCall(site.layer, site.module, "self", site.query_stream, site.key_stream)
-            call.moved = distance.expand(batch.targets_per_sample, *distance.shape).flatten(0, 1)
+            call.value_zeroing_distance = distance.expand(batch.targets_per_sample, *distance.shape).flatten(0, 1)
             for method_run in method_runs:
                 method_run.process_call(call)
         tape = batch.to_unit_vectors(tape)

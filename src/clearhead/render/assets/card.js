@@ -9,7 +9,7 @@ import { overTime, text } from "./text.js";
 import { overlay, regions, seen, smallMaps } from "./picture.js";
 
 const LONG = 100; // so many scores are printed only where they are unfolded
-const partOf = (card, stream) => card.explanation.parts?.[stream.stream] ?? card.explanation;
+const partOf = (card, stream) => card.explanation.by_stream?.[stream.stream] ?? card.explanation;
 const largest = (scores, special) => {
   const kept = scores.filter((score, place) => !special[place] && !isMissing(score)).map(Math.abs);
   return Math.max(0, ...kept) || 1;

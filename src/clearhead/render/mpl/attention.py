@@ -41,7 +41,7 @@ def plot_attention_overview(view: "AttentionView") -> Figure:
         )
         for head in range(heads):
             sheet[top : top + rows, head * wide : head * wide + columns] = view.attention[layer, head]
-            axes.text(head * wide, top - 1, view.get_head_pattern(layer, head), fontsize=6, color=MUTED_COLOUR)
+            axes.text(head * wide, top - 1, view.format_head_pattern(layer, head), fontsize=6, color=MUTED_COLOUR)
     axes.imshow(sheet, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     axes.axis("off")
     return figure
@@ -54,11 +54,11 @@ def plot_attention_maps(view: "AttentionView", heads: Sequence[tuple[int, int]])
     every = figure.subplots(1, len(heads), squeeze=False)[0]
     for axes, (layer, head) in zip(every, heads, strict=True):
         axes.imshow(view.get_map(layer, head), cmap="Blues", vmin=0, vmax=1)
-        said = view.get_head_pattern(layer, head)
+        said = view.format_head_pattern(layer, head)
         said += (
             ""
             if view.mean_head_statistics is None
-            else f"; average over other inputs: {view.get_head_pattern(layer, head, True)}"
+            else f"; average over other inputs: {view.format_head_pattern(layer, head, True)}"
         )
         axes.set_title(f"layer {layer}, head {head}: {said}", fontsize=8, color=TEXT_COLOUR)
         _set_unit_labels(axes, view, "x")

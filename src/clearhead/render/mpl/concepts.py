@@ -28,7 +28,7 @@ def plot_tcav_scores(concept_tests: "Sequence[ConceptTest]", title: str = "") ->
     for line in concept_tests:
         i = concepts.index(line.concept)
         place = layers.index(line.layer) + (i - (len(concepts) - 1) / 2) * width
-        if line.refused:
+        if line.rejection_reason:
             axes.text(place, 0.02, "×", ha="center", fontsize=8, color=MUTED_COLOUR)
             continue
         axes.bar(place, line.score, width * 0.9, color=SERIES_COLOURS[i % len(SERIES_COLOURS)])

@@ -303,7 +303,7 @@ def _draw_box_patch(axes: Axes, box: Box, size: tuple[int, int], start: float = 
 
 
 def _get_layer_colour_bar_label(explanation: Explanation) -> str:
-    return "after layer" if explanation.provenance.get("parts") == "depths" else "contribution of layer"
+    return "after layer" if explanation.provenance.get("layer_scores") == "depths" else "contribution of layer"
 
 
 def draw_heads(explanation: Explanation, canvas: Canvas) -> None:

@@ -69,12 +69,12 @@ def _build_accuracy_section(study: "CodeStudy") -> ViewModel:
         ["all", len(study.by_class), study.accuracy],
         *(list(line.values()) for line in study.build_accuracy_table()),
     ]
-    return build_section("Accuracy of the answers", build_table(["asked for", "questions", "right"], rows))
+    return build_section("Accuracy of the answers", build_table(["question type", "questions", "accuracy"], rows))
 
 
 def _build_table_from_dicts(lines: list[dict[str, Any]]) -> ViewModel:
     """Build a table from dicts with equal keys; the keys of the first one are the heads."""
-    return build_table(list(lines[0]), [list(line.values()) for line in lines])
+    return build_table([name.replace("_", " ") for name in lines[0]], [list(line.values()) for line in lines])
 
 
 def _build_class_section(study: "CodeStudy") -> ViewModel:

@@ -68,7 +68,7 @@ def build_tcav_report(result: "TcavResult") -> ViewModel:
             test.p_random,
             test.p_half,
             test.corrected,
-            test.refused or test.is_significant,
+            test.rejection_reason or test.is_significant,
         ]
         for test in result.concept_tests
     ]

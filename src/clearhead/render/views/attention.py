@@ -44,7 +44,9 @@ def build_attention_view_model(
         row=attention_view.readout_row,
         size=list(size),
         tiles=encode_weight_bytes(quantise_sqrt(max_pool_maps(attention_view.attention, size))),
-        patterns=[[attention_view.get_head_pattern(layer, head) for head in range(heads)] for layer in range(layers)],
+        patterns=[
+            [attention_view.format_head_pattern(layer, head) for head in range(heads)] for layer in range(layers)
+        ],
         depth={
             kind: encode_array(np.asarray(rows), _compute_rows_vmax(rows))
             for kind, rows in attention_view.scores_by_depth.items()
@@ -57,7 +59,7 @@ def build_attention_view_model(
         made["keys"] = [escape_invisible(token) for token in attention_view.key_names]
     if attention_view.mean_head_statistics is not None:
         made["beside"] = [
-            [attention_view.get_head_pattern(layer, head, True) for head in range(heads)] for layer in range(layers)
+            [attention_view.format_head_pattern(layer, head, True) for head in range(heads)] for layer in range(layers)
         ]
     if size != (high, wide) and inline:
         made["links"] = [

@@ -38,8 +38,8 @@ def make_tcav_chart(concept_tests: "Sequence[ConceptTest]", target: str) -> View
 
 
 def _make_tcav_bar(line: "ConceptTest") -> ViewModel:
-    if line.refused:
-        return {"value": 0.0, "mark": "×", "said": escape_invisible(f"refused: {line.refused}")}
+    if line.rejection_reason:
+        return {"value": 0.0, "mark": "×", "said": escape_invisible(f"refused: {line.rejection_reason}")}
     star = {"mark": "*"} if line.is_significant else {}
     return {"value": line.score, "low": line.low, "high": line.high, **star}
 

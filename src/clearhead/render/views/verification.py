@@ -14,12 +14,12 @@ from clearhead.render.view_model import ViewModel, make_view_model
 if TYPE_CHECKING:
     from clearhead.verification import CheckResult, Verification
 
-VERIFICATION_COLUMNS = ("property", *(FIGURES := ("measured", "allowed")), "")
-_STATUS_STYLES = {"holds": "green", "does not hold": "bold red", "cannot be asked": "dim"}
+VERIFICATION_COLUMNS = ("property", *(FIGURES := ("measured", "bound")), "status")
+_STATUS_STYLES = {"passed": "green", "failed": "bold red", "not_applicable": "dim"}
 
 
 def render_verification(verification: "Verification") -> RenderableType:
-    """One table, method after method, what cannot be asked with its reason, and the sum of it."""
+    """Render the results of all checks as one table grouped by method, with a summary below."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in VERIFICATION_COLUMNS:
         table.add_column(head, justify="right" if head in FIGURES else "left", no_wrap=head in FIGURES)
@@ -27,14 +27,14 @@ def render_verification(verification: "Verification") -> RenderableType:
         table.add_row(Text(escape_invisible(method), style="bold"))
         for row in verification.results:
             if row.method == method:
-                what, *figures, says = _format_result_row(row)
-                table.add_row(f"  {what}", *figures, Text(says, style=_STATUS_STYLES[row.says]))
+                checked_property, *figures, status = _format_result_row(row)
+                table.add_row(f"  {checked_property}", *figures, Text(status, style=_STATUS_STYLES[row.status]))
         table.add_section()
     return Group(table, Text(_format_summary(verification), style="bold" if verification.ok else "bold red"))
 
 
 def build_verification_view_model(verification: "Verification") -> ViewModel:
-    """The same for the renderer."""
+    """Build the view model: one table per method, and a summary."""
     tables = [
         make_view_model(
             "table",
@@ -50,8 +50,11 @@ def build_verification_view_model(verification: "Verification") -> ViewModel:
 
 
 def _format_result_row(row: "CheckResult") -> list[str]:
-    says = f"{row.says}: {escape_invisible(row.why)}" if row.why else row.says
-    return [escape_invisible(row.what), *_iter_formatted_values(row), says]
+    """Format property, measured value, bound, and status with its reason."""
+    status = row.status.replace("_", " ")
+    if row.reason:
+        status = f"{status}: {escape_invisible(row.reason)}"
+    return [escape_invisible(row.property), *_iter_formatted_values(row), status]
 
 
 def _iter_formatted_values(row: "CheckResult") -> Iterator[str]:

@@ -34,24 +34,24 @@ class ConversionResult:
         family: Family of the checkpoint.
         architecture: Model class of transformers.
         weights: Number of converted tensors.
-        left_out: Names of the tensors that the model does not need.
+        skipped_tensors: Names of the tensors that the model does not need.
         assumed: Settings that the file does not contain and that were assumed.
-        unpickled: Whether a file had to be unpickled in full, which can execute code.
-        wants: What is still missing to use the model: "a tokenizer", or None.
+        used_pickle: Whether a file had to be unpickled in full, which can execute code.
+        missing: What must be added before the model can be used: "tokenizer", or None.
     """
 
     folder: str
     family: str
     architecture: str
     weights: int
-    left_out: tuple[str, ...]
+    skipped_tensors: tuple[str, ...]
     assumed: dict[str, Any]
-    unpickled: bool
-    wants: str | None
+    used_pickle: bool
+    missing: str | None
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to JSON-serialisable values, schema "clearhead/conversion"."""
-        return {"schema": "clearhead/conversion", "version": 1, **asdict(self)}
+        return {"schema": "clearhead/conversion", "version": 2, **asdict(self)}
 
 
 def convert_checkpoint(
@@ -60,9 +60,9 @@ def convert_checkpoint(
     family: str,
     *,
     trusted: bool = False,
-    labels: Sequence[str] | None = None,
-    heads: int | None = None,
-    head: str | Path | None = None,
+    class_names: Sequence[str] | None = None,
+    num_heads: int | None = None,
+    head_file: str | Path | None = None,
     tokenizer: str | None = None,
 ) -> ConversionResult:
     """Convert an original checkpoint to a folder that `clearhead.load` and transformers open.
@@ -74,9 +74,9 @@ def convert_checkpoint(
         dest: Folder to write; it must not exist, or be empty.
         family: vit (timm), deit, dino, moco, mae, clip (OpenAI), detr or bert.
         trusted: Whether you trust the file: opening a pickled file can execute arbitrary code.
-        labels: Names of the classes.
-        heads: Number of attention heads per layer, which no file contains; by default that of the family's authors.
-        head: Second file with the classifier, as the authors of DINO and MoCo publish it.
+        class_names: Names of the classes.
+        num_heads: Number of attention heads per layer, which no file contains; by default that of the family's authors.
+        head_file: Second file with the classifier, as the authors of DINO and MoCo publish it.
         tokenizer: Folder or hub name of a tokenizer to save as well, for families that read text.
 
     Returns:
@@ -94,18 +94,18 @@ def convert_checkpoint(
     folder = Path(dest)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{str(dest)!r} already exists: name a folder that does not exist or is empty")
-    weights, unpickled = open_checkpoint_file(source, trusted)
+    weights, used_pickle = open_checkpoint_file(source, trusted)
     head_weights: CheckpointTensors | None = None
-    if head is not None:
-        head_weights, head_unpickled = open_checkpoint_file(head, trusted)
-        unpickled = unpickled or head_unpickled
-    if labels is not None and not labels:
-        raise InputError("labels= is empty: give the names of the classes")
-    model = CONVERTERS[family](weights, ConversionSettings(family, labels, heads, head_weights))
+    if head_file is not None:
+        head_weights, head_used_pickle = open_checkpoint_file(head_file, trusted)
+        used_pickle = used_pickle or head_used_pickle
+    if class_names is not None and not class_names:
+        raise InputError("class_names= is empty: give the names of the classes")
+    model = CONVERTERS[family](weights, ConversionSettings(family, class_names, num_heads, head_weights))
     _check_all_used(weights, source, family)
     skipped_names = list(weights.skipped_names)
     if head_weights is not None:
-        _check_all_used(head_weights, head, family)
+        _check_all_used(head_weights, head_file, family)
         skipped_names += head_weights.skipped_names
     _write_model_folder(model, folder, tokenizer)
     return ConversionResult(
@@ -113,10 +113,10 @@ def convert_checkpoint(
         family=family,
         architecture=model.architecture,
         weights=len(model.weights),
-        left_out=tuple(sorted(skipped_names)),
+        skipped_tensors=tuple(sorted(skipped_names)),
         assumed=model.assumptions,
-        unpickled=unpickled,
-        wants="a tokenizer" if model.reads_text and tokenizer is None else None,
+        used_pickle=used_pickle,
+        missing="tokenizer" if model.reads_text and tokenizer is None else None,
     )
 
 

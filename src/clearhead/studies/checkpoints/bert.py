@@ -38,8 +38,8 @@ def convert_bert(weights: CheckpointTensors, settings: ConversionSettings) -> Co
         _skip_tied_decoder(weights, f"{source_prefix}embeddings.word_embeddings.weight")
     else:
         architecture = "BertModel"
-    if settings.labels is not None and architecture != "BertForSequenceClassification":
-        raise InputError("labels were given, but the file has no classifier")
+    if settings.class_names is not None and architecture != "BertForSequenceClassification":
+        raise InputError("class names were given, but the file has no classifier")
     config = transformers.BertConfig(**config_options)
     tensors = {}
     for name in weights.remaining_names:
@@ -52,7 +52,7 @@ def convert_bert(weights: CheckpointTensors, settings: ConversionSettings) -> Co
         else:
             new_name = f"bert.{name}"
         tensors[new_name] = weights.pop(name)
-    return ConvertedModel(architecture, config, tensors, reads_text=True, assumptions={"heads": heads})
+    return ConvertedModel(architecture, config, tensors, reads_text=True, assumptions={"num_heads": heads})
 
 
 def _skip_tied_decoder(weights: CheckpointTensors, embedding_name: str) -> None:

@@ -63,8 +63,10 @@ def convert_clip(weights: CheckpointTensors, settings: ConversionSettings) -> Co
     image_processor = transformers.CLIPImageProcessor(
         size={"shortest_edge": size}, crop_size={"height": size, "width": size}, resample=3
     )
-    heads = {"text": text_config["num_attention_heads"], "picture": vision_config["num_attention_heads"]}
-    return ConvertedModel("CLIPModel", config, tensors, image_processor, reads_text=True, assumptions={"heads": heads})
+    heads = {"text": text_config["num_attention_heads"], "image": vision_config["num_attention_heads"]}
+    return ConvertedModel(
+        "CLIPModel", config, tensors, image_processor, reads_text=True, assumptions={"num_heads": heads}
+    )
 
 
 def _infer_vision_config(weights: CheckpointTensors, settings: ConversionSettings) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def convert_detr(weights: CheckpointTensors, settings: ConversionSettings) -> Co
         config,
         tensors,
         transformers.DetrImageProcessor(),
-        assumptions={"heads": heads, "dilation": False},
+        assumptions={"num_heads": heads, "dilation": False},
     )
 
 

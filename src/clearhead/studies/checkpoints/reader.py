@@ -123,14 +123,14 @@ class ConversionSettings:
 
     Attributes:
         family: Family of the checkpoint.
-        labels: Names of the classes.
-        heads: Number of attention heads per layer.
+        class_names: Names of the classes.
+        num_heads: Number of attention heads per layer.
         head_tensors: Tensors of a second file with the classifier.
     """
 
     family: str
-    labels: Sequence[str] | None = None
-    heads: int | None = None
+    class_names: Sequence[str] | None = None
+    num_heads: int | None = None
     head_tensors: CheckpointTensors | None = None
 
     def get_num_heads(
@@ -146,22 +146,22 @@ class ConversionSettings:
         Raises:
             InputError: The number cannot be inferred, or does not divide the width.
         """
-        num_heads = self.heads or (heads_by_width or {}).get(width)
+        num_heads = self.num_heads or (heads_by_width or {}).get(width)
         if not num_heads and head_size and width % head_size == 0:
             num_heads = width // head_size
         if not num_heads or width % num_heads:
-            raise InputError(f"cannot infer the number of heads for hidden size {width}: pass heads=")
+            raise InputError(f"cannot infer the number of heads for hidden size {width}: pass num_heads= (--num-heads)")
         return num_heads
 
     def build_label_config(self, num_classes: int) -> dict[str, Any]:
         """Build the label options of a configuration.
 
         Raises:
-            InputError: The number of labels differs from the number of classes.
+            InputError: The number of class names differs from the number of classes.
         """
-        if self.labels is not None and len(self.labels) != num_classes:
-            raise InputError(f"{len(self.labels)} labels were given, but the model has {num_classes} classes")
-        names = [str(label) for label in self.labels or [f"LABEL_{index}" for index in range(num_classes)]]
+        if self.class_names is not None and len(self.class_names) != num_classes:
+            raise InputError(f"{len(self.class_names)} class names were given, but the model has {num_classes} classes")
+        names = [str(label) for label in self.class_names or [f"LABEL_{index}" for index in range(num_classes)]]
         return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
 
 

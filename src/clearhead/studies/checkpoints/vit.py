@@ -83,7 +83,7 @@ def _convert_vision_transformer(weights: CheckpointTensors, settings: Conversion
         build = _build_dinov2
     model = build(weights, settings, config_options, classifier)
     model.processor = _make_processor(settings.family, config_options["image_size"])
-    model.assumptions = {"heads": config_options["num_attention_heads"]}
+    model.assumptions = {"num_heads": config_options["num_attention_heads"]}
     return model
 
 
@@ -121,8 +121,11 @@ def _pop_classifier(weights: CheckpointTensors, settings: ConversionSettings) ->
             prefix = f"{name}." if name else ""
             if source is not None and f"{prefix}weight" in source and (name or source is not weights):
                 return source.pop(f"{prefix}weight"), source.pop(f"{prefix}bias")
-    if settings.labels is not None:
-        raise InputError("labels were given, but the file has no classifier: if it is in a second file, give head=")
+    if settings.class_names is not None:
+        raise InputError(
+            "class names were given, but the file has no classifier: if it is in a second file, give head_file= "
+            "(--head-file)"
+        )
     return None
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead.explainer import Explainer, MethodLike
+from clearhead.explanation.json_keys import to_snake_case
 from clearhead.stats import RATE_BOUNDS, ConfidenceInterval, compute_mean_interval
 from clearhead.studies.code.attention import CodeAttention, Progress, compute_received_attention, measure_by_groupings
 from clearhead.studies.code.error_detector import ErrorDetection, evaluate_error_detector, find_too_few_reason
@@ -72,8 +73,8 @@ class CodeStudy:
             received = _average_over_heads(code_attention.received_attention[..., class_index])
             row = {
                 "class": name,
-                "share of tokens": float(code_attention.class_frequencies[class_index]),
-                "attention received": compute_mean_interval(received, groups=function_ids),
+                "token_fraction": float(code_attention.class_frequencies[class_index]),
+                "received_attention": compute_mean_interval(received, groups=function_ids),
             }
             for method, lifts in code_attention.attributions.items():
                 row[method] = compute_mean_interval(lifts[:, class_index], groups=function_ids)
@@ -89,7 +90,7 @@ class CodeStudy:
             accuracy = compute_mean_interval(
                 measurements.is_correct[mask].astype(float), bounds=RATE_BOUNDS, groups=measurements.function_ids[mask]
             )
-            rows.append({"asked for": question_type, "questions": int(mask.sum()), "right": accuracy})
+            rows.append({"question_type": question_type, "questions": int(mask.sum()), "accuracy": accuracy})
         return rows
 
     def list_discoveries(self) -> list[dict[str, Any]]:
@@ -102,13 +103,13 @@ class CodeStudy:
                 "layer": int(layer),
                 "head": int(head),
                 "class": self.by_class.classes[class_index],
-                "right − wrong": float(differences.mean_difference[layer, head, class_index]),
-                "Cliff's delta": float(differences.cliffs_delta[layer, head, class_index]),
-                "q": float(differences.q_values[layer, head, class_index]),
+                "mean_difference": float(differences.mean_difference[layer, head, class_index]),
+                "cliffs_delta": float(differences.cliffs_delta[layer, head, class_index]),
+                "q_value": float(differences.q_values[layer, head, class_index]),
             }
             for layer, head, class_index in np.argwhere(differences.is_significant)
         ]
-        return sorted(rows, key=lambda row: (row["q"], -abs(row["Cliff's delta"])))
+        return sorted(rows, key=lambda row: (row["q_value"], -abs(row["cliffs_delta"])))
 
     def _repr_html_(self) -> str:
         from clearhead.render.html import render_notebook_view_model
@@ -120,24 +121,24 @@ class CodeStudy:
         """Convert to JSON-serialisable values, schema "clearhead/code-study"."""
         return {
             "schema": "clearhead/code-study",
-            "version": 1,
+            "version": 2,
             "model": self.model,
             "settings": self.settings,
             "questions": len(self.by_class),
             "functions": len(np.unique(self.by_class.function_ids)),
             "accuracy": _interval_to_dict(self.accuracy),
-            "right by class": [_row_to_dict(row) for row in self.build_accuracy_table()],
-            "classes": [_row_to_dict(row) for row in self.build_class_table(self.by_class)],
-            "parts": [_row_to_dict(row) for row in self.build_class_table(self.by_part)],
-            "tested cells": _count_tested_cells(self.attention_differences),
-            "rate of false discoveries": FALSE_DISCOVERY_RATE,
-            "wrong against right": self.list_discoveries(),
-            "attribution, wrong against right": self._build_attribution_rows(),
+            "accuracy_by_type": [_row_to_dict(row) for row in self.build_accuracy_table()],
+            "by_class": [_row_to_dict(row) for row in self.build_class_table(self.by_class)],
+            "by_syntax_node": [_row_to_dict(row) for row in self.build_class_table(self.by_part)],
+            "tested_cells": _count_tested_cells(self.attention_differences),
+            "false_discovery_rate": FALSE_DISCOVERY_RATE,
+            "attention_differences": self.list_discoveries(),
+            "attribution_differences": self._build_attribution_rows(),
             "detector": self._detection_to_dict(),
-            "compared with": self.compared_model or None,
-            "compared cells": _count_tested_cells(self.change),
-            "changed cells": None if self.change is None else int(self.change.is_significant.sum()),
-            "left out": list(self.skipped_reasons),
+            "compared_model": self.compared_model or None,
+            "compared_cells": _count_tested_cells(self.change),
+            "changed_cells": None if self.change is None else int(self.change.is_significant.sum()),
+            "skipped_reasons": list(self.skipped_reasons),
         }
 
     def _detection_to_dict(self) -> dict[str, Any] | None:
@@ -145,9 +146,11 @@ class CodeStudy:
         if self.detection is None:
             return None
         return {
-            "auroc": {name: _interval_to_dict(interval) for name, interval in self.detection.auroc.items()},
-            "gain over confidence": _interval_to_dict(self.detection.auroc_gain),
-            "wrong": self.detection.num_errors,
+            "auroc": {
+                to_snake_case(name): _interval_to_dict(interval) for name, interval in self.detection.auroc.items()
+            },
+            "auroc_gain": _interval_to_dict(self.detection.auroc_gain),
+            "num_errors": self.detection.num_errors,
         }
 
     def _build_attribution_rows(self) -> list[dict[str, Any]]:
@@ -159,9 +162,9 @@ class CodeStudy:
             {
                 "method": method,
                 "class": name,
-                "right − wrong": _nan_to_none(differences.mean_difference[method_index, class_index]),
-                "Cliff's delta": _nan_to_none(differences.cliffs_delta[method_index, class_index]),
-                "q": _nan_to_none(differences.q_values[method_index, class_index]),
+                "mean_difference": _nan_to_none(differences.mean_difference[method_index, class_index]),
+                "cliffs_delta": _nan_to_none(differences.cliffs_delta[method_index, class_index]),
+                "q_value": _nan_to_none(differences.q_values[method_index, class_index]),
             }
             for method_index, method in enumerate(self.by_class.attributions)
             for class_index, name in enumerate(self.by_class.classes)
@@ -203,7 +206,7 @@ def run_code_study(
     run_settings = {
         "questions": len(questions),
         "permutations": num_permutations,
-        "special tokens": include_special,
+        "include_special": include_special,
         "seed": seed,
     }
     if other_explainer is not None:

@@ -28,6 +28,7 @@ from clearhead.engine.batching import with_progress
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
 from clearhead.explanation.explanation import to_json_value
+from clearhead.explanation.json_keys import to_snake_case_keys
 from clearhead.stats import ConfidenceInterval, compare_paired, compute_mean_interval
 from clearhead.studies.gender.axis_maps import (
     AxisMaps,
@@ -139,8 +140,8 @@ class AxisStudy:
                 "layers": self.directions.to_table(),
                 "sets": [_set_result_to_dict(result) for result in self.set_results],
                 "ranks": _ranks_to_dict(self.rank_comparison),
-                "people": self.people_scores,
-                "costs": costs,
+                "people": to_snake_case_keys(self.people_scores),
+                "costs": to_snake_case_keys(costs),
                 "shown": _maps_to_dict(self.shown_maps),
             }
         )
@@ -160,6 +161,7 @@ def run_axis_study(
     removal_methods: Sequence[str] = REMOVAL_METHODS,
     normalise: bool = True,
     few: bool = False,
+    batch_size: int = 32,
     seed: int = 0,
     progress: Progress = False,
 ) -> AxisStudy:
@@ -178,6 +180,7 @@ def run_axis_study(
         removal_methods: Methods that remove the axis, out of `REMOVAL_METHODS`.
         normalise: Whether to normalise the vectors, as in `fit_directions`.
         few: Whether to allow fewer sentences than dimensions, as in `fit_directions`.
+        batch_size: Maximum number of sentences per pass.
         seed: Seed of the fit.
         progress: Whether to show a progress bar, or a function that wraps the sequence.
 
@@ -191,13 +194,15 @@ def run_axis_study(
     num_fitted = len(collected) - num_held_out
     occurrences = collected[:num_fitted]
     held_out = collected[num_fitted:]
-    vectors = compute_axis_vectors(explainer, occurrences, progress=progress)
+    vectors = compute_axis_vectors(explainer, occurrences, batch_size=batch_size, progress=progress)
     directions = fit_directions(vectors, names, normalise=normalise, seed=seed, few=few)
     projections = {
         method: compute_removal_projections(method, vectors, directions, names) for method in removal_methods
     }
     set_results = [
-        analyse_sentence_set(explainer, directions, name, list(templates), compared_words, projections, progress)
+        analyse_sentence_set(
+            explainer, directions, name, list(templates), compared_words, projections, batch_size, progress
+        )
         for name, templates in template_sets.items()
     ]
     rank_comparison = _compare_held_out_rankings(explainer, directions, held_out, pairs, progress)
@@ -222,7 +227,7 @@ def run_axis_study(
         people_scores=people_scores,
         costs=costs,
         shown_maps={text: compute_axis_maps(explainer, directions, text) for text in sentences},
-        settings={"normalise": normalise, "seed": seed, "sentences asked for": num_sentences},
+        settings={"normalise": normalise, "seed": seed, "num_sentences": num_sentences},
     )
 
 
@@ -257,6 +262,7 @@ def analyse_sentence_set(
     templates: Sequence[BiasTemplate],
     compared_words: WordPair,
     projections_by_method: Mapping[str, ProjectionsByLayer],
+    batch_size: int = 32,
     progress: Progress = False,
 ) -> SentenceSetResult:
     """Compute the maps and mask probabilities of a set of sentences, and summarise them.
@@ -268,6 +274,7 @@ def analyse_sentence_set(
         templates: Sentences with a mask.
         compared_words: Words to compare at the mask, for templates without words of their own.
         projections_by_method: Projections to remove from each layer, by removal method.
+        batch_size: Maximum number of sentences per pass.
         progress: Whether to show a progress bar, or a function that wraps the sequence.
     """
     selected = select_single_token_templates(explainer, templates)
@@ -285,9 +292,11 @@ def analyse_sentence_set(
             filler_maps.append(maps)
             filler_pieces.append(pieces)
             contributions.append(compute_filler_contribution(maps, template.filler))
-    results_by_method = {"": compute_pronoun_probabilities(explainer, selected, compared_words)}
+    results_by_method = {"": compute_pronoun_probabilities(explainer, selected, compared_words, batch_size=batch_size)}
     for method, projections in projections_by_method.items():
-        results_by_method[method] = compute_pronoun_probabilities(explainer, selected, compared_words, projections)
+        results_by_method[method] = compute_pronoun_probabilities(
+            explainer, selected, compared_words, projections, batch_size
+        )
     magnitudes = {
         method: np.array([abs(result.log_ratio) for result in results]) for method, results in results_by_method.items()
     }
@@ -372,7 +381,13 @@ def _score_people_sentences(
 
 def _set_result_to_dict(result: SentenceSetResult) -> dict[str, Any]:
     """Convert the results of a sentence set to a dict, with its maps and ranks."""
-    return {**asdict(result), "shown": _maps_to_dict(result.shown), "ranks": _ranks_to_dict(result.ranks)}
+    pronouns = to_snake_case_keys(asdict(result)["pronouns"])
+    return {
+        **asdict(result),
+        "pronouns": pronouns,
+        "shown": _maps_to_dict(result.shown),
+        "ranks": _ranks_to_dict(result.ranks),
+    }
 
 
 def _maps_to_dict(maps_by_text: Mapping[str, AxisMaps]) -> dict[str, Any]:
