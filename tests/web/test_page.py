@@ -146,10 +146,10 @@ def test_pasted_and_dropped_images_are_explained(page: Page) -> None:
 
 def test_actions_before_model_info_arrives_apply_to_the_chosen_model(page: Page) -> None:
     pending: list[Route] = []
-    page.route(re.compile("tried=false"), lambda route: pending.append(route))
+    page.route(re.compile("check_methods=false"), lambda route: pending.append(route))
 
     def choose_slowly(model: str) -> None:
-        with page.expect_request(re.compile("tried=false")):
+        with page.expect_request(re.compile("check_methods=false")):
             page.get_by_label("Model").select_option(model)
 
     choose_slowly("zoo:pets")
@@ -177,7 +177,7 @@ def test_explain_click_waits_until_models_are_loaded(page: Page) -> None:
 
 def test_failed_model_request_does_not_fall_back_to_previous_model(page: Page) -> None:
     select_model(page, "zoo:shapes-detr")
-    failing_request = re.compile("zoo%3Apets&tried=false")
+    failing_request = re.compile("zoo%3Apets&check_methods=false")
     page.route(failing_request, lambda route: route.fulfill(status=422, json={"error": "pets went for a walk"}))
     page.get_by_label("Model").select_option("zoo:pets")
     expect(page.locator("#problem")).to_contain_text("pets went for a walk")
@@ -293,7 +293,7 @@ def test_running_request_can_be_cancelled(page: Page, client: httpx.Client) -> N
     expect(page.locator("#status")).to_have_text("Cancelled.")
     expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
     deadline = time.monotonic() + 10
-    while client.get("/api/about").json()["waiting"]:
+    while client.get("/api/about").json()["num_pending_requests"]:
         assert time.monotonic() < deadline, "the server still computes the cancelled request"
         time.sleep(0.1)
     explain(page, TEXT)

@@ -27,7 +27,7 @@ _ERROR_DESCRIPTIONS = {
 }
 EVENT_STREAM_RESPONSE = {
     "description": (
-        "One JSON object per line: queued, started, progress, explanation, comparison, view, problem; finally done, "
+        "One JSON object per line: queued, started, progress, explanation, comparison, view, error; finally done, "
         "cancelled or expired."
     ),
     "content": {"application/x-ndjson": {"schema": {"$ref": "#/components/schemas/Event"}}},
@@ -39,18 +39,18 @@ ROUTE_SCHEMAS: dict[str, Any] = {
             "application/json": {
                 "schema": {
                     "type": "object",
-                    "required": ["explanations", "problems"],
+                    "required": ["explanations", "errors"],
                     "properties": {
                         "explanations": {"type": "object", "additionalProperties": _ANY_EXPLANATION_SCHEMA},
-                        "problems": {"type": "object", "additionalProperties": {"type": "string"}},
+                        "errors": {"type": "object", "additionalProperties": {"type": "string"}},
                         "comparison": {"type": ["object", "null"]},
-                        "picture": _IMAGE_SCHEMA,
+                        "image": _IMAGE_SCHEMA,
                     },
                 }
             }
         },
     },
-    "shown": {
+    "open": {
         "description": "The contents of the file, and how the page displays them.",
         "content": {
             "application/json": {
@@ -59,7 +59,7 @@ ROUTE_SCHEMAS: dict[str, Any] = {
                     "required": ["explanations", "view"],
                     "properties": {
                         "explanations": {"type": "array", "items": _ANY_EXPLANATION_SCHEMA},
-                        "pictures": {"type": "array", "items": _IMAGE_SCHEMA},
+                        "images": {"type": "array", "items": _IMAGE_SCHEMA},
                         "view": {"type": "object"},
                     },
                 }
@@ -70,11 +70,11 @@ ROUTE_SCHEMAS: dict[str, Any] = {
         "description": "The map, query by key.",
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     },
-    "shared": {
+    "export": {
         "description": "The file.",
         "content": {"text/html": {"schema": {"type": "string"}}, "application/octet-stream": {}},
     },
-    "file": {
+    "file_upload": {
         "requestBody": {
             "required": True,
             "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
@@ -87,21 +87,26 @@ _EVENT_SCHEMA = {
     "properties": {
         "event": {
             "enum": [
-                *("queued", "started", "progress", "explanation", "comparison", "view", "problem"),
+                *("queued", "started", "progress", "explanation", "comparison", "view", "error"),
                 *("done", "cancelled", "expired"),
             ]
         },
         "id": {"type": "string", "description": "queued: id with which the request can be cancelled."},
-        "seconds": {"type": "number", "description": "queued: time limit of the request; otherwise its duration."},
+        "num_before": {
+            "type": "integer",
+            "description": "queued: number of requests that run or wait before this one.",
+        },
+        "timeout_seconds": {"type": "number", "description": "queued: time limit of the request."},
+        "elapsed_seconds": {"type": "number", "description": "progress, done: time since the start."},
         "methods": {"type": "array", "items": {"type": "string"}},
         "method": {"type": "string"},
-        "inputs": {"type": "integer", "description": "progress: number of inputs that the model has processed."},
-        "of": {
+        "num_inputs": {"type": "integer", "description": "progress: number of inputs that the model has processed."},
+        "expected_inputs": {
             "type": "integer",
             "description": "progress: expected total number of inputs, from the declared cost of the method.",
         },
         "explanation": _ANY_EXPLANATION_SCHEMA,
-        "picture": _IMAGE_SCHEMA,
+        "image": _IMAGE_SCHEMA,
         "message": {"type": "string"},
     },
 }

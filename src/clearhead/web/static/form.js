@@ -1,6 +1,6 @@
 // The form, rebuilt for each model from the server's description of it.
 import { h } from "./assets/dom.js";
-import { get } from "./talking.js";
+import { get } from "./api_client.js";
 
 const id = (name) => document.getElementById(name);
 const PREDICTED = "";
@@ -31,7 +31,7 @@ export class Form {
 
   async choose(name) {
     const address = `api/model?name=${encodeURIComponent(name)}`, current = () => id("model").value === name;
-    this.ready = this.open(`${address}&tried=false`, current);
+    this.ready = this.open(`${address}&check_methods=false`, current);
     await this.ready;
     try {
       const tried = this.about?.name === name && await get(address);
@@ -60,20 +60,20 @@ export class Form {
   }
 
   show(about) {
-    const takes = (stream) => about.takes.includes(stream);
+    const takes = (stream) => about.input_names.includes(stream);
     this.about = about;
-    id("about").textContent = about.summary ?? about.class;
-    id("examples").hidden = !about.examples;
-    id("use-example").checked = about.examples && !about.sample;
+    id("about").textContent = about.summary ?? about.model_class;
+    id("examples").hidden = !about.has_examples;
+    id("use-example").checked = about.has_examples && !about.sample_text;
     id("use-example").disabled = takes("regions");  // the page has no input for regions
-    if (id("text").value === this.sample) id("text").value = about.sample ?? "";
-    this.sample = about.sample ?? "";
+    if (id("text").value === this.sample) id("text").value = about.sample_text ?? "";
+    this.sample = about.sample_text ?? "";
     this.showPair(false);
     this.showInputs();
     id("targets").hidden = about.labels?.length === 1;
     id("labels").hidden = about.labels === null;
     id("words").hidden = about.labels !== null;
-    id("place").parentElement.hidden = !about.speaks;
+    id("place").parentElement.hidden = !about.is_generative;
     const options = (first) => [h("option", { value: PREDICTED }, first), ...(about.labels ?? []).map((label, index) => h("option", { value: index }, label))];
     id("target").replaceChildren(...options("the prediction"));
     id("against").replaceChildren(...options("–"));
@@ -83,9 +83,9 @@ export class Form {
 
   showInputs() {
     if (!this.about) return;  // the model chosen last could not be opened
-    const own = !(this.about.examples && id("use-example").checked), { takes } = this.about;
-    id("texts").hidden = !(own && takes.includes("text"));
-    id("pictures").hidden = !(own && takes.includes("image"));
+    const own = !(this.about.has_examples && id("use-example").checked), { input_names: inputNames } = this.about;
+    id("texts").hidden = !(own && inputNames.includes("text"));
+    id("pictures").hidden = !(own && inputNames.includes("image"));
   }
 
   showMethods(methods) {
@@ -93,10 +93,10 @@ export class Form {
     const first = methods.filter(({ name }) => this.chosen.has(name));
     list.replaceChildren(...[...new Set([...first, ...methods])].map((method) => {
       const off = method.applies === false;
-      const box = h("input", { type: "checkbox", value: method.name, disabled: off, "aria-label": `${method.name}, ${off ? `does not apply: ${method.why_not}` : method.brief}` });
+      const box = h("input", { type: "checkbox", value: method.name, disabled: off, "aria-label": `${method.name}, ${off ? `does not apply: ${method.why_not}` : method.short_cost}` });
       box.checked = !off && this.chosen.has(method.name);
       return h("label", { title: off ? method.why_not : [method.cost, method.note].filter(Boolean).join(". ") },
-        box, h("span", { class: off ? "off" : "" }, method.name), h("span", { class: "cost" }, off ? "does not apply" : method.brief));
+        box, h("span", { class: off ? "off" : "" }, method.name), h("span", { class: "cost" }, off ? "does not apply" : method.short_cost));
     }));
     list.scrollTop = top;
     this.count();
@@ -126,7 +126,7 @@ export class Form {
 
   // Rejects a far too long text, which would block the browser before the server could reject it.
   bound(event) {
-    const { value, selectionStart, selectionEnd } = event.target, { characters } = this.limits;
+    const { value, selectionStart, selectionEnd } = event.target, { max_text_characters: characters } = this.limits;
     const length = value.length - (selectionEnd - selectionStart) + event.clipboardData.getData("text/plain").length;
     if (length <= characters) return;
     event.preventDefault();
@@ -154,8 +154,8 @@ export class Form {
   async take(file) {
     if (!file) return;
     try { await this.settled(); } catch (problem) { return this.complain(problem.message); }
-    if (!this.about.takes.includes("image") || this.about.takes.includes("regions")) return this.complain(`${this.about.name} takes no images: choose one that does, such as zoo:pets.`);
-    if (file.size > this.limits.picture_bytes) return this.complain(`The image is too large: at most ${this.limits.picture_bytes / 2 ** 20} MiB are accepted.`);
+    if (!this.about.input_names.includes("image") || this.about.input_names.includes("regions")) return this.complain(`${this.about.name} takes no images: choose one that does, such as zoo:pets.`);
+    if (file.size > this.limits.max_image_bytes) return this.complain(`The image is too large: at most ${this.limits.max_image_bytes / 2 ** 20} MiB are accepted.`);
     this.picture = await new Promise((done, fail) => {
       const reader = new FileReader();
       reader.addEventListener("load", () => done(reader.result));
@@ -179,12 +179,12 @@ export class Form {
 
   // The input without target and methods, for the attention view.
   input() {
-    const { name, takes, examples } = this.about;
-    if (examples && id("use-example").checked) return { model: name, example: Number(id("example").value) };
+    const { name, input_names: inputNames, has_examples: hasExamples } = this.about;
+    if (hasExamples && id("use-example").checked) return { model: name, example: Number(id("example").value) };
     const given = { model: name };
-    if (takes.includes("text")) given.text = id("text").value;
-    if (takes.includes("text") && !id("pairs").hidden) given.pair = id("pair").value;
-    if (takes.includes("image") && this.picture) given.image = this.picture.slice(this.picture.indexOf(",") + 1);
+    if (inputNames.includes("text")) given.text = id("text").value;
+    if (inputNames.includes("text") && !id("pairs").hidden) given.text_pair = id("pair").value;
+    if (inputNames.includes("image") && this.picture) given.image = this.picture.slice(this.picture.indexOf(",") + 1);
     return given;
   }
 
@@ -193,7 +193,7 @@ export class Form {
     const number = (value) => (value === PREDICTED ? null : Number(value));
     if (this.about.labels !== null) return { ...asked, target: number(id("target").value), against: number(id("against").value) };
     const word = (name) => id(name).value.trim() || null;
-    return { ...asked, target: word("word"), against: word("other"), place: (this.about.speaks && id("place").value) || null };
+    return { ...asked, target: word("word"), against: word("other"), position: (this.about.is_generative && id("place").value) || null };
   }
 
   // Sets another class of the same input as the target.

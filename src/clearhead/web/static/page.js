@@ -2,8 +2,8 @@
 import { draw } from "./assets/clearhead.js";
 import { Form, NOT_READY } from "./form.js";
 import { Result, documentIn } from "./results.js";
-import { Visit } from "./visit.js";
-import { bytes, get, opened, post, stream } from "./talking.js";
+import { Visit } from "./history.js";
+import { bytes, get, opened, post, stream } from "./api_client.js";
 
 const id = (name) => document.getElementById(name);
 let form, running = null;
@@ -45,25 +45,25 @@ const listener = (result, total) => {
   return (event) => {
     switch (event.event) {
       case "busy": return say(`The queue is full: trying again in ${event.seconds} s …`);
-      case "queued": return say(event.before ? `Waiting; ${event.before} before this one …` : "Starting …");
+      case "queued": return say(event.num_before ? `Waiting; ${event.num_before} before this one …` : "Starting …");
       case "started": return say(`${event.methods.join(", ")} …`);
       case "progress":
-        progress((done + Math.min(1, event.inputs / event.of) * 0.95) / total);
-        return say(`${event.methods.join(", ")}: ${Math.min(event.inputs, event.of).toLocaleString("en")} of up to ${event.of.toLocaleString("en")}, ${event.seconds.toFixed(1)} s …`);
+        progress((done + Math.min(1, event.num_inputs / event.expected_inputs) * 0.95) / total);
+        return say(`${event.methods.join(", ")}: ${Math.min(event.num_inputs, event.expected_inputs).toLocaleString("en")} of up to ${event.expected_inputs.toLocaleString("en")}, ${event.elapsed_seconds.toFixed(1)} s …`);
       case "explanation":
         done += 1;
         progress(done / total);
-        return result.take(event.explanation, event.picture);
+        return result.take(event.explanation, event.image);
       case "view":
         result.view = event.view;
         if (visit.current === result || !visit.entries.includes(result)) show(result); // unless another result is shown
         return;
-      case "problem":
+      case "error":
       case "expired":
         done += event.methods?.length ?? 1;
         result.trouble(event.message, event.methods);
         return complain(result.troubles);
-      case "done": return say(result.explanations.length ? `Done in ${event.seconds.toFixed(1)} s.` : "");
+      case "done": return say(result.explanations.length ? `Done in ${event.elapsed_seconds.toFixed(1)} s.` : "");
     }
   };
 };
@@ -125,20 +125,20 @@ const lookAtHeads = guarded(async () => {
   const given = form.input();
   say("Computing attention …");
   await during(async (signal) => {
-    const { view, heads } = await post("api/attention", given, signal);
+    const { view, maps_key: mapsKey } = await post("api/attention", given, signal);
     let result = visit.current;
     if (!result?.ask || JSON.stringify(given) !== JSON.stringify(inputOf(result.ask))) {
       result = new Result(titleOf(given), `${given.model.replace("zoo:", "")} · attention`);
       visit.add(result);
     }
     result.heads = view;
-    result.tile = heads && ((layer, head, name = "") => bytes(`api/heads/${heads}?${new URLSearchParams({ layer, head, name })}`));
+    result.tile = mapsKey && ((layer, head, name = "") => bytes(`api/heads/${mapsKey}?${new URLSearchParams({ layer, head, name })}`));
     show(result);
     say("All heads of all layers are shown below.");
     id("head-view").scrollIntoView({ block: "start" });
   });
 });
-const inputOf = ({ model, text, pair, image, example }) => JSON.parse(JSON.stringify(example === undefined ? { model, text, pair, image } : { model, example }));
+const inputOf = ({ model, text, text_pair, image, example }) => JSON.parse(JSON.stringify(example === undefined ? { model, text, text_pair, image } : { model, example }));
 
 const reopen = guarded(async (blob) => {
   if (!blob) return;
@@ -148,7 +148,7 @@ const reopen = guarded(async (blob) => {
     if (!result.view) throw new Error(`${blob.name} is not a page saved by clearhead, or it is damaged.`);
   } else {
     const found = await opened(blob);
-    found.explanations.forEach((one, place) => result.take(one, found.pictures[place]));
+    found.explanations.forEach((one, place) => result.take(one, found.images[place]));
     result.view = found.view;
   }
   visit.add(result);
@@ -159,7 +159,7 @@ const reopen = guarded(async (blob) => {
 const beside = guarded(async () => {
   const chosen = visit.together;
   const result = new Result(chosen.map(({ title }) => title).join(" | "), "side by side");
-  for (const one of chosen) one.explanations.forEach((explanation, place) => result.take(explanation, one.pictures[place]));
+  for (const one of chosen) one.explanations.forEach((explanation, place) => result.take(explanation, one.images[place]));
   result.view = (await post("api/view", result.shown)).view;
   visit.ticked.clear();
   visit.add(result);
@@ -168,7 +168,7 @@ const beside = guarded(async () => {
 
 const start = guarded(async () => {
   const [{ limits, version }, { models }] = await Promise.all([get("api/about"), get("api/models")]);
-  id("limits").textContent = `clearhead ${version}. Texts up to ${limits.characters.toLocaleString("en")} characters, images up to ${Math.round(limits.picture_bytes / 2 ** 20)} MiB; a request takes at most ${limits.seconds} s.`;
+  id("limits").textContent = `clearhead ${version}. Texts up to ${limits.max_text_characters.toLocaleString("en")} characters, images up to ${Math.round(limits.max_image_bytes / 2 ** 20)} MiB; a request takes at most ${limits.timeout_seconds} s.`;
   form = new Form(limits, complain);
   form.onSaved = reopen;
   form.list(models);

@@ -1,15 +1,15 @@
 // One result: the explanations so far, their view, and the files they are saved to.
 import { draw } from "./assets/clearhead.js";
-import { file } from "./talking.js";
+import { file } from "./api_client.js";
 
 export class Result {
   constructor(title, detail, ask = null) {
-    Object.assign(this, { title, detail, ask, explanations: [], pictures: [], problems: new Map(), view: null, heads: null, tile: null });
+    Object.assign(this, { title, detail, ask, explanations: [], images: [], problems: new Map(), view: null, heads: null, tile: null });
   }
 
-  take(explanation, picture) {
+  take(explanation, image) {
     this.explanations.push(explanation);
-    this.pictures.push(picture === undefined ? this.pictures[0] ?? null : picture);
+    this.images.push(image === undefined ? this.images[0] ?? null : image);
   }
 
   // A message that several methods share is shown once.
@@ -22,7 +22,7 @@ export class Result {
   }
 
   get shown() {
-    return { explanations: this.explanations, pictures: this.pictures };
+    return { explanations: this.explanations, images: this.images };
   }
 
   drawInto(element, onLabel) {
@@ -31,15 +31,15 @@ export class Result {
   }
 
   async savePage() {
-    save(await file("api/share", { ...this.shown, form: "html" }), `${this.name}.html`);
+    save(await file("api/export", { ...this.shown, format: "html" }), `${this.name}.html`);
   }
 
   async saveData() {
     if (this.explanations.length === 1) {
-      save(await file("api/share", { ...this.shown, form: "safetensors" }), `${this.name}.safetensors`);
+      save(await file("api/export", { ...this.shown, format: "safetensors" }), `${this.name}.safetensors`);
       return;
     }
-    const all = { schema: "clearhead/shown", version: 1, ...this.shown };
+    const all = { schema: "clearhead/explanations", version: 1, ...this.shown };
     save(new Blob([JSON.stringify(all)], { type: "application/json" }), `${this.name}.json`);
   }
 
