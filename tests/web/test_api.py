@@ -298,7 +298,7 @@ def test_attention_view_of_every_model_type(client: httpx.Client) -> None:
     result = client.post("/api/attention", json={"model": "zoo:spell", "text": "phone"}).json()["view"]
     assert [attention_map["name"] for attention_map in result["maps"]] == ["source", "prefix", "prefix → source"]
     cross = result["maps"][2]
-    assert cross["keys"] == [*"phone", "</s>"] and cross["tokens"][0] == "</s>" and cross["row"] is None
+    assert cross["key_tokens"] == [*"phone", "</s>"] and cross["tokens"][0] == "</s>" and cross["readout_row"] is None
     detection = client.post("/api/attention", json={"model": "zoo:shapes-detr", "example": 3}).json()["view"]
     assert "queries → image" in [attention_map["name"] for attention_map in detection["maps"]]
 
@@ -309,7 +309,7 @@ LONG = "a gripping film but the ending is dull " * 22
 def test_heads_of_a_long_text_are_fetched_individually(client: httpx.Client, sentiment: clearhead.Explainer) -> None:
     result = client.post("/api/attention", json={"model": "zoo:sentiment", "text": LONG}).json()
     n = len(result["view"]["tokens"])
-    assert n > 150 and result["view"]["size"][0] < n
+    assert n > 150 and result["view"]["map_size"][0] < n
     head_map = client.get(f"/api/heads/{result['maps_key']}", params={"layer": 2, "head": 5})
     assert head_map.headers["content-type"] == "application/octet-stream" and len(head_map.content) == n * n
     expected = compute_attention_view(sentiment, LONG).get_map(2, 5)

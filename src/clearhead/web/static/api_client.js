@@ -7,67 +7,67 @@ if (token) {
   if (location.hash) history.replaceState(null, "", location.pathname);
 }
 
-export class Refused extends Error {}
+export class RequestError extends Error {}
 
-const headers = (more) => ({ ...(token ? { authorization: `Bearer ${token}` } : {}), ...more });
+const makeHeaders = (extraHeaders) => ({ ...(token ? { authorization: `Bearer ${token}` } : {}), ...extraHeaders });
 
-const checked = async (answer) => {
-  if (answer.ok) return answer;
-  const said = await answer.json().catch(() => ({}));
-  throw new Refused(said.error ?? `The server answered ${answer.status}.`);
+const checkResponse = async (response) => {
+  if (response.ok) return response;
+  const body = await response.json().catch(() => ({}));
+  throw new RequestError(body.error ?? `The server answered ${response.status}.`);
 };
 
-const send = async (path, options) => {
+const sendRequest = async (path, options) => {
   try {
-    return await checked(await fetch(path, options));
-  } catch (problem) {
-    if (problem instanceof TypeError) throw new Refused("The server does not respond. Is clearhead serve still running?");
-    throw problem;
+    return await checkResponse(await fetch(path, options));
+  } catch (error) {
+    if (error instanceof TypeError) throw new RequestError("The server does not respond. Is clearhead serve still running?");
+    throw error;
   }
 };
 
-const posted = (body, more) => ({ method: "POST", headers: headers({ "content-type": "application/json" }), body: JSON.stringify(body), ...more });
+const makePostOptions = (body, extraOptions) => ({ method: "POST", headers: makeHeaders({ "content-type": "application/json" }), body: JSON.stringify(body), ...extraOptions });
 
-export const get = async (path) => (await send(path, { headers: headers() })).json();
+export const getJson = async (path) => (await sendRequest(path, { headers: makeHeaders() })).json();
 
-export const bytes = async (path) => new Uint8Array(await (await send(path, { headers: headers() })).arrayBuffer());
+export const getBytes = async (path) => new Uint8Array(await (await sendRequest(path, { headers: makeHeaders() })).arrayBuffer());
 
-export const post = async (path, body, signal) => (await send(path, posted(body, { signal }))).json();
+export const postJson = async (path, body, signal) => (await sendRequest(path, makePostOptions(body, { signal }))).json();
 
-export const file = async (path, body) => (await send(path, posted(body))).blob();
+export const postForFile = async (path, body) => (await sendRequest(path, makePostOptions(body))).blob();
 
-export const opened = async (blob) =>
-  (await send("api/open", { method: "POST", headers: headers({ "content-type": "application/octet-stream" }), body: blob })).json();
+export const openSavedFile = async (blob) =>
+  (await sendRequest("api/open", { method: "POST", headers: makeHeaders({ "content-type": "application/octet-stream" }), body: blob })).json();
 
-// Calls `tell` with each event of a request. If the queue is full, retries after the time in Retry-After.
-export const stream = async (ask, tell, signal) => {
-  let answer;
+// Calls `onEvent` with each event of a request. If the queue is full, retries after the time in Retry-After.
+export const streamExplanations = async (request, onEvent, signal) => {
+  let response;
   for (;;) {
-    answer = await fetch("api/explain", posted(ask, { signal })).catch((problem) => {
-      throw problem instanceof TypeError ? new Refused("The server does not respond. Is clearhead serve still running?") : problem;
+    response = await fetch("api/explain", makePostOptions(request, { signal })).catch((error) => {
+      throw error instanceof TypeError ? new RequestError("The server does not respond. Is clearhead serve still running?") : error;
     });
-    if (answer.status !== 429) break;
-    const seconds = Number(answer.headers.get("retry-after")) || 1;
-    tell({ event: "busy", seconds });
-    await new Promise((wake, fail) => {
-      const timer = setTimeout(wake, seconds * 1000);
-      signal.addEventListener("abort", () => { clearTimeout(timer); fail(signal.reason); }, { once: true });
+    if (response.status !== 429) break;
+    const seconds = Number(response.headers.get("retry-after")) || 1;
+    onEvent({ event: "busy", seconds });
+    await new Promise((resolve, reject) => {
+      const timer = setTimeout(resolve, seconds * 1000);
+      signal.addEventListener("abort", () => { clearTimeout(timer); reject(signal.reason); }, { once: true });
     });
   }
-  await checked(answer);
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "", last = null;
-  const broken = () => new Refused("The connection was interrupted. Is clearhead serve still running?");
+  await checkResponse(response);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let remainder = "", lastEvent = null;
+  const makeConnectionError = () => new RequestError("The connection was interrupted. Is clearhead serve still running?");
   for (;;) {
-    const { value, done } = await reader.read().catch((problem) => { throw problem instanceof TypeError ? broken() : problem; });
+    const { value, done } = await reader.read().catch((error) => { throw error instanceof TypeError ? makeConnectionError() : error; });
     if (done) break;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
+    const lines = (remainder + value).split("\n");
+    remainder = lines.pop();
     for (const line of lines) {
       const event = JSON.parse(line);
-      last = event.event;
-      tell(event);
+      lastEvent = event.event;
+      onEvent(event);
     }
   }
-  if (!["done", "cancelled", "expired"].includes(last)) throw broken();
+  if (!["done", "cancelled", "expired"].includes(lastEvent)) throw makeConnectionError();
 };

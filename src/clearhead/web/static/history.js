@@ -1,40 +1,40 @@
 // History of this visit: kept in memory, gone when the page is closed.
 import { h } from "./assets/dom.js";
 
-const KEPT = 50;
+const MAX_ENTRIES = 50;
 
-export class Visit {
-  constructor(list, beside, show) {
-    Object.assign(this, { list, beside, show, entries: [], current: null, ticked: new Set() });
+export class ResultHistory {
+  constructor(list, compareButton, onSelect) {
+    Object.assign(this, { list, compareButton, onSelect, entries: [], current: null, selected: new Set() });
   }
 
   add(entry) {
     this.entries.unshift(entry);
-    for (const gone of this.entries.splice(KEPT)) this.ticked.delete(gone);
-    this.choose(entry);
+    for (const dropped of this.entries.splice(MAX_ENTRIES)) this.selected.delete(dropped);
+    this.setCurrent(entry);
   }
 
-  choose(entry) {
+  setCurrent(entry) {
     this.current = entry;
-    this.draw();
+    this.render();
   }
 
-  draw() {
-    this.list.replaceChildren(...this.entries.map((entry) => this.line(entry)));
-    this.beside.hidden = this.ticked.size < 2;
+  render() {
+    this.list.replaceChildren(...this.entries.map((entry) => this.makeListItem(entry)));
+    this.compareButton.hidden = this.selected.size < 2;
   }
 
-  line(entry) {
-    const box = h("input", { type: "checkbox", "aria-label": `Side by side: ${entry.title}, ${entry.detail}`, change: () => {
-      this.ticked[box.checked ? "add" : "delete"](entry);
-      this.beside.hidden = this.ticked.size < 2;
+  makeListItem(entry) {
+    const checkbox = h("input", { type: "checkbox", "aria-label": `Side by side: ${entry.title}, ${entry.detail}`, change: () => {
+      this.selected[checkbox.checked ? "add" : "delete"](entry);
+      this.compareButton.hidden = this.selected.size < 2;
     } });
-    box.checked = this.ticked.has(entry);
-    return h("li", null, box, h("button", { type: "button", "aria-current": String(entry === this.current), click: () => { this.choose(entry); this.show(entry); } },
+    checkbox.checked = this.selected.has(entry);
+    return h("li", null, checkbox, h("button", { type: "button", "aria-current": String(entry === this.current), click: () => { this.setCurrent(entry); this.onSelect(entry); } },
       h("b", null, entry.title), entry.detail));
   }
 
-  get together() {
-    return this.entries.filter((entry) => this.ticked.has(entry)).reverse();
+  get selectedEntries() {
+    return this.entries.filter((entry) => this.selected.has(entry)).reverse();
   }
 }
