@@ -304,9 +304,9 @@ class TestAttention:
 def test_js_number_format_equals_python(open_page: OpenPage) -> None:
     values = [0.0, 1.0, -1.0, 0.1, 12.0, 1e-7, -3.25e-5, 123456.0, 99.996, 0.00012345, 5e-324, -0.0123456]
     source = bundle.read_asset("format.js").decode().replace("export ", "")
+    cell = "[formatNumber(v), formatNumber(v, 2), formatAligned(v, 0.5)]"
     formatted = open_page("<!doctype html><title>x</title>").evaluate(
-        f"(values) => {{ {source}; return values.map((v) => [formatNumber(v), formatNumber(v, 2), formatAligned(v, 0.5)]); }}",
-        values,
+        f"(values) => {{ {source}; return values.map((v) => {cell}); }}", values
     )
     expected = [
         [text_labels.format_number(v), text_labels.format_number(v, 2), text_labels.format_aligned_number(v, 0.5)]
