@@ -56,7 +56,8 @@ export const attentionView = (viewModel, options = {}) => {
     h("p", { class: "ch-note" }, viewModel.conclusion));
 };
 
-// What full colour stands for: the largest weight, but at least four times an even one, so that even heads look even.
+// The byte of full colour: the largest weight, but at least four times the uniform weight, so that uniform
+// heads look uniform.
 const computeFullByte = (bytes, units) => bytes.reduce((largest, byte) => Math.max(largest, byte), Math.min(255, Math.ceil(255 * Math.sqrt(4 / units))));
 
 // Small maps side by side on one canvas, the deepest layer on top.
@@ -67,7 +68,7 @@ const headOverview = (layers, heads, mapSize, units, getMap, getTooltip, onSelec
   let selectedHead = [layers - 1, 0], hoveredHead = null, mapsCanvas = null;
   const getCorner = (layer, head) => [left + head * (tileSize + gap), top + (layers - 1 - layer) * (tileSize + gap)];
   const scale = Math.max(1, devicePixelRatio * 1.5);
-  // All maps, drawn once; frames come over them.
+  // All maps; they are drawn once and cached, and the frames are drawn over them.
   const drawMaps = () => {
     const canvasOfMaps = h("canvas", { width: width * scale, height: height * scale }), context = canvasOfMaps.getContext("2d"), isDark = isDarkTheme(canvas);
     context.scale(scale, scale);
@@ -170,7 +171,7 @@ const decodeLinks = ({ pairs, weights }) => {
   return Array.from(decodeArray(weights), (byte, index) => [indices[2 * index], indices[2 * index + 1], decodeWeight(byte)]);
 };
 
-// Raw attention, rollout and flow of the row that is read: as a table of layers, and as a layered graph.
+// Raw attention, rollout and flow of the read-out row by layer: as a table, and as a layered graph.
 const depthView = (viewModel) => {
   const measures = Object.keys(viewModel.scores_by_depth), box = h("div"), state = { measure: Math.max(0, measures.indexOf("rollout")), mode: 0 }, { key_tokens: keyTokens = viewModel.tokens } = viewModel;
   const showMode = () => {
@@ -178,7 +179,7 @@ const depthView = (viewModel) => {
     if (state.mode === 1) return box.replaceChildren(layerGraph(viewModel, values, encoded.vmax));
     const order = Array.from({ length: layers }, (_, row) => layers - 1 - row), numKeys = keyTokens.length;
     const reversed = Float32Array.from({ length: values.length }, (_, index) => values[order[Math.floor(index / numKeys)] * numKeys + (index % numKeys)]);
-    // The unit whose row is read mostly keeps to itself, and would leave no colour for the others.
+    // The read-out position attends mostly to itself, and would leave no colour for the other units.
     const largest = reversed.reduce((maximum, value, index) => (index % numKeys === viewModel.readout_row && numKeys > 1 ? maximum : Math.max(maximum, value)), 0) || encoded.vmax;
     const excessNote = reversed.some((value) => value > largest) ? `, which ${keyTokens[viewModel.readout_row]} itself exceeds` : "";
     box.replaceChildren(h("p", { class: "ch-note" }, `Full colour is ${formatNumber(largest, 3)}${excessNote}; colours are on a square-root scale.`),
@@ -191,7 +192,7 @@ const depthView = (viewModel) => {
     viewModel.layer_graph && segmentedControl("Display", ["Table", "Graph"], 0, (index) => { state.mode = index; showMode(); })), box);
 };
 
-// Layers from left to right; a dot is as large as its unit's share there, a line as strong as the mean of the heads.
+// Layers from left to right; the size of a dot is the unit's score, the width of a line the mean attention of the heads.
 const layerGraph = (viewModel, values, vmax) => {
   const { units, links: allLinks, num_units: numUnits } = viewModel.layer_graph, tokens = viewModel.tokens, numTokens = tokens.length, layers = values.length / numTokens;
   const ROW_HEIGHT = 20, LEFT_MARGIN = 130, layerWidth = Math.max(70, Math.min(150, 820 / layers)), width = LEFT_MARGIN + layers * layerWidth + 44, height = units.length * ROW_HEIGHT + 30;

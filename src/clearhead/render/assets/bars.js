@@ -4,7 +4,7 @@ import { LEVELS } from "./palette.js";
 import { formatAligned, isMissing, formatNumber, truncate } from "./format.js";
 import { applyColour, applySignColour } from "./colour.js";
 
-// A bar from the zero line, to the right or to the left; nothing for no score.
+// A bar from the zero line, to the right or to the left; empty if there is no score.
 export const scoreBar = (fraction, isSigned, isPlain = false) => {
   const zeroPercent = isSigned ? 50 : 0, width = isMissing(fraction) ? 0 : (100 - zeroPercent) * Math.min(1, Math.abs(fraction));
   const fill = h("i", { style: { left: `${fraction < 0 ? zeroPercent - width : zeroPercent}%`, width: `${width}%` } });
@@ -44,7 +44,7 @@ export const allScores = (scale) => {
   return [segmentedControl("Order of the scores", ORDERS.map(([name]) => name), 0, show), box];
 };
 
-// What the colours stand for.
+// The colour scale with its bounds, and notes.
 export const colourLegend = (scale, isSigned, notes, isOverImage = false) => {
   const steps = [];
   for (let step = isSigned ? -LEVELS : 0; step <= LEVELS; step += 2) steps.push(applyColour(h("i"), step, LEVELS));
@@ -65,7 +65,7 @@ export const predictionTable = ({ caption, rows }, onLabel) => rows.length > 0 &
       h("td", null, row.probability === null ? "" : scoreBar(row.probability, false, true)),
       h("td", null, row.text)))));
 
-// From the base value to the output: what pushes up ends at the output, what pushes down begins there.
+// From the base value to the output: positive scores end at the output, negative ones begin there.
 export const forcePlot = ({ base_value: base, value: modelOutput, scale: unit }, streams) => {
   const labelledScores = streams.flatMap(({ labels, scores }) => scores.map((score, index) => [labels[index], score ?? 0]));
   const positive = labelledScores.filter(([, score]) => score > 0).sort((a, b) => b[1] - a[1]);
@@ -90,7 +90,7 @@ export const forcePlot = ({ base_value: base, value: modelOutput, scale: unit },
   const makeMark = (value, text, anchor) => [
     svg("line", { x1: toX(value), x2: toX(value), y1: 20, y2: 58, class: "ch-tick-line" }),
     svg("text", { x: toX(value), y: 14, "text-anchor": anchor, class: "ch-emphasis" }, text)];
-  // The two names stand on the outer sides of their marks, or inside where there is no room.
+  // The two labels are outside their marks, or inside where there is no room.
   const leftmost = Math.min(base, output);
   const getAnchor = (value) => (toX(value) < 90 ? "start" : toX(value) > WIDTH - 90 ? "end" : value === leftmost ? "end" : "start");
   const plot = svg("svg", { viewBox: `0 0 ${WIDTH} 80`, class: "ch-force-plot", role: "img", "aria-label": "From the base value to the output" },

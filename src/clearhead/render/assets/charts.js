@@ -7,20 +7,20 @@ import { smallHeatMaps } from "./image.js";
 import { intervalTable, dataTable } from "./tables.js";
 
 const WIDTH = 460, SMALL_WIDTH = 260, HEIGHT = 250, LEFT_MARGIN = 50, RIGHT_MARGIN = 12, TOP_MARGIN = 14, BOTTOM_MARGIN = 40;
-const MAX_BANDS = 8; // of more lines, no bands are drawn: they would hide one another
+const MAX_BANDS = 8; // bands of more lines would hide each other, and are not drawn
 const DASHES = [null, "7 3", "2 3", "8 3 2 3"];
 
 const getColour = (index, isGrey) => (isGrey ? "var(--faint)" : makeThemeColour(getSeriesColour(index, 0.61), getSeriesColour(index, 0.76)));
 const makeColourStyle = (index, isGrey) => ({ style: { stroke: getColour(index, isGrey), fill: getColour(index, isGrey) } });
 
-// Round numbers from low to high.
+// Round tick values from low to high.
 const computeTicks = (low, high, maxTicks = 5) => {
   const roughStep = (high - low) / maxTicks, power = 10 ** Math.floor(Math.log10(roughStep)), step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((factor) => factor >= roughStep * 0.999);
   const first = Math.ceil(low / step - 1e-9);
   return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, index) => (first + index) * step);
 };
 
-// An axis of numbers: from zero or below to the largest, or the range that was given; or of powers of two.
+// An axis of numbers: from zero (or the minimum) to the maximum, or the given range; or a log₂ axis.
 const makeNumberAxis = (values, { range, isLog, isInteger, isTight }) => {
   const finite = values.filter((value) => !isMissing(value)), bounds = range ?? [];
   if (isLog) {
@@ -65,13 +65,13 @@ const chartFigure = ({ title, caption = title, small: isSmall }, plot, legend, c
   note && h("p", { class: "ch-note" }, note),
   h("div", { class: "ch-details" }, collapsible("These figures as a table", () => dataTable({ caption: title, columns, rows }))));
 
-// A value with its interval, to the same places as all others of its axis.
+// A value with its interval, with as many decimals as the other values of its axis.
 const formatInterval = ({ low: axisLow, high: axisHigh }, value, low, high) => {
   const format = (number) => (isMissing(number) ? formatNumber(number) : formatAligned(number, Math.max(Math.abs(axisLow), Math.abs(axisHigh))));
   return isMissing(low) || isMissing(value) ? format(value) : `${format(value)} [${format(low)}, ${format(high)}]`;
 };
 
-// Which hue each series has: controls are grey and take none.
+// The hue index of each series; controls are grey and use up no hue.
 const assignHues = (series) => series.map((entry, index) => series.slice(0, index).filter((other) => Boolean(other.grey) === Boolean(entry.grey)).length);
 
 const MARKERS = [
@@ -107,7 +107,8 @@ export const lineChart = (chart) => {
   return chartFigure(chart, plot, [...(lines.length > 1 || referenceLine ? lines.map(makeLegendItem) : []), referenceLegendItem(referenceLine)], [xLabel ?? "x", ...lines.map((line) => line.name)], xValues.map((position) => [formatNumber(position, 3), ...lines.map((line) => formatCell(line, position))]), bandNote);
 };
 
-// series: name, grey, cells – one for each group: value, low, high, mark (a sign above it), text, reference_value; null: no bar
+// series: name, grey, cells – one for each group: value, low, high, mark (a sign above it), text,
+// reference_value; null: no bar
 export const barChart = (chart) => {
   const { x_label: xLabel, groups, series, stacked: isStacked, reference_line: referenceLine } = chart, cells = series.flatMap((entry) => entry.cells).filter(Boolean);
   const sums = groups.map((_, group) => series.reduce((sum, entry) => sum + (entry.cells[group]?.value ?? 0), 0));
@@ -156,7 +157,7 @@ export const scatterChart = (chart) => {
   const { x_label: xLabel, y_label: yLabel, series, mean_curve: meanCurve, reference_line: referenceLine } = chart;
   const xAxis = makeNumberAxis(series.flatMap((entry) => entry.x), { range: chart.x_range, isInteger: chart.integer_axis, isTight: chart.integer_axis });
   const yAxis = makeNumberAxis([...series.flatMap((entry) => entry.y), referenceLine?.value ?? 0], { range: chart.y_range, isLog: chart.log_scale });
-  const margin = (xAxis.high - xAxis.low) * 0.04; // no point is cut by the frame
+  const margin = (xAxis.high - xAxis.low) * 0.04; // so that no point is cut off at the frame
   xAxis.low -= margin;
   xAxis.high += margin;
   const description = meanCurve ? meanCurve.x.map((position, i) => `${formatNumber(position, 2)}: ${formatNumber(meanCurve.y[i], 3)}`).join("; ") : `${series.reduce((sum, entry) => sum + entry.x.length, 0)} points`;
@@ -169,7 +170,7 @@ export const scatterChart = (chart) => {
   return chartFigure(chart, plot, legend, ["", xLabel ?? "x", yLabel ?? "y"], rows);
 };
 
-// rows × columns of scores, or of weights, which have no sign; marks: cells with a dot; texts: of the cells
+// rows × columns of scores, or of unsigned weights; marks: cells with a dot; texts: of the cells
 export const heatMap = (chart) => {
   const { title, rows, columns, texts, marks_note: marksNote, x_label: xLabel, y_label: yLabel, small: isSmall } = chart, values = decodeArray(chart.values);
   return h("figure", { class: "ch-chart ch-heat-map-chart" }, title && h("figcaption", { class: "ch-label" }, title),

@@ -1,4 +1,4 @@
-// Scores as colours: orange speaks for the target, blue against it, zero is the paper. The table is colours.py's.
+// Scores as colours: orange for the target, blue against it, zero in the background colour. The table is that of colours.py.
 import { LEVELS, LIGHT, DARK, INK_ON_LIGHT, INK_ON_DARK } from "./palette.js";
 import { isMissing } from "./format.js";
 
@@ -11,14 +11,14 @@ export const toColourLevel = (value, vmax) => {
   return Math.round(Math.max(-1, Math.min(1, value / vmax)) * LEVELS);
 };
 
-// Background and ink of an element; a bar shows the sign alone.
+// Background and text colour of an element; applySignColour shows only the sign.
 export const applyColour = (element, value, vmax) => applyLevel(element, toColourLevel(value, vmax));
 export const applySignColour = (element, value) => applyLevel(element, Math.sign(value) * LEVELS * 0.75);
 
-// One colour for each theme, as a style takes it.
+// A CSS colour for the light and the dark theme.
 export const makeThemeColour = (light, dark) => (HAS_LIGHT_DARK ? `light-dark(${light}, ${dark})` : light);
 
-// Hues that differ in lightness, too, so that nobody has to tell them apart by hue alone: lightness, chroma, hue.
+// Hues that also differ in lightness, so that they can be distinguished without hue: lightness, chroma, hue.
 export const SERIES_HUES = [[0, 0.15, 50], [-0.14, 0.14, 255], [0.05, 0.12, 165], [-0.2, 0.14, 330], [0.04, 0.1, 225], [-0.08, 0.16, 20], [0.02, 0.11, 110], [-0.16, 0.1, 290]];
 export const getSeriesColour = (index, lightness) => {
   const [lightnessOffset, chroma, hue] = SERIES_HUES[index % SERIES_HUES.length];
@@ -42,12 +42,13 @@ export const isDarkTheme = (element) => {
 const parseHexColours = (table) => table.map((hex) => [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16)));
 const RGB_TABLES = { light: parseHexColours(LIGHT), dark: parseHexColours(DARK) };
 
-// The colours of all levels as whole pixels, from the strongest against to "no score".
+// The colours of all levels as RGBA pixels, from the most negative to "no score".
 const packPixels = (table) => new Uint32Array(Uint8Array.from(table.flatMap((colour) => [...colour, 255])).buffer);
 const PIXEL_TABLES = { light: packPixels(RGB_TABLES.light), dark: packPixels(RGB_TABLES.dark) };
 export const getPixelTable = (isDark) => PIXEL_TABLES[isDark ? "dark" : "light"];
 
-// The colour of a score over an image: more transparent near zero; always of the light theme, because images have no dark one.
+// The colour of a score over an image: more transparent near zero; always of the light theme, because
+// images have no dark one.
 export const getOverlayColour = (value, vmax) => {
   if (isMissing(value)) return [...RGB_TABLES.light[2 * LEVELS + 1], 230];
   const fraction = Math.max(-1, Math.min(1, value / vmax));
@@ -55,7 +56,7 @@ export const getOverlayColour = (value, vmax) => {
   return [...RGB_TABLES.light[level + LEVELS], Math.round(255 * Math.abs(fraction) ** 0.8)];
 };
 
-// A colour of the style sheet, as a canvas needs it.
+// The value of a CSS variable as a colour for canvases.
 export const resolveColour = (element, variable) => {
   const probe = document.createElement("i");
   probe.style.color = `var(${variable})`;
@@ -65,7 +66,7 @@ export const resolveColour = (element, variable) => {
   return colour;
 };
 
-// Canvases have no style sheet: they are drawn again when the colours of the page change, and for paper.
+// Canvases have no style sheet: they are redrawn when the theme changes, and for printing.
 const canvases = new Set();
 export const redrawCanvases = () => {
   for (const canvas of canvases) {

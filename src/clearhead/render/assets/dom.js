@@ -1,8 +1,8 @@
-// Elements by construction: whatever is a string becomes a text node, so that no token is ever read as HTML.
+// Builds DOM elements. Strings become text nodes, so that no token is ever parsed as HTML.
 
 const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
 
-// Attributes: `style` is an object set through the CSSOM, functions are listeners, null and false are left out.
+// Attributes: `style` is an object set through the CSSOM, functions are event listeners, null and false are omitted.
 const buildElement = (element, attributes, children) => {
   for (const [key, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
@@ -18,7 +18,7 @@ export const h = (tag, attributes, ...children) => buildElement(document.createE
 
 export const svg = (tag, attributes, ...children) => buildElement(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
 
-// A choice of one of several, as buttons; `onSelect` is called with the index of the selected one.
+// Buttons of which one is selected; `onSelect` is called with the index of the selected one.
 export const segmentedControl = (label, names, selectedIndex, onSelect) => {
   const buttons = names.map((name, index) =>
     h("button", { type: "button", class: "ch-segment", "aria-pressed": String(index === selectedIndex), click: () => {
@@ -37,7 +37,7 @@ export const collapsible = (summary, makeContent, isLong = false) => {
   return details;
 };
 
-// A box that scrolls, with the keyboard, too, if its content is wide.
+// A box that scrolls if its content is wide; it can be scrolled with the keyboard.
 export const scrollable = (label, ...children) =>
   h("div", { class: "ch-scroll", tabindex: 0, role: "region", "aria-label": label }, children);
 

@@ -6,7 +6,7 @@ export const isMissing = (value) => value === null || value === undefined || Num
 const replaceHyphens = (text) => text.replaceAll("-", "−");
 const trimZeros = (text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
 
-// By significant digits.
+// Rounds to significant digits.
 export const formatNumber = (value, digits = 4) => {
   if (isMissing(value)) return NO_SCORE;
   if (value === 0 || !Number.isFinite(value)) return replaceHyphens(String(value === 0 ? 0 : value));
@@ -17,7 +17,7 @@ export const formatNumber = (value, digits = 4) => {
   return replaceHyphens(trimZeros(value.toFixed(Math.max(0, digits - 1 - power))));
 };
 
-// To three digits of the largest, so that columns line up.
+// Rounds to three significant digits of the largest value, so that columns line up.
 export const formatAligned = (value, vmax) => {
   if (isMissing(value)) return NO_SCORE;
   const digits = 2 - Math.floor(Math.log10(vmax));

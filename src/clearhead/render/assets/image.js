@@ -28,7 +28,7 @@ export const modelInputImage = (image, boxes) => h("figure", { class: "ch-input-
   h("div", { class: "ch-image-stack" }, imageElement(image, "The image after preprocessing"), detectionBoxes(boxes, true)),
   h("figcaption", { class: "ch-note" }, "Model input"));
 
-// Bilinear, with the centres of patches where they lie; what has no score is left out of its neighbours' mean.
+// Bilinear interpolation between the centres of patches; patches without a score are left out.
 const interpolate = (values, rows, columns, height, width) => {
   const pixels = new Float32Array(height * width);
   for (let y = 0; y < height; y++) for (let x = 0; x < width; x++) {
@@ -63,7 +63,7 @@ const drawMask = (context, values, cutoff, height, width, colour, innerOpacity) 
   return numPixels;
 };
 
-// Every object in a colour of its own: its scores, cut as Explanation.mask cuts them; returns the fraction of pixels in each.
+// Draws the mask of each object, as Explanation.mask computes it, in its own colour; returns the fraction of pixels in each.
 // objects: { step, scores, cutoff }
 const drawMasks = (canvas, objects, rows, columns, height, width, innerOpacity) => {
   canvas.width = width;
@@ -84,7 +84,8 @@ const paintPixels = (canvas, values, rows, columns, getColour) => {
 
 const DISPLAY_MODES = ["Heat map", "Patches", "Mask", "Objects"], DEFAULT_OPACITY = 85;
 
-// stream: grid, size, objects (of a detector: step, scores, cutoff); scale: scores of the patches in their order, vmax, cutoff
+// stream: grid, size, objects (of a detector: step, scores, cutoff); scale: scores of the patches in
+// their order, vmax, cutoff
 // getTooltip(patch): lines of the tooltip
 export const heatMapOverlay = (stream, scale, image, boxes, state, getTooltip, onlyStep) => {
   const [rows, columns] = stream.grid, [width, height] = stream.size, maskHeight = 160, maskWidth = Math.max(1, Math.round(maskHeight * width / height));

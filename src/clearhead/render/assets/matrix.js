@@ -130,7 +130,7 @@ export const matrix = (options) => {
   const frame = scrollable(`${label}: arrow keys move from cell to cell${onSelectRow ? ", Enter chooses" : ""}`, canvas);
   if (height <= MAX_UNSCROLLED_HEIGHT) frame.classList.add("ch-unscrolled");
   const moveTo = addKeyboardCursor(frame, () => [rows.length, columns.length], (row, column) => showCell(row, column, true), clearSelection, onSelectRow && selectCell);
-  // A canvas needs the colours of the page it stands in, so it is drawn once it stands there.
+  // The canvas needs the colours of its page, so it is drawn once it is attached.
   const observer = new ResizeObserver(() => { if (canvas.isConnected) { observer.disconnect(); draw(); } });
   observer.observe(frame);
   redrawOnThemeChange(canvas, draw);
@@ -138,7 +138,7 @@ export const matrix = (options) => {
   return h("div", null, frame, collapsible("These figures as a table", () => makeTable(options)));
 };
 
-// One pixel for each cell, to be scaled up; weights, which have no sign, take the blue side.
+// One pixel for each cell, to be scaled up; unsigned weights use the blue half of the colour map.
 export const renderCells = (values, rows, columns, vmax, isDark, isUnsigned = false) => {
   const canvas = h("canvas", { width: columns, height: rows });
   const context = canvas.getContext("2d"), imageData = context.createImageData(columns, rows);

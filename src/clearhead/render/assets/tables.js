@@ -1,4 +1,4 @@
-// Figures over many inputs: global bars, means with their intervals, methods by rank, tables.
+// Results over many inputs: aggregated scores, means with their intervals, methods by rank, tables.
 import { h, svg, collapsible, scrollable } from "./dom.js";
 import { formatAligned, isMissing, formatNumber } from "./format.js";
 import { scoreBars } from "./bars.js";
@@ -24,7 +24,7 @@ const whisker = ({ mean, low, high }, axisLow, axisHigh) => {
     !isMissing(low) && svg("line", { x1: toX(low), x2: toX(high), y1: 7, y2: 7, class: "ch-interval" }), svg("circle", { cx: toX(mean), cy: 7, r: 3.5, class: "ch-mean" }));
 };
 
-// rows: name, mean, low, high, count, meaning
+// rows: name, mean, low, high, count, description
 export const intervalTable = ({ caption, rows }) => {
   const values = rows.flatMap(({ mean, low, high }) => [mean, low, high]).filter((value) => !isMissing(value));
   const axisLow = Math.min(0, ...values), axisHigh = Math.max(...values, axisLow + 1e-9);

@@ -27,7 +27,7 @@ export const showTooltip = (element, lines, anchor, announce = false) => {
 
 export const hideTooltip = (element) => { findTooltip(element).hidden = true; };
 
-// Arrow keys move a cursor over things laid out in rows and columns; Home and End go to the ends, Escape leaves.
+// Arrow keys move a cursor over a grid of rows and columns; Home and End go to the first and last column, Escape leaves.
 // getSize(): [rows, columns]; onMove(row, column); onLeave(); onEnter(row, column).
 export const addKeyboardCursor = (element, getSize, onMove, onLeave, onEnter) => {
   let row = 0, column = 0;
