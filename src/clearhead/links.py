@@ -29,4 +29,4 @@ class AttentionLinks:
         """Return the JSON form, with the weights encoded relative to the largest."""
         max_weight = float(np.nanmax(self.weights)) or 1.0
         weights = encode_array(self.weights, max_weight)
-        return {"from": self.from_stream, "to": self.to_stream, "weights": weights, "rows": self.description}
+        return {"from": self.from_stream, "to": self.to_stream, "weights": weights, "description": self.description}

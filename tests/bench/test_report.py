@@ -104,16 +104,16 @@ def test_html_report_is_complete_and_escapes_names(run: RunResults) -> None:
         "2.0 ×",
     ):
         assert snippet in words
-    panels = [part for item in parsed.inputs for part in item["parts"] if part["view"] == "panel"]
-    line_names = [line["name"] for panel in panels for curve in panel["parts"] for line in curve["lines"]]
+    panels = [part for item in parsed.inputs for part in item["children"] if part["view"] == "panel"]
+    line_names = [line["name"] for panel in panels for curve in panel["children"] for line in curve["lines"]]
     assert len(line_names) == 3 * 2  # one line per method in each of two curves
-    lines = [line for panel in panels for curve in panel["parts"] for line in curve["lines"]]
+    lines = [line for panel in panels for curve in panel["children"] for line in curve["lines"]]
     for item in lines:
         assert all(low <= mean <= high for low, mean, high in zip(item["low"], item["y"], item["high"], strict=True))
     assert any(low < high for item in lines for low, high in zip(item["low"], item["high"], strict=True))
-    parts = [part for item in parsed.inputs for part in item["parts"]]
+    parts = [part for item in parsed.inputs for part in item["children"]]
     best = next(part for part in parts if part["title"] == "aopc, larger is better")["rows"][0]
-    assert best["name"] == EVIL and best["cells"][0]["said"][0] == "0.310"
+    assert best["name"] == EVIL and best["cells"][0]["texts"][0] == "0.310"
 
 
 def test_undefined_metric_is_shown_as_dash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_undefined_metric_is_shown_as_dash(tmp_path: Path, monkeypatch: pytest.M
     parsed = Page(render_run_report(RunResults(tmp_path)))
     words = [text for tag, text in parsed.texts if tag not in ("style", "script")]
     assert "nan" not in words and "–" in words
-    table = next(part for page_input in parsed.inputs for part in page_input["parts"] if "over all" in part["title"])
+    table = next(part for page_input in parsed.inputs for part in page_input["children"] if "over all" in part["title"])
     assert table["rows"] == [["generic", "0.900", "–"], ["random", "0.100", "–"]]
     assert any("torch 2. Masks cut" in text for text in words)
 
@@ -174,7 +174,7 @@ def test_report_shows_rank_agreement_of_two_fills(tmp_path: Path) -> None:
     parts = [
         part
         for page_input in Page(render_run_report(RunResults(tmp_path / "run"))).inputs
-        for part in page_input["parts"]
+        for part in page_input["children"]
     ]
     table = next(part for part in parts if part["title"].startswith("Do the parts rank the methods in the same order?"))
     assert table["rows"] == [["aopc, larger is better", "text/mask/positive", "text/pad/positive", "0.333"]]

@@ -41,8 +41,8 @@ def test_every_probe_writes_figure_page_report_and_data(
     assert max(finding["count"] for finding in result.json["estimates"]) == 2
     with Image.open(out / "figure.png") as figure:
         assert min(figure.size) > 150
-    view = Page((out / "page.html").read_text("utf-8")).document["parts"][0]
-    assert view["view"] == "probe" and bool(view["plots"]) == (kind != "uniform")
+    view = Page((out / "page.html").read_text("utf-8")).document["children"][0]
+    assert view["view"] == "probe" and bool(view["charts"]) == (kind != "uniform")
     report = (out / "report.md").read_text("utf-8")
     assert result.json["conclusion"] in report and all(
         finding["name"] in report for finding in result.json["estimates"]

@@ -98,7 +98,7 @@ def test_text_and_image_options_equal_python_api(
     assert result.code == 0 and "text" in result.out and "image" in result.out and result.out.count("cosine with") == 1
     expected = ch.load(model).explain(text=TEXT, image=dog_image)
     assert_same_explanation(clearhead(*command, "--json").json, expected)
-    assert page.read_text("utf-8").count('class="ch-plain"') == 1
+    assert page.read_text("utf-8").count('class="ch-static"') == 1
     assert clearhead("show", saved).out == result.out
     assert clearhead("show", saved, "--words").code == 0
     assert_same_explanation(clearhead("show", saved, "--json").json, expected)
@@ -281,12 +281,12 @@ def test_zoo_examples_are_deterministic_and_explained_by_number(
 @pytest.mark.parametrize(
     ("name", "arguments", "fragments"),
     [
-        ("spell", ("cat",), ('"corner":"step"',)),  # letters × phonemes
-        ("recall", ("k7 v2 k3 v9 k3 →",), ('"shape":"text"',)),
-        ("shapes-vqa", ("--example", 3), ('"shape":"boxes"',)),
-        ("shapes-vilt", ("--example", 3), ('"shape":"grid"', '"shape":"text"')),
-        ("pets-clip", ("--text", "a dog", "--image", "DOG"), ('"shape":"grid"',)),
-        ("shapes-detr", ("--example", 3), ('"shape":"grid"', '"box":[')),
+        ("spell", ("cat",), ('"row_axis":"step"',)),  # letters × phonemes
+        ("recall", ("k7 v2 k3 v9 k3 →",), ('"layout":"text"',)),
+        ("shapes-vqa", ("--example", 3), ('"layout":"boxes"',)),
+        ("shapes-vilt", ("--example", 3), ('"layout":"grid"', '"layout":"text"')),
+        ("pets-clip", ("--text", "a dog", "--image", "DOG"), ('"layout":"grid"',)),
+        ("shapes-detr", ("--example", 3), ('"layout":"grid"', '"box":[')),
     ],
 )
 def test_one_command_writes_html_of_a_zoo_model(

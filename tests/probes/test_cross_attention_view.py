@@ -97,4 +97,4 @@ def test_joint_and_dual_models_have_a_view_for_each_pair_of_streams(kind):
             and len(view.key_names or view.tokens) == view.attention.shape[3]
         )
     assert all(name in render_text(result) for name in expected)
-    assert build_view_model(result)["view"] == "streams" and "<section" in result._repr_html_()
+    assert build_view_model(result)["view"] == "multi_stream_attention" and "<section" in result._repr_html_()

@@ -48,12 +48,13 @@ def render_links_page(joint: Any) -> str:
 
 def build_ranking_page() -> dict[str, Any]:
     """Return the view model of a benchmark report."""
-    cell = {"mean": 0.2, "low": 0.1, "high": 0.3, "said": ["0.200", "0.100", "0.300"], "rank": "1"}
-    rows = [{"name": "generic", "control": False, "cells": [cell, None]}]
+    cell = {"mean": 0.2, "low": 0.1, "high": 0.3, "texts": ["0.200", "0.100", "0.300"], "rank": "1"}
+    rows = [{"name": "generic", "is_control": False, "cells": [cell, None]}]
     table = make_view_model(
-        "ranking", title="aopc", columns=["a (4 examples)", "b"], ends=[[0, 0.4], [0, 1]], rows=rows
+        "ranking", title="aopc", columns=["a (4 examples)", "b"], ranges=[[0, 0.4], [0, 1]], rows=rows
     )
-    folded = make_view_model("table", title="Settings", heads=["setting", "value"], rows=[["fill", "mask"]])
+    collapsed = make_view_model("table", title="Settings", columns=["setting", "value"], rows=[["fill", "mask"]])
     return view_model.build_page_view_model(
-        [make_view_model("section", heading="perturb", parts=[table, folded], more=[folded])], "Report"
+        [make_view_model("section", heading="perturb", children=[table, collapsed], collapsed_children=[collapsed])],
+        "Report",
     )

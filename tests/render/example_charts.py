@@ -83,7 +83,7 @@ def every_plot() -> view_model.ViewModel:
     )
     rng = np.random.default_rng(0)
     relative = {("a", "b"): 0.9, ("b", "a"): 0.1}
-    overlay = {"picture": None, "grid": [4, 4], "name": "input 1", "size": [4, 4]}
+    overlay = {"image": None, "grid": [4, 4], "name": "input 1", "size": [4, 4]}
     maps = [overlay | {"values": encode_array(rng.normal(size=16), 2.0)}]
     heights = rng.random((2, 6))
     lines = [
@@ -93,13 +93,17 @@ def every_plot() -> view_model.ViewModel:
     parts = [
         build_panel(
             charts.make_line_chart(
-                "Lines with intervals", lines, "layer", "accuracy", level=charts.make_reference_line(0.5, "chance")
+                "Lines with intervals",
+                lines,
+                "layer",
+                "accuracy",
+                reference_line=charts.make_reference_line(0.5, "chance"),
             )
         ),
         build_panel(concepts.make_tcav_chart(LINES, "cat"), concepts.make_relative_tcav_chart(relative, 3)),
         build_panel(*code.make_class_attention_charts(attention), note="One point per head."),
         build_panel(*code.make_p_value_charts(comparison, attention.classes)),
         build_panel(code.make_correctness_box_chart(attention), code.make_class_to_class_chart(attention)),
-        build_panel(view_model.make_view_model("overlays", title="striped, layer 3", maps=maps)),
+        build_panel(view_model.make_view_model("image_overlays", title="striped, layer 3", maps=maps)),
     ]
     return view_model.build_page_view_model([build_section("Every kind of plot", *parts, note="Made up.")], "Plots")

@@ -46,7 +46,7 @@ class Page(HTMLParser):
     @property
     def inputs(self) -> list[dict[str, Any]]:
         view_model = self.document
-        return list(view_model["parts"]) if view_model["view"] == "page" else [view_model]
+        return list(view_model["children"]) if view_model["view"] == "page" else [view_model]
 
 
 def find_external_urls(page: str) -> list[str]:

@@ -31,7 +31,7 @@ def render_all_views(text: dict[str, Explanation], image: dict[str, Explanation]
         }
         for method, grey in (("generic", False), ("random", True))
     ]
-    curves = make_view_model("curves", heading="Curves", title="Deletion", across="share removed", lines=lines)
+    curves = make_view_model("line_chart", heading="Curves", title="Deletion", x_label="share removed", lines=lines)
     return {
         "methods": html.render_explanations_page(Comparison(text), evidence=[2, 3]),
         "picture": html.render_explanations_page([image["generic"]]),

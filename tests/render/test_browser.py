@@ -46,15 +46,15 @@ class TestSafety:
             page = open_page(text)
             open_all_details(page)
             page.locator(".ch-chip").first.click()
-            page.locator(".ch-u").nth(1).hover()
+            page.locator(".ch-unit").nth(1).hover()
             assert page.title() == "safe" and page.fetched == [] and page.messages == []
             assert page.locator("script:not([type])").count() == 1
-            assert page.locator(".ch-card").first.locator(".ch-u").count() == len(HOSTILE_STRINGS)
+            assert page.locator(".ch-card").first.locator(".ch-unit").count() == len(HOSTILE_STRINGS)
             assert page.locator("iframe, object, embed, link, base, form, a").count() == 0
 
     def test_content_policy_blocks_injected_markup(self, open_page: OpenPage, hostile: Explanation) -> None:
         page = open_page(html.render_explanations_page([hostile], title="safe").replace("<main", f"{ATTACK}<main", 1))
-        assert page.title() == "safe" and page.locator(".ch-u").count() == len(HOSTILE_STRINGS)
+        assert page.title() == "safe" and page.locator(".ch-unit").count() == len(HOSTILE_STRINGS)
 
     def test_js_modules_work_under_a_strict_content_policy(
         self, open_page: OpenPage, chromium: Any, tmp_path: Path
@@ -81,7 +81,7 @@ class TestSafety:
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.route("**/*", serve)
         page.goto("http://page.invalid/index.html")
-        assert page.locator(".ch-card").count() == 1 and page.locator(".ch-box").count() > 0
+        assert page.locator(".ch-card").count() == 1 and page.locator(".ch-detection-box").count() > 0
         assert [line for line in problems if "favicon" not in line] == []
         page.close()
 
@@ -93,11 +93,11 @@ class TestText:
         explanation = text["generic"]
         page = open_page(html.render_explanations_page([explanation]))
         line = page.locator(".ch-text").evaluate(
-            "(line) => [...line.childNodes].filter((part) => !part.classList?.contains('ch-x'))"
+            "(line) => [...line.childNodes].filter((part) => !part.classList?.contains('ch-special'))"
             ".map((part) => part.textContent).join('')"
         )
         assert line == explanation.units.texts[0]
-        assert page.locator(".ch-u").evaluate_all("(all) => all.map((u) => Number(u.dataset.unit))") == list(
+        assert page.locator(".ch-unit").evaluate_all("(all) => all.map((u) => Number(u.dataset.unit))") == list(
             range(len(explanation))
         )
         assert open_page(html.render_explanations_page([pair])).locator(".ch-text").count() == 2
@@ -126,30 +126,30 @@ class TestText:
         self, open_page: OpenPage, text: dict[str, Explanation]
     ) -> None:
         page = open_page(html.render_explanations_page(Comparison(text)))
-        page.locator(".ch-card").first.locator(".ch-u").nth(2).hover()
-        tooltip = page.locator(".ch-tip").inner_text()
+        page.locator(".ch-card").first.locator(".ch-unit").nth(2).hover()
+        tooltip = page.locator(".ch-tooltip").inner_text()
         for explanation in text.values():
             assert text_labels.format_number(float(explanation.scores[2]), 3)[:5] in tooltip
-        assert page.locator(".ch-also").count() >= len(text)
-        page.locator(".ch-reading").first.focus()
+        assert page.locator(".ch-highlighted").count() >= len(text)
+        page.locator(".ch-text-box").first.focus()
         page.keyboard.press("End")
-        assert page.locator(".ch-said").inner_text().startswith(escape_invisible(text["generic"].tokens[-1]))
+        assert page.locator(".ch-live-region").inner_text().startswith(escape_invisible(text["generic"].tokens[-1]))
         page.keyboard.press("Escape")
-        assert page.locator(".ch-tip").is_hidden()
+        assert page.locator(".ch-tooltip").is_hidden()
 
     def test_word_view_shows_summed_scores(self, open_page: OpenPage, text: dict[str, Explanation]) -> None:
         explanation = text["input-x-gradient"]
         page = open_page(html.render_explanations_page([explanation]))
         page.get_by_role("button", name="Words").click()
         words = explanation.words()
-        assert page.locator(".ch-u").count() == len(words)
-        word = page.locator(".ch-u").nth(3)
+        assert page.locator(".ch-unit").count() == len(words)
+        word = page.locator(".ch-unit").nth(3)
         word.hover()
-        assert text_labels.format_number(float(words.scores[3]), 5) in page.locator(".ch-tip").inner_text()
+        assert text_labels.format_number(float(words.scores[3]), 5) in page.locator(".ch-tooltip").inner_text()
 
     def test_evidence_units_are_marked(self, open_page: OpenPage, text: dict[str, Explanation]) -> None:
         page = open_page(html.render_explanations_page([text["generic"]], evidence=[2, 5]))
-        marked = page.locator(".ch-human").evaluate_all("(all) => all.map((unit) => Number(unit.dataset.unit))")
+        marked = page.locator(".ch-evidence").evaluate_all("(all) => all.map((unit) => Number(unit.dataset.unit))")
         assert marked == [2, 5] and "marked as evidence" in page.locator(".ch-stream").inner_text()
 
     def test_selected_step_shows_only_its_scores(self, open_page: OpenPage) -> None:
@@ -157,11 +157,11 @@ class TestText:
         page = open_page(html.render_explanations_page([explanation]))
         page.locator(".ch-chip").nth(1).click()
         for index, stream in enumerate(explanation.by_stream.values()):
-            page.locator(".ch-stream").nth(index).locator(".ch-u").nth(1).hover()
+            page.locator(".ch-stream").nth(index).locator(".ch-unit").nth(1).hover()
             assert stream.matrix is not None
             assert (
                 text_labels.format_number(float(np.float32(stream.matrix[1, 1])), 5)
-                in page.locator(".ch-tip").inner_text()
+                in page.locator(".ch-tooltip").inner_text()
             )
         assert page.locator('.ch-chip[aria-pressed="true"]').count() == 1
         page.locator(".ch-chip").nth(1).click()
@@ -172,31 +172,31 @@ class TestImages:
     def test_opacity_slider_mask_and_patch_navigation(self, open_page: OpenPage, image: dict[str, Explanation]) -> None:
         explanation = image["generic"]
         page = open_page(html.render_explanations_page([explanation]))
-        page.locator(".ch-opacity").fill("25")
-        assert page.locator(".ch-heat").first.evaluate("(heat) => getComputedStyle(heat).opacity") == "0.25"
+        page.locator(".ch-slider").fill("25")
+        assert page.locator(".ch-heat-map").first.evaluate("(heat) => getComputedStyle(heat).opacity") == "0.25"
         page.get_by_role("button", name="Mask").click()
-        page.locator(".ch-opacity").fill("0")
+        page.locator(".ch-slider").fill("0")
         # All patches of an unsigned method are above zero and inside the mask: nothing is covered.
         count_opaque_pixels = (
             "(heat) => heat.getContext('2d').getImageData(0, 0, heat.width, heat.height).data"
             ".filter((value, place) => place % 4 === 3 && value).length"
         )
         if not explanation.signed:
-            assert page.locator(".ch-heat").first.evaluate(count_opaque_pixels) == 0
-        page.locator(".ch-opacity").fill("100")
-        assert page.locator(".ch-heat").first.evaluate(count_opaque_pixels) > 0
-        page.locator(".ch-stack[tabindex]").focus()
+            assert page.locator(".ch-heat-map").first.evaluate(count_opaque_pixels) == 0
+        page.locator(".ch-slider").fill("100")
+        assert page.locator(".ch-heat-map").first.evaluate(count_opaque_pixels) > 0
+        page.locator(".ch-image-stack[tabindex]").focus()
         page.keyboard.press("ArrowRight")
-        assert page.locator(".ch-said").inner_text().startswith("row 0, column 1")
+        assert page.locator(".ch-live-region").inner_text().startswith("row 0, column 1")
 
     def test_selected_object_shows_only_its_map_and_box(self, open_page: OpenPage) -> None:
         page = open_page(html.render_explanations_page([every()["objects"]]))
-        boxes, count = page.locator(".ch-overlay .ch-box:visible"), len(every()["objects"].steps or ())
+        boxes, count = page.locator(".ch-overlay .ch-detection-box:visible"), len(every()["objects"].steps or ())
         pixels = "(heat) => heat.getContext('2d').getImageData(0, 0, heat.width, heat.height).data.join()"
-        all_pixels = page.locator(".ch-overlay .ch-heat").evaluate(pixels)
+        all_pixels = page.locator(".ch-overlay .ch-heat-map").evaluate(pixels)
         assert boxes.count() == count
-        page.locator("button.ch-map").nth(2).click()
-        assert boxes.count() == 1 and page.locator(".ch-overlay .ch-heat").evaluate(pixels) != all_pixels
+        page.locator("button.ch-map-button").nth(2).click()
+        assert boxes.count() == 1 and page.locator(".ch-overlay .ch-heat-map").evaluate(pixels) != all_pixels
 
     def test_region_boxes_overlay_the_image(self, open_page: OpenPage) -> None:
         page = open_page(html.render_explanations_page([every()["text and regions"]]))
@@ -210,35 +210,35 @@ class TestImages:
 def test_hovered_word_highlights_attended_regions(open_page: OpenPage) -> None:
     joint = every()["text and regions"]
     page = open_page(render_links_page(joint))
-    page.locator(".ch-ends").first.locator("li").nth(2).hover()
+    page.locator(".ch-link-column").first.locator("li").nth(2).hover()
     weights = np.random.default_rng(0).uniform(size=(len(joint["text"]), len(joint["regions"])))
-    strengths = page.locator(".ch-lit").evaluate_all(
-        "(all) => all.map((box) => Number(box.style.getPropertyValue('--s')))"
+    strengths = page.locator(".ch-region-highlight").evaluate_all(
+        "(all) => all.map((box) => Number(box.style.getPropertyValue('--strength')))"
     )
     assert strengths == pytest.approx((weights[2] / weights.max()).tolist(), rel=1e-5)
     page.get_by_role("button", name="Regions → text").click()
-    page.locator(".ch-lit").nth(1).dispatch_event("pointerenter")  # another region lies over it
-    assert page.locator(".ch-on").inner_text() == "region 1"
+    page.locator(".ch-region-highlight").nth(1).dispatch_event("pointerenter")  # another region lies over it
+    assert page.locator(".ch-active").inner_text() == "region 1"
     best = joint["text"].units.names[int(weights[:, 1].argmax())]
-    assert best in page.locator(".ch-tip p").nth(1).inner_text()
+    assert best in page.locator(".ch-tooltip p").nth(1).inner_text()
 
 
 def test_object_boxes_and_masks_equal_python(open_page: OpenPage) -> None:
     """The renderer thresholds scores as `Explanation.mask` does: canvas pixels equal the mask."""
     objects = every()["objects"]
     page = open_page(html.render_explanations_page([objects]))
-    assert page.locator(".ch-map .ch-own").count() == len(objects.steps)
-    for step, caption in enumerate(page.locator(".ch-map figcaption").all_inner_texts()):
+    assert page.locator(".ch-map-button .ch-object-box").count() == len(objects.steps)
+    for step, caption in enumerate(page.locator(".ch-map-button figcaption").all_inner_texts()):
         name, share = re.fullmatch(r"(.*), mask of (\d+) %", caption).groups()
         inside = compute_otsu_mask(objects["image"].step(step).heat_map(), *objects["image"].image.shape[:2])
         assert name == objects.steps[step]
         # the share is rounded, and the mask is thresholded at the size of the image
         assert float(share) == pytest.approx(100 * inside.mean(), abs=0.7)
     page.get_by_role("button", name="Objects").click()
-    boxes = page.locator(".ch-overlay .ch-own:visible b").all_inner_texts()
+    boxes = page.locator(".ch-overlay .ch-object-box:visible b").all_inner_texts()
     assert boxes == [label for label, _ in text_labels.find_detected_boxes(objects).values()]
     page.locator(".ch-chip").nth(1).click()
-    assert page.locator(".ch-overlay .ch-own:visible").count() == 1
+    assert page.locator(".ch-overlay .ch-object-box:visible").count() == 1
     alpha = page.locator(".ch-overlay canvas").evaluate(
         "(drawn) => { const data = drawn.getContext('2d').getImageData(0, 0, drawn.width, drawn.height).data;"
         " return [drawn.height, drawn.width, Array.from(data.filter((_, at) => at % 4 === 3))]; }"
@@ -257,14 +257,14 @@ class TestAttention:
         page.get_by_label("Heads: arrow keys").focus()
         page.keyboard.press("End")
         page.keyboard.press("Enter")
-        assert "Layer 1, head 2" in page.locator(".ch-head-of").inner_text()
-        page.locator(".ch-head-of .ch-scroll").focus()
+        assert "Layer 1, head 2" in page.locator(".ch-single-head").inner_text()
+        page.locator(".ch-single-head .ch-scroll").focus()
         page.keyboard.press("ArrowDown")
-        assert page.locator(".ch-said").inner_text().startswith("t1 → t0")
+        assert page.locator(".ch-live-region").inner_text().startswith("t1 → t0")
         page.get_by_role("button", name="Links").click()
-        page.locator(".ch-ends li").nth(4).hover()
+        page.locator(".ch-link-column li").nth(4).hover()
         best = int(view.attention[1, 2, 4].argmax())
-        assert f"t{best}" in page.locator(".ch-tip p").nth(1).inner_text()
+        assert f"t{best}" in page.locator(".ch-tooltip p").nth(1).inner_text()
         page.get_by_role("button", name="Graph").click()
         assert page.get_by_role("img", name="Layered graph").count() == 1 and page.messages == []
 
@@ -274,17 +274,17 @@ class TestAttention:
         assert "6 units" in page.locator("section.ch-attention").inner_text()
         page.get_by_role("button", name="text → image").click()
         assert "4 units attend to 9 units" in page.locator("section.ch-attention").inner_text()
-        page.locator(".ch-head-of .ch-scroll").focus()
+        page.locator(".ch-single-head .ch-scroll").focus()
         page.keyboard.press("End")
         weight = view["text → image"].attention[1, 0, 0, 8]
-        assert page.locator(".ch-said").inner_text().startswith(f"q0 → k8: {weight:.1g}"[:9])
+        assert page.locator(".ch-live-region").inner_text().startswith(f"q0 → k8: {weight:.1g}"[:9])
         page.get_by_role("button", name="Links").click()
-        assert [side.locator("li").count() for side in page.locator(".ch-ends").all()] == [4, 9]
+        assert [side.locator("li").count() for side in page.locator(".ch-link-column").all()] == [4, 9]
         assert page.get_by_role("button", name="Graph").count() == 0 and page.messages == []
 
     def test_attention_of_512_tokens_is_summarised(self, open_page: OpenPage) -> None:
         page = open_page(html.render_result_page(repeat_over_heads(make_attention_view(512, 1, 1))))
-        assert "512 × 512 units in 91 × 91 blocks" in page.locator(".ch-head-of").inner_text()
+        assert "512 × 512 units in 91 × 91 blocks" in page.locator(".ch-single-head").inner_text()
 
     @pytest.mark.slow  # measures time, so it needs a quiet machine
     def test_head_navigation_of_512_tokens_is_fast(self, open_page: OpenPage) -> None:
@@ -304,8 +304,9 @@ class TestAttention:
 def test_js_number_format_equals_python(open_page: OpenPage) -> None:
     values = [0.0, 1.0, -1.0, 0.1, 12.0, 1e-7, -3.25e-5, 123456.0, 99.996, 0.00012345, 5e-324, -0.0123456]
     source = bundle.read_asset("format.js").decode().replace("export ", "")
+    cell = "[formatNumber(v), formatNumber(v, 2), formatAligned(v, 0.5)]"
     formatted = open_page("<!doctype html><title>x</title>").evaluate(
-        f"(values) => {{ {source}; return values.map((v) => [number(v), number(v, 2), aligned(v, 0.5)]); }}", values
+        f"(values) => {{ {source}; return values.map((v) => {cell}); }}", values
     )
     expected = [
         [text_labels.format_number(v), text_labels.format_number(v, 2), text_labels.format_aligned_number(v, 0.5)]
@@ -317,7 +318,7 @@ def test_js_number_format_equals_python(open_page: OpenPage) -> None:
 def test_print_opens_details_and_uses_light_colours(open_page: OpenPage, text: dict[str, Explanation]) -> None:
     page = open_page(html.render_explanations_page([text["generic"]]), color_scheme="dark")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert page.locator(".ch-more > details:not([open])").count() == 0
+    assert page.locator(".ch-details > details:not([open])").count() == 0
     page.emulate_media(media="print")
     assert page.locator(".ch-page").evaluate("(main) => getComputedStyle(main).colorScheme") == "light"
     assert page.locator("details canvas").first.evaluate("(map) => map.width") > 100

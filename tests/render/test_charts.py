@@ -27,7 +27,7 @@ def test_box_statistics_equal_matplotlib(count: int) -> None:
     (expected,) = boxplot_stats(values)
     box = charts.compute_box_statistics(np.append(values, np.nan))
     assert box is not None and box["count"] == count
-    for key, other in (("low", "whislo"), ("first", "q1"), ("median", "med"), ("third", "q3"), ("high", "whishi")):
+    for key, other in (("low", "whislo"), ("q1", "q1"), ("median", "med"), ("q3", "q3"), ("high", "whishi")):
         assert box[key] == pytest.approx(expected[other])
     assert charts.compute_box_statistics(np.array([np.nan])) is None
 
@@ -49,7 +49,11 @@ def test_histogram_counts_every_value_once() -> None:
 
 def test_nan_becomes_null_and_charts_serialise_to_json() -> None:
     chart = charts.make_line_chart(
-        "c", [charts.make_curve("a", [0, 1], [np.nan, 1.0])], "x", "y", level=charts.make_reference_line(0.5, "half")
+        "c",
+        [charts.make_curve("a", [0, 1], [np.nan, 1.0])],
+        "x",
+        "y",
+        reference_line=charts.make_reference_line(0.5, "half"),
     )
     assert chart["lines"][0]["y"] == [None, 1.0]
     for view in (chart, every_plot(), *(build_view_model(probe) for probe in probes().values())):
@@ -71,8 +75,8 @@ def test_points_are_heads_and_line_is_their_mean() -> None:
     expected = np.nanmean(attention.received_attention, 0)
     first = code.make_class_attention_charts(attention)[0]
     assert first["series"][0]["y"] == pytest.approx(expected[..., 0].ravel().tolist())
-    assert first["means"]["y"] == pytest.approx(expected[..., 0].mean(1).tolist())
-    assert first["series"][0]["names"][2] == "layer 1, head 0"
+    assert first["mean_curve"]["y"] == pytest.approx(expected[..., 0].mean(1).tolist())
+    assert first["series"][0]["point_names"][2] == "layer 1, head 0"
 
 
 @pytest.mark.browser
@@ -80,21 +84,22 @@ class TestDrawn:
     def test_every_plot_has_marks_labels_and_table(self, open_page: OpenPage) -> None:
         page = open_page(html.render_standalone_page(every_plot()))
         titles = ("Lines with", "TCAV scores", "Right and wrong answers")
-        lines, bars, boxes = (page.locator("figure.ch-curves", has_text=title) for title in titles)
+        lines, bars, boxes = (page.locator("figure.ch-chart", has_text=title) for title in titles)
         assert lines.locator("path.ch-line").count() == 2 and lines.locator("path.ch-band").count() == 2
-        assert "chance" in lines.locator(".ch-names-of").inner_text()
+        assert "chance" in lines.locator(".ch-chart-legend").inner_text()
         assert (
-            bars.locator("g > rect").count() == 6 and bars.locator("text.ch-strong").all_text_contents().count("*") == 3
+            bars.locator("g > rect").count() == 6
+            and bars.locator("text.ch-emphasis").all_text_contents().count("*") == 3
         )
-        assert bars.locator("text.ch-strong").all_text_contents().count("×") == 1
+        assert bars.locator("text.ch-emphasis").all_text_contents().count("×") == 1
         assert boxes.locator("g > rect").count() == 6 and boxes.locator(".ch-median").count() == 6
         label = bars.locator("svg[role=img]").first.get_attribute("aria-label")
         assert "striped: layer 3 0.85" in label and HOSTILE_NAME in label
         open_all_details(page)
         assert bars.locator("table tbody tr").count() == 3 and "0.75 [0.65, 0.85] *" in bars.inner_text()
         assert "refused: not told from random" in bars.inner_text()
-        dots = page.locator("figure.ch-smaller", has_text="identifier")
-        assert dots.locator("g.ch-dots circle").count() == 4 and dots.locator("path.ch-means").count() == 1
+        dots = page.locator("figure.ch-small-chart", has_text="identifier")
+        assert dots.locator("g.ch-points circle").count() == 4 and dots.locator("path.ch-mean-curve").count() == 1
         assert page.messages == [] and page.fetched == []
 
     @pytest.mark.parametrize(
@@ -116,7 +121,7 @@ class TestDrawn:
                 view_model.build_page_view_model([build_panel(charts.make_line_chart("c", lines, "x", "y"))], "Curves")
             )
         )
-        figure = page.locator("figure.ch-curves")
+        figure = page.locator("figure.ch-chart")
         assert figure.locator("path.ch-band").count() == (0 if note else count)
         assert figure.locator(".ch-note").count() == bool(note)
         if note:
@@ -124,11 +129,11 @@ class TestDrawn:
 
     def test_p_value_map_names_and_marks_significant_cells(self, open_page: OpenPage) -> None:
         page = open_page(html.render_standalone_page(every_plot()))
-        planted = page.locator("figure.ch-wide-map", has_text="operator").first
+        planted = page.locator("figure.ch-heat-map-chart", has_text="operator").first
         assert "strongest: layer 1, head 0: p " in planted.locator("canvas").get_attribute("aria-label")
         planted.locator(".ch-scroll").focus()
         page.keyboard.press("ArrowDown")
-        assert page.locator(".ch-said").inner_text().startswith("layer 1, head 0: p ")
+        assert page.locator(".ch-live-region").inner_text().startswith("layer 1, head 0: p ")
         open_all_details(page)
         assert [("●" in cell) for cell in planted.locator("td").all_inner_texts()] == [False, False, True, False]
 
@@ -136,15 +141,15 @@ class TestDrawn:
         self, open_page: OpenPage, hostile: Explanation
     ) -> None:
         text, probe = html.render_notebook_html(hostile), html.render_notebook_html(probes()["skips"])
-        # only cells with plots contain the plot script
-        assert ("PLOTS: {}" in text, "PLOTS: {}" in probe) == (True, False)
+        # only cells with charts contain the chart script
+        assert ("CHARTS: {}" in text, "CHARTS: {}" in probe) == (True, False)
         script_start = text.index("<script>")  # both cells are in the page before a script runs
         page = open_page(
             f"<!doctype html><html lang=en><title>t</title><body>{text[:script_start]}{probe}{text[script_start:]}"
         )
-        assert page.locator("path.ch-line").count() == 3 and page.locator(".ch-card .ch-u").count() > 0
+        assert page.locator("path.ch-line").count() == 3 and page.locator(".ch-card .ch-unit").count() > 0
         page = open_page(f"<!doctype html><html lang=en><title>t</title><body>{probe[: probe.index('<script>')]}{text}")
-        assert page.locator("path.ch-line").count() == 0 and "a figure" in page.locator(".ch-plain").inner_text()
+        assert page.locator("path.ch-line").count() == 0 and "a figure" in page.locator(".ch-static").inner_text()
         assert page.messages == []
 
     def test_every_probe_is_drawn(self, open_page: OpenPage) -> None:
@@ -152,7 +157,7 @@ class TestDrawn:
         page = open_page(html.render_standalone_page(view_model.build_page_view_model(list(views.values()), "Probes")))
         sections = page.locator("section.ch-input")
         for index, view in enumerate(views.values()):
-            assert sections.nth(index).locator("figure").count() == len(view["plots"]) > 0
+            assert sections.nth(index).locator("figure").count() == len(view["charts"]) > 0
         open_all_details(page)
         assert page.title() == "Probes" and page.messages == [] and page.fetched == []
 

@@ -62,7 +62,7 @@ def test_report_page_and_dict_contain_all_results(study: CodeStudy, tmp_path: Pa
     for words in ("Right answers against wrong ones", "Detection of wrong answers", "Against another model"):
         assert words in text
     assert "1 of 12 cells differ" in text and "Syntax adds to confidence" in text and "Not done: nothing." in text
-    assert Page(study._repr_html_()).document["parts"] == Page(text).document["parts"]
+    assert Page(study._repr_html_()).document["children"] == Page(text).document["children"]
     document = study.to_dict()
     assert [(cell["layer"], cell["head"], cell["class"]) for cell in document["attention_differences"]] == [
         (1, 0, "operator")

@@ -61,7 +61,7 @@ def test_short_dict_has_only_significant_digits_and_null_for_nan() -> None:
 
 def test_page_warns_about_truncation(truncated: Explanation) -> None:
     assert any("tokens were truncated" in part for part in Page(html.render_explanations_page([truncated])).inside("p"))
-    assert not Page(html.render_explanations_page([make_explanation(["a"], [1.0])])).all("p", "ch-warn")
+    assert not Page(html.render_explanations_page([make_explanation(["a"], [1.0])])).all("p", "ch-warning")
 
 
 def test_notebook_fragments_have_no_ids_or_global_styles(text: dict[str, Explanation]) -> None:
@@ -151,8 +151,8 @@ def test_page_of_1000_tokens_and_all_heads_is_below_3_megabytes() -> None:
     embedded = Page(page).inputs[0]["cards"][0]["streams"]["text"]["arrays"]
     assert {key: array["shape"] for key, array in embedded.items()} == {
         "matrix": [1000, 1000],
-        "layers": [12, 1000],
-        "heads": [12, 12, 1000],
+        "per_layer": [12, 1000],
+        "per_head": [12, 12, 1000],
     }
 
 

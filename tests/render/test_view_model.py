@@ -35,10 +35,10 @@ from tests.render.example_results import KINDS, STEPS, TEXT, every, frames, pict
 def decode_array(array: dict[str, Any]) -> np.ndarray:
     """Decode an array as the renderer does."""
     raw = b64decode(array["data"])
-    if array["type"] == "f4":
+    if array["dtype"] == "f4":
         return np.frombuffer(raw, "<f4").reshape(array["shape"])
     steps = np.frombuffer(raw, np.int8).astype(float)
-    return np.where(steps == -128, np.nan, steps * array["step"]).reshape(array["shape"])
+    return np.where(steps == -128, np.nan, steps * array["quantisation_step"]).reshape(array["shape"])
 
 
 def make_attention_view(n: int, layers: int = 2, heads: int = 3, sharp: float = 4.0) -> AttentionView:
@@ -87,15 +87,15 @@ class TestInput:
 
     def test_word_scores_are_sums_of_token_scores(self, text: dict[str, Explanation]) -> None:
         explanation = text["generic"]
-        words = build_view_model(explanation)["streams"][0]["words"]
+        words = build_view_model(explanation)["streams"][0]["word_level"]
         sums = np.bincount(words["parents"], weights=explanation.scores)
         assert sums == pytest.approx(explanation.words().scores) and words["labels"] == explanation.words().tokens
 
     def test_methods_on_one_input_are_grouped(self, text: dict[str, Explanation], pair: Explanation) -> None:
         view_model = build_view_model([*text.values(), pair])
         assert view_model["view"] == "page"
-        assert [len(input_view["cards"]) for input_view in view_model["parts"]] == [3, 1]
-        (agreement,) = view_model["parts"][0]["agreement"]
+        assert [len(input_view["cards"]) for input_view in view_model["children"]] == [3, 1]
+        (agreement,) = view_model["children"][0]["agreement"]
         assert np.array(agreement["values"]) == pytest.approx(Comparison(text).agreement)
         assert build_view_model(Comparison(text)) == build_view_model(text) == build_view_model(list(text.values()))
 
@@ -123,19 +123,19 @@ class TestInput:
 
     def test_layer_rows_have_the_layer_numbers_of_the_model(self, text: dict[str, Explanation]) -> None:
         explanation = replace(text["generic"], provenance={**text["generic"].provenance, "layers": [3, 6]})
-        layers = build_view_model(explanation)["cards"][0]["streams"]["text"]["arrays"]["layers"]
-        assert layers["rows"] == ["3", "4", "5"]
+        layers = build_view_model(explanation)["cards"][0]["streams"]["text"]["arrays"]["per_layer"]
+        assert layers["row_names"] == ["3", "4", "5"]
         assert explanation.per_layer is not None and decode_array(layers) == pytest.approx(
             explanation.per_layer, rel=1e-6
         )
 
     def test_force_plot_spans_base_value_to_target_value(self) -> None:
-        assert build_view_model(replace(make_explanation(["a"], [1.0]), base_value=0.5))["cards"][0]["force"] == {
-            "base": 0.5,
+        assert build_view_model(replace(make_explanation(["a"], [1.0]), base_value=0.5))["cards"][0]["force_plot"] == {
+            "base_value": 0.5,
             "value": 1.5,
             "scale": "logit",
         }
-        assert build_view_model(make_explanation(["a"], [1.0]))["cards"][0]["force"] is None
+        assert build_view_model(make_explanation(["a"], [1.0]))["cards"][0]["force_plot"] is None
 
     def test_empty_list_raises(self) -> None:
         with pytest.raises(InputError, match="nothing to show"):
@@ -149,7 +149,7 @@ class TestStreams:
         view_model = build_view_model(explanation)
         json.dumps(view_model, allow_nan=False)
         inputs, others = text_labels.split_input_streams(explanation)
-        assert [(s["stream"], s["input"]) for s in view_model["streams"]] == [
+        assert [(s["stream"], s["is_input"]) for s in view_model["streams"]] == [
             *((part.stream, True) for part in inputs),
             *((part.stream, False) for part in others),
         ]
@@ -166,29 +166,31 @@ class TestStreams:
         (card,) = build_view_model(explanation)["cards"]
         assert [step["title"] for step in card["steps"]] == text_labels.format_step_titles(explanation)
         matrix = card["streams"][explanation.stream]["arrays"]["matrix"]
-        assert matrix["corner"] == "step" and matrix["rows"] == [escape_invisible(step) for step in explanation.steps]
+        assert matrix["row_axis"] == "step" and matrix["row_names"] == [
+            escape_invisible(step) for step in explanation.steps
+        ]
         assert decode_array(matrix) == pytest.approx(explanation.matrix, rel=1e-6)
 
     def test_detected_objects_have_boxes(self) -> None:
         explanation = every()["objects"]
         assert isinstance(explanation, MultiStreamExplanation) and explanation.steps is not None
-        boxes = build_view_model(explanation)["found"]
+        boxes = build_view_model(explanation)["detections"]
         assert {box["step"]: (box["label"], tuple(box["box"])) for box in boxes} == text_labels.find_detected_boxes(
             explanation
         )
-        assert len(boxes) == len(explanation.steps) and len(build_view_model(every()["one object"])["found"]) == 1
+        assert len(boxes) == len(explanation.steps) and len(build_view_model(every()["one object"])["detections"]) == 1
 
     def test_regions_without_an_image_are_a_list(self) -> None:
         shapes = {
-            kind: {s["stream"]: s["shape"] for s in build_view_model(every()[kind])["streams"]}
+            kind: {s["stream"]: s["layout"] for s in build_view_model(every()[kind])["streams"]}
             for kind in ("text and regions", "regions without a picture", "text and picture", "sound")
         }
         assert shapes["text and regions"]["regions"] == "boxes" and shapes["text and picture"]["image"] == "grid"
         assert shapes["regions without a picture"]["regions"] == "list" and shapes["sound"] == {"audio": "time"}
 
-    def test_long_audio_has_at_most_400_moments(self) -> None:
+    def test_long_audio_has_at_most_400_segments(self) -> None:
         long = build_view_model(make_explanation([], np.ones(3000), units=frames(3000)))
-        assert len(long["cards"][0]["streams"]["audio"]["moments"]) <= 400
+        assert len(long["cards"][0]["streams"]["audio"]["audio_segments"]) <= 400
         steps = build_view_model(every()["sound, step by step"])["cards"][0]["steps"]
         assert [step["name"] for step in steps] == list(STEPS)
 
@@ -196,7 +198,7 @@ class TestStreams:
         matrix = np.array([[1.0, 2.0], [0.5, -1.0]])
         (card,) = build_view_model(make_explanation(["a", "b"], [1.0, 2.0], matrix=matrix))["cards"]
         encoded = card["streams"]["text"]["arrays"]["matrix"]
-        assert encoded["corner"] == "row" and decode_array(encoded).tolist() == matrix.tolist()
+        assert encoded["row_axis"] == "row" and decode_array(encoded).tolist() == matrix.tolist()
 
 
 class TestPacking:
@@ -204,7 +206,7 @@ class TestPacking:
         values = np.random.default_rng(0).normal(size=(MAX_EXACT_ELEMENTS // 100 + 1, 100))
         values[3, 4] = np.nan
         encoded = encode_array(values, vmax=2.0)
-        assert encoded["type"] == "i1" and encoded["full"] == 2.0
+        assert encoded["dtype"] == "i1" and encoded["vmax"] == 2.0
         assert (
             np.abs(decode_array(encoded) - values)[~np.isnan(values)].max()
             <= np.nanmax(np.abs(values)) / 127 / 2 + 1e-12
@@ -231,9 +233,12 @@ class TestLinks:
             means = [float(call.attention[0, :, 1, 2].mean()) for call in calls]  # type: ignore[index]
             assert links.weights[1, 2] == pytest.approx(np.mean(means))
         links_view = build_view_model(e, links=(text_to_regions, regions_to_text))["links"]
-        assert [(way["from"], way["to"]) for way in links_view["ways"]] == [("text", "regions"), ("regions", "text")]
-        assert len(links_view["ends"]["regions"]["boxes"]) == 4
-        assert len(links_view["ends"]["text"]["labels"]) == len(e["text"])
+        assert [(direction["from"], direction["to"]) for direction in links_view["directions"]] == [
+            ("text", "regions"),
+            ("regions", "text"),
+        ]
+        assert len(links_view["streams"]["regions"]["boxes"]) == 4
+        assert len(links_view["streams"]["text"]["labels"]) == len(e["text"])
         assert build_view_model(e)["links"] is None
 
     def test_links_of_a_joint_sequence_are_blocks_of_its_attention(self) -> None:
@@ -254,10 +259,10 @@ class TestAttention:
     def test_short_input_contains_every_attention_weight(self) -> None:
         attention_view = make_attention_view(7)
         view_model = build_view_model(attention_view)
-        bytes_ = np.frombuffer(b64decode(view_model["tiles"]["data"]), np.uint8).reshape(view_model["tiles"]["shape"])
+        bytes_ = np.frombuffer(b64decode(view_model["maps"]["data"]), np.uint8).reshape(view_model["maps"]["shape"])
         # Bytes hold square roots: the error is at most half a quantisation step.
         assert np.abs(np.sqrt(attention_view.attention) - bytes_ / 255).max() <= 0.5 / 255 + 1e-9
-        assert view_model["size"] == [7, 7] and "links" not in view_model
+        assert view_model["map_size"] == [7, 7] and "head_links" not in view_model
 
     def test_max_pooling_preserves_peaks(self) -> None:
         maps = np.random.default_rng(0).uniform(size=(2, 10, 10))
@@ -273,29 +278,33 @@ class TestAttention:
         attention_view = repeat_over_heads(make_attention_view(1000, 1, 1))
         view_model = build_view_model(attention_view)
         assert (
-            np.prod(view_model["size"]) * 144 <= MAX_INLINE_MAP_BYTES
-            and len(view_model["links"][0][0]["weights"]["data"]) >= MAX_LINKS_PER_HEAD
+            np.prod(view_model["map_size"]) * 144 <= MAX_INLINE_MAP_BYTES
+            and len(view_model["head_links"][0][0]["weights"]["data"]) >= MAX_LINKS_PER_HEAD
         )
-        assert len(view_model["graph"]["units"]) == 40 and view_model["graph"]["of"] == 1000
+        assert len(view_model["layer_graph"]["units"]) == 40 and view_model["layer_graph"]["num_units"] == 1000
         assert len(render_standalone_page(build_page_view_model([view_model], "Attention")).encode()) < 3_000_000
 
     def test_document_without_inline_maps_is_small(self) -> None:
         view_model = build_view_model(make_attention_view(60, 12, 12), inline=False)
-        assert view_model["size"] == [40, 40] and "links" not in view_model and len(json.dumps(view_model)) < 400_000
+        assert (
+            view_model["map_size"] == [40, 40]
+            and "head_links" not in view_model
+            and len(json.dumps(view_model)) < 400_000
+        )
 
     @pytest.mark.parametrize(("queries", "keys"), [(5, 9), (300, 20), (3, 900)])
     def test_cross_stream_previews_respect_the_size_limit(self, queries: int, keys: int) -> None:
         attention_view = make_multi_stream_attention_view(queries, keys, 200, 12)
         view_model, cross = build_view_model(attention_view, inline=False), attention_view["text → image"]
-        bytes_ = [np.prod(preview["tiles"]["shape"]) for preview in view_model["maps"]]
+        bytes_ = [np.prod(preview["maps"]["shape"]) for preview in view_model["maps"]]
         assert [preview["name"] for preview in view_model["maps"]] == ["text", "text → image"] and sum(
             bytes_
         ) <= 1.1 * MAX_PREVIEW_MAP_BYTES
         preview = view_model["maps"][1]
-        assert "graph" not in preview and preview["row"] is None and len(preview["keys"]) == keys
-        tiles = np.frombuffer(b64decode(preview["tiles"]["data"]), np.uint8).reshape(preview["tiles"]["shape"])
-        assert tiles.shape[2:] == tuple(preview["size"])
-        assert (tiles.max((2, 3)) == quantise_sqrt(cross.attention.max((2, 3)))).all()  # no peak is lost
+        assert "layer_graph" not in preview and preview["readout_row"] is None and len(preview["key_tokens"]) == keys
+        maps = np.frombuffer(b64decode(preview["maps"]["data"]), np.uint8).reshape(preview["maps"]["shape"])
+        assert maps.shape[2:] == tuple(preview["map_size"])
+        assert (maps.max((2, 3)) == quantise_sqrt(cross.attention.max((2, 3)))).all()  # no peak is lost
 
 
 def test_aggregates_and_probe_results_have_view_models(text: dict[str, Explanation]) -> None:
@@ -305,5 +314,5 @@ def test_aggregates_and_probe_results_have_view_models(text: dict[str, Explanati
     view_model = build_view_model(
         ProbeResult("uniform", "m", {"seed": 0}, [{}] * 10, [figure], "So.", {"weight": [[1.0, 2.0]]})
     )
-    assert view_model["figures"][0]["low"] == 0.4
+    assert view_model["estimates"][0]["low"] == 0.4
     assert decode_array(view_model["maps"]["weight"]).tolist() == [[1.0, 2.0]]

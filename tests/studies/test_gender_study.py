@@ -91,19 +91,19 @@ def test_report_page_is_self_contained(study, tmp_path):
     views_by_heading = [
         (
             section["heading"],
-            [plot["view"] for panel in section["parts"] if panel["view"] == "panel" for plot in panel["parts"]],
+            [plot["view"] for panel in section["children"] if panel["view"] == "panel" for plot in panel["children"]],
         )
-        for section in Page(page).document["parts"]
+        for section in Page(page).document["children"]
     ]
     assert (
-        views_by_heading[0] == ("By layer", ["curves", "curves"])
-        and views_by_heading[1][1] == ["bars"]
-        and views_by_heading[3][1] == ["bars"] * 2
+        views_by_heading[0] == ("By layer", ["line_chart", "line_chart"])
+        and views_by_heading[1][1] == ["bar_chart"]
+        and views_by_heading[3][1] == ["bar_chart"] * 2
     )
     maps = {heading: views for heading, views in views_by_heading if heading.startswith("Maps: ")}
-    two_maps = ["map"] * 2  # DR and AttDR; with a mask there are four more
+    two_maps = ["heat_map"] * 2  # DR and AttDR; with a mask there are four more
     assert list(maps.values()) == [two_maps + two_maps * 3, (two_maps * 3) * 2, two_maps * 3], maps
-    assert Page(study._repr_html_()).document["parts"] == Page(page).document["parts"]
+    assert Page(study._repr_html_()).document["children"] == Page(page).document["children"]
     for words in ("By layer", "Are AttCAT and DR similar?", "rank the listed words", "At the mask", "Cost of removing"):
         assert words in page
     page = page.replace("http://www.w3.org/", "")  # the namespace of SVG, not an address that is fetched

@@ -79,11 +79,11 @@ def test_targets_equal_those_of_the_library(client: httpx.Client, body: dict[str
 
 
 def test_prompt_image_and_example_inputs_are_explained(client: httpx.Client) -> None:
-    word = client.post("/api/explanations", json={"model": "zoo:spell", "text": "phone", "place": "every"}).json()
+    word = client.post("/api/explanations", json={"model": "zoo:spell", "text": "phone", "position": "every"}).json()
     assert word["explanations"]["generic"]["by_stream"]["source"]["steps"][0] == "F"
     image = client.post("/api/explanations", json={"model": "zoo:pets", "image": encode_base64(make_png())}).json()
     assert image["explanations"]["generic"]["units"]["grid"] == [12, 12]
-    assert image["picture"].startswith("data:image/png;base64,")
+    assert image["image"].startswith("data:image/png;base64,")
     example = client.post("/api/explanations", json={"model": "zoo:shapes-detr", "example": 3}).json()
     assert "generic" in example["explanations"]
 
@@ -116,7 +116,7 @@ def test_equal_length_requests_share_a_pass_and_get_their_own_results(sentiment:
     for (text, target), request_events in zip(texts.items(), received, strict=True):
         documents = [event["explanation"] for event in request_events if event["event"] == "explanation"]
         if target == "HAPPY":
-            problems = [event["message"] for event in request_events if event["event"] == "problem"]
+            problems = [event["message"] for event in request_events if event["event"] == "error"]
             assert not documents and all("unknown label 'HAPPY'" in message for message in problems) and problems
             continue
         assert [document["method"] for document in documents] == ["attcat", "generic"]
@@ -124,14 +124,14 @@ def test_equal_length_requests_share_a_pass_and_get_their_own_results(sentiment:
 
 
 def test_full_queue_returns_429_with_retry_after(app: MakeClient) -> None:
-    response = app(waiting=0).post("/api/explanations", json={"model": "zoo:sentiment", "text": TEXT})
+    response = app(max_pending_requests=0).post("/api/explanations", json={"model": "zoo:sentiment", "text": TEXT})
     assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
     assert "try again" in response.json()["error"]
 
 
 def test_request_expires_at_its_time_limit(app: MakeClient) -> None:
     body = {"model": "zoo:sentiment", "text": "one two three " * 30, "methods": ["kernel-shap"]}
-    client = app(seconds=1.5)
+    client = app(timeout_seconds=1.5)
     received = stream_events(client, body)  # type: ignore[arg-type]
     assert received[-1]["event"] == "expired" and "fewer or cheaper" in received[-1]["message"]
 
@@ -172,7 +172,7 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str]] = [
     ({"text": "x", "target": 10**12}, "target"),
     ({"text": "x", "target": -5}, "label"),
     ({"text": "x", "target": {"a": 1}}, "target"),
-    ({"text": "x", "place": 3}, "makes one prediction per input"),
+    ({"text": "x", "position": 3}, "makes one prediction per input"),
     ({"text": "x", "scale": "loud"}, "scale"),
     ({"text": "x", "path": "/etc/passwd"}, "path: Extra inputs are not permitted"),
     ({"text": "x", "image": encode_base64(make_png())}, "not an image"),
@@ -240,8 +240,8 @@ def test_malformed_json_returns_a_client_error(client: httpx.Client, body: bytes
 def test_shared_results_can_be_reopened(client: httpx.Client, tmp_path: Any) -> None:
     result = client.post("/api/explanations", json={"model": "zoo:pets", "image": encode_base64(make_png())}).json()
     document = result["explanations"]["generic"]
-    request = {"explanations": [document], "pictures": [result["picture"]]}
-    file = client.post("/api/share", json={**request, "form": "safetensors"})
+    request = {"explanations": [document], "images": [result["image"]]}
+    file = client.post("/api/export", json={**request, "format": "safetensors"})
     assert "attachment" in file.headers["content-disposition"]
     (tmp_path / "why.safetensors").write_bytes(file.content)
     reloaded = clearhead.load_explanation(tmp_path / "why.safetensors")
@@ -249,11 +249,11 @@ def test_shared_results_can_be_reopened(client: httpx.Client, tmp_path: Any) -> 
     for content in (
         file.content,
         json.dumps(document).encode(),
-        json.dumps({"schema": "clearhead/shown", **request}).encode(),
+        json.dumps({"schema": "clearhead/explanations", **request}).encode(),
     ):
         opened = client.post("/api/open", content=content).json()
         assert opened["explanations"] == [document] and opened["view"]["schema"] == "clearhead/view"
-    page = client.post("/api/share", json=request)
+    page = client.post("/api/export", json=request)
     assert page.headers["content-type"].startswith("text/html") and b"Content-Security-Policy" in page.content
     assert client.post("/api/view", json=request).json()["view"]["view"] == "input"
 
@@ -268,7 +268,7 @@ def test_shared_results_can_be_reopened(client: httpx.Client, tmp_path: Any) -> 
         (b"{}", "not an explanation"),
         (b'{"schema": "clearhead/explanation", "version": 99}', "newer version of clearhead"),
         (b'{"schema": "clearhead/explanation", "version": 2, "units": 5}', "damaged"),
-        (b'{"schema": "clearhead/shown", "explanations": 5}', "damaged"),
+        (b'{"schema": "clearhead/explanations", "explanations": 5}', "damaged"),
         (b"\x80\x04\x95cos\nsystem\n", "not an explanation"),
         (b"\xff" * 100, "not an explanation"),
         (struct.pack("<Q", 2**62) + b"{}", "not an explanation"),
@@ -282,8 +282,8 @@ def test_unknown_and_damaged_files_are_rejected(client: httpx.Client, content: b
 
 def test_model_endpoint_lists_inputs_labels_and_methods(client: httpx.Client) -> None:
     assert [line["name"] for line in client.get("/api/models").json()["models"]] == MODELS
-    about = client.get("/api/model", params={"name": "zoo:sentiment", "tried": False}).json()
-    assert about["takes"] == ["text"] and about["labels"] == ["NEGATIVE", "POSITIVE"]
+    about = client.get("/api/model", params={"name": "zoo:sentiment", "check_methods": False}).json()
+    assert about["input_names"] == ["text"] and about["labels"] == ["NEGATIVE", "POSITIVE"]
     methods = client.get("/api/model", params={"name": "zoo:sentiment"}).json()["methods"]
     assert all(line["applies"] for line in methods) and methods[-1]["family"] == "control"
     assert client.get("/api/model", params={"name": "nope"}).status_code == 422
@@ -291,14 +291,14 @@ def test_model_endpoint_lists_inputs_labels_and_methods(client: httpx.Client) ->
 
 def test_attention_view_of_every_model_type(client: httpx.Client) -> None:
     result = client.post("/api/attention", json={"model": "zoo:sentiment", "text": TEXT}).json()
-    assert result["view"]["view"] == "attention" and result["heads"] is None
+    assert result["view"]["view"] == "attention" and result["maps_key"] is None
     both = {"model": "zoo:pets-clip", "text": "a cat", "image": encode_base64(make_png())}
     result = client.post("/api/attention", json=both).json()["view"]
     assert [attention_map["name"] for attention_map in result["maps"]] == ["image", "text"]
     result = client.post("/api/attention", json={"model": "zoo:spell", "text": "phone"}).json()["view"]
     assert [attention_map["name"] for attention_map in result["maps"]] == ["source", "prefix", "prefix → source"]
     cross = result["maps"][2]
-    assert cross["keys"] == [*"phone", "</s>"] and cross["tokens"][0] == "</s>" and cross["row"] is None
+    assert cross["key_tokens"] == [*"phone", "</s>"] and cross["tokens"][0] == "</s>" and cross["readout_row"] is None
     detection = client.post("/api/attention", json={"model": "zoo:shapes-detr", "example": 3}).json()["view"]
     assert "queries → image" in [attention_map["name"] for attention_map in detection["maps"]]
 
@@ -309,18 +309,18 @@ LONG = "a gripping film but the ending is dull " * 22
 def test_heads_of_a_long_text_are_fetched_individually(client: httpx.Client, sentiment: clearhead.Explainer) -> None:
     result = client.post("/api/attention", json={"model": "zoo:sentiment", "text": LONG}).json()
     n = len(result["view"]["tokens"])
-    assert n > 150 and result["view"]["size"][0] < n
-    head_map = client.get(f"/api/heads/{result['heads']}", params={"layer": 2, "head": 5})
+    assert n > 150 and result["view"]["map_size"][0] < n
+    head_map = client.get(f"/api/heads/{result['maps_key']}", params={"layer": 2, "head": 5})
     assert head_map.headers["content-type"] == "application/octet-stream" and len(head_map.content) == n * n
     expected = compute_attention_view(sentiment, LONG).get_map(2, 5)
     actual = (np.frombuffer(head_map.content, np.uint8).reshape(n, n) / 255) ** 2
     assert np.abs(np.sqrt(actual) - np.sqrt(expected)).max() <= 0.5 / 255 + 1e-6
     for key, params, status in (
         ("unknown", {"layer": 0, "head": 0}, 404),
-        (result["heads"], {"layer": 6, "head": 0}, 404),
-        (result["heads"], {"layer": 0, "head": 0, "name": "other"}, 404),
-        (result["heads"], {"layer": -1, "head": 0}, 422),
-        (result["heads"], {"layer": "x", "head": 0}, 422),
+        (result["maps_key"], {"layer": 6, "head": 0}, 404),
+        (result["maps_key"], {"layer": 0, "head": 0, "name": "other"}, 404),
+        (result["maps_key"], {"layer": -1, "head": 0}, 422),
+        (result["maps_key"], {"layer": "x", "head": 0}, 422),
     ):
         response = client.get(f"/api/heads/{key}", params=params)
         assert response.status_code == status and response.json()["error"]
@@ -335,7 +335,7 @@ def test_attention_cache_evicts_least_recently_used_maps() -> None:
     with pytest.raises(KeyError):
         heads.get_head_map(keys[1], "", 0, 0)
     assert (
-        heads.cache_and_build_view(make_attention_view(400, 2, 4))["heads"] is None
+        heads.cache_and_build_view(make_attention_view(400, 2, 4))["maps_key"] is None
     )  # too large for the cache: summarised
 
 
@@ -357,7 +357,7 @@ def test_truncated_image_is_reported_as_damaged(client: httpx.Client) -> None:
     Image.open(io.BytesIO(make_png(200, 200))).save(buffer, "JPEG")
     body = {"model": "zoo:pets", "image": encode_base64(buffer.getvalue()[: len(buffer.getvalue()) // 2])}
     received = stream_events(client, body)
-    assert [event["message"] for event in received if event["event"] == "problem"] == [
+    assert [event["message"] for event in received if event["event"] == "error"] == [
         "the image cannot be opened (damaged): send a PNG, JPEG, WebP, GIF or BMP"
     ]
     for path in ("/api/explanations", "/api/attention"):

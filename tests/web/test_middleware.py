@@ -77,7 +77,7 @@ def test_path_traversal_returns_404(app: MakeClient) -> None:
 
 
 def test_too_large_body_returns_413(app: MakeClient) -> None:
-    client = app(body_bytes=1000)
+    client = app(max_body_bytes=1000)
     too_large = client.post("/api/open", content=b"x" * 2000)
     assert too_large.status_code == 413 and "too large" in too_large.json()["error"]
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from clearhead.render import bundle
+from clearhead.render.view_model import VIEW_MODEL_VERSION
 from clearhead.web import static_files
 from tests.web.conftest import encode_base64, make_png
 
@@ -77,11 +78,11 @@ def explain(page: Page, text: str | None = None, *methods: str) -> None:
 
 
 def get_card_titles(page: Page) -> list[str]:
-    return page.locator("#view .ch-card h3").all_inner_texts()
+    return page.locator("#result-view .ch-card h3").all_inner_texts()
 
 
 def select_model(page: Page, model: str) -> None:
-    about = page.locator("#about")
+    about = page.locator("#model-summary")
     before = about.inner_text()
     page.get_by_label("Model").select_option(model)
     expect(about).not_to_have_text(before)
@@ -94,8 +95,8 @@ def test_typed_text_is_explained_and_methods_are_compared(page: Page) -> None:
     explain(page, TEXT, "attcat", "occlusion")
     expect(page.get_by_role("heading", name=re.compile("^Why "))).to_be_visible()
     assert sorted(get_card_titles(page)[:3]) == ["attcat", "generic", "occlusion"]
-    expect(page.locator("#view")).to_contain_text("Kendall")
-    assert page.locator("#view .ch-card").first.locator(".ch-u", has_text="gripping").count() == 1
+    expect(page.locator("#result-view")).to_contain_text("Kendall")
+    assert page.locator("#result-view .ch-card").first.locator(".ch-unit", has_text="gripping").count() == 1
     expect(page.locator("#history li")).to_have_count(1)
 
 
@@ -107,7 +108,7 @@ def test_first_result_appears_within_1_5_seconds(page: Page) -> None:
         page.get_by_label("Text", exact=True).fill(text)
         start = time.monotonic()
         page.get_by_role("button", name="Explain", exact=True).click()
-        expect(page.locator("#view .ch-card .ch-text").first).to_contain_text(text, timeout=20_000)
+        expect(page.locator("#result-view .ch-card .ch-text").first).to_contain_text(text, timeout=20_000)
         durations.append(time.monotonic() - start)
         expect(page.locator("#status")).to_contain_text("Done in")
     assert sorted(durations)[1] < 1.5, durations
@@ -117,7 +118,7 @@ def test_other_class_is_explained_by_one_click(page: Page) -> None:
     explain(page, TEXT)
     before = page.get_by_role("heading", name=re.compile("^Why ")).inner_text()
     other = "NEGATIVE" if "POSITIVE" in before else "POSITIVE"
-    page.locator("#view").get_by_role("button", name=other).click()
+    page.locator("#result-view").get_by_role("button", name=other).click()
     expect(page.get_by_role("heading", name=f"Why {other}?")).to_be_visible()
     expect(page.locator("#history li")).to_have_count(2)
     page.locator("#history li").last.get_by_role("button").click()
@@ -125,8 +126,8 @@ def test_other_class_is_explained_by_one_click(page: Page) -> None:
     for line in page.locator("#history li").all():
         line.get_by_role("checkbox").check()
     page.get_by_role("button", name="Show those ticked side by side").click()
-    expect(page.locator("#view")).to_contain_text("POSITIVE")
-    expect(page.locator("#view")).to_contain_text("NEGATIVE")
+    expect(page.locator("#result-view")).to_contain_text("POSITIVE")
+    expect(page.locator("#result-view")).to_contain_text("NEGATIVE")
     expect(page.locator("#history li")).to_have_count(3)
 
 
@@ -141,15 +142,15 @@ def test_pasted_and_dropped_images_are_explained(page: Page) -> None:
     page.get_by_label("Explain", exact=True).select_option("Bengal")
     explain(page)
     expect(page.get_by_role("heading", name="Why Bengal?")).to_be_visible()
-    assert page.locator("#view canvas, #view img").count() > 0
+    assert page.locator("#result-view canvas, #result-view img").count() > 0
 
 
 def test_actions_before_model_info_arrives_apply_to_the_chosen_model(page: Page) -> None:
     pending: list[Route] = []
-    page.route(re.compile("tried=false"), lambda route: pending.append(route))
+    page.route(re.compile("check_methods=false"), lambda route: pending.append(route))
 
     def choose_slowly(model: str) -> None:
-        with page.expect_request(re.compile("tried=false")):
+        with page.expect_request(re.compile("check_methods=false")):
             page.get_by_label("Model").select_option(model)
 
     choose_slowly("zoo:pets")
@@ -177,13 +178,13 @@ def test_explain_click_waits_until_models_are_loaded(page: Page) -> None:
 
 def test_failed_model_request_does_not_fall_back_to_previous_model(page: Page) -> None:
     select_model(page, "zoo:shapes-detr")
-    failing_request = re.compile("zoo%3Apets&tried=false")
+    failing_request = re.compile("zoo%3Apets&check_methods=false")
     page.route(failing_request, lambda route: route.fulfill(status=422, json={"error": "pets went for a walk"}))
     page.get_by_label("Model").select_option("zoo:pets")
-    expect(page.locator("#problem")).to_contain_text("pets went for a walk")
+    expect(page.locator("#error")).to_contain_text("pets went for a walk")
     page.get_by_label("use it").click()  # the form still belongs to the previous model
     insert_image(page, "paste", "lost.png")
-    expect(page.locator("#problem")).to_contain_text("No model is ready")
+    expect(page.locator("#error")).to_contain_text("No model is ready")
     page.get_by_role("button", name="Explain", exact=True).click()
     page.unroute(failing_request)
     select_model(page, "zoo:sentiment")
@@ -201,7 +202,7 @@ def insert_image(page: Page, action: str, name: str) -> None:
             held.items.add(new File([bytes], name, { type: "image/png" }));
             const both = { dataTransfer: held, clipboardData: held, bubbles: true, cancelable: true };
             const made = how === "drop" ? new DragEvent("drop", both) : new ClipboardEvent("paste", both);
-            document.getElementById("drop").dispatchEvent(made);
+            document.getElementById("drop-area").dispatchEvent(made);
         }""",
         [encode_base64(make_png()), action, name],
     )
@@ -211,12 +212,12 @@ def test_attention_streams_are_selected_by_name(page: Page) -> None:
     select_model(page, "zoo:spell")
     page.get_by_label("Text", exact=True).fill("phone")
     page.get_by_role("button", name="Attention heads").click()
-    heads = page.locator("#head-view")
+    heads = page.locator("#attention-view")
     expect(heads).to_contain_text("3 layers of 4 heads")
     heads.get_by_role("button", name="prefix → source").click()
     expect(heads).to_contain_text("3 units attend to 6 units")
     heads.get_by_role("button", name="Links").click()
-    ends = heads.locator(".ch-ends").last.locator("li")
+    ends = heads.locator(".ch-link-column").last.locator("li")
     assert ends.all_inner_texts() == [*"phone", "</s>"]
     heads.get_by_role("button", name="source", exact=True).click()
     expect(heads).not_to_contain_text("look at 6")
@@ -226,25 +227,27 @@ def test_hovered_word_highlights_attended_regions(page: Page) -> None:
     select_model(page, "zoo:shapes-vqa")
     explain(page)
     page.get_by_role("button", name="Attention heads").click()
-    joined = page.locator("#head-view .ch-panel", has_text="Text and regions")
+    joined = page.locator("#attention-view .ch-panel", has_text="Text and regions")
     expect(joined).to_contain_text("the strongest link is", timeout=60_000)
-    joined.locator(".ch-ends").first.locator("li").nth(5).hover()
-    expect(page.locator(".ch-tip")).to_contain_text("attends to")
-    read_strengths = "(all) => all.map((box) => Number(box.style.getPropertyValue('--s')))"
-    strengths = joined.locator(".ch-lit").evaluate_all(read_strengths)
+    joined.locator(".ch-link-column").first.locator("li").nth(5).hover()
+    expect(page.locator(".ch-tooltip")).to_contain_text("attends to")
+    read_strengths = "(all) => all.map((box) => Number(box.style.getPropertyValue('--strength')))"
+    strengths = joined.locator(".ch-region-highlight").evaluate_all(read_strengths)
     assert len(strengths) == 8 and max(strengths) > 2 * sorted(strengths)[4] > 0
     joined.get_by_role("button", name="Regions → text").click()
-    assert joined.locator(".ch-ends").first.locator("li").first.inner_text() == "region 0"
+    assert joined.locator(".ch-link-column").first.locator("li").first.inner_text() == "region 0"
 
 
 def test_every_detected_object_has_box_and_mask(page: Page) -> None:
     select_model(page, "zoo:shapes-detr")
     page.get_by_label("use it").check()
     explain(page)
-    page.locator("#view").get_by_role("button", name="Objects").click()
-    labels = page.locator("#view .ch-overlay .ch-own:visible b").all_inner_texts()
+    page.locator("#result-view").get_by_role("button", name="Objects").click()
+    labels = page.locator("#result-view .ch-overlay .ch-object-box:visible b").all_inner_texts()
     assert labels == ["triangle", "cross", "square", "circle"]
-    assert all("mask of" in caption for caption in page.locator("#view .ch-map figcaption").all_inner_texts())
+    assert all(
+        "mask of" in caption for caption in page.locator("#result-view .ch-map-button figcaption").all_inner_texts()
+    )
 
 
 def test_selected_head_of_a_long_text_is_fetched_in_full(page: Page) -> None:
@@ -252,14 +255,14 @@ def test_selected_head_of_a_long_text_is_fetched_in_full(page: Page) -> None:
     page.on("request", lambda request: fetched.append(request.url) if "/api/heads/" in request.url else None)
     page.get_by_label("Text", exact=True).fill(f"{TEXT} " * 20)
     page.get_by_role("button", name="Attention heads").click()
-    heads = page.locator("#head-view")
+    heads = page.locator("#attention-view")
     expect(heads).to_contain_text("6 layers of 12 heads", timeout=60_000)
     heads.get_by_role("combobox", name="Head").select_option("5")
     expect(heads).to_contain_text("Layer 5, head 5")
-    expect(heads.locator(".ch-head-of canvas")).to_have_attribute(
+    expect(heads.locator(".ch-single-head canvas")).to_have_attribute(
         "aria-label", re.compile("^Attention, query × key, 1[0-9][0-9] ×")
     )
-    assert "head=5" in fetched[-1] and "Summarised" not in heads.locator(".ch-head-of").inner_text()
+    assert "head=5" in fetched[-1] and "Summarised" not in heads.locator(".ch-single-head").inner_text()
 
 
 def test_contrast_target_of_a_generated_word(page: Page) -> None:
@@ -267,14 +270,14 @@ def test_contrast_target_of_a_generated_word(page: Page) -> None:
     page.get_by_label("Text", exact=True).fill("phone")
     page.get_by_label("and not").locator("visible=true").fill("V")
     explain(page)
-    expect(page.locator("#view")).to_contain_text("F − V")
+    expect(page.locator("#result-view")).to_contain_text("F − V")
     expect(page.locator("#history")).to_contain_text("the prediction, not V")
 
 
 def test_attention_head_is_selected_by_layer_and_number(page: Page) -> None:
     explain(page, TEXT)
     page.get_by_role("button", name="Attention heads").click()
-    heads = page.locator("#head-view")
+    heads = page.locator("#attention-view")
     expect(heads).to_contain_text("6 layers of 12 heads", timeout=60_000)
     heads.get_by_role("combobox", name="Layer").select_option("2")
     heads.get_by_role("combobox", name="Head").select_option("5")
@@ -287,13 +290,13 @@ def test_running_request_can_be_cancelled(page: Page, client: httpx.Client) -> N
     for name in ("kernel-shap", "lime"):
         page.get_by_label(re.compile(rf"^{name},")).check()
     page.get_by_role("button", name="Explain", exact=True).click()
-    expect(page.locator("#view .ch-card")).to_have_count(1)  # the cheap method has finished
+    expect(page.locator("#result-view .ch-card")).to_have_count(1)  # the cheap method has finished
     expect(page.locator("#status")).to_contain_text("of up to", timeout=30_000)
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator("#status")).to_have_text("Cancelled.")
     expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
     deadline = time.monotonic() + 10
-    while client.get("/api/about").json()["waiting"]:
+    while client.get("/api/about").json()["num_pending_requests"]:
         assert time.monotonic() < deadline, "the server still computes the cancelled request"
         time.sleep(0.1)
     explain(page, TEXT)
@@ -302,7 +305,7 @@ def test_running_request_can_be_cancelled(page: Page, client: httpx.Client) -> N
 def test_saved_result_can_be_reopened(page: Page, tmp_path: Path) -> None:
     explain(page, TEXT)
     why = page.get_by_role("heading", name=re.compile("^Why ")).inner_text()
-    scores = page.locator("#view .ch-scores").first.inner_text()
+    scores = page.locator("#result-view .ch-scores").first.inner_text()
     for button, ending in (("Save the data", ".safetensors"), ("Save as a page", ".html")):
         with page.expect_download() as saved:
             page.get_by_role("button", name=button).click()
@@ -312,7 +315,7 @@ def test_saved_result_can_be_reopened(page: Page, tmp_path: Path) -> None:
         page.reload()
         page.get_by_label("Open a saved result").set_input_files(file)
         expect(page.get_by_role("heading", name=why)).to_be_visible()
-        assert page.locator("#view .ch-scores").first.inner_text() == scores
+        assert page.locator("#result-view .ch-scores").first.inner_text() == scores
         explain(page, TEXT)
     page.get_by_label(re.compile("^attcat,")).check()
     explain(page, TEXT)
@@ -332,7 +335,7 @@ def test_invalid_file_and_empty_text_show_an_error(page: Page, tmp_path: Path) -
     page.get_by_label("Open a saved result").set_input_files(damaged)
     expect(page.get_by_role("alert")).to_contain_text("not an explanation")
     data = '<script type="application/json" class="ch-data">{}</script>'
-    for content in ("{", '{"view":"input","version":1}', "<b>"):
+    for content in ("{", f'{{"view":"input","version":{VIEW_MODEL_VERSION}}}', "<b>"):
         invalid_page = tmp_path / "spoilt.html"
         invalid_page.write_text(data.replace("{}", content), encoding="utf-8")
         page.get_by_label("Open a saved result").set_input_files(invalid_page)
@@ -344,6 +347,17 @@ def test_invalid_file_and_empty_text_show_an_error(page: Page, tmp_path: Path) -
     page.get_by_role("button", name="Explain", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("the text is empty")
     expect(page.get_by_role("status")).to_have_text("")  # nothing was done
+
+
+@pytest.mark.parametrize(
+    ("version", "age"), [(VIEW_MODEL_VERSION - 1, "an older"), (VIEW_MODEL_VERSION + 1, "a newer")]
+)
+def test_saved_page_of_another_version_is_rejected(page: Page, tmp_path: Path, version: int, age: str) -> None:
+    saved_page = tmp_path / "saved.html"
+    view_model = f'{{"view":"input","version":{version}}}'
+    saved_page.write_text(f'<script type="application/json" class="ch-data">{view_model}</script>', encoding="utf-8")
+    page.get_by_label("Open a saved result").set_input_files(saved_page)
+    expect(page.locator("#result-view")).to_contain_text(f"made by {age} version of clearhead")
 
 
 def test_error_message_is_scrolled_into_view(page: Page) -> None:
@@ -379,8 +393,8 @@ def test_too_long_pasted_text_is_rejected(page: Page) -> None:
 
 def test_hostile_text_is_displayed_but_not_executed(page: Page) -> None:
     explain(page, HOSTILE)
-    assert page.title() == "clearhead" and page.locator("#view script, #view img[src=x]").count() == 0
-    expect(page.locator("#view .ch-text").first).to_contain_text("script")
+    assert page.title() == "clearhead" and page.locator("#result-view script, #result-view img[src=x]").count() == 0
+    expect(page.locator("#result-view .ch-text").first).to_contain_text("script")
     expect(page.locator("#history b").first).to_contain_text("<script>")
 
 
@@ -391,7 +405,7 @@ def test_page_is_usable_by_keyboard(page: Page) -> None:
     page.keyboard.press("Control+Enter")
     expect(page.locator("#status")).to_contain_text("Done in", timeout=30_000)
     page.keyboard.press("Tab")
-    assert page.evaluate("() => document.activeElement.id") == "add-pair"
+    assert page.evaluate("() => document.activeElement.id") == "toggle-text-pair"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -402,7 +416,7 @@ def test_axe_finds_no_serious_violation(open_page: Callable[..., Page], scheme: 
     violations = _list_serious_violations(Axe().run(page))
     explain(page, TEXT, "attcat")
     page.get_by_role("button", name="Attention heads").click()
-    expect(page.locator("#head-view")).to_contain_text("layers of", timeout=60_000)
+    expect(page.locator("#attention-view")).to_contain_text("layers of", timeout=60_000)
     violations += _list_serious_violations(Axe().run(page))
     assert violations == []
 

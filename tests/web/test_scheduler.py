@@ -34,7 +34,7 @@ class SchedulerHarness:
     """A scheduler with one worker, whose first job blocks it until the gate is set."""
 
     def __init__(self, **limits: Any) -> None:
-        self.queue = JobScheduler(Limits(**{"workers": 1, **limits}))
+        self.queue = JobScheduler(Limits(**{"num_workers": 1, **limits}))
         self.ran: list[list[Any]] = []
         self.gate = threading.Event()
         self.blocking_job = self.submit("gate", lambda steps: discard(self.gate.wait(10)))
@@ -82,8 +82,8 @@ def test_cheapest_job_runs_first_and_ties_keep_their_order(harness: SchedulerHar
     assert harness.ran == [["first"], ["second"], ["expensive"]]
 
 
-@pytest.mark.parametrize("harness", [{"patience": 0.05}], indirect=True)
-def test_job_waiting_beyond_patience_is_not_overtaken(harness: SchedulerHarness) -> None:
+@pytest.mark.parametrize("harness", [{"starvation_seconds": 0.05}], indirect=True)
+def test_job_waiting_beyond_the_starvation_limit_is_not_overtaken(harness: SchedulerHarness) -> None:
     expensive = harness.submit("m", cost=9, name="expensive")
     time.sleep(0.1)
     cheap = harness.submit("m", cost=1, name="cheap")
@@ -92,7 +92,7 @@ def test_job_waiting_beyond_patience_is_not_overtaken(harness: SchedulerHarness)
     assert harness.ran == [["expensive"], ["cheap"]]
 
 
-@pytest.mark.parametrize("harness", [{"together": 3}], indirect=True)
+@pytest.mark.parametrize("harness", [{"max_batch_size": 3}], indirect=True)
 def test_jobs_with_equal_batch_key_share_a_run_up_to_the_limit(harness: SchedulerHarness) -> None:
     logs = [harness.submit("m", batch_key="a", name=i) for i in range(4)] + [
         harness.submit("m", batch_key="b", name="other")
@@ -102,7 +102,7 @@ def test_jobs_with_equal_batch_key_share_a_run_up_to_the_limit(harness: Schedule
     assert harness.ran == [[0, 1, 2], [3], ["other"]]
 
 
-@pytest.mark.parametrize("harness", [{"waiting": 2}], indirect=True)
+@pytest.mark.parametrize("harness", [{"max_pending_requests": 2}], indirect=True)
 def test_full_queue_raises_with_retry_after(harness: SchedulerHarness) -> None:
     harness.submit("m")
     with pytest.raises(QueueFullError, match="try again in") as raised:
@@ -138,7 +138,7 @@ def test_job_error_keeps_the_worker_alive_and_hides_details(harness: SchedulerHa
     assert "secret" not in str(list(failed))
 
 
-@pytest.mark.parametrize("harness", [{"workers": 2}], indirect=True)
+@pytest.mark.parametrize("harness", [{"num_workers": 2}], indirect=True)
 def test_model_is_used_by_one_worker_at_a_time(harness: SchedulerHarness) -> None:
     num_running, max_running = [0], [0]
 

@@ -51,7 +51,7 @@ def render_run_report(results: RunResults) -> str:
 
 
 def _build_section(results: RunResults, section: ProtocolResults) -> ViewModel:
-    """Build the section of a protocol: rankings, agreement, curves, disagreements; the rest under "more"."""
+    """Build the section of a protocol: rankings, agreement, curves, disagreements; the rest is collapsed."""
     tables = [table for metric in section.headline_metrics for table in section.iter_tables(metric)]
     tables_on_correct = [
         table
@@ -71,8 +71,8 @@ def _build_section(results: RunResults, section: ProtocolResults) -> ViewModel:
         "section",
         heading=escape_invisible(section.name),
         note=section.protocol.description,
-        parts=views,
-        more=details,
+        children=views,
+        collapsed_children=details,
     )
 
 
@@ -86,7 +86,7 @@ def _build_ranking(title: str, table: MetricTable) -> ViewModel:
     rows = [
         {
             "name": escape_invisible(method),
-            "control": method in CONTROL_METHODS,
+            "is_control": method in CONTROL_METHODS,
             "cells": [
                 _build_cell(intervals.get(method), ranks.get(method), len(column.examples))
                 for column, intervals, ranks in zip(table.columns, intervals_by_column, ranks_by_column, strict=True)
@@ -97,7 +97,7 @@ def _build_ranking(title: str, table: MetricTable) -> ViewModel:
     columns = [f"{escape_invisible(column.name)} ({_format_example_count(column)})" for column in table.columns]
     axis_limits = [_compute_axis_limits(intervals.values()) for intervals in intervals_by_column]
     return make_view_model(
-        "ranking", title=escape_invisible(title), columns=columns, ends=to_json_value(axis_limits), rows=rows
+        "ranking", title=escape_invisible(title), columns=columns, ranges=to_json_value(axis_limits), rows=rows
     )
 
 
@@ -121,7 +121,7 @@ def _build_cell(interval: ConfidenceInterval | None, rank: Any, num_examples: in
     if interval.has_bounds:
         values += [interval.low, interval.high]
     numbers: ViewModel = to_json_value({"mean": interval.mean, "low": interval.low, "high": interval.high})
-    cell: ViewModel = {**numbers, "said": [_format_metric(value) for value in values], "rank": str(rank)}
+    cell: ViewModel = {**numbers, "texts": [_format_metric(value) for value in values], "rank": str(rank)}
     return {**cell, "count": interval.count} if interval.count < num_examples else cell
 
 
@@ -158,7 +158,7 @@ def _build_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]
     return make_view_model(
         "table",
         title=escape_invisible(title),
-        heads=[escape_invisible(head) for head in heads],
+        columns=[escape_invisible(head) for head in heads],
         rows=[[escape_invisible(cell) for cell in row] for row in rows],
     )
 
@@ -178,7 +178,7 @@ def _build_curves(section: ProtocolResults) -> Iterator[ViewModel]:
         title = f"{curve_set.part}: {curve_set.y_name} by {curve_set.x_name} ({count})"
         charts.append(make_line_chart(title, curves, curve_set.x_name, curve_set.y_name))
     if charts:
-        yield make_view_model("panel", title="Curves, means over examples with 95 % intervals", parts=charts)
+        yield make_view_model("panel", title="Curves, means over examples with 95 % intervals", children=charts)
 
 
 def _build_disagreements(section: ProtocolResults) -> Iterator[ViewModel]:
@@ -260,7 +260,7 @@ def _build_method_costs(results: RunResults) -> Iterator[ViewModel]:
     if results.total_seconds:
         note = f"Chunks took {results.total_seconds:,.1f} s in all; methods share their passes there."
     yield make_view_model(
-        "section", heading="Cost per method", parts=[_build_table("", heads, rows)], note=note, more=[]
+        "section", heading="Cost per method", children=[_build_table("", heads, rows)], note=note, collapsed_children=[]
     )
 
 
@@ -279,6 +279,6 @@ def _build_failures(results: RunResults) -> Iterator[ViewModel]:
         yield make_view_model(
             "section",
             heading="Not measured",
-            parts=[_build_table("", ["protocol: method", "reason"], rows)],
-            more=[],
+            children=[_build_table("", ["protocol: method", "reason"], rows)],
+            collapsed_children=[],
         )

@@ -85,7 +85,7 @@ def serve(
 
     token = _read_token(token_file)
     check_token(host, token)
-    limits = Limits(waiting=waiting, seconds=seconds)
+    limits = Limits(max_pending_requests=waiting, timeout_seconds=seconds)
     with _open_listener(host, port) as listener:  # before models are loaded, which can take a while
         explainers = _load_explainers(model or list_zoo_model_names(), device_options)
         app = make_app(explainers, limits=limits, token=token, allowed_hosts=allow_host or ())

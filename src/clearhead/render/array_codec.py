@@ -22,15 +22,15 @@ def encode_array(values: Float[np.ndarray, "..."], vmax: float) -> dict[str, Any
         vmax: The score of full colour.
 
     Returns:
-        The array's shape, type, score of full colour and base64 data, ready for JSON.
+        The array's shape, dtype, score of full colour and base64 data, ready for JSON.
 
     Example:
         >>> encode_array(np.array([[0.5, -1.0]]), vmax=1.0)
-        {'shape': [1, 2], 'type': 'f4', 'full': 1.0, 'data': 'AAAAPwAAgL8='}
+        {'shape': [1, 2], 'dtype': 'f4', 'vmax': 1.0, 'data': 'AAAAPwAAgL8='}
     """
     shape = list(values.shape)
     if values.size <= MAX_EXACT_ELEMENTS:
-        return {"shape": shape, "type": "f4", "full": float(vmax), "data": _to_base64(values.astype("<f4"))}
+        return {"shape": shape, "dtype": "f4", "vmax": float(vmax), "data": _to_base64(values.astype("<f4"))}
     is_finite = np.isfinite(values)
     largest = 1.0
     if is_finite.any():
@@ -38,16 +38,16 @@ def encode_array(values: Float[np.ndarray, "..."], vmax: float) -> dict[str, Any
     levels = np.where(is_finite, np.rint(np.where(is_finite, values, 0.0) / largest * 127), _NO_SCORE_BYTE)
     return {
         "shape": shape,
-        "full": float(vmax),
-        "type": "i1",
-        "step": largest / 127,
+        "vmax": float(vmax),
+        "dtype": "i1",
+        "quantisation_step": largest / 127,
         "data": _to_base64(levels.astype(np.int8)),
     }
 
 
 def encode_weight_bytes(weights: UInt8[np.ndarray, "..."]) -> dict[str, Any]:
     """Encode weights that `quantise_sqrt` quantised."""
-    return {"shape": list(weights.shape), "type": "u1", "data": _to_base64(weights)}
+    return {"shape": list(weights.shape), "dtype": "u1", "data": _to_base64(weights)}
 
 
 def quantise_sqrt(weights: Float[np.ndarray, "..."]) -> UInt8[np.ndarray, "..."]:

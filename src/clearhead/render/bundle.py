@@ -21,21 +21,21 @@ JS_MODULES = (
     "dom.js",
     "format.js",
     "colour.js",
-    "tip.js",
+    "tooltip.js",
     "matrix.js",
     "bars.js",
     "text.js",
-    "picture.js",
+    "image.js",
     "links.js",
-    "card.js",
+    "input_view.js",
     "attention.js",
-    "figures.js",
-    "plots.js",
+    "tables.js",
+    "charts.js",
     "clearhead.js",
 )
 ASSET_NAMES = (*JS_MODULES, "clearhead.css")
 #: Modules that only some pages need, and the exports that replace them on other pages.
-OPTIONAL_MODULE_STUBS = {"plots": "{ PLOTS: {} }", "attention": "{}"}
+OPTIONAL_MODULE_STUBS = {"charts": "{ CHARTS: {} }", "attention": "{}"}
 _IMPORT_PATTERN = re.compile(r'^import \{ ([\w, ]+) \} from "\./([\w.]+)";\n', re.M)
 _EXPORT_PATTERN = re.compile(r"^export (?=(?:async )?(?:const|function|class) (\w+))", re.M)
 

@@ -1,4 +1,4 @@
-"""View models of charts: lines, bars, box plots, scatter plots and heat maps. `assets/plots.js` draws them."""
+"""View models of charts: lines, bars, box plots, scatter plots and heat maps. `assets/charts.js` draws them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def _make_chart(kind: str, title: str, **fields: Any) -> ViewModel:
 
 def make_reference_line(value: float, label: str) -> ViewModel:
     """Make a reference line, such as the chance level."""
-    return {"at": value, "name": label}
+    return {"value": value, "name": label}
 
 
 def make_curve(title: str, x: Sequence[float], y: Sequence[float] | np.ndarray, **extra_fields: Any) -> ViewModel:
@@ -35,7 +35,7 @@ def make_curve(title: str, x: Sequence[float], y: Sequence[float] | np.ndarray, 
         title: The name of the curve.
         x: The positions of its points.
         y: The values of its points.
-        **extra_fields: low and high (bounds of intervals), names (of points), grey (for a control).
+        **extra_fields: low and high (bounds of intervals), point_names, grey (for a control).
     """
     return {"name": escape_invisible(title), "x": list(x), "y": np.asarray(y, dtype=float), **extra_fields}
 
@@ -50,9 +50,9 @@ def make_line_chart(
         curves: Its curves (`make_curve`).
         x_label: The label of the horizontal axis.
         y_label: The label of the vertical axis.
-        **extra_fields: range, level (a reference line), whole (integer x, such as layers).
+        **extra_fields: y_range, reference_line, integer_axis (integer x, such as layers).
     """
-    return _make_chart("curves", title, lines=curves, across=x_label, up=y_label, **extra_fields)
+    return _make_chart("line_chart", title, lines=curves, x_label=x_label, y_label=y_label, **extra_fields)
 
 
 def make_bar(value: ConfidenceInterval | float | None, **extra_fields: Any) -> ViewModel | None:
@@ -60,7 +60,7 @@ def make_bar(value: ConfidenceInterval | float | None, **extra_fields: Any) -> V
 
     Args:
         value: The value of the bar.
-        **extra_fields: mark, said (the tooltip), level.
+        **extra_fields: mark, text (instead of the value), reference_value.
 
     Returns:
         The bar; None if there is no measurement.
@@ -86,13 +86,14 @@ def make_bar_chart(
         series: The bars of each series (`make_bar`), by name.
         y_label: The label of the vertical axis.
         grey: The names of series that are drawn in grey, such as controls.
-        **extra_fields: range, level, across, whole, stacked, sparse (labels of few groups only).
+        **extra_fields: y_range, reference_line, x_label, integer_axis (integer y), stacked, sparse_labels (labels of
+            few groups only).
     """
     series_views = [
         {"name": escape_invisible(name), "cells": list(bars), "grey": name in grey} for name, bars in series.items()
     ]
     group_names = [escape_invisible(group) for group in groups]
-    return _make_chart("bars", title, groups=group_names, series=series_views, up=y_label, **extra_fields)
+    return _make_chart("bar_chart", title, groups=group_names, series=series_views, y_label=y_label, **extra_fields)
 
 
 def make_histogram(
@@ -113,7 +114,14 @@ def make_histogram(
     }
     groups = [f"{low:.2f}".replace("-", "−") for low in edges[:-1]]
     return make_bar_chart(
-        title, groups, series, "inputs", across=f"{x_label}, from", whole=True, sparse=True, **extra_fields
+        title,
+        groups,
+        series,
+        "inputs",
+        x_label=f"{x_label}, from",
+        integer_axis=True,
+        sparse_labels=True,
+        **extra_fields,
     )
 
 
@@ -126,15 +134,15 @@ def compute_box_statistics(values: Float[np.ndarray, " value"]) -> ViewModel | N
     values = values[np.isfinite(values)]
     if not values.size:
         return None
-    first, median, third = np.quantile(values, (0.25, 0.5, 0.75))
-    whisker_length = 1.5 * (third - first)
-    within_whiskers = values[(values >= first - whisker_length) & (values <= third + whisker_length)]
+    q1, median, q3 = np.quantile(values, (0.25, 0.5, 0.75))
+    whisker_length = 1.5 * (q3 - q1)
+    within_whiskers = values[(values >= q1 - whisker_length) & (values <= q3 + whisker_length)]
     return {
-        "low": min(within_whiskers.min(), first),
-        "high": max(within_whiskers.max(), third),
-        "first": first,
+        "low": min(within_whiskers.min(), q1),
+        "high": max(within_whiskers.max(), q3),
+        "q1": q1,
         "median": median,
-        "third": third,
+        "q3": q3,
         "count": len(values),
     }
 
@@ -153,11 +161,11 @@ def make_box_chart(
     """
     series_views = [{"name": escape_invisible(name), "cells": list(boxes)} for name, boxes in series.items()]
     group_names = [escape_invisible(group) for group in groups]
-    return _make_chart("boxes", title, groups=group_names, series=series_views, up=y_label, **extra_fields)
+    return _make_chart("box_chart", title, groups=group_names, series=series_views, y_label=y_label, **extra_fields)
 
 
 def make_point_series(title: str, x: Any, y: Any, **extra_fields: Any) -> ViewModel:
-    """Make one series of a scatter chart; extra fields: names (of points), grey."""
+    """Make one series of a scatter chart; extra fields: point_names, grey."""
     return {
         "name": escape_invisible(title),
         "x": np.asarray(x, dtype=float),
@@ -176,9 +184,10 @@ def make_scatter_chart(
         series: Its series (`make_point_series`).
         x_label: The label of the horizontal axis.
         y_label: The label of the vertical axis.
-        **extra_fields: means (a series joined by a line), range, across_range, level, log, whole, small.
+        **extra_fields: mean_curve (a series joined by a line), y_range, x_range, reference_line, log_scale,
+            integer_axis, small.
     """
-    return _make_chart("points", title, series=series, across=x_label, up=y_label, **extra_fields)
+    return _make_chart("scatter_chart", title, series=series, x_label=x_label, y_label=y_label, **extra_fields)
 
 
 def make_heat_map_chart(
@@ -201,17 +210,18 @@ def make_heat_map_chart(
         y_label: What the rows are.
         x_label: What the columns are.
         vmax: The value of full colour. Default: the largest absolute value.
-        **extra_fields: weights (values without a sign), words (texts of cells), written, marks, marked.
+        **extra_fields: unsigned (values without a sign), texts (of cells), show_texts, marks (cells with a dot),
+            marks_note, vmax_label, small.
     """
     magnitudes = np.abs(values[np.isfinite(values)])
     largest = float(magnitudes.max()) if magnitudes.size else 0.0
     return _make_chart(
-        "map",
+        "heat_map",
         title,
         rows=[escape_invisible(row) for row in rows],
         columns=[escape_invisible(column) for column in columns],
         values=encode_array(values, vmax or largest or 1.0),
-        up=y_label,
-        across=x_label,
+        x_label=x_label,
+        y_label=y_label,
         **extra_fields,
     )

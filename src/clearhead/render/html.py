@@ -101,7 +101,7 @@ def _render_body(view: ViewModel) -> Markup:
     """Embed the view model as JSON, and static tables that the script removes when it runs."""
     return join_markup(
         make_json_element(view, view_model.find_required_modules(view)),
-        make_element("div", render_static_html(view), class_="ch-plain"),
+        make_element("div", render_static_html(view), class_="ch-static"),
     )
 
 

@@ -67,5 +67,5 @@ def make_json_element(value: Any, required_modules: Sequence[str] = ()) -> Marku
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     text = _UNSAFE_CHARACTERS.sub(lambda sign: f"\\u{ord(sign.group()):04x}", text)
-    marked = _format_attribute("data_needs", " ".join(required_modules)) if required_modules else ""
+    marked = _format_attribute("data_modules", " ".join(required_modules)) if required_modules else ""
     return Markup(f'<script type="application/json" class="ch-data"{marked}>{text}</script>')

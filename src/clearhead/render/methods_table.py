@@ -26,9 +26,13 @@ def format_methods_table(columns: Sequence[str], rows: TableRows) -> str:
 def build_methods_view_model(columns: Sequence[str], rows: TableRows) -> ViewModel:
     """Build the view model of a table of methods, for notebooks."""
     cells = [[escape_invisible(format_table_cell(row[column])) for column in columns] for row in rows]
-    table = make_view_model("table", heads=list(columns), rows=cells)
+    table = make_view_model("table", columns=list(columns), rows=cells)
     return make_view_model(
-        "section", heading="Methods", note=escape_invisible("\n".join(iter_method_notes(rows))), parts=[table], more=[]
+        "section",
+        heading="Methods",
+        note=escape_invisible("\n".join(iter_method_notes(rows))),
+        children=[table],
+        collapsed_children=[],
     )
 
 

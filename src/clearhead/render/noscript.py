@@ -18,14 +18,14 @@ def render_static_html(view: ViewModel) -> Markup:
 
 def _render_page(given: ViewModel) -> Markup:
     head = join_markup(make_element("p", given["eyebrow"], class_="ch-eyebrow"), make_element("h1", given["title"]))
-    foot = make_element("p", given["foot"], class_="ch-foot") if given["foot"] else None
-    return join_markup(head, *(render_static_html(part) for part in given["parts"]), foot)
+    foot = make_element("p", given["footer"], class_="ch-footer") if given["footer"] else None
+    return join_markup(head, *(render_static_html(part) for part in given["children"]), foot)
 
 
 def _render_input(given: ViewModel) -> Markup:
-    said = [make_element("p", line) for line in given["explained"]]
-    notes = [make_element("p", note, class_="ch-warn") for note in given["notes"]]
-    labels = [[row["label"], row["said"]] for row in given["prediction"]["rows"]]
+    said = [make_element("p", line) for line in given["target_descriptions"]]
+    notes = [make_element("p", note, class_="ch-warning") for note in given["notes"]]
+    labels = [[row["label"], row["text"]] for row in given["prediction"]["rows"]]
     cards = [part for card in given["cards"] for part in _iter_method_card(given, card)]
     return make_element(
         "section", make_element("h2", given["heading"]), *said, *notes, _render_table("Prediction", labels), *cards
@@ -42,7 +42,7 @@ def _iter_method_card(input_view: ViewModel, card: ViewModel) -> Iterable[Markup
             [label, text_labels.format_number(score, 4)] for label, score in zip(stream["labels"], scores, strict=True)
         ]
         yield _render_table(f"Scores of {stream['stream']}", rows)
-    for code in card["recipe"]:
+    for code in card["code_snippets"]:
         yield make_element("pre", make_element("code", code))
 
 
@@ -52,7 +52,7 @@ def _render_attention(given: ViewModel) -> Markup:
         for layer, own in _enumerate_heads(given["patterns"])
         for head, pattern in own
     ]
-    about = make_element("p", f"{given['model']} says {given['prediction']}. {given['says']}")
+    about = make_element("p", f"{given['model']} says {given['prediction']}. {given['conclusion']}")
     return make_element(
         "section", make_element("h2", given["heading"]), about, _render_table("Attention pattern of each head", rows)
     )
@@ -73,11 +73,11 @@ def _render_aggregate(given: ViewModel) -> Markup:
 
 
 def _render_probe(given: ViewModel) -> Markup:
-    rows = [[row["name"], *_format_estimate_cells(row)] for row in given["figures"]]
+    rows = [[row["name"], *_format_estimate_cells(row)] for row in given["estimates"]]
     told = (
         _render_table("Means with 95 % intervals", rows),
-        *map(render_static_html, given["plots"]),
-        make_element("p", given["says"]),
+        *map(render_static_html, given["charts"]),
+        make_element("p", given["conclusion"]),
     )
     return make_element("section", make_element("h2", given["heading"]), *told)
 
@@ -93,7 +93,7 @@ def _render_line_chart(given: ViewModel) -> Markup:
 
 
 def _render_bar_chart(given: ViewModel) -> Markup:
-    heads = ["", *(one["name"] or given["up"] for one in given["series"])]
+    heads = ["", *(one["name"] or given["y_label"] for one in given["series"])]
     rows = [
         [group, *(_format_bar(one["cells"][at]) for one in given["series"])] for at, group in enumerate(given["groups"])
     ]
@@ -109,7 +109,7 @@ def _format_bar(cell: ViewModel | None) -> str:
         else f" [{_format_short_number(cell['low'])}, {_format_short_number(cell['high'])}]"
     )
     count = f", n = {cell['count']}" if "count" in cell else ""
-    return str(cell.get("said") or f"{_format_short_number(cell['value'])}{ends}{count} {cell.get('mark', '')}".strip())
+    return str(cell.get("text") or f"{_format_short_number(cell['value'])}{ends}{count} {cell.get('mark', '')}".strip())
 
 
 def _render_box_chart(given: ViewModel) -> Markup:
@@ -124,30 +124,34 @@ def _format_box(cell: ViewModel | None) -> str:
     if cell is None:
         return "–"
     return (
-        f"{_format_short_number(cell['median'])} [{_format_short_number(cell['first'])}, "
-        f"{_format_short_number(cell['third'])}]"
+        f"{_format_short_number(cell['median'])} [{_format_short_number(cell['q1'])}, "
+        f"{_format_short_number(cell['q3'])}]"
     )
 
 
 def _render_scatter_chart(given: ViewModel) -> Markup:
-    shown = [*([given["means"]] if given.get("means") else []), *given["series"]]
+    shown = [*([given["mean_curve"]] if given.get("mean_curve") else []), *given["series"]]
     rows = [
-        [one.get("names", [one["name"]] * len(one["x"]))[i], _format_short_number(x), _format_short_number(one["y"][i])]
+        [
+            one.get("point_names", [one["name"]] * len(one["x"]))[i],
+            _format_short_number(x),
+            _format_short_number(one["y"][i]),
+        ]
         for one in shown
         for i, x in enumerate(one["x"])
     ]
-    return _render_table(given["title"], [["", given["across"], given["up"]], *rows])
+    return _render_table(given["title"], [["", given["x_label"], given["y_label"]], *rows])
 
 
 def _render_heat_map_chart(given: ViewModel) -> Markup:
-    words = given.get("words") or _format_map_values(given["values"])
+    words = given.get("texts") or _format_map_values(given["values"])
     rows = [[row, *own] for row, own in zip(given["rows"], words, strict=True)]
     return _render_table(given["title"], [["", *given["columns"]], *rows])
 
 
 def _format_map_values(values: ViewModel) -> list[list[str]]:
     """The cells of a small map; large ones are left to the renderer and to the file."""
-    if values["type"] != "f4":
+    if values["dtype"] != "f4":
         return [[] for _ in range(values["shape"][0])]
     table = np.frombuffer(b64decode(values["data"]), dtype="<f4").reshape(values["shape"])
     return [[text_labels.format_number(float(value), 3) for value in row] for row in table]
@@ -167,19 +171,19 @@ def _render_intervals(given: ViewModel) -> Markup:
 
 def _format_estimate_cells(row: ViewModel) -> list[str]:
     numbers = [_format_short_number(row[key]) for key in ("mean", "low", "high")]
-    return [*numbers, f"n = {row['count']}", row.get("meaning", "")]
+    return [*numbers, f"n = {row['count']}", row.get("description", "")]
 
 
 def _render_section(given: ViewModel) -> Markup:
     note = make_element("p", given["note"]) if given.get("note") else None
-    parts = (render_static_html(part) for part in (*given["parts"], *given["more"]))
+    parts = (render_static_html(part) for part in (*given["children"], *given["collapsed_children"]))
     return make_element("section", make_element("h2", given["heading"]), note, *parts)
 
 
 def _render_panel(given: ViewModel) -> Markup:
     head = make_element("h3", given["title"]) if given.get("title") else None
     note = make_element("p", given["note"]) if given.get("note") else None
-    return join_markup(head, note, *(render_static_html(part) for part in given["parts"]))
+    return join_markup(head, note, *(render_static_html(part) for part in given["children"]))
 
 
 def _render_ranking(given: ViewModel) -> Markup:
@@ -191,7 +195,7 @@ def _render_ranking(given: ViewModel) -> Markup:
 
 
 def _format_ranked_cell(cell: ViewModel) -> str:
-    mean, *ends = cell["said"]
+    mean, *ends = cell["texts"]
     spread = f" [{', '.join(ends)}]" if ends else ""
     count = f" ({cell['count']})" if "count" in cell else ""
     return f"{mean}{spread}{count}, rank {cell['rank']}"
@@ -215,17 +219,17 @@ _RENDERERS: dict[str, Callable[[dict[str, Any]], Markup]] = {
     "page": _render_page,
     "input": _render_input,
     "attention": _render_attention,
-    "streams": _render_streams,
+    "multi_stream_attention": _render_streams,
     "aggregate": _render_aggregate,
     "probe": _render_probe,
-    "curves": _render_line_chart,
-    "bars": _render_bar_chart,
-    "boxes": _render_box_chart,
-    "points": _render_scatter_chart,
-    "map": _render_heat_map_chart,
-    "overlays": _render_overlays,
+    "line_chart": _render_line_chart,
+    "bar_chart": _render_bar_chart,
+    "box_chart": _render_box_chart,
+    "scatter_chart": _render_scatter_chart,
+    "heat_map": _render_heat_map_chart,
+    "image_overlays": _render_overlays,
     "intervals": _render_intervals,
-    "table": lambda given: _render_table(given.get("title", ""), [given["heads"], *given["rows"]]),
+    "table": lambda given: _render_table(given.get("title", ""), [given["columns"], *given["rows"]]),
     "section": _render_section,
     "panel": _render_panel,
     "ranking": _render_ranking,

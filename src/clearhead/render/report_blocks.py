@@ -43,21 +43,21 @@ def build_section(title: str, *children: ViewModel | None, note: str = "") -> Vi
         "section",
         heading=escape_invisible(title),
         note=escape_invisible(note),
-        parts=[child for child in children if child],
-        more=[],
+        children=[child for child in children if child],
+        collapsed_children=[],
     )
 
 
 def build_panel(*charts: ViewModel, title: str = "", note: str = "") -> ViewModel:
     """Build a panel of charts, shown side by side."""
-    return make_view_model("panel", title=escape_invisible(title), note=escape_invisible(note), parts=list(charts))
+    return make_view_model("panel", title=escape_invisible(title), note=escape_invisible(note), children=list(charts))
 
 
 def build_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> ViewModel:
     """Build a table from column names and rows of values."""
     return make_view_model(
         "table",
-        heads=[escape_invisible(column) for column in columns],
+        columns=[escape_invisible(column) for column in columns],
         rows=[[format_report_cell(value) for value in row] for row in rows],
     )
 

@@ -25,13 +25,13 @@ from clearhead.units import Units
 if TYPE_CHECKING:
     from clearhead.links import AttentionLinks
 
-VIEW_MODEL_VERSION = 1
-#: How many moments of a sound are drawn beside one another.
+VIEW_MODEL_VERSION = 2
+#: The largest number of audio segments that are drawn.
 MAX_AUDIO_SEGMENTS = 400
 
 ViewModel = dict[str, Any]
-#: The views that `assets/plots.js` draws.
-CHART_VIEW_TYPES = ("curves", "bars", "boxes", "points", "map", "overlays", "probe")
+#: The views that `assets/charts.js` draws.
+CHART_VIEW_TYPES = ("line_chart", "bar_chart", "box_chart", "scatter_chart", "heat_map", "image_overlays", "probe")
 
 
 def build_view_model(
@@ -81,11 +81,11 @@ def find_required_modules(view: ViewModel) -> tuple[str, ...]:
     return tuple(name for name, views in _VIEW_TYPES_BY_MODULE.items() if _contains_view_type(view, views))
 
 
-_VIEW_TYPES_BY_MODULE = {"plots": CHART_VIEW_TYPES, "attention": ("attention", "streams")}
+_VIEW_TYPES_BY_MODULE = {"charts": CHART_VIEW_TYPES, "attention": ("attention", "multi_stream_attention")}
 
 
 def _contains_view_type(given: ViewModel, views: Collection[str]) -> bool:
-    inside = [*given.get("parts", ()), *given.get("more", ())]
+    inside = [*given.get("children", ()), *given.get("collapsed_children", ())]
     return given["view"] in views or any(_contains_view_type(part, views) for part in inside)
 
 
@@ -93,7 +93,7 @@ def build_page_view_model(
     sections: Sequence[ViewModel], title: str, eyebrow: str = "clearhead", footer: str = ""
 ) -> ViewModel:
     """Documents one after another."""
-    return make_view_model("page", eyebrow=eyebrow, title=title, foot=footer, parts=list(sections))
+    return make_view_model("page", eyebrow=eyebrow, title=title, footer=footer, children=list(sections))
 
 
 def flatten_explanations(results: Any) -> list[AnyExplanation]:
@@ -144,17 +144,17 @@ def build_input_view_model(
         "input",
         heading=format_group_heading(group),
         model=escape_invisible(str(first.provenance.get("model") or "")),
-        explained=list(dict.fromkeys(text_labels.format_target_line(explanation) for explanation in group)),
+        target_descriptions=list(dict.fromkeys(text_labels.format_target_line(explanation) for explanation in group)),
         notes=list(dict.fromkeys(note for e in group for note in text_labels.list_notes(e))),
         prediction=_build_prediction_table(group),
-        picture=None if first.image is None else build_image_view_model(first.image),
-        found=[
+        image=None if first.image is None else build_image_view_model(first.image),
+        detections=[
             {"step": step, "label": label, "box": list(box)}
             for step, (label, box) in text_labels.find_detected_boxes(first).items()
         ],
         streams=[
             *(_build_stream(part, evidence if part is marked else None) for part in inputs),
-            *({**_build_stream(part), "input": False} for part in rest),
+            *({**_build_stream(part), "is_input": False} for part in rest),
         ],
         cards=[_build_method_card(explanation, label) for label, explanation in named.items()],
         agreement=_encode_agreement(Comparison(named)) if len(named) > 1 else [],
@@ -163,10 +163,10 @@ def build_input_view_model(
 
 
 def build_links_view_model(links: "Sequence[AttentionLinks]", explanation: AnyExplanation) -> ViewModel | None:
-    """Links and what they join: names of units, and where they lie in the picture."""
+    """Links between streams, with the labels of their units and their boxes in the image."""
     if not links:
         return None
-    ends = {
+    streams = {
         stream: {
             "title": escape_invisible(stream).capitalize(),
             "labels": [text_labels.format_unit_label(part, place) for place in range(len(part))],
@@ -174,7 +174,7 @@ def build_links_view_model(links: "Sequence[AttentionLinks]", explanation: AnyEx
         }
         for stream, part in explanation.by_stream.items()
     }
-    return {"ways": [one.to_dict() for one in links], "ends": to_json_value(ends)}
+    return {"directions": [one.to_dict() for one in links], "streams": to_json_value(streams)}
 
 
 def format_group_heading(group: Sequence[AnyExplanation]) -> str:
@@ -228,8 +228,8 @@ def _build_prediction_table(group: Sequence[AnyExplanation]) -> ViewModel:
     explanation, explained = group[0], {escape_invisible(str(one.target.get("name"))) for one in group}
     top = explanation.prediction.get("top") or ()
     rows: list[ViewModel] = [
-        {"label": label, "share": share, "said": said, "chosen": label in explained}
-        for label, share, said in text_labels.list_predictions(explanation)
+        {"label": label, "probability": probability, "text": text, "is_explained": label in explained}
+        for label, probability, text in text_labels.list_predictions(explanation)
     ]
     for row, found in zip(rows, top, strict=False):
         row["index"] = found.get("index")
@@ -237,10 +237,10 @@ def _build_prediction_table(group: Sequence[AnyExplanation]) -> ViewModel:
 
 
 def build_image_view_model(pixels: images.RgbArray) -> ViewModel:
-    """A picture as a page shows it."""
+    """An image as a page shows it."""
     height, width = images.fit_image_size(*pixels.shape[:2])
     address = images.encode_image_data_url(pixels, height, width)
-    return {"src": address, "width": width, "height": height, "small": images.is_small_image(pixels)}
+    return {"src": address, "width": width, "height": height, "is_small": images.is_small_image(pixels)}
 
 
 def _build_stream(explanation: Explanation, evidence: Collection[int] | None = None) -> ViewModel:
@@ -249,19 +249,21 @@ def _build_stream(explanation: Explanation, evidence: Collection[int] | None = N
     made: ViewModel = {
         "stream": units.stream,
         "title": escape_invisible(units.stream).capitalize(),
-        "input": True,
-        "shape": find_unit_layout(explanation),
+        "is_input": True,
+        "layout": find_unit_layout(explanation),
         "labels": [text_labels.format_unit_label(explanation, place) for place in range(len(units))],
     }
-    if made["shape"] == "grid":
+    if made["layout"] == "grid":
         made["size"] = list(reversed(images.compute_display_size(explanation)))  # width, height
-    if made["shape"] == "text":
+    if made["layout"] == "text":
         made |= {
             "lines": _encode_lines(units),
-            "as_written": units.offsets is not None,
-            "words": _build_word_level(units),
+            "is_verbatim": units.offsets is not None,
+            "word_level": _build_word_level(units),
         }
-        made["inside"] = {str(place): word for place, word in text_labels.find_containing_words(explanation).items()}
+        made["containing_words"] = {
+            str(place): word for place, word in text_labels.find_containing_words(explanation).items()
+        }
     if evidence:
         made["evidence"] = sorted({int(place) for place in evidence if 0 <= place < len(units)})
     return made
@@ -315,9 +317,9 @@ def _build_method_card(explanation: AnyExplanation, title: str) -> ViewModel:
             | _compute_mask_cutoffs(part, bool(text_labels.find_detected_boxes(explanation)))
             for stream, part in explanation.by_stream.items()
         },
-        "force": _build_force_plot(explanation),
+        "force_plot": _build_force_plot(explanation),
         "certificate": [list(row) for row in text_labels.format_certificate_rows(explanation)],
-        "recipe": [escape_invisible_in_code(part) for part in (code, line) if part],
+        "code_snippets": [escape_invisible_in_code(part) for part in (code, line) if part],
     }
 
 
@@ -341,9 +343,9 @@ def escape_invisible_in_code(code: str) -> str:
 
 
 def _encode_stream_scores(part: Explanation) -> ViewModel:
-    made: ViewModel = {"signed": part.signed, "full": compute_vmax(part), "arrays": dict(_iter_encoded_arrays(part))}
+    made: ViewModel = {"is_signed": part.signed, "vmax": compute_vmax(part), "arrays": dict(_iter_encoded_arrays(part))}
     if part.units.kind == "frame":
-        made["moments"] = [
+        made["audio_segments"] = [
             [label, v if np.isfinite(v) else None]
             for label, v in text_labels.summarise_audio_segments(part, MAX_AUDIO_SEGMENTS)
         ]
@@ -368,8 +370,8 @@ def _compute_mask_cutoffs(part: Explanation, found: bool) -> ViewModel:
     def cut(scores: np.ndarray) -> float | None:
         return compute_otsu_cutoff(scores[kept].reshape(grid), *size)
 
-    made: ViewModel = {"cut": cut(part.scores)}
-    return made if steps is None else {**made, "cuts": [cut(row) for row in steps]}
+    made: ViewModel = {"mask_cutoff": cut(part.scores)}
+    return made if steps is None else {**made, "step_mask_cutoffs": [cut(row) for row in steps]}
 
 
 def _iter_encoded_arrays(part: Explanation) -> Iterable[tuple[str, ViewModel]]:
@@ -380,18 +382,26 @@ def _iter_encoded_arrays(part: Explanation) -> Iterable[tuple[str, ViewModel]]:
         and matrix.size <= MAX_EMBEDDED_ELEMENTS
         and (part.steps is not None or len(matrix) == len(part))
     ):
-        rows, corner = text_labels.format_row_names(part), "step" if part.steps is not None else "row"
-        yield "matrix", {**encode_array(matrix, compute_vmax(part, matrix)), "rows": rows, "corner": corner}
+        rows, row_axis = text_labels.format_row_names(part), "step" if part.steps is not None else "row"
+        yield "matrix", {**encode_array(matrix, compute_vmax(part, matrix)), "row_names": rows, "row_axis": row_axis}
     if layers is not None and len(layers) > 1 and layers.size <= MAX_EMBEDDED_ELEMENTS:
         names, caption = text_labels.format_layer_names(part, len(layers)), text_labels.format_layer_caption(part)
         yield (
-            "layers",
-            {**encode_array(layers, compute_vmax(part, layers)), "rows": names, "corner": "layer", "caption": caption},
+            "per_layer",
+            {
+                **encode_array(layers, compute_vmax(part, layers)),
+                "row_names": names,
+                "row_axis": "layer",
+                "caption": caption,
+            },
         )
     if heads is not None and heads.size <= MAX_EMBEDDED_ELEMENTS:
         names = text_labels.format_layer_names(part, len(heads))
         columns = text_labels.format_head_names(part, heads.shape[1])
-        yield "heads", {**encode_array(heads, compute_vmax(part, heads)), "rows": names, "columns": columns}
+        yield (
+            "per_head",
+            {**encode_array(heads, compute_vmax(part, heads)), "row_names": names, "column_names": columns},
+        )
 
 
 def _build_force_plot(explanation: AnyExplanation) -> ViewModel | None:
@@ -400,7 +410,7 @@ def _build_force_plot(explanation: AnyExplanation) -> ViewModel | None:
     if base is None or value is None or explanation.steps is not None:
         return None
     return to_json_value(
-        {"base": float(base), "value": float(value), "scale": text_labels.format_scale(explanation.target.get("scale"))}
+        {"base_value": float(base), "value": float(value), "scale": text_labels.format_scale(explanation.target.get("scale"))}
     )
 
 

@@ -111,7 +111,7 @@ class ApiEndpoints:
         self.registry = registry
         self.limits = limits
         self.scheduler = JobScheduler(limits)
-        self.attention_cache = AttentionCache(limits.map_bytes)
+        self.attention_cache = AttentionCache(limits.max_cached_map_bytes)
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -146,33 +146,37 @@ class ApiEndpoints:
         post(
             "/api/open",
             self.open,
-            responses=build_responses(413, 422, ok_response=ROUTE_SCHEMAS["shown"]),
-            openapi_extra=ROUTE_SCHEMAS["file"],
+            responses=build_responses(413, 422, ok_response=ROUTE_SCHEMAS["open"]),
+            openapi_extra=ROUTE_SCHEMAS["file_upload"],
         )
         post("/api/view", self.view, responses=build_responses(413, 422))
-        post("/api/share", self.share, responses=build_responses(413, 422, ok_response=ROUTE_SCHEMAS["shared"]))
+        post("/api/export", self.export, responses=build_responses(413, 422, ok_response=ROUTE_SCHEMAS["export"]))
         router.add_api_route("/api/jobs/{job}", self.cancel, methods=["DELETE"], responses=build_responses(404))
         return router
 
     # The docstrings of the endpoints are their descriptions in the OpenAPI document.
 
     async def about(self) -> Response:
-        """Return the version, the limits, and the number of waiting requests."""
+        """Return the version, the limits, and the number of requests that run or wait."""
         return make_json_response(
-            {"version": clearhead.__version__, "limits": self.limits.to_dict(), "waiting": len(self.scheduler.jobs)}
+            {
+                "version": clearhead.__version__,
+                "limits": self.limits.to_dict(),
+                "num_pending_requests": len(self.scheduler.jobs),
+            }
         )
 
     async def models(self) -> Response:
         """List the models that can be requested."""
         return make_json_response({"models": self.registry.list_summaries()})
 
-    async def model(self, request: Request, name: str, tried: bool = True) -> Response:
+    async def model(self, request: Request, name: str, check_methods: bool = True) -> Response:
         """Describe the inputs and outputs of a model, and the methods that can explain it, cheapest first.
 
-        With `tried=false`, methods are not run on the model, and `applies` is null where it is not known yet.
+        With `check_methods=false`, methods are not run on the model, and `applies` is null where it is not known yet.
         """
         loaded_model = self.registry[name]
-        if not tried or loaded_model.method_rows is not None:  # no model pass is needed
+        if not check_methods or loaded_model.method_rows is not None:  # no model pass is needed
             return make_json_response(await run_in_threadpool(loaded_model.describe, False))
         return await self._make_pending_response(request, name).run_function(
             loaded_model, loaded_model.describe, APPLICABILITY_COST_PASSES, is_preemptible=True
@@ -199,7 +203,9 @@ class ApiEndpoints:
             explainer = loaded_model.explainer
             image = None if image_upload is None else decode_uploaded_image(image_upload, self.limits)
             inputs = build_explain_inputs(input_request, explainer.adapter, image)
-            return self.attention_cache.cache_and_build_view(view_attention(explainer, inputs, self.limits.units))
+            return self.attention_cache.cache_and_build_view(
+                view_attention(explainer, inputs, self.limits.max_attention_units)
+            )
 
         return await self._make_pending_response(request, input_request.model).run_function(
             loaded_model, build_view, ATTENTION_COST_PASSES
@@ -210,7 +216,7 @@ class ApiEndpoints:
     ) -> Response:
         """Return the full-resolution map of one head: one byte per weight, its square root, row by row.
 
-        `key` is the `heads` value of `POST /api/attention`; `name` is the name of the map, if there are several.
+        `key` is the `maps_key` value of `POST /api/attention`; `name` is the name of the map, if there are several.
         """
         try:
             content = await run_in_threadpool(self.attention_cache.get_head_map, key, name, layer, head)
@@ -237,15 +243,15 @@ class ApiEndpoints:
         view_model = await run_in_threadpool(result_files.build_explanations_view_model, explanations)
         return make_json_response({"view": view_model})
 
-    async def share(self, export_request: ExportRequest) -> Response:
+    async def export(self, export_request: ExportRequest) -> Response:
         """Return explanations as a file: a self-contained HTML page, or safetensors."""
         explanations = await run_in_threadpool(result_files.decode_explanations, export_request, self.limits)
         encode, media_type = {
             "html": (result_files.encode_html, "text/html"),
             "safetensors": (result_files.encode_safetensors, "application/octet-stream"),
-        }[export_request.form]
+        }[export_request.format]
         content = await run_in_threadpool(encode, explanations)
-        headers = {"content-disposition": f'attachment; filename="explanation.{export_request.form}"'}
+        headers = {"content-disposition": f'attachment; filename="explanation.{export_request.format}"'}
         return Response(content, media_type=media_type, headers=headers)
 
     async def cancel(self, job: str) -> Response:
@@ -275,4 +281,4 @@ class ApiEndpoints:
 
     def _make_pending_response(self, request: Request, model_name: str) -> PendingJobResponse:
         """Create a job with the server's time limit and its response; nothing is queued yet."""
-        return PendingJobResponse(self.scheduler, model_name, self.limits.seconds, request)
+        return PendingJobResponse(self.scheduler, model_name, self.limits.timeout_seconds, request)

@@ -29,12 +29,12 @@ class AttentionCache:
         self.lock = threading.Lock()
 
     def cache_and_build_view(self, view: AttentionView | MultiStreamAttentionView) -> ViewModel:
-        """Build the view model; if its maps are pooled, cache the full maps and return their key as "heads"."""
+        """Build the view model; if its maps are pooled, cache the full maps and return their key as "maps_key"."""
         views = view.views if isinstance(view, MultiStreamAttentionView) else {"": view}
         total = sum(stream_view.attention.size for stream_view in views.values())
         if not MAX_INLINE_MAP_BYTES < total <= self.max_bytes:
-            return {"view": build_view_model(view), "heads": None}
-        return {"view": build_view_model(view, inline=False), "heads": self.add(views)}
+            return {"view": build_view_model(view), "maps_key": None}
+        return {"view": build_view_model(view, inline=False), "maps_key": self.add(views)}
 
     def add(self, views: Mapping[str, AttentionView]) -> str:
         """Cache the maps of all views and return their key."""

@@ -84,7 +84,7 @@ class ExplainJob:
         for name, explanation in explanations.items():
             event: JobEvent = {"event": "explanation", "method": name, "explanation": explanation.to_dict()}
             if not self.explanations and explanation.image is not None:
-                event["picture"] = encode_png_data_url(explanation.image)
+                event["image"] = encode_png_data_url(explanation.image)
             self.explanations[name] = explanation
             self.job.emit(event)
         if len(self.explanations) > 1:
@@ -110,7 +110,7 @@ def run_explain_batch(work_items: Sequence[WorkItem]) -> None:
             length = _compute_input_length(explain_job, explainer) if len(explain_jobs) > 1 else None
             jobs_by_length.setdefault(length, []).append(explain_job)
         except Exception as error:
-            _emit_problem(explain_job, methods, error)
+            _emit_error(explain_job, methods, error)
     for batch in jobs_by_length.values():
         with watched_forward_calls(explainer.adapter.model, on_module_call):
             _explain_with_fallback(explainer, batch, methods)
@@ -123,9 +123,9 @@ def warm_up_model(loaded_model: LoadedModel) -> None:
     build_view_model(Comparison(explanations))
 
 
-def _emit_problem(explain_job: ExplainJob, methods: Sequence[str], error: Exception) -> None:
+def _emit_error(explain_job: ExplainJob, methods: Sequence[str], error: Exception) -> None:
     """Send the client an event with the message of an error and the methods that it affects."""
-    explain_job.job.emit({"event": "problem", "methods": methods, "message": format_error_message(error)})
+    explain_job.job.emit({"event": "error", "methods": methods, "message": format_error_message(error)})
 
 
 def _explain_with_fallback(explainer: "Explainer", explain_jobs: Sequence[ExplainJob], methods: list[str]) -> None:
@@ -144,14 +144,14 @@ def _explain_with_fallback(explainer: "Explainer", explain_jobs: Sequence[Explai
         else:
             if not isinstance(error, ClearheadError):
                 logger.exception("explaining failed")
-            _emit_problem(explain_jobs[0], methods, error)
+            _emit_error(explain_jobs[0], methods, error)
         return
     for index, explain_job in enumerate(explain_jobs):
         try:
             explain_job.emit_results({name: explanations[name][index] for name in methods})
         except Exception as error:  # the results of the other requests are still sent
             logger.exception("rendering failed")
-            _emit_problem(explain_job, methods, error)
+            _emit_error(explain_job, methods, error)
 
 
 def _explain_batch(
@@ -204,9 +204,9 @@ def _make_progress_callback(jobs: Sequence[RequestJob], methods: Iterable[str]) 
                     {
                         "event": "progress",
                         "methods": list(methods),
-                        "inputs": total_inputs // len(jobs),
-                        "of": expected_inputs,
-                        "seconds": round(current_time - started_at, 2),
+                        "num_inputs": total_inputs // len(jobs),
+                        "expected_inputs": expected_inputs,
+                        "elapsed_seconds": round(current_time - started_at, 2),
                     }
                 )
 

@@ -49,8 +49,8 @@ def parse_image_upload(encoded: str, limits: Limits) -> UploadedImage:
     """
     prefix = _DATA_URL_PATTERN.match(encoded)
     body = encoded[prefix.end() :] if prefix else encoded
-    if len(body) * 3 / 4 > limits.picture_bytes:
-        raise InputError(f"the image is too large: at most {limits.picture_bytes // 2**20} MiB are accepted")
+    if len(body) * 3 / 4 > limits.max_image_bytes:
+        raise InputError(f"the image is too large: at most {limits.max_image_bytes // 2**20} MiB are accepted")
     try:
         content = b64decode(body, validate=True)
     except (binascii.Error, ValueError):
@@ -58,10 +58,10 @@ def parse_image_upload(encoded: str, limits: Limits) -> UploadedImage:
     with _translated_decoder_errors(limits):
         image = _open_without_decoding(content)
         width, height = image.size
-        if width * height > limits.pixels:
+        if width * height > limits.max_image_pixels:
             raise InputError(
-                f"the image has {width:,} × {height:,} pixels, and at most {limits.pixels:,} in total are accepted: "
-                "make it smaller"
+                f"the image has {width:,} × {height:,} pixels, and at most {limits.max_image_pixels:,} in total are "
+                "accepted: make it smaller"
             )
         image.verify()
     return UploadedImage(content, width * height)
@@ -100,7 +100,9 @@ def _translated_decoder_errors(limits: Limits) -> Iterator[None]:
     except InputError:
         raise
     except Image.DecompressionBombError:  # Pillow's own limit, several times larger than ours
-        raise InputError(f"the image has far more than the {limits.pixels:,} pixels that are accepted") from None
+        raise InputError(
+            f"the image has far more than the {limits.max_image_pixels:,} pixels that are accepted"
+        ) from None
     except Exception as error:  # decoders raise various exceptions on damaged files
         reason = "unknown format" if type(error).__name__ == "UnidentifiedImageError" else "damaged"
         raise InputError(f"the image cannot be opened ({reason}): send a PNG, JPEG, WebP, GIF or BMP") from None

@@ -118,19 +118,19 @@ class SecurityMiddleware:
             if scheme.lower() != "bearer" or not is_valid:
                 return 401, "this server requires a token: open the page with #token=… at the end of its URL"
         length = headers.get("content-length", "0")
-        if not length.isascii() or not length.isdigit() or len(length) > 12 or int(length) > self.limits.body_bytes:
+        if not length.isascii() or not length.isdigit() or len(length) > 12 or int(length) > self.limits.max_body_bytes:
             return 413, self._format_too_large()
         return None
 
     def _format_too_large(self) -> str:
         """Return the message for a body above the limit, which it names in MiB."""
-        return f"the request is too large: at most {self.limits.body_bytes // 2**20} MiB are accepted"
+        return f"the request is too large: at most {self.limits.max_body_bytes // 2**20} MiB are accepted"
 
     def _limit_body(self, receive: Receive) -> Receive:
         """Wrap `receive` to limit the size of the body and the time to receive it."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.limits.reading_seconds
-        remaining_bytes = self.limits.body_bytes
+        deadline = loop.time() + self.limits.body_timeout_seconds
+        remaining_bytes = self.limits.max_body_bytes
         is_complete = False
 
         async def receive_limited() -> Message:
@@ -141,7 +141,7 @@ class SecurityMiddleware:
                 message = await asyncio.wait_for(receive(), max(deadline - loop.time(), 0.001))
             except TimeoutError:
                 raise HTTPException(
-                    408, f"the request was not received within {self.limits.reading_seconds:.0f} s"
+                    408, f"the request was not received within {self.limits.body_timeout_seconds:.0f} s"
                 ) from None
             remaining_bytes -= len(message.get("body", b""))
             is_complete = not message.get("more_body", False)

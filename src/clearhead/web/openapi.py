@@ -1,4 +1,4 @@
-"""The API described: requests from their classes, results by the same schema as `to_dict()`."""
+"""The OpenAPI document of the web API: requests from their classes, explanations in the JSON form of `to_dict()`."""
 
 import json
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ _IMAGE_SCHEMA = {"type": ["string", "null"], "description": "The image as the mo
 _ERROR_DESCRIPTIONS = {
     400: "The request is not addressed to this server, or its body is not JSON.",
     401: "The token is missing or wrong.",
-    403: "From another page.",
+    403: "The request comes from another site.",
     404: "Not found.",
     405: "Method not allowed.",
     408: "The request was not received in time.",
@@ -27,7 +27,7 @@ _ERROR_DESCRIPTIONS = {
 }
 EVENT_STREAM_RESPONSE = {
     "description": (
-        "One JSON object per line: queued, started, progress, explanation, comparison, view, problem; finally done, "
+        "One JSON object per line: queued, started, progress, explanation, comparison, view, error; finally done, "
         "cancelled or expired."
     ),
     "content": {"application/x-ndjson": {"schema": {"$ref": "#/components/schemas/Event"}}},
@@ -39,18 +39,18 @@ ROUTE_SCHEMAS: dict[str, Any] = {
             "application/json": {
                 "schema": {
                     "type": "object",
-                    "required": ["explanations", "problems"],
+                    "required": ["explanations", "errors"],
                     "properties": {
                         "explanations": {"type": "object", "additionalProperties": _ANY_EXPLANATION_SCHEMA},
-                        "problems": {"type": "object", "additionalProperties": {"type": "string"}},
+                        "errors": {"type": "object", "additionalProperties": {"type": "string"}},
                         "comparison": {"type": ["object", "null"]},
-                        "picture": _IMAGE_SCHEMA,
+                        "image": _IMAGE_SCHEMA,
                     },
                 }
             }
         },
     },
-    "shown": {
+    "open": {
         "description": "The contents of the file, and how the page displays them.",
         "content": {
             "application/json": {
@@ -59,7 +59,7 @@ ROUTE_SCHEMAS: dict[str, Any] = {
                     "required": ["explanations", "view"],
                     "properties": {
                         "explanations": {"type": "array", "items": _ANY_EXPLANATION_SCHEMA},
-                        "pictures": {"type": "array", "items": _IMAGE_SCHEMA},
+                        "images": {"type": "array", "items": _IMAGE_SCHEMA},
                         "view": {"type": "object"},
                     },
                 }
@@ -70,11 +70,11 @@ ROUTE_SCHEMAS: dict[str, Any] = {
         "description": "The map, query by key.",
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     },
-    "shared": {
+    "export": {
         "description": "The file.",
         "content": {"text/html": {"schema": {"type": "string"}}, "application/octet-stream": {}},
     },
-    "file": {
+    "file_upload": {
         "requestBody": {
             "required": True,
             "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
@@ -87,21 +87,26 @@ _EVENT_SCHEMA = {
     "properties": {
         "event": {
             "enum": [
-                *("queued", "started", "progress", "explanation", "comparison", "view", "problem"),
+                *("queued", "started", "progress", "explanation", "comparison", "view", "error"),
                 *("done", "cancelled", "expired"),
             ]
         },
         "id": {"type": "string", "description": "queued: id with which the request can be cancelled."},
-        "seconds": {"type": "number", "description": "queued: time limit of the request; otherwise its duration."},
+        "num_before": {
+            "type": "integer",
+            "description": "queued: number of requests that run or wait before this one.",
+        },
+        "timeout_seconds": {"type": "number", "description": "queued: time limit of the request."},
+        "elapsed_seconds": {"type": "number", "description": "progress, done: time since the start."},
         "methods": {"type": "array", "items": {"type": "string"}},
         "method": {"type": "string"},
-        "inputs": {"type": "integer", "description": "progress: number of inputs that the model has processed."},
-        "of": {
+        "num_inputs": {"type": "integer", "description": "progress: number of inputs that the model has processed."},
+        "expected_inputs": {
             "type": "integer",
             "description": "progress: expected total number of inputs, from the declared cost of the method.",
         },
         "explanation": _ANY_EXPLANATION_SCHEMA,
-        "picture": _IMAGE_SCHEMA,
+        "image": _IMAGE_SCHEMA,
         "message": {"type": "string"},
     },
 }
@@ -109,47 +114,49 @@ _ERROR_SCHEMA = {"type": "object", "required": ["error"], "properties": {"error"
 
 
 def build_responses(*status_codes: int, ok_response: dict[str, Any] | None = None) -> dict[int | str, dict[str, Any]]:
-    """The answers of one route: those of its own, and those that every route has."""
+    """Return the responses of a route: its own, and the errors that every route can return."""
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    made: dict[int | str, dict[str, Any]] = {
+    error_responses: dict[int | str, dict[str, Any]] = {
         code: {"description": _ERROR_DESCRIPTIONS[code], "content": content}
         for code in sorted({*status_codes, 400, 401, 403, 405, 408})
     }
-    json_ok = {"description": "As asked.", "content": {"application/json": {"schema": {"type": "object"}}}}
-    return {200: ok_response or json_ok, **made}
+    json_ok = {"description": "The result.", "content": {"application/json": {"schema": {"type": "object"}}}}
+    return {200: ok_response or json_ok, **error_responses}
 
 
 def build_openapi_schema(app: FastAPI, model_names: Iterable[str]) -> dict[str, Any]:
     if app.openapi_schema is None:
-        made = get_openapi(title=app.title, version=app.version, routes=app.routes, description=__doc__)
-        _add_name_enums(made, list(model_names))
-        parts = made.setdefault("components", {}).setdefault("schemas", {})
-        parts |= {
+        schema = get_openapi(title=app.title, version=app.version, routes=app.routes, description=__doc__)
+        _add_name_enums(schema, list(model_names))
+        component_schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+        component_schemas |= {
             "Explanation": _load_result_schema("explanation"),
             "MultiStreamExplanation": _load_result_schema("multi_stream_explanation"),
         }
-        parts |= {"Event": _EVENT_SCHEMA, "Error": _ERROR_SCHEMA}
-        app.openapi_schema = made
+        component_schemas |= {"Event": _EVENT_SCHEMA, "Error": _ERROR_SCHEMA}
+        app.openapi_schema = schema
     return app.openapi_schema
 
 
-def _add_name_enums(made: dict[str, Any], models: list[str]) -> None:
-    """The models and methods that there are, where one is to be named."""
-    parts = made["components"]["schemas"]
-    for ask in ("ExplainRequest", "InputRequest"):
-        parts[ask]["properties"]["model"]["enum"] = models
-    parts["ExplainRequest"]["properties"]["methods"]["items"]["enum"] = sorted(METHOD_REGISTRY)
-    for parameter in made["paths"]["/api/model"]["get"]["parameters"]:
+def _add_name_enums(schema: dict[str, Any], models: list[str]) -> None:
+    """List the names of models and methods in the schemas of the parameters that take them."""
+    component_schemas = schema["components"]["schemas"]
+    for request in ("ExplainRequest", "InputRequest"):
+        component_schemas[request]["properties"]["model"]["enum"] = models
+    component_schemas["ExplainRequest"]["properties"]["methods"]["items"]["enum"] = sorted(METHOD_REGISTRY)
+    for parameter in schema["paths"]["/api/model"]["get"]["parameters"]:
         if parameter["name"] == "name":
             parameter["schema"]["enum"] = models
 
 
 def _load_result_schema(name: str) -> Any:
-    """A schema of a result, as a part of this document: its references point into it."""
+    """Load the schema of an explanation; its references are changed to point into the OpenAPI document."""
     text = (files("clearhead.explanation") / f"{name}.schema.json").read_text(encoding="utf-8")
-    here = "#/components/schemas/Explanation"
-    text = text.replace('"#/$defs/', f'"{here}/$defs/').replace('"urn:clearhead:explanation:2" }', f'"{here}" }}')
-    found = json.loads(text)
+    location = "#/components/schemas/Explanation"
+    text = text.replace('"#/$defs/', f'"{location}/$defs/').replace(
+        '"urn:clearhead:explanation:2" }', f'"{location}" }}'
+    )
+    schema = json.loads(text)
     for key in ("$schema", "$id"):
-        del found[key]
-    return found
+        del schema[key]
+    return schema

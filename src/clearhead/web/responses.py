@@ -83,31 +83,31 @@ class PendingJobResponse:
             yield encode_json(event) + b"\n"
 
     async def collect_results(self) -> dict[str, Any]:
-        """Wait for the end of the job and return all results and problems by method.
+        """Wait for the end of the job and return all results and errors by method.
 
         Raises:
             InputError: There is no result.
         """
         explanations: dict[str, Any] = {}
-        problems: dict[str, str] = {}
+        errors: dict[str, str] = {}
         results: dict[str, Any] = {
             "explanations": explanations,
-            "problems": problems,
+            "errors": errors,
             "comparison": None,
-            "picture": None,
+            "image": None,
         }
         async for event in self.iter_events():
             match event["event"]:
                 case "explanation":
                     explanations[event["method"]] = event["explanation"]
-                    results["picture"] = event.get("picture") or results["picture"]
+                    results["image"] = event.get("image") or results["image"]
                 case "comparison":
                     results["comparison"] = event["comparison"]
-                case "problem" | "expired":
+                case "error" | "expired":
                     for method in event.get("methods", ["request"]):
-                        problems[method] = event["message"]
-        if problems and not explanations:
-            raise InputError(next(iter(problems.values())))
+                        errors[method] = event["message"]
+        if errors and not explanations:
+            raise InputError(next(iter(errors.values())))
         return results
 
     async def run_function(
@@ -141,18 +141,18 @@ class PendingJobResponse:
 
             try:
                 with watched_forward_calls(loaded_model.explainer.adapter.model, on_module_call):
-                    self.job.emit({"event": "made", "made": function()})
+                    self.job.emit({"event": "result", "result": function()})
             except Exception as error:
                 if not isinstance(error, ClearheadError):
                     logger.exception("a request failed")
-                self.job.emit({"event": "problem", "message": format_error_message(error)})
+                self.job.emit({"event": "error", "message": format_error_message(error)})
 
         self.submit([WorkItem(self.job, run, cost)])
         result: dict[str, Any] | None = None
         async for event in self.iter_events():
-            if event["event"] in ("problem", "expired"):
+            if event["event"] in ("error", "expired"):
                 raise InputError(event["message"])
-            result = event.get("made", result)
+            result = event.get("result", result)
         if result is None:
             raise InputError("the request was cancelled")
         return make_json_response(result)

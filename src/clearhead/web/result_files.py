@@ -43,8 +43,8 @@ def parse_explanations_file(content: bytes, limits: Limits) -> "list[AnyExplanat
         except InputError as error:
             raise InputError(str(error).replace(repr(str(path)), "the file")) from None
     image = explanation.image
-    if image is not None and image.shape[0] * image.shape[1] > limits.pixels:
-        raise InputError(f"the image in the file is too large: at most {limits.pixels:,} pixels are accepted")
+    if image is not None and image.shape[0] * image.shape[1] > limits.max_image_pixels:
+        raise InputError(f"the image in the file is too large: at most {limits.max_image_pixels:,} pixels are accepted")
     return [explanation]
 
 
@@ -55,9 +55,9 @@ def _parse_explanations_json(content: bytes, limits: Limits) -> "list[AnyExplana
     except (ValueError, RecursionError):
         raise InputError("the file looks like JSON, but is damaged") from None
     schema = data.get("schema") if isinstance(data, dict) else None
-    if schema == "clearhead/shown":  # saved by the page
+    if schema == "clearhead/explanations":  # saved by the page
         try:
-            request = RenderRequest(explanations=data["explanations"], pictures=data.get("pictures", []))
+            request = RenderRequest(explanations=data["explanations"], images=data.get("images", []))
             return decode_explanations(request, limits)
         except InputError:
             raise
@@ -79,29 +79,31 @@ def decode_explanations(request: RenderRequest, limits: Limits) -> "list[AnyExpl
     """
     _check_explanation_count(request.explanations, limits)
     explanations = [_decode_explanation(encoded) for encoded in request.explanations]
-    if not request.pictures:
+    if not request.images:
         return explanations
-    if len(request.pictures) != len(explanations):
+    if len(request.images) != len(explanations):
         raise InputError(
-            f"{len(request.pictures)} images for {len(explanations)} explanations: give one for each (or null)"
+            f"{len(request.images)} images for {len(explanations)} explanations: give one for each (or null)"
         )
-    images: dict[str, Any] = {}
-    remaining_pixels = limits.pixels  # for all images together, because a small body can contain many large ones
-    for encoded in dict.fromkeys(request.pictures):
+    decoded_images: dict[str, Any] = {}
+    # One budget for all images together, because a small body can contain many large ones.
+    remaining_pixels = limits.max_image_pixels
+    for encoded in dict.fromkeys(request.images):
         if encoded is not None:
-            images[encoded] = decode_image_array(encoded, replace(limits, pixels=remaining_pixels))
-            remaining_pixels -= images[encoded].shape[0] * images[encoded].shape[1]
+            decoded_images[encoded] = decode_image_array(encoded, replace(limits, max_image_pixels=remaining_pixels))
+            height, width, _ = decoded_images[encoded].shape
+            remaining_pixels -= height * width
     return [
-        explanation if encoded is None else _attach_image(explanation, images[encoded])
-        for explanation, encoded in zip(explanations, request.pictures, strict=True)
+        explanation if encoded is None else _attach_image(explanation, decoded_images[encoded])
+        for explanation, encoded in zip(explanations, request.images, strict=True)
     ]
 
 
 def _check_explanation_count(explanations: Sequence[Any], limits: Limits) -> None:
     """Raise `InputError` if there are no explanations, or more than the limit."""
-    if not 0 < len(explanations) <= limits.explanations:
+    if not 0 < len(explanations) <= limits.max_explanations:
         raise InputError(
-            f"{len(explanations)} explanations were given: between 1 and {limits.explanations} can be shown"
+            f"{len(explanations)} explanations were given: between 1 and {limits.max_explanations} can be shown"
         )
 
 
@@ -138,7 +140,7 @@ def encode_explanations(explanations: "Sequence[AnyExplanation]") -> dict[str, A
     images = [
         None if explanation.image is None else encode_png_data_url(explanation.image) for explanation in explanations
     ]
-    return {"explanations": [explanation.to_dict() for explanation in explanations], "pictures": images}
+    return {"explanations": [explanation.to_dict() for explanation in explanations], "images": images}
 
 
 def build_explanations_view_model(explanations: "Sequence[AnyExplanation]") -> dict[str, Any]:

@@ -103,7 +103,7 @@ class RequestJob:
         elif self.is_expired:
             self.emit({"event": "expired", "message": format_timeout_message(self.timeout_seconds)})
         else:
-            self.emit({"event": "done", "seconds": round(self.elapsed_seconds, 3)})
+            self.emit({"event": "done", "elapsed_seconds": round(self.elapsed_seconds, 3)})
 
 
 def format_timeout_message(seconds: float) -> str:
@@ -132,7 +132,7 @@ class JobScheduler:
     def start(self) -> None:
         """Start the worker threads."""
         self.is_closed = False
-        names = [f"clearhead worker {index}" for index in range(self.limits.workers)]
+        names = [f"clearhead worker {index}" for index in range(self.limits.num_workers)]
         self.worker_threads = [threading.Thread(target=self._run_worker, name=name, daemon=True) for name in names]
         for thread in self.worker_threads:
             thread.start()
@@ -155,7 +155,7 @@ class JobScheduler:
         """
         with self.state_changed:
             self._remove_finished_jobs()
-            if len(self.jobs) >= self.limits.waiting:
+            if len(self.jobs) >= self.limits.max_pending_requests:
                 raise QueueFullError(self.retry_after_seconds)
 
     def submit(self, job: RequestJob) -> None:
@@ -167,7 +167,14 @@ class JobScheduler:
         with self.state_changed:
             self.check_capacity()
             self.jobs[job.id] = job
-            job.emit({"event": "queued", "id": job.id, "before": len(self.jobs) - 1, "seconds": job.timeout_seconds})
+            job.emit(
+                {
+                    "event": "queued",
+                    "id": job.id,
+                    "num_before": len(self.jobs) - 1,
+                    "timeout_seconds": job.timeout_seconds,
+                }
+            )
             self.state_changed.notify_all()
 
     def cancel(self, job_id: str) -> bool:
@@ -205,7 +212,7 @@ class JobScheduler:
             except Exception as error:  # a bug must not end the worker, and the client must hear of it
                 logger.exception("a work item failed")
                 for work_item in work_items:
-                    work_item.job.emit({"event": "problem", "message": format_error_message(error)})
+                    work_item.job.emit({"event": "error", "message": format_error_message(error)})
             finally:
                 with self.state_changed:
                     self.busy_models.discard(work_items[0].job.model_name)
@@ -223,7 +230,10 @@ class JobScheduler:
         Raises:
             RunPreemptedError: Other jobs wait.
         """
-        if time.monotonic() - started_at < MIN_RUN_SECONDS or work_item.job.elapsed_seconds > self.limits.seconds / 2:
+        if (
+            time.monotonic() - started_at < MIN_RUN_SECONDS
+            or work_item.job.elapsed_seconds > self.limits.timeout_seconds / 2
+        ):
             return
         with self.state_changed:
             is_contended = any(
@@ -260,7 +270,7 @@ class JobScheduler:
             for item in candidates
             if item.batch_key is not None and item.batch_key == next_item.batch_key and item != next_item
         ]
-        batch = [next_item, *sorted(batchable, key=self._compute_priority)[: self.limits.together - 1]]
+        batch = [next_item, *sorted(batchable, key=self._compute_priority)[: self.limits.max_batch_size - 1]]
         for item in batch:
             item.job.work_items.popleft()
         self.running_items.update(batch)
@@ -269,9 +279,9 @@ class JobScheduler:
 
     def _compute_priority(self, work_item: WorkItem) -> tuple[float, int]:
         """Return the sort key: cost, or 0 once the job has waited too long; then order of arrival."""
-        max_wait = self.limits.patience
+        max_wait = self.limits.starvation_seconds
         if work_item.cost_passes == math.inf:  # preempted items wait longer, but not until they expire
-            max_wait = self.limits.seconds / 2
+            max_wait = self.limits.timeout_seconds / 2
         is_late = work_item.job.elapsed_seconds > max_wait
         return (0.0 if is_late else work_item.cost_passes, work_item.job.sequence_number)
 

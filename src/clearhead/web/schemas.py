@@ -27,7 +27,7 @@ class InputRequest(StrictModel):
 
     model: str = Field(max_length=300, description="Name of a model, as listed by GET /api/models.")
     text: str | None = Field(None, description="Text, or prompt of a language model.")
-    pair: str | None = Field(None, description="Second text, for models that take a pair.")
+    text_pair: str | None = Field(None, description="Second text, for models that take a pair of texts.")
     image: str | None = Field(None, description="Bytes of a PNG, JPEG, WebP, GIF or BMP file in base64.")
     example: int | None = Field(None, ge=0, lt=10_000, description="Index of an example, instead of an input.")
 
@@ -38,7 +38,7 @@ class ExplainRequest(InputRequest):
     methods: list[Annotated[str, Field(max_length=60)]] = Field(["generic"], min_length=1, max_length=64)
     target: LabelField = Field(None, description="Label or its index; by default the prediction.")
     against: LabelField = Field(None, description="Contrast: explain the difference of target and this label.")
-    place: LabelField = Field(None, description='Position in the output: a step, query or token, or "every".')
+    position: LabelField = Field(None, description='Position in the output: a step, query or token, or "every".')
     scale: Literal["logit", "probability", "log-odds", "cosine"] | None = None
     answer: str | None = Field(None, description="Continuation to explain; by default the generated one.")
     max_new_tokens: int = Field(32, ge=1, le=64)
@@ -48,13 +48,13 @@ class RenderRequest(StrictModel):
     """Explanations in JSON form, to be shown or written to a file, and their images."""
 
     explanations: list[dict[str, Any]] = Field(min_length=1)
-    pictures: list[str | None] = Field([], description="One image or null for each explanation, or an empty list.")
+    images: list[str | None] = Field([], description="One image or null for each explanation, or an empty list.")
 
 
 class ExportRequest(RenderRequest):
     """Explanations to export, and the file format."""
 
-    form: Literal["html", "safetensors"] = "html"
+    format: Literal["html", "safetensors"] = "html"
 
 
 def check_request(request: InputRequest, limits: Limits) -> None:
@@ -63,21 +63,23 @@ def check_request(request: InputRequest, limits: Limits) -> None:
     Raises:
         InputError: The request is invalid or exceeds a limit.
     """
-    for name in ("text", "pair", "answer"):
+    for name in ("text", "text_pair", "answer"):
         text = getattr(request, name, None)
-        if text is not None and len(text) > limits.characters:
+        if text is not None and len(text) > limits.max_text_characters:
             raise InputError(
-                f"the {name} has {len(text):,} characters, and at most {limits.characters:,} are accepted: "
+                f"the {name} has {len(text):,} characters, and at most {limits.max_text_characters:,} are accepted: "
                 "shorten it, or explain it with clearhead explain"
             )
     if isinstance(request, ExplainRequest):
         for name in request.methods:
             if name not in METHOD_REGISTRY:
                 raise unknown_value_error("method", name, sorted(METHOD_REGISTRY))
-        if len(set(request.methods)) > limits.methods:
-            raise InputError(f"{len(request.methods)} methods are too many for one request: at most {limits.methods}")
-    if request.example is not None and not (request.text is request.pair is request.image is None):
-        raise InputError("an example is a complete input: omit text, pair and image")
+        if len(set(request.methods)) > limits.max_methods:
+            raise InputError(
+                f"{len(request.methods)} methods are too many for one request: at most {limits.max_methods}"
+            )
+    if request.example is not None and not (request.text is request.text_pair is request.image is None):
+        raise InputError("an example is a complete input: omit text, text_pair and image")
 
 
 def build_explain_inputs(request: InputRequest, adapter: "ModelAdapter", image: Any) -> dict[str, Any]:
@@ -98,12 +100,12 @@ def build_explain_inputs(request: InputRequest, adapter: "ModelAdapter", image: 
     input_names = adapter.input_names
     accepted = f"{adapter.name} takes {' and '.join(input_names)}"
     inputs: dict[str, Any] = {}
-    if request.text is not None or request.pair is not None:
+    if request.text is not None or request.text_pair is not None:
         if "text" not in input_names:
             raise InputError(f"{accepted}, not text")
         if not (request.text or "").strip():
             raise InputError("the text is empty: enter a text")
-        inputs["text"] = request.text if request.pair is None else (request.text, request.pair)
+        inputs["text"] = request.text if request.text_pair is None else (request.text, request.text_pair)
     if image is not None:
         if "image" not in input_names:
             raise InputError(f"{accepted}, not an image")
@@ -144,9 +146,9 @@ def take_image_upload(request: InputRequest, limits: Limits) -> UploadedImage | 
 
 
 def build_target(request: ExplainRequest, adapter: "ModelAdapter") -> Any:
-    """Build the target of `explain` from the fields target, against and place."""
-    if request.place is not None:
-        position = None if request.place == "every" else request.place
+    """Build the target of `explain` from the fields target, against and position."""
+    if request.position is not None:
+        position = None if request.position == "every" else request.position
         return find_position_target_class(adapter)(position, request.target, request.against)
     if request.against is not None:
         return Contrast(request.target, request.against)

@@ -13,7 +13,7 @@ PAGE_MEDIA_TYPES = {
     "index.html": "text/html",
     "page.css": "text/css",
     "icon.svg": "image/svg+xml",
-    **dict.fromkeys(("page.js", "form.js", "talking.js", "results.js", "visit.js"), "text/javascript"),
+    **dict.fromkeys(("page.js", "form.js", "api_client.js", "result.js", "history.js"), "text/javascript"),
 }
 
 

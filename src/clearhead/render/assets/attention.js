@@ -1,214 +1,212 @@
-// Attention: every head at a glance, one head as a matrix and as links, and how what is read comes up through the layers.
-import { h, choice, unpacked } from "./dom.js";
-import { number, short } from "./format.js";
-import { isDark, styled, whenColoursChange } from "./colour.js";
-import { cells, matrix } from "./matrix.js";
-import { between, links } from "./links.js";
-import { cursor, hush, tell } from "./tip.js";
+// Attention: an overview of all heads, one head as a matrix and as links, and the scores by depth.
+import { h, segmentedControl, decodeArray } from "./dom.js";
+import { formatNumber, truncate } from "./format.js";
+import { isDarkTheme, resolveColour, redrawOnThemeChange } from "./colour.js";
+import { renderCells, matrix } from "./matrix.js";
+import { streamLinks, linkDiagram } from "./links.js";
+import { addKeyboardCursor, hideTooltip, showTooltip } from "./tooltip.js";
 
-const weightOf = (byte) => (byte / 255) ** 2;
-const said = (weight) => number(weight, 2);
+const decodeWeight = (byte) => (byte / 255) ** 2;
+const formatWeight = (weight) => formatNumber(weight, 2);
 
-// Which stream looks at which is chosen by name; each choice keeps what it has drawn.
-export const streams = (document_, options = {}) => {
-  const box = h("div"), drawn = [];
-  const show = (place) => {
-    const own = document_.maps[place];
-    drawn[place] ??= attention(own, { ...options, head: false, tile: options.tile && ((layer, head) => options.tile(layer, head, own.name)) });
-    box.replaceChildren(drawn[place]);
+// Attention between streams: the direction is selected by name; views that were drawn are cached.
+export const multiStreamAttentionView = (viewModel, options = {}) => {
+  const box = h("div"), views = [];
+  const showMap = (index) => {
+    const map = viewModel.maps[index];
+    views[index] ??= attentionView(map, { ...options, showHeading: false, fetchHeadMap: options.fetchHeadMap && ((layer, head) => options.fetchHeadMap(layer, head, map.name)) });
+    box.replaceChildren(views[index]);
   };
-  show(0);
-  return h("div", { class: "ch-input ch-chosen-of" }, options.head !== false && h("h2", null, document_.heading),
-    document_.links && between(document_.links, document_.picture),
-    h("div", { class: "ch-picks" }, h("span", null, "Direction of attention"), choice("Direction of attention", document_.maps.map(({ name }) => name), 0, show)), box);
+  showMap(0);
+  return h("div", { class: "ch-input ch-multi-stream" }, options.showHeading !== false && h("h2", null, viewModel.heading),
+    viewModel.links && streamLinks(viewModel.links, viewModel.image),
+    h("div", { class: "ch-controls" }, h("span", null, "Direction of attention"), segmentedControl("Direction of attention", viewModel.maps.map(({ name }) => name), 0, showMap)), box);
 };
 
-export const attention = (document_, options = {}) => {
-  const { tokens, keys = tokens, patterns, tiles } = document_, bytes = unpacked(tiles), [layers, heads] = tiles.shape;
-  const size = sizeOf(document_), area = size[0] * size[1], exact = size[0] === tokens.length && size[1] === keys.length;
-  const tileOf = (layer, head) => bytes.subarray((layer * heads + head) * area, (layer * heads + head + 1) * area);
-  const state = { layer: layers - 1, head: 0, way: 0 };
-  const below = h("div", { class: "ch-head-of" });
-  const show = async (layer, head) => {
+export const attentionView = (viewModel, options = {}) => {
+  const { tokens, key_tokens: keyTokens = tokens, patterns, maps } = viewModel, bytes = decodeArray(maps), [layers, heads] = maps.shape;
+  const mapSize = viewModel.map_size, area = mapSize[0] * mapSize[1], isFullSize = mapSize[0] === tokens.length && mapSize[1] === keyTokens.length;
+  const getMap = (layer, head) => bytes.subarray((layer * heads + head) * area, (layer * heads + head + 1) * area);
+  const state = { layer: layers - 1, head: 0, mode: 0 };
+  const headView = h("div", { class: "ch-single-head" });
+  const selectHead = async (layer, head) => {
     Object.assign(state, { layer, head });
-    layerOf.value = layer;
-    headOf.value = head;
-    overview.choose(layer, head);
-    const whole = exact ? tileOf(layer, head) : await options.tile?.(layer, head).catch(() => null); // one that is kept no longer is drawn pooled
-    if (state.layer !== layer || state.head !== head) return; // another was chosen while this one came
-    below.replaceChildren(...oneHead(document_, layer, head, whole, tileOf(layer, head), state));
+    layerSelect.value = layer;
+    headSelect.value = head;
+    overview.setSelection(layer, head);
+    const fullMap = isFullSize ? getMap(layer, head) : await options.fetchHeadMap?.(layer, head).catch(() => null); // a map that is no longer cached is drawn pooled
+    if (state.layer !== layer || state.head !== head) return; // another head was selected in the meantime
+    headView.replaceChildren(...headElements(viewModel, layer, head, fullMap, getMap(layer, head), state));
   };
-  const pick = (name, count, own) => h("select", { change: () => show(Number(layerOf.value), Number(headOf.value)) },
-    Array.from({ length: count }, (_, place) => h("option", { value: place, selected: place === own }, `${name} ${place}`)));
-  const layerOf = pick("layer", layers, state.layer), headOf = pick("head", heads, 0);
-  const overview = everyHead(layers, heads, size, keys.length, tileOf, (layer, head) => [
+  const makeSelect = (name, count, selected) => h("select", { change: () => selectHead(Number(layerSelect.value), Number(headSelect.value)) },
+    Array.from({ length: count }, (_, index) => h("option", { value: index, selected: index === selected }, `${name} ${index}`)));
+  const layerSelect = makeSelect("layer", layers, state.layer), headSelect = makeSelect("head", heads, 0);
+  const overview = headOverview(layers, heads, mapSize, keyTokens.length, getMap, (layer, head) => [
     [`layer ${layer}, head ${head}`, ""], [patterns[layer][head], ""],
-    ...(document_.beside ? [["average over other inputs", document_.beside[layer][head]]] : [])], show);
-  show(state.layer, 0);
+    ...(viewModel.mean_patterns ? [["average over other inputs", viewModel.mean_patterns[layer][head]]] : [])], selectHead);
+  selectHead(state.layer, 0);
   return h("section", { class: "ch-input ch-attention" },
-    options.head !== false && h("h2", null, document_.heading),
-    h("p", { class: "ch-note" }, `${document_.model} · ${layers} layers of ${heads} heads · ${keys === tokens ? "" : `${tokens.length} units attend to `}${keys.length} units${document_.row === null ? "" : ` · read-out row: ${tokens[document_.row]}`}`),
+    options.showHeading !== false && h("h2", null, viewModel.heading),
+    h("p", { class: "ch-note" }, `${viewModel.model} · ${layers} layers of ${heads} heads · ${keyTokens === tokens ? "" : `${tokens.length} units attend to `}${keyTokens.length} units${viewModel.readout_row === null ? "" : ` · read-out row: ${tokens[viewModel.readout_row]}`}`),
     h("div", { class: "ch-panels" },
       h("div", { class: "ch-panel" }, h("h3", null, "All heads"), h("p", { class: "ch-note" }, "The deepest layer is at the top; each map is scaled by its own largest weight. Select a head to show it."), overview),
       h("div", { class: "ch-panel" }, h("h3", null, "Single head"),
-        h("p", { class: "ch-picks" }, h("label", null, "Layer ", layerOf), h("label", null, "Head ", headOf)), below)),
-    h("div", { class: "ch-panel" }, h("h3", null, "By depth"), depth(document_)),
-    h("p", { class: "ch-note" }, document_.says));
+        h("p", { class: "ch-controls" }, h("label", null, "Layer ", layerSelect), h("label", null, "Head ", headSelect)), headView)),
+    h("div", { class: "ch-panel" }, h("h3", null, "By depth"), depthView(viewModel)),
+    h("p", { class: "ch-note" }, viewModel.conclusion));
 };
 
-// Rows and columns of the maps in the document; those of earlier versions are square.
-const sizeOf = ({ size }) => (Array.isArray(size) ? size : [size, size]);
-
-// What full colour stands for: the largest weight, but at least four times an even one, so that even heads look even.
-const most = (bytes, units) => bytes.reduce((found, byte) => Math.max(found, byte), Math.min(255, Math.ceil(255 * Math.sqrt(4 / units))));
+// The byte of full colour: the largest weight, but at least four times the uniform weight, so that uniform
+// heads look uniform.
+const computeFullByte = (bytes, units) => bytes.reduce((largest, byte) => Math.max(largest, byte), Math.min(255, Math.ceil(255 * Math.sqrt(4 / units))));
 
 // Small maps side by side on one canvas, the deepest layer on top.
-const everyHead = (layers, heads, size, units, tileOf, told, choose) => {
-  const gap = 4, edge = Math.max(14, Math.min(56, Math.floor(470 / Math.max(heads, layers)) - gap)), left = 22, top = 16;
-  const width = left + heads * (edge + gap), height = top + layers * (edge + gap);
+const headOverview = (layers, heads, mapSize, units, getMap, getTooltip, onSelect) => {
+  const gap = 4, tileSize = Math.max(14, Math.min(56, Math.floor(470 / Math.max(heads, layers)) - gap)), left = 22, top = 16;
+  const width = left + heads * (tileSize + gap), height = top + layers * (tileSize + gap);
   const canvas = h("canvas", { class: "ch-canvas", role: "img", "aria-label": `Attention maps of ${layers} × ${heads} heads` });
-  let chosen = [layers - 1, 0], pointed = null, sheet = null;
-  const corner = (layer, head) => [left + head * (edge + gap), top + (layers - 1 - layer) * (edge + gap)];
+  let selectedHead = [layers - 1, 0], hoveredHead = null, mapsCanvas = null;
+  const getCorner = (layer, head) => [left + head * (tileSize + gap), top + (layers - 1 - layer) * (tileSize + gap)];
   const scale = Math.max(1, devicePixelRatio * 1.5);
-  // All maps, drawn once; frames come over them.
-  const maps = () => {
-    const made = h("canvas", { width: width * scale, height: height * scale }), context = made.getContext("2d"), dark = isDark(canvas);
+  // All maps; they are drawn once and cached, and the frames are drawn over them.
+  const drawMaps = () => {
+    const canvasOfMaps = h("canvas", { width: width * scale, height: height * scale }), context = canvasOfMaps.getContext("2d"), isDark = isDarkTheme(canvas);
     context.scale(scale, scale);
-    context.imageSmoothingEnabled = Math.max(...size) > edge;
+    context.imageSmoothingEnabled = Math.max(...mapSize) > tileSize;
     context.font = "11px ui-sans-serif, system-ui, sans-serif";
-    context.fillStyle = styled(canvas.parentElement, "--soft");
+    context.fillStyle = resolveColour(canvas.parentElement, "--soft");
     context.textAlign = "center";
     context.textBaseline = "middle";
-    context.strokeStyle = styled(canvas.parentElement, "--rule");
-    for (let head = 0; head < heads; head++) context.fillText(head, left + head * (edge + gap) + edge / 2, 8);
+    context.strokeStyle = resolveColour(canvas.parentElement, "--rule");
+    for (let head = 0; head < heads; head++) context.fillText(head, left + head * (tileSize + gap) + tileSize / 2, 8);
     for (let layer = 0; layer < layers; layer++) {
-      context.fillText(layer, 10, corner(layer, 0)[1] + edge / 2);
+      context.fillText(layer, 10, getCorner(layer, 0)[1] + tileSize / 2);
       for (let head = 0; head < heads; head++) {
-        const at = corner(layer, head);
-        context.drawImage(cells(tileOf(layer, head), ...size, most(tileOf(layer, head), units), dark, true), ...at, edge, edge);
-        context.strokeRect(at[0] - 0.5, at[1] - 0.5, edge + 1, edge + 1);
+        const position = getCorner(layer, head);
+        context.drawImage(renderCells(getMap(layer, head), ...mapSize, computeFullByte(getMap(layer, head), units), isDark, true), ...position, tileSize, tileSize);
+        context.strokeRect(position[0] - 0.5, position[1] - 0.5, tileSize + 1, tileSize + 1);
       }
     }
-    return made;
+    return canvasOfMaps;
   };
-  const draw = (fresh) => {
-    if (fresh || !sheet) sheet = maps();
+  const draw = (isStale) => {
+    if (isStale || !mapsCanvas) mapsCanvas = drawMaps();
     canvas.width = width * scale;
     canvas.height = height * scale;
     canvas.style.width = `${width}px`;
     canvas.style.height = `${height}px`;
     const context = canvas.getContext("2d");
-    context.drawImage(sheet, 0, 0);
+    context.drawImage(mapsCanvas, 0, 0);
     context.scale(scale, scale);
-    for (const [place, colour, line] of [[pointed, "--ink", 1.5], [chosen, "--accent", 2.5]]) {
-      if (!place) continue;
-      context.strokeStyle = styled(canvas.parentElement, colour);
-      context.lineWidth = line;
-      const [x, y] = corner(...place);
-      context.strokeRect(x - 1, y - 1, edge + 2, edge + 2);
+    for (const [position, colour, lineWidth] of [[hoveredHead, "--ink", 1.5], [selectedHead, "--accent", 2.5]]) {
+      if (!position) continue;
+      context.strokeStyle = resolveColour(canvas.parentElement, colour);
+      context.lineWidth = lineWidth;
+      const [x, y] = getCorner(...position);
+      context.strokeRect(x - 1, y - 1, tileSize + 2, tileSize + 2);
     }
   };
-  const point = (layer, head, aloud) => {
-    pointed = [layer, head];
+  const hoverHead = (layer, head, announce) => {
+    hoveredHead = [layer, head];
     draw();
-    const box = canvas.getBoundingClientRect(), [x, y] = corner(layer, head);
-    tell(canvas, told(layer, head), { left: box.left + x, right: box.left + x + edge, top: box.top + y, bottom: box.top + y + edge }, aloud);
+    const rect = canvas.getBoundingClientRect(), [x, y] = getCorner(layer, head);
+    showTooltip(canvas, getTooltip(layer, head), { left: rect.left + x, right: rect.left + x + tileSize, top: rect.top + y, bottom: rect.top + y + tileSize }, announce);
   };
-  const leave = () => { if (pointed) { pointed = null; draw(); hush(canvas); } };
-  const place = (event) => {
-    const head = Math.floor((event.offsetX - left) / (edge + gap)), up = Math.floor((event.offsetY - top) / (edge + gap));
-    return head >= 0 && head < heads && up >= 0 && up < layers ? [layers - 1 - up, head] : null;
+  const clearSelection = () => { if (hoveredHead) { hoveredHead = null; draw(); hideTooltip(canvas); } };
+  const findHead = (event) => {
+    const head = Math.floor((event.offsetX - left) / (tileSize + gap)), rowFromTop = Math.floor((event.offsetY - top) / (tileSize + gap));
+    return head >= 0 && head < heads && rowFromTop >= 0 && rowFromTop < layers ? [layers - 1 - rowFromTop, head] : null;
   };
-  canvas.addEventListener("pointermove", (event) => { const at = place(event); if (!at) leave(); else if (String(at) !== String(pointed)) point(...at); });
-  canvas.addEventListener("pointerleave", leave);
-  canvas.addEventListener("click", (event) => { const at = place(event); if (at) choose(...at); });
+  canvas.addEventListener("pointermove", (event) => { const position = findHead(event); if (!position) clearSelection(); else if (String(position) !== String(hoveredHead)) hoverHead(...position); });
+  canvas.addEventListener("pointerleave", clearSelection);
+  canvas.addEventListener("click", (event) => { const position = findHead(event); if (position) onSelect(...position); });
   const frame = h("div", { class: "ch-scroll", tabindex: 0, role: "group", "aria-label": "Heads: arrow keys move between heads, Enter shows one" }, canvas);
-  cursor(frame, () => [layers, heads], (row, head) => point(layers - 1 - row, head, true), leave, (row, head) => choose(layers - 1 - row, head));
-  const seen = new ResizeObserver(() => { if (canvas.isConnected) { seen.disconnect(); draw(true); } });
-  seen.observe(frame);
-  whenColoursChange(canvas, () => draw(true));
-  frame.choose = (layer, head) => { chosen = [layer, head]; if (canvas.isConnected) draw(); };
+  addKeyboardCursor(frame, () => [layers, heads], (row, head) => hoverHead(layers - 1 - row, head, true), clearSelection, (row, head) => onSelect(layers - 1 - row, head));
+  const observer = new ResizeObserver(() => { if (canvas.isConnected) { observer.disconnect(); draw(true); } });
+  observer.observe(frame);
+  redrawOnThemeChange(canvas, () => draw(true));
+  frame.setSelection = (layer, head) => { selectedHead = [layer, head]; if (canvas.isConnected) draw(); };
   return frame;
 };
 
-// whole: every weight in bytes, if there is one; pooled: the largest in each block.
-const oneHead = (document_, layer, head, whole, pooled, state) => {
-  const { tokens, keys = tokens, patterns, beside } = document_, size = sizeOf(document_), square = keys === tokens, n = keys.length, box = h("div");
-  const average = beside ? `; average over other inputs: ${beside[layer][head]}` : "";
-  const show = (way) => {
-    state.way = way;
-    box.replaceChildren(way === 0 ? map() : linksOf(document_, layer, head, whole));
+// fullMap: all weights as bytes, or null; pooledMap: the largest weight of each block.
+const headElements = (viewModel, layer, head, fullMap, pooledMap, state) => {
+  const { tokens, key_tokens: keyTokens = tokens, patterns, mean_patterns: meanPatterns } = viewModel, mapSize = viewModel.map_size, isSquare = keyTokens === tokens, numKeys = keyTokens.length, box = h("div");
+  const averageNote = meanPatterns ? `; average over other inputs: ${meanPatterns[layer][head]}` : "";
+  const showMode = (mode) => {
+    state.mode = mode;
+    box.replaceChildren(mode === 0 ? matrixView() : linksView(viewModel, layer, head, fullMap));
   };
-  const scaled = (bytes) => `Full colour is a weight of ${said(weightOf(most(bytes, n)))}; colours are on a square-root scale.`;
-  const map = () => {
-    if (whole) {
-      return h("div", null, h("p", { class: "ch-note" }, scaled(whole)), matrix({ rows: tokens, columns: keys, values: whole, full: most(whole, n), weights: true, square, largest: 22, room: 560, table: false,
-        label: "Attention, query × key", told: (query, key) => [[`${tokens[query]} → ${keys[key]}`, said(weightOf(whole[query * n + key]))]] }));
+  const describeScale = (bytes) => `Full colour is a weight of ${formatWeight(decodeWeight(computeFullByte(bytes, numKeys)))}; colours are on a square-root scale.`;
+  const matrixView = () => {
+    if (fullMap) {
+      return h("div", null, h("p", { class: "ch-note" }, describeScale(fullMap)), matrix({ rows: tokens, columns: keyTokens, values: fullMap, vmax: computeFullByte(fullMap, numKeys), isUnsigned: true, isSquare, maxCellSize: 22, maxWidth: 560, hasTable: false,
+        label: "Attention, query × key", getTooltip: (query, key) => [[`${tokens[query]} → ${keyTokens[key]}`, formatWeight(decodeWeight(fullMap[query * numKeys + key]))]] }));
     }
-    const blocks = (units, count) => Array.from({ length: count }, (_, block) => { const start = Math.floor(block * units.length / count); return `${start} ${units[start]}${count < units.length ? " …" : ""}`; });
-    const rows = blocks(tokens, size[0]), columns = blocks(keys, size[1]);
-    return h("div", null, h("p", { class: "ch-note" }, scaled(pooled)), matrix({ rows, columns, values: pooled, full: most(pooled, n), weights: true, square, room: 560, largest: 6, table: false,
-      label: "Attention, blocks of units", told: (query, key) => [[`${rows[query]} → ${columns[key]}`, `at most ${said(weightOf(pooled[query * size[1] + key]))}`]] }),
-    h("p", { class: "ch-note" }, `Summarised: ${tokens.length} × ${n} units in ${size[0]} × ${size[1]} blocks, the largest weight of each.`));
+    const nameBlocks = (units, count) => Array.from({ length: count }, (_, block) => { const start = Math.floor(block * units.length / count); return `${start} ${units[start]}${count < units.length ? " …" : ""}`; });
+    const rows = nameBlocks(tokens, mapSize[0]), columns = nameBlocks(keyTokens, mapSize[1]);
+    return h("div", null, h("p", { class: "ch-note" }, describeScale(pooledMap)), matrix({ rows, columns, values: pooledMap, vmax: computeFullByte(pooledMap, numKeys), isUnsigned: true, isSquare, maxWidth: 560, maxCellSize: 6, hasTable: false,
+      label: "Attention, blocks of units", getTooltip: (query, key) => [[`${rows[query]} → ${columns[key]}`, `at most ${formatWeight(decodeWeight(pooledMap[query * mapSize[1] + key]))}`]] }),
+    h("p", { class: "ch-note" }, `Summarised: ${tokens.length} × ${numKeys} units in ${mapSize[0]} × ${mapSize[1]} blocks, the largest weight of each.`));
   };
-  const linked = whole || document_.links; // blocks have no links of their own
-  show(linked ? state.way : 0);
-  return [h("p", { class: "ch-note" }, `Layer ${layer}, head ${head}: ${patterns[layer][head]}${average}`),
-    linked && choice("Display of the head", ["Matrix", "Links"], state.way, show), box].filter(Boolean);
+  const hasLinks = fullMap || viewModel.head_links; // blocks have no links of their own
+  showMode(hasLinks ? state.mode : 0);
+  return [h("p", { class: "ch-note" }, `Layer ${layer}, head ${head}: ${patterns[layer][head]}${averageNote}`),
+    hasLinks && segmentedControl("Display of the head", ["Matrix", "Links"], state.mode, showMode), box].filter(Boolean);
 };
 
 // A head's links: every one of a short input, the strongest of a long one.
-const linksOf = (document_, layer, head, whole) => {
-  const { tokens, keys = tokens } = document_, n = keys.length, row = (query) => Array.from(whole.subarray(query * n, (query + 1) * n), (byte, key) => [query, key, weightOf(byte)]);
-  const every = whole ? tokens.flatMap((_, query) => strongest(row(query), n <= 80 ? n : 4)) : kept(document_.links[layer][head]);
-  const note = whole ? "Left attends to right. Point at a unit to show only its links." : `Left attends to right: the ${every.length} strongest links of ${n} units. Point at a unit to highlight its links.`;
+const linksView = (viewModel, layer, head, fullMap) => {
+  const { tokens, key_tokens: keyTokens = tokens } = viewModel, numKeys = keyTokens.length, row = (query) => Array.from(fullMap.subarray(query * numKeys, (query + 1) * numKeys), (byte, key) => [query, key, decodeWeight(byte)]);
+  const allLinks = fullMap ? tokens.flatMap((_, query) => takeStrongest(row(query), numKeys <= 80 ? numKeys : 4)) : decodeLinks(viewModel.head_links[layer][head]);
+  const note = fullMap ? "Left attends to right. Point at a unit to show only its links." : `Left attends to right: the ${allLinks.length} strongest links of ${numKeys} units. Point at a unit to highlight its links.`;
   return h("div", null, h("p", { class: "ch-note" }, note),
-    links({ left: tokens, right: keys, every, alone: whole ? (side, unit) => (side === 0 ? row(unit) : null) : null, names: ["Queries", "Keys"], verbs: ["attends to", "is attended to by"] }));
+    linkDiagram({ left: tokens, right: keyTokens, allLinks, getUnitLinks: fullMap ? (side, unit) => (side === 0 ? row(unit) : null) : null, names: ["Queries", "Keys"], verbs: ["attends to", "is attended to by"] }));
 };
 
-const strongest = (links, count) => links.sort((a, b) => b[2] - a[2]).slice(0, count);
+const takeStrongest = (links, count) => links.sort((a, b) => b[2] - a[2]).slice(0, count);
 
-const kept = ({ ends, weights }) => {
-  const pairs = unpacked(ends);
-  return Array.from(unpacked(weights), (byte, place) => [pairs[2 * place], pairs[2 * place + 1], weightOf(byte)]);
+const decodeLinks = ({ pairs, weights }) => {
+  const indices = decodeArray(pairs);
+  return Array.from(decodeArray(weights), (byte, index) => [indices[2 * index], indices[2 * index + 1], decodeWeight(byte)]);
 };
 
-// Raw attention, rollout and flow of the row that is read: as a table of layers, and as a layered graph.
-const depth = (document_) => {
-  const kinds = Object.keys(document_.depth), box = h("div"), state = { kind: Math.max(0, kinds.indexOf("rollout")), way: 0 }, { keys = document_.tokens } = document_;
-  const show = () => {
-    const packed = document_.depth[kinds[state.kind]], values = packed.numbers ??= unpacked(packed), layers = packed.shape[0];
-    if (state.way === 1) return box.replaceChildren(graph(document_, values, packed.full));
-    const order = Array.from({ length: layers }, (_, row) => layers - 1 - row), n = keys.length;
-    const turned = Float32Array.from({ length: values.length }, (_, place) => values[order[Math.floor(place / n)] * n + (place % n)]);
-    // The unit whose row is read mostly keeps to itself, and would leave no colour for the others.
-    const top = turned.reduce((most, share, place) => (place % n === document_.row && n > 1 ? most : Math.max(most, share)), 0) || packed.full;
-    const beyond = turned.some((share) => share > top) ? `, which ${keys[document_.row]} itself exceeds` : "";
-    box.replaceChildren(h("p", { class: "ch-note" }, `Full colour is ${number(top, 3)}${beyond}; colours are on a square-root scale.`),
-      matrix({ rows: order.map((layer) => `layer ${layer}`), columns: keys, values: turned.map((share) => Math.sqrt(Math.max(0, share) / top)), full: 1, weights: true, label: `${kinds[state.kind]} by layer`, corner: "layer", room: 1000,
-        words: order.map((_, row) => keys.map((__, unit) => number(turned[row * n + unit], 3))), told: (row, unit) => [[`layer ${order[row]}, ${keys[unit]}`, number(turned[row * n + unit], 3)]] }));
+// Raw attention, rollout and flow of the read-out row by layer: as a table, and as a layered graph.
+const depthView = (viewModel) => {
+  const measures = Object.keys(viewModel.scores_by_depth), box = h("div"), state = { measure: Math.max(0, measures.indexOf("rollout")), mode: 0 }, { key_tokens: keyTokens = viewModel.tokens } = viewModel;
+  const showMode = () => {
+    const encoded = viewModel.scores_by_depth[measures[state.measure]], values = encoded.numbers ??= decodeArray(encoded), layers = encoded.shape[0];
+    if (state.mode === 1) return box.replaceChildren(layerGraph(viewModel, values, encoded.vmax));
+    const order = Array.from({ length: layers }, (_, row) => layers - 1 - row), numKeys = keyTokens.length;
+    const reversed = Float32Array.from({ length: values.length }, (_, index) => values[order[Math.floor(index / numKeys)] * numKeys + (index % numKeys)]);
+    // The read-out position attends mostly to itself, and would leave no colour for the other units.
+    const largest = reversed.reduce((maximum, value, index) => (index % numKeys === viewModel.readout_row && numKeys > 1 ? maximum : Math.max(maximum, value)), 0) || encoded.vmax;
+    const excessNote = reversed.some((value) => value > largest) ? `, which ${keyTokens[viewModel.readout_row]} itself exceeds` : "";
+    box.replaceChildren(h("p", { class: "ch-note" }, `Full colour is ${formatNumber(largest, 3)}${excessNote}; colours are on a square-root scale.`),
+      matrix({ rows: order.map((layer) => `layer ${layer}`), columns: keyTokens, values: reversed.map((value) => Math.sqrt(Math.max(0, value) / largest)), vmax: 1, isUnsigned: true, label: `${measures[state.measure]} by layer`, rowAxis: "layer", maxWidth: 1000,
+        texts: order.map((_, row) => keyTokens.map((__, unit) => formatNumber(reversed[row * numKeys + unit], 3))), getTooltip: (row, unit) => [[`layer ${order[row]}, ${keyTokens[unit]}`, formatNumber(reversed[row * numKeys + unit], 3)]] }));
   };
-  show();
-  return h("div", { class: "ch-depth" }, h("div", { class: "ch-picks" },
-    kinds.length > 1 ? choice("Measure", kinds, state.kind, (kind) => { state.kind = kind; show(); }) : h("span", null, kinds[0]),
-    document_.graph && choice("Display", ["Table", "Graph"], 0, (way) => { state.way = way; show(); })), box);
+  showMode();
+  return h("div", { class: "ch-depth" }, h("div", { class: "ch-controls" },
+    measures.length > 1 ? segmentedControl("Measure", measures, state.measure, (index) => { state.measure = index; showMode(); }) : h("span", null, measures[0]),
+    viewModel.layer_graph && segmentedControl("Display", ["Table", "Graph"], 0, (index) => { state.mode = index; showMode(); })), box);
 };
 
-// Layers from left to right; a dot is as large as its unit's share there, a line as strong as the mean of the heads.
-const graph = (document_, values, full) => {
-  const { units, links: every, of } = document_.graph, tokens = document_.tokens, n = tokens.length, layers = values.length / n;
-  const ROW = 20, LEFT = 130, step = Math.max(70, Math.min(150, 820 / layers)), WIDE = LEFT + layers * step + 44, HIGH = units.length * ROW + 30;
+// Layers from left to right; the size of a dot is the unit's score, the width of a line the mean attention of the heads.
+const layerGraph = (viewModel, values, vmax) => {
+  const { units, links: allLinks, num_units: numUnits } = viewModel.layer_graph, tokens = viewModel.tokens, numTokens = tokens.length, layers = values.length / numTokens;
+  const ROW_HEIGHT = 20, LEFT_MARGIN = 130, layerWidth = Math.max(70, Math.min(150, 820 / layers)), width = LEFT_MARGIN + layers * layerWidth + 44, height = units.length * ROW_HEIGHT + 30;
   const canvas = h("canvas", { class: "ch-canvas", role: "img", "aria-label": "Layered graph of attention; the table has the same values" });
   const draw = () => {
-    const scale = Math.max(1, devicePixelRatio * 1.5), home = canvas.parentElement;
-    canvas.width = WIDE * scale;
-    canvas.height = HIGH * scale;
-    canvas.style.width = `${WIDE}px`;
-    canvas.style.height = `${HIGH}px`;
-    const context = canvas.getContext("2d"), y = (place) => 28 + (place + 0.5) * ROW, x = (layer) => LEFT + layer * step;
+    const scale = Math.max(1, devicePixelRatio * 1.5), parent = canvas.parentElement;
+    canvas.width = width * scale;
+    canvas.height = height * scale;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    const context = canvas.getContext("2d"), y = (index) => 28 + (index + 0.5) * ROW_HEIGHT, x = (layer) => LEFT_MARGIN + layer * layerWidth;
     context.scale(scale, scale);
-    context.strokeStyle = styled(home, "--link");
-    for (const [layer, query, key, weight] of every) {
+    context.strokeStyle = resolveColour(parent, "--link");
+    for (const [layer, query, key, weight] of allLinks) {
       context.globalAlpha = Math.min(1, 0.08 + weight);
       context.lineWidth = 0.6 + 3 * weight;
       context.beginPath();
@@ -220,22 +218,22 @@ const graph = (document_, values, full) => {
     context.font = "12px ui-sans-serif, system-ui, sans-serif";
     context.textBaseline = "middle";
     context.textAlign = "right";
-    context.fillStyle = styled(home, "--ink");
-    units.forEach((unit, place) => context.fillText(short(tokens[unit], 17), LEFT - 10, y(place)));
-    context.fillStyle = styled(home, "--soft");
+    context.fillStyle = resolveColour(parent, "--ink");
+    units.forEach((unit, index) => context.fillText(truncate(tokens[unit], 17), LEFT_MARGIN - 10, y(index)));
+    context.fillStyle = resolveColour(parent, "--soft");
     context.textAlign = "center";
     for (let layer = 0; layer <= layers; layer++) context.fillText(layer ? `layer ${layer - 1}` : "input", x(layer), 10);
-    context.fillStyle = styled(home, "--accent");
-    for (let layer = 0; layer < layers; layer++) units.forEach((unit, place) => {
+    context.fillStyle = resolveColour(parent, "--accent");
+    for (let layer = 0; layer < layers; layer++) units.forEach((unit, index) => {
       context.beginPath();
-      context.arc(x(layer + 1), y(place), 1.5 + 6 * Math.sqrt(Math.max(0, values[layer * n + unit]) / full), 0, 2 * Math.PI);
+      context.arc(x(layer + 1), y(index), 1.5 + 6 * Math.sqrt(Math.max(0, values[layer * numTokens + unit]) / vmax), 0, 2 * Math.PI);
       context.fill();
     });
   };
-  const frame = h("div", { class: "ch-scroll ch-tall", tabindex: 0, role: "region", "aria-label": "Layered graph" }, canvas);
-  const seen = new ResizeObserver(() => { if (canvas.isConnected) { seen.disconnect(); draw(); } });
-  seen.observe(frame);
-  whenColoursChange(canvas, draw);
-  const less = of > units.length ? ` Summarised: the ${units.length} of ${of} units with the largest values.` : "";
-  return h("div", null, h("p", { class: "ch-note" }, `Lines: mean attention of each layer’s heads. Dots: the share of each unit in ${document_.row === null ? "all rows" : "the read-out row"}.${less}`), frame);
+  const frame = h("div", { class: "ch-scroll ch-unscrolled", tabindex: 0, role: "region", "aria-label": "Layered graph" }, canvas);
+  const observer = new ResizeObserver(() => { if (canvas.isConnected) { observer.disconnect(); draw(); } });
+  observer.observe(frame);
+  redrawOnThemeChange(canvas, draw);
+  const summaryNote = numUnits > units.length ? ` Summarised: the ${units.length} of ${numUnits} units with the largest values.` : "";
+  return h("div", null, h("p", { class: "ch-note" }, `Lines: mean attention of each layer’s heads. Dots: the share of each unit in ${viewModel.readout_row === null ? "all rows" : "the read-out row"}.${summaryNote}`), frame);
 };

@@ -1,64 +1,67 @@
-// The one renderer: a document in, a view drawn. Notebooks, single files, reports and the page all come through here.
-import { h, folded } from "./dom.js";
-import { redraw } from "./colour.js";
-import { input } from "./card.js";
-import { attention, streams } from "./attention.js";
-import { aggregate, intervals, ranking, table } from "./figures.js";
-import { PLOTS, probe } from "./plots.js";
+// Entry point of the renderer: draws a view model. Notebooks, single files, reports and the web page all use it.
+import { h, collapsible } from "./dom.js";
+import { redrawCanvases } from "./colour.js";
+import { inputView } from "./input_view.js";
+import { attentionView, multiStreamAttentionView } from "./attention.js";
+import { aggregateView, intervalTable, rankingTable, dataTable } from "./tables.js";
+import { CHARTS, probeView } from "./charts.js";
 
-const VERSION = 1;
+const VERSION = 2;
 
-const page = ({ eyebrow, title, foot, parts }, options) => h("div", null,
+const page = ({ eyebrow, title, footer, children }, options) => h("div", null,
   h("p", { class: "ch-eyebrow" }, eyebrow),
   h("h1", null, title),
-  parts.map((part) => view(part, { ...options, head: parts.length > 1 || part.heading !== title })),
-  foot && h("p", { class: "ch-foot" }, foot));
+  children.map((child) => renderView(child, { ...options, showHeading: children.length > 1 || child.heading !== title })),
+  footer && h("p", { class: "ch-footer" }, footer));
 
-// Parts under one heading; what few will look for is folded away.
-const section = ({ heading, note, parts, more }, options) => h("section", { class: "ch-input" },
-  options.head !== false && h("h2", null, heading),
+// Views under one heading; details are collapsed.
+const section = ({ heading, note, children, collapsed_children: collapsedChildren }, options) => h("section", { class: "ch-input" },
+  options.showHeading !== false && h("h2", null, heading),
   note && h("p", { class: "ch-note" }, note),
-  parts.map((part) => view(part, {})),
-  more.length > 0 && h("div", { class: "ch-panel" }, more.map((part) => folded(part.title, () => (FIGURES[part.view] ?? VIEWS[part.view])(part, { head: false })))));
+  children.map((child) => renderView(child, {})),
+  collapsedChildren.length > 0 && h("div", { class: "ch-panel" }, collapsedChildren.map((child) => collapsible(child.title, () => (PANEL_RENDERERS[child.view] ?? RENDERERS[child.view])(child, { showHeading: false })))));
 
-const FIGURES = { ...PLOTS, intervals, table, ranking };
-const panel = ({ title, note, parts }) => h("div", { class: "ch-panel" }, title && h("h3", null, title), note && h("p", { class: "ch-note" }, note),
-  h("div", { class: `ch-plots${parts.every(({ small }) => small) ? " ch-smalls" : ""}` }, parts.map((part) => FIGURES[part.view](part))));
-const alone = (make) => (document_) => h("div", { class: "ch-panel" }, !Object.values(PLOTS).includes(make) && document_.title && h("h3", null, document_.title), make(document_));
-const VIEWS = { page, section, panel, input, attention, streams, aggregate, probe,
-  ...Object.fromEntries(Object.entries(FIGURES).map(([name, make]) => [name, alone(make)])) };
+const PANEL_RENDERERS = { ...CHARTS, intervals: intervalTable, table: dataTable, ranking: rankingTable };
+const panel = ({ title, note, children }) => h("div", { class: "ch-panel" }, title && h("h3", null, title), note && h("p", { class: "ch-note" }, note),
+  h("div", { class: `ch-charts${children.every(({ small }) => small) ? " ch-small-charts" : ""}` }, children.map((child) => PANEL_RENDERERS[child.view](child))));
+const inPanel = (render) => (viewModel) => h("div", { class: "ch-panel" }, !Object.values(CHARTS).includes(render) && viewModel.title && h("h3", null, viewModel.title), render(viewModel));
+const RENDERERS = { page, section, panel, input: inputView, attention: attentionView, multi_stream_attention: multiStreamAttentionView, aggregate: aggregateView, probe: probeView,
+  ...Object.fromEntries(Object.entries(PANEL_RENDERERS).map(([name, render]) => [name, inPanel(render)])) };
 
-const view = (document_, options) => {
-  if (document_.version > VERSION) return h("p", { class: "ch-warn" }, "This document was made by a newer version of clearhead than the one that displays it.");
-  const make = VIEWS[document_.view];
-  return make ? make(document_, options) : h("p", { class: "ch-warn" }, `There is no view “${document_.view}”.`);
+const renderView = (viewModel, options) => {
+  if (viewModel.version !== VERSION) {
+    const age = viewModel.version > VERSION ? "a newer" : "an older";
+    return h("p", { class: "ch-warning" }, `This document was made by ${age} version of clearhead than the one that displays it.`);
+  }
+  const render = RENDERERS[viewModel.view];
+  return render ? render(viewModel, options) : h("p", { class: "ch-warning" }, `There is no view “${viewModel.view}”.`);
 };
 
-// Draws a document into an element, in place of what was there. options: tile, onLabel, head; see renderer notes.
-export const draw = (element, document_, options = {}) => {
+// Draws a view model into an element and replaces its content. options: fetchHeadMap, onLabel, showHeading.
+export const draw = (element, viewModel, options = {}) => {
   if (!element.closest(".clearhead")) element.classList.add("clearhead");
-  element.replaceChildren(view(document_, options));
+  element.replaceChildren(renderView(viewModel, options));
 };
 
-// What is folded away is opened for printing, but for lists that would fill pages.
-let opened = [];
+// Collapsed sections are opened for printing, except lists that would fill pages.
+let openedDetails = [];
 addEventListener("beforeprint", () => {
-  opened = [...document.querySelectorAll(".clearhead details:not([open], .ch-long)")];
-  for (const part of opened) { part.fill?.(); part.open = true; }
-  redraw();
+  openedDetails = [...document.querySelectorAll(".clearhead details:not([open], .ch-long-list)")];
+  for (const details of openedDetails) { details.fill?.(); details.open = true; }
+  redrawCanvases();
 });
-addEventListener("afterprint", () => opened.forEach((part) => { part.open = false; }));
+addEventListener("afterprint", () => openedDetails.forEach((details) => { details.open = false; }));
 
-// Draws every document that stands in the page as data, in place of its plain form.
+// Draws every view model embedded in the page, in place of its static tables.
 export const start = () => {
   for (const data of document.querySelectorAll("script.ch-data")) {
-    const home = data.parentElement;
-    const drawable = { plots: probe, attention };
-    if (home.dataset.drawn || data.dataset.needs?.split(" ").some((name) => !drawable[name])) continue; // of another cell, which brings what draws it
-    home.dataset.drawn = "yes";
-    home.querySelector(".ch-plain")?.remove();
-    const place = h("div");
-    home.append(place);
-    draw(place, JSON.parse(data.textContent));
+    const container = data.parentElement;
+    const rendererByModule = { charts: probeView, attention: attentionView };
+    if (container.dataset.drawn || data.dataset.modules?.split(" ").some((name) => !rendererByModule[name])) continue; // another cell of the notebook has the script that draws it
+    container.dataset.drawn = "yes";
+    container.querySelector(".ch-static")?.remove();
+    const target = h("div");
+    container.append(target);
+    draw(target, JSON.parse(data.textContent));
   }
 };

@@ -23,7 +23,7 @@ def build_aggregate_view_model(aggregated_scores: AggregatedScores) -> ViewModel
 
 def build_probe_view_model(result: "ProbeResult") -> ViewModel:
     """A probe's figures with their intervals, its layer × head tables, and what follows."""
-    figures = [
+    estimates = [
         {
             "name": escape_invisible(f.name),
             "mean": f.interval.mean,
@@ -31,7 +31,7 @@ def build_probe_view_model(result: "ProbeResult") -> ViewModel:
             "high": f.interval.high,
             "count": f.interval.count,
         }
-        | {"meaning": escape_invisible(f.description)}
+        | {"description": escape_invisible(f.description)}
         for f in result.estimates
     ]
     maps = {}
@@ -48,11 +48,11 @@ def build_probe_view_model(result: "ProbeResult") -> ViewModel:
         heading=escape_invisible(result.probe),
         model=escape_invisible(result.model),
         settings=settings,
-        inputs=len(result.records),
-        figures=to_json_value(figures),
+        num_inputs=len(result.records),
+        estimates=to_json_value(estimates),
         maps=maps,
-        plots=make_probe_charts(result),
-        says=result.conclusion,
+        charts=make_probe_charts(result),
+        conclusion=result.conclusion,
     )
 
 

@@ -41,28 +41,28 @@ def build_attention_view_model(
         model=escape_invisible(attention_view.model),
         prediction=escape_invisible(attention_view.prediction),
         tokens=[escape_invisible(token) for token in attention_view.tokens],
-        row=attention_view.readout_row,
-        size=list(size),
-        tiles=encode_weight_bytes(quantise_sqrt(max_pool_maps(attention_view.attention, size))),
+        readout_row=attention_view.readout_row,
+        map_size=list(size),
+        maps=encode_weight_bytes(quantise_sqrt(max_pool_maps(attention_view.attention, size))),
         patterns=[
             [attention_view.format_head_pattern(layer, head) for head in range(heads)] for layer in range(layers)
         ],
-        depth={
+        scores_by_depth={
             kind: encode_array(np.asarray(rows), _compute_rows_vmax(rows))
             for kind, rows in attention_view.scores_by_depth.items()
         },
-        says=CONCLUSION,
+        conclusion=CONCLUSION,
     )
     if attention_view.key_names is None:
-        made["graph"] = _build_layer_graph(attention_view.attention.mean(1), attention_view.scores_by_depth)
+        made["layer_graph"] = _build_layer_graph(attention_view.attention.mean(1), attention_view.scores_by_depth)
     else:
-        made["keys"] = [escape_invisible(token) for token in attention_view.key_names]
+        made["key_tokens"] = [escape_invisible(token) for token in attention_view.key_names]
     if attention_view.mean_head_statistics is not None:
-        made["beside"] = [
+        made["mean_patterns"] = [
             [attention_view.format_head_pattern(layer, head, True) for head in range(heads)] for layer in range(layers)
         ]
     if size != (high, wide) and inline:
-        made["links"] = [
+        made["head_links"] = [
             [_encode_strongest_links(attention_view.attention[layer, head]) for head in range(heads)]
             for layer in range(layers)
         ]
@@ -84,7 +84,7 @@ def build_multi_stream_view_model(multi_stream_view: "MultiStreamAttentionView",
         for title, own in multi_stream_view.views.items()
     ]
     made = make_view_model(
-        "streams",
+        "multi_stream_attention",
         heading=_format_attention_heading(multi_stream_view.prediction),
         model=escape_invisible(multi_stream_view.model),
         maps=maps,
@@ -92,7 +92,7 @@ def build_multi_stream_view_model(multi_stream_view: "MultiStreamAttentionView",
     if multi_stream_view.links and multi_stream_view.explanation is not None:
         picture = multi_stream_view.explanation.image
         made["links"] = build_links_view_model(multi_stream_view.links, multi_stream_view.explanation)
-        made["picture"] = None if picture is None else build_image_view_model(picture)
+        made["image"] = None if picture is None else build_image_view_model(picture)
     return made
 
 
@@ -134,10 +134,10 @@ def _encode_strongest_links(weights: Float[np.ndarray, "query key"]) -> ViewMode
     count = min(MAX_LINKS_PER_HEAD, flat.size)
     most = np.argpartition(flat, -count)[-count:]
     query, key = np.unravel_index(most[np.lexsort((most, -flat[most]))], weights.shape)
-    ends: Int[np.ndarray, "link 2"] = np.stack([query, key], 1).astype("<u2")
+    pairs: Int[np.ndarray, "link 2"] = np.stack([query, key], 1).astype("<u2")
     strengths: UInt8[np.ndarray, link] = quantise_sqrt(weights[query, key])
     return {
-        "ends": {**encode_weight_bytes(ends.view(np.uint8)), "type": "u2", "shape": list(ends.shape)},
+        "pairs": {**encode_weight_bytes(pairs.view(np.uint8)), "dtype": "u2", "shape": list(pairs.shape)},
         "weights": encode_weight_bytes(strengths),
     }
 
@@ -157,4 +157,4 @@ def _build_layer_graph(mean: Float[np.ndarray, "layer query key"], depth: "dict[
             for key in np.argsort(-row, kind="stable")[:MAX_LINKS_PER_NODE]:
                 if row[key] >= 0.02:
                     links.append([layer, query, int(key), round(float(row[key]), 3)])
-    return {"units": [int(place) for place in kept], "links": links, "of": n}
+    return {"units": [int(place) for place in kept], "links": links, "num_units": n}

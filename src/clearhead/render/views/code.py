@@ -25,14 +25,14 @@ def make_class_attention_charts(code_attention: "CodeAttention") -> list[ViewMod
     return [
         charts.make_scatter_chart(
             own,
-            [charts.make_point_series("heads", across, means[..., place].ravel(), names=names)],
+            [charts.make_point_series("heads", across, means[..., place].ravel(), point_names=names)],
             "layer",
             RECEIVED_ATTENTION_LABEL,
-            means=charts.make_point_series("mean", range(layers), means[..., place].mean(1)),
-            range=(1 / MAX_ATTENTION_RATIO, MAX_ATTENTION_RATIO),
-            log=True,
-            level=UNIFORM_REFERENCE_LINE,
-            whole=True,
+            mean_curve=charts.make_point_series("mean", range(layers), means[..., place].mean(1)),
+            y_range=(1 / MAX_ATTENTION_RATIO, MAX_ATTENTION_RATIO),
+            log_scale=True,
+            reference_line=UNIFORM_REFERENCE_LINE,
+            integer_axis=True,
             small=True,
         )
         for place, own in enumerate(code_attention.classes)
@@ -47,7 +47,7 @@ def make_class_to_class_chart(code_attention: "CodeAttention") -> ViewModel:
     words = [["–" if np.isnan(value) else f"{value:.2f}×" for value in row] for row in times]
     with np.errstate(divide="ignore"):
         doublings = np.log2(times)
-    more = {"words": words, "written": True, "full_said": "four times chance, or a quarter"}
+    more = {"texts": words, "show_texts": True, "vmax_label": "four times chance, or a quarter"}
     classes = code_attention.classes
     return charts.make_heat_map_chart(
         "Attention between classes", doublings, classes, classes, "query", "key", 2.0, **more
@@ -66,15 +66,15 @@ def make_p_value_charts(differences: "GroupDifferences", classes: tuple[str, ...
             for row in range(layers)
         ]
         more = {
-            "words": words,
+            "texts": words,
             "marks": np.argwhere(stands),
-            "marked": "a dot: significant after the correction",
-            "full_said": "p ≤ 0.0001",
+            "marks_note": "a dot: significant after the correction",
+            "vmax_label": "p ≤ 0.0001",
         }
         strength, sure = -np.log10(np.clip(p, MIN_DRAWN_P_VALUE, 1)), -float(np.log10(MIN_DRAWN_P_VALUE))
         made.append(
             charts.make_heat_map_chart(
-                own, strength, rows, columns, "layer", "head", sure, weights=True, small=True, **more
+                own, strength, rows, columns, "layer", "head", sure, unsigned=True, small=True, **more
             )
         )
     return made
@@ -96,5 +96,5 @@ def make_correctness_box_chart(code_attention: "CodeAttention") -> ViewModel:
         code_attention.classes,
         series,
         RECEIVED_ATTENTION_LABEL,
-        level=UNIFORM_REFERENCE_LINE,
+        reference_line=UNIFORM_REFERENCE_LINE,
     )

@@ -34,12 +34,14 @@ def make_tcav_chart(concept_tests: "Sequence[ConceptTest]", target: str) -> View
     }
     groups = [f"layer {layer}" for layer in layers]
     half = charts.make_reference_line(0.5, "one half")
-    return charts.make_bar_chart(f"TCAV scores, {target}", groups, series, "TCAV score", range=(0, 1), level=half)
+    return charts.make_bar_chart(
+        f"TCAV scores, {target}", groups, series, "TCAV score", y_range=(0, 1), reference_line=half
+    )
 
 
 def _make_tcav_bar(line: "ConceptTest") -> ViewModel:
     if line.rejection_reason:
-        return {"value": 0.0, "mark": "×", "said": escape_invisible(f"refused: {line.rejection_reason}")}
+        return {"value": 0.0, "mark": "×", "text": escape_invisible(f"refused: {line.rejection_reason}")}
     star = {"mark": "*"} if line.is_significant else {}
     return {"value": line.score, "low": line.low, "high": line.high, **star}
 
@@ -49,7 +51,7 @@ def make_relative_tcav_chart(scores: "dict[tuple[str, str], float]", layer: "Lay
     concepts = list(dict.fromkeys(a for a, _ in scores))
     values = np.array([[scores.get((a, b), np.nan) for b in concepts] for a in concepts])
     words = [["–" if np.isnan(value) else f"{value:.2f}" for value in row] for row in values]
-    more = {"words": words, "full_said": "a distance of one half from one half", "written": True, "small": True}
+    more = {"texts": words, "vmax_label": "a distance of one half from one half", "show_texts": True, "small": True}
     return charts.make_heat_map_chart(
         f"layer {layer}", values - 0.5, concepts, concepts, "concept", "against concept", 0.5, **more
     )
@@ -85,12 +87,12 @@ def _make_image_sensitivity_chart(
     for place, sample in enumerate(samples):
         grid, plane = sample.units.grid, own[place][_get_content_mask(sample)]
         assert grid is not None
-        shown = {"picture": None if sample.image is None else build_image_view_model(sample.image), "grid": list(grid)}
+        shown = {"image": None if sample.image is None else build_image_view_model(sample.image), "grid": list(grid)}
         height, width = grid if sample.image is None else sample.image.shape[:2]
         maps.append(
             shown | {"name": f"input {place + 1}", "size": [width, height], "values": encode_array(plane, full)}
         )
-    return make_view_model("overlays", title=escape_invisible(f"{concept}, layer {layer}"), maps=maps)
+    return make_view_model("image_overlays", title=escape_invisible(f"{concept}, layer {layer}"), maps=maps)
 
 
 def _get_content_mask(sample: "Sample") -> np.ndarray:
@@ -114,8 +116,10 @@ def make_direction_charts(directions: "Directions") -> list[ViewModel]:
     told = charts.make_curve("held-out accuracy", layers, accuracy)
     effect = charts.make_curve("effect size", layers, [line["effect"] for line in lines])
     return [
-        charts.make_line_chart("Held-out accuracy", [told], axis, "accuracy", range=(0, 1), level=half, whole=True),
-        charts.make_line_chart("Effect size", [effect], axis, "Cohen’s d", whole=True),
+        charts.make_line_chart(
+            "Held-out accuracy", [told], axis, "accuracy", y_range=(0, 1), reference_line=half, integer_axis=True
+        ),
+        charts.make_line_chart("Effect size", [effect], axis, "Cohen’s d", integer_axis=True),
     ]
 
 
@@ -126,7 +130,7 @@ def make_map_similarity_chart(sets: "Sequence[SentenceSetResult]") -> ViewModel:
         if one.similarity is None
         else charts.make_bar(
             one.similarity.distances["cosine"],
-            level=one.similarity.chance["cosine"],
+            reference_value=one.similarity.chance["cosine"],
             mark=f"p {one.similarity.p:.2g}",
         )
         for one in sets

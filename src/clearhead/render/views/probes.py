@@ -32,20 +32,20 @@ def _make_weight_scatter(result: "ProbeResult", column: str, up: str, top: float
     medians = charts.make_point_series(
         "median", [(b + 0.5) / NUM_WEIGHT_BINS for b in filled], [np.nanmedian(values[own == b]) for b in filled]
     )
-    ends = {"range": (0, top)} if top else {}
+    ends = {"y_range": (0, top)} if top else {}
     return charts.make_scatter_chart(
         f"{up} by the {MAX_WEIGHT_LABEL}",
         [_make_input_series(weights, values)],
         MAX_WEIGHT_LABEL,
         up,
-        across_range=(0, 1),
-        means=medians,
+        x_range=(0, 1),
+        mean_curve=medians,
         **ends,
     )
 
 
 def _make_input_series(x: Float[np.ndarray, " input"], y: Float[np.ndarray, " input"]) -> ViewModel:
-    return charts.make_point_series("inputs", x, y, names=[f"input {place}" for place in range(len(x))])
+    return charts.make_point_series("inputs", x, y, point_names=[f"input {place}" for place in range(len(x))])
 
 
 def _make_permutation_charts(result: "ProbeResult") -> list[ViewModel]:
@@ -65,7 +65,7 @@ def _make_adversary_charts(result: "ProbeResult") -> list[ViewModel]:
         said = f"Most distant, both {farthest['prediction']}: TVD of the outputs {farthest['TVD']:.3f}"
         rows = ["own weights", "adversary’s weights"]
         made.append(
-            charts.make_heat_map_chart(said, pair, rows, farthest["tokens"], "weights", "token", 1.0, weights=True)
+            charts.make_heat_map_chart(said, pair, rows, farthest["tokens"], "weights", "token", 1.0, unsigned=True)
         )
     return made
 
@@ -98,7 +98,7 @@ _TAU_BIN_EDGES = np.linspace(-1, 1, 31)
 def _make_seed_charts(result: "ProbeResult") -> list[ViewModel]:
     answers, attention = result.get_column("median TVD"), result.get_column("median JSD")
     up, across = "median JSD of their attention", "median TVD of other seeds’ outputs"
-    ends = {"range": (0, JSD_AXIS_MAX), "across_range": (0, 1)}
+    ends = {"y_range": (0, JSD_AXIS_MAX), "x_range": (0, 1)}
     return [
         _make_weight_scatter(result, "median JSD", "median JSD of other seeds’ attention", JSD_AXIS_MAX),
         charts.make_scatter_chart("Attention by outputs", [_make_input_series(answers, attention)], across, up, **ends),
@@ -109,7 +109,7 @@ def _make_frontier_charts(result: "ProbeResult") -> list[ViewModel]:
     def series(title: str, lines: list[dict[str, Any]], grey: bool) -> ViewModel:
         names = [str(line["point"]) for line in lines]
         return charts.make_point_series(
-            title, [o["TVD"] for o in lines], [o["JSD"] for o in lines], names=names, grey=grey
+            title, [o["TVD"] for o in lines], [o["JSD"] for o in lines], point_names=names, grey=grey
         )
 
     adversaries = [line for line in result.records if line["strength"] is not None]
@@ -118,7 +118,9 @@ def _make_frontier_charts(result: "ProbeResult") -> list[ViewModel]:
     joined = charts.make_point_series("from weak to strong", clouds[0]["x"], clouds[0]["y"])
     across, up = "TVD of the output from the model’s", "JSD of attention"
     return [
-        charts.make_scatter_chart("Outputs and attention", clouds, across, up, means=joined, range=(0, JSD_AXIS_MAX))
+        charts.make_scatter_chart(
+            "Outputs and attention", clouds, across, up, mean_curve=joined, y_range=(0, JSD_AXIS_MAX)
+        )
     ]
 
 
@@ -132,8 +134,8 @@ def _make_head_charts(result: "ProbeResult") -> list[ViewModel]:
     ]
     across, up = "removed heads, the least important first", "fraction of unchanged predictions"
     return [
-        charts.make_heat_map_chart("TVD without the head", values, rows, columns, "layer", "head", weights=True),
-        charts.make_line_chart("Removing heads", lines, across, up, range=(0, 1), whole=True),
+        charts.make_heat_map_chart("TVD without the head", values, rows, columns, "layer", "head", unsigned=True),
+        charts.make_line_chart("Removing heads", lines, across, up, y_range=(0, 1), integer_axis=True),
     ]
 
 
@@ -141,7 +143,7 @@ def _make_skip_charts(result: "ProbeResult") -> list[ViewModel]:
     layers = [int(layer) for layer in result.get_column("layer")]
     lines = [charts.make_curve(form, layers, result.get_column(form)) for form in ("flow", "norm", "gradient")]
     up = "share of the skip connection"
-    return [charts.make_line_chart("Skip connections by layer", lines, "layer", up, range=(0, 1), whole=True)]
+    return [charts.make_line_chart("Skip connections by layer", lines, "layer", up, y_range=(0, 1), integer_axis=True)]
 
 
 _CHART_BUILDERS: dict[str, Callable[["ProbeResult"], list[ViewModel]]] = {

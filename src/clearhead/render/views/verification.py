@@ -39,13 +39,17 @@ def build_verification_view_model(verification: "Verification") -> ViewModel:
         make_view_model(
             "table",
             title=escape_invisible(method),
-            heads=list(VERIFICATION_COLUMNS),
+            columns=list(VERIFICATION_COLUMNS),
             rows=[_format_result_row(r) for r in verification.results if r.method == method],
         )
         for method in verification.methods
     ]
     return make_view_model(
-        "section", heading="Declared properties, measured", note=_format_summary(verification), parts=tables, more=[]
+        "section",
+        heading="Declared properties, measured",
+        note=_format_summary(verification),
+        children=tables,
+        collapsed_children=[],
     )
 
 

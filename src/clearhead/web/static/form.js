@@ -1,209 +1,209 @@
 // The form, rebuilt for each model from the server's description of it.
 import { h } from "./assets/dom.js";
-import { get } from "./talking.js";
+import { getJson } from "./api_client.js";
 
-const id = (name) => document.getElementById(name);
-const PREDICTED = "";
-export const NOT_READY = "No model is ready: reload the page.";
+const byId = (name) => document.getElementById(name);
+const PREDICTION = "";
+export const NOT_READY_MESSAGE = "No model is ready: reload the page.";
 
 export class Form {
-  constructor(limits, complain) {
+  constructor(limits, showError) {
     this.limits = limits;
-    this.complain = complain;
-    this.about = null;
-    this.ready = null; // a promise
-    this.picture = null;
-    this.chosen = new Set(["generic"]);
-    this.sample = "";
-    id("model").addEventListener("change", () => this.choose(id("model").value));
-    id("add-pair").addEventListener("click", () => this.showPair(id("pairs").hidden));
-    id("file").addEventListener("change", () => this.take(id("file").files[0]));
-    id("use-example").addEventListener("change", () => this.showInputs());
-    id("no-picture").addEventListener("click", () => this.drop());
-    id("method-list").addEventListener("change", ({ target }) => this.tick(target));
-    for (const name of ["text", "pair"]) id(name).addEventListener("paste", (event) => this.bound(event));
-    this.listenToDrops();
+    this.showError = showError;
+    this.modelInfo = null;
+    this.modelLoaded = null; // a promise
+    this.image = null;
+    this.selectedMethods = new Set(["generic"]);
+    this.sampleText = "";
+    byId("model").addEventListener("change", () => this.selectModel(byId("model").value));
+    byId("toggle-text-pair").addEventListener("click", () => this.showTextPair(byId("text-pair-field").hidden));
+    byId("image-file").addEventListener("change", () => this.readImage(byId("image-file").files[0]));
+    byId("use-example").addEventListener("change", () => this.showInputs());
+    byId("remove-image").addEventListener("click", () => this.removeImage());
+    byId("method-list").addEventListener("change", ({ target }) => this.toggleMethod(target));
+    for (const name of ["text", "text-pair"]) byId(name).addEventListener("paste", (event) => this.limitPastedText(event));
+    this.listenForDropsAndPastes();
   }
 
-  list(models) {
-    id("model").replaceChildren(...models.map(({ name }) => h("option", { value: name }, name)));
+  listModels(models) {
+    byId("model").replaceChildren(...models.map(({ name }) => h("option", { value: name }, name)));
   }
 
-  async choose(name) {
-    const address = `api/model?name=${encodeURIComponent(name)}`, current = () => id("model").value === name;
-    this.ready = this.open(`${address}&tried=false`, current);
-    await this.ready;
+  async selectModel(name) {
+    const url = `api/model?name=${encodeURIComponent(name)}`, isCurrent = () => byId("model").value === name;
+    this.modelLoaded = this.loadModelInfo(`${url}&check_methods=false`, isCurrent);
+    await this.modelLoaded;
     try {
-      const tried = this.about?.name === name && await get(address);
-      if (tried && this.about?.name === name) this.showMethods(tried.methods);
-    } catch (problem) {
-      this.complain(problem.message);
+      const checkedInfo = this.modelInfo?.name === name && await getJson(url);
+      if (checkedInfo && this.modelInfo?.name === name) this.showMethods(checkedInfo.methods);
+    } catch (error) {
+      this.showError(error.message);
     }
   }
 
-  async open(address, current) {
+  async loadModelInfo(url, isCurrent) {
     try {
-      const about = await get(address);
-      if (current()) this.show(about); // otherwise another model was chosen meanwhile
-    } catch (problem) {
-      if (!current()) return;
-      this.about = null;
-      this.complain(problem.message);
+      const modelInfo = await getJson(url);
+      if (isCurrent()) this.showModel(modelInfo); // otherwise another model was chosen meanwhile
+    } catch (error) {
+      if (!isCurrent()) return;
+      this.modelInfo = null;
+      this.showError(error.message);
     }
   }
 
   // Resolves when the form belongs to the model chosen last.
-  async settled() {
-    let last;
-    do { last = this.ready; await last; } while (last !== this.ready);
-    if (!this.about) throw new Error(NOT_READY);
+  async whenReady() {
+    let latest;
+    do { latest = this.modelLoaded; await latest; } while (latest !== this.modelLoaded);
+    if (!this.modelInfo) throw new Error(NOT_READY_MESSAGE);
   }
 
-  show(about) {
-    const takes = (stream) => about.takes.includes(stream);
-    this.about = about;
-    id("about").textContent = about.summary ?? about.class;
-    id("examples").hidden = !about.examples;
-    id("use-example").checked = about.examples && !about.sample;
-    id("use-example").disabled = takes("regions");  // the page has no input for regions
-    if (id("text").value === this.sample) id("text").value = about.sample ?? "";
-    this.sample = about.sample ?? "";
-    this.showPair(false);
+  showModel(modelInfo) {
+    const takesInput = (stream) => modelInfo.input_names.includes(stream);
+    this.modelInfo = modelInfo;
+    byId("model-summary").textContent = modelInfo.summary ?? modelInfo.model_class;
+    byId("example-field").hidden = !modelInfo.has_examples;
+    byId("use-example").checked = modelInfo.has_examples && !modelInfo.sample_text;
+    byId("use-example").disabled = takesInput("regions");  // the page has no input for regions
+    if (byId("text").value === this.sampleText) byId("text").value = modelInfo.sample_text ?? "";
+    this.sampleText = modelInfo.sample_text ?? "";
+    this.showTextPair(false);
     this.showInputs();
-    id("targets").hidden = about.labels?.length === 1;
-    id("labels").hidden = about.labels === null;
-    id("words").hidden = about.labels !== null;
-    id("place").parentElement.hidden = !about.speaks;
-    const options = (first) => [h("option", { value: PREDICTED }, first), ...(about.labels ?? []).map((label, index) => h("option", { value: index }, label))];
-    id("target").replaceChildren(...options("the prediction"));
-    id("against").replaceChildren(...options("–"));
-    for (const name of ["word", "other"]) id(name).value = "";
-    this.showMethods(about.methods);
+    byId("target-field").hidden = modelInfo.labels?.length === 1;
+    byId("label-target").hidden = modelInfo.labels === null;
+    byId("token-target").hidden = modelInfo.labels !== null;
+    byId("position").parentElement.hidden = !modelInfo.is_generative;
+    const makeOptions = (firstLabel) => [h("option", { value: PREDICTION }, firstLabel), ...(modelInfo.labels ?? []).map((label, index) => h("option", { value: index }, label))];
+    byId("target-label").replaceChildren(...makeOptions("the prediction"));
+    byId("contrast-label").replaceChildren(...makeOptions("–"));
+    for (const name of ["target-token", "contrast-token"]) byId(name).value = "";
+    this.showMethods(modelInfo.methods);
   }
 
   showInputs() {
-    if (!this.about) return;  // the model chosen last could not be opened
-    const own = !(this.about.examples && id("use-example").checked), { takes } = this.about;
-    id("texts").hidden = !(own && takes.includes("text"));
-    id("pictures").hidden = !(own && takes.includes("image"));
+    if (!this.modelInfo) return;  // the model chosen last could not be opened
+    const isOwnInput = !(this.modelInfo.has_examples && byId("use-example").checked), { input_names: inputNames } = this.modelInfo;
+    byId("text-field").hidden = !(isOwnInput && inputNames.includes("text"));
+    byId("image-field").hidden = !(isOwnInput && inputNames.includes("image"));
   }
 
   showMethods(methods) {
-    const list = id("method-list"), top = list.scrollTop;
-    const first = methods.filter(({ name }) => this.chosen.has(name));
-    list.replaceChildren(...[...new Set([...first, ...methods])].map((method) => {
-      const off = method.applies === false;
-      const box = h("input", { type: "checkbox", value: method.name, disabled: off, "aria-label": `${method.name}, ${off ? `does not apply: ${method.why_not}` : method.brief}` });
-      box.checked = !off && this.chosen.has(method.name);
-      return h("label", { title: off ? method.why_not : [method.cost, method.note].filter(Boolean).join(". ") },
-        box, h("span", { class: off ? "off" : "" }, method.name), h("span", { class: "cost" }, off ? "does not apply" : method.brief));
+    const list = byId("method-list"), scrollTop = list.scrollTop;
+    const selected = methods.filter(({ name }) => this.selectedMethods.has(name));
+    list.replaceChildren(...[...new Set([...selected, ...methods])].map((method) => {
+      const isUnavailable = method.applies === false;
+      const checkbox = h("input", { type: "checkbox", value: method.name, disabled: isUnavailable, "aria-label": `${method.name}, ${isUnavailable ? `does not apply: ${method.why_not}` : method.short_cost}` });
+      checkbox.checked = !isUnavailable && this.selectedMethods.has(method.name);
+      return h("label", { title: isUnavailable ? method.why_not : [method.cost, method.note].filter(Boolean).join(". ") },
+        checkbox, h("span", { class: isUnavailable ? "unavailable" : "" }, method.name), h("span", { class: "cost" }, isUnavailable ? "does not apply" : method.short_cost));
     }));
-    list.scrollTop = top;
-    this.count();
+    list.scrollTop = scrollTop;
+    this.showMethodCount();
   }
 
-  tick(box) {
-    if (box.checked) this.chosen.add(box.value);
-    else this.chosen.delete(box.value);
-    this.count();
+  toggleMethod(checkbox) {
+    if (checkbox.checked) this.selectedMethods.add(checkbox.value);
+    else this.selectedMethods.delete(checkbox.value);
+    this.showMethodCount();
   }
 
   get methods() {
-    return [...id("method-list").querySelectorAll("input:checked")].map((box) => box.value);
+    return [...byId("method-list").querySelectorAll("input:checked")].map((checkbox) => checkbox.value);
   }
 
-  count() {
+  showMethodCount() {
     const count = this.methods.length;
-    id("chosen").textContent = count > 1 ? `– ${count}, will be compared` : "– tick several to compare them";
+    byId("method-count").textContent = count > 1 ? `– ${count}, will be compared` : "– tick several to compare them";
   }
 
-  showPair(shown) {
-    id("pairs").hidden = !shown;
-    id("add-pair").textContent = shown ? "Remove the second text" : "Add a second text";
-    id("add-pair").setAttribute("aria-expanded", String(shown));
-    if (!shown) id("pair").value = "";
+  showTextPair(isShown) {
+    byId("text-pair-field").hidden = !isShown;
+    byId("toggle-text-pair").textContent = isShown ? "Remove the second text" : "Add a second text";
+    byId("toggle-text-pair").setAttribute("aria-expanded", String(isShown));
+    if (!isShown) byId("text-pair").value = "";
   }
 
   // Rejects a far too long text, which would block the browser before the server could reject it.
-  bound(event) {
-    const { value, selectionStart, selectionEnd } = event.target, { characters } = this.limits;
+  limitPastedText(event) {
+    const { value, selectionStart, selectionEnd } = event.target, { max_text_characters: characters } = this.limits;
     const length = value.length - (selectionEnd - selectionStart) + event.clipboardData.getData("text/plain").length;
     if (length <= characters) return;
     event.preventDefault();
-    const said = (count) => count.toLocaleString("en");
-    this.complain(`The text would have ${said(length)} characters, and at most ${said(characters)} are accepted: shorten it, or explain it with clearhead explain.`);
+    const formatCount = (count) => count.toLocaleString("en");
+    this.showError(`The text would have ${formatCount(length)} characters, and at most ${formatCount(characters)} are accepted: shorten it, or explain it with clearhead explain.`);
   }
 
-  listenToDrops() {
-    const over = (shown) => id("drop").classList.toggle("over", shown);
-    addEventListener("dragover", (event) => { event.preventDefault(); over(true); });
-    addEventListener("dragleave", (event) => { if (!event.relatedTarget) over(false); });
+  listenForDropsAndPastes() {
+    const highlightDropArea = (isShown) => byId("drop-area").classList.toggle("drag-over", isShown);
+    addEventListener("dragover", (event) => { event.preventDefault(); highlightDropArea(true); });
+    addEventListener("dragleave", (event) => { if (!event.relatedTarget) highlightDropArea(false); });
     addEventListener("drop", (event) => {
       event.preventDefault();
-      over(false);
+      highlightDropArea(false);
       const [file] = event.dataTransfer.files;
-      if (file && !file.type.startsWith("image/")) this.onSaved?.(file);
-      else if (file) this.take(file);
+      if (file && !file.type.startsWith("image/")) this.onSavedFile?.(file);
+      else if (file) this.readImage(file);
     });
     addEventListener("paste", (event) => {
       const file = [...event.clipboardData.files].find(({ type }) => type.startsWith("image/"));
-      if (file) { event.preventDefault(); this.take(file); }
+      if (file) { event.preventDefault(); this.readImage(file); }
     });
   }
 
-  async take(file) {
+  async readImage(file) {
     if (!file) return;
-    try { await this.settled(); } catch (problem) { return this.complain(problem.message); }
-    if (!this.about.takes.includes("image") || this.about.takes.includes("regions")) return this.complain(`${this.about.name} takes no images: choose one that does, such as zoo:pets.`);
-    if (file.size > this.limits.picture_bytes) return this.complain(`The image is too large: at most ${this.limits.picture_bytes / 2 ** 20} MiB are accepted.`);
-    this.picture = await new Promise((done, fail) => {
+    try { await this.whenReady(); } catch (error) { return this.showError(error.message); }
+    if (!this.modelInfo.input_names.includes("image") || this.modelInfo.input_names.includes("regions")) return this.showError(`${this.modelInfo.name} takes no images: choose one that does, such as zoo:pets.`);
+    if (file.size > this.limits.max_image_bytes) return this.showError(`The image is too large: at most ${this.limits.max_image_bytes / 2 ** 20} MiB are accepted.`);
+    this.image = await new Promise((resolve, reject) => {
       const reader = new FileReader();
-      reader.addEventListener("load", () => done(reader.result));
-      reader.addEventListener("error", () => fail(reader.error));
+      reader.addEventListener("load", () => resolve(reader.result));
+      reader.addEventListener("error", () => reject(reader.error));
       reader.readAsDataURL(file);
     });
-    id("preview").src = this.picture;
-    id("preview").alt = `The image to explain: ${file.name}`;
-    id("drop-words").textContent = file.name;
-    id("use-example").checked = false;
+    byId("preview").src = this.image;
+    byId("preview").alt = `The image to explain: ${file.name}`;
+    byId("drop-hint").textContent = file.name;
+    byId("use-example").checked = false;
     this.showInputs();
-    for (const name of ["preview", "no-picture"]) id(name).hidden = false;
+    for (const name of ["preview", "remove-image"]) byId(name).hidden = false;
   }
 
-  drop() {
-    this.picture = null;
-    id("file").value = "";
-    id("drop-words").textContent = "Drop an image here, paste one, or choose a file.";
-    for (const name of ["preview", "no-picture"]) id(name).hidden = true;
+  removeImage() {
+    this.image = null;
+    byId("image-file").value = "";
+    byId("drop-hint").textContent = "Drop an image here, paste one, or choose a file.";
+    for (const name of ["preview", "remove-image"]) byId(name).hidden = true;
   }
 
   // The input without target and methods, for the attention view.
-  input() {
-    const { name, takes, examples } = this.about;
-    if (examples && id("use-example").checked) return { model: name, example: Number(id("example").value) };
-    const given = { model: name };
-    if (takes.includes("text")) given.text = id("text").value;
-    if (takes.includes("text") && !id("pairs").hidden) given.pair = id("pair").value;
-    if (takes.includes("image") && this.picture) given.image = this.picture.slice(this.picture.indexOf(",") + 1);
-    return given;
+  buildInput() {
+    const { name, input_names: inputNames, has_examples: hasExamples } = this.modelInfo;
+    if (hasExamples && byId("use-example").checked) return { model: name, example: Number(byId("example").value) };
+    const input = { model: name };
+    if (inputNames.includes("text")) input.text = byId("text").value;
+    if (inputNames.includes("text") && !byId("text-pair-field").hidden) input.text_pair = byId("text-pair").value;
+    if (inputNames.includes("image") && this.image) input.image = this.image.slice(this.image.indexOf(",") + 1);
+    return input;
   }
 
-  ask() {
-    const asked = { ...this.input(), methods: this.methods };
-    const number = (value) => (value === PREDICTED ? null : Number(value));
-    if (this.about.labels !== null) return { ...asked, target: number(id("target").value), against: number(id("against").value) };
-    const word = (name) => id(name).value.trim() || null;
-    return { ...asked, target: word("word"), against: word("other"), place: (this.about.speaks && id("place").value) || null };
+  buildRequest() {
+    const request = { ...this.buildInput(), methods: this.methods };
+    const parseLabel = (value) => (value === PREDICTION ? null : Number(value));
+    if (this.modelInfo.labels !== null) return { ...request, target: parseLabel(byId("target-label").value), against: parseLabel(byId("contrast-label").value) };
+    const getToken = (name) => byId(name).value.trim() || null;
+    return { ...request, target: getToken("target-token"), against: getToken("contrast-token"), position: (this.modelInfo.is_generative && byId("position").value) || null };
   }
 
   // Sets another class of the same input as the target.
-  aim({ label, index }) {
-    if (this.about.labels !== null && id("target").options[index + 1]) {
-      id("target").value = String(index);
-      if (id("against").value === String(index)) id("against").value = PREDICTED;
+  selectTarget({ label, index }) {
+    if (this.modelInfo.labels !== null && byId("target-label").options[index + 1]) {
+      byId("target-label").value = String(index);
+      if (byId("contrast-label").value === String(index)) byId("contrast-label").value = PREDICTION;
     } else {
-      id("word").value = label;
-      if (id("other").value.trim() === label) id("other").value = "";
+      byId("target-token").value = label;
+      if (byId("contrast-token").value.trim() === label) byId("contrast-token").value = "";
     }
   }
 }

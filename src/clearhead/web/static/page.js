@@ -1,189 +1,189 @@
 // Entry point of the page: sends requests, handles events, shows results.
 import { draw } from "./assets/clearhead.js";
-import { Form, NOT_READY } from "./form.js";
-import { Result, documentIn } from "./results.js";
-import { Visit } from "./visit.js";
-import { bytes, get, opened, post, stream } from "./talking.js";
+import { Form, NOT_READY_MESSAGE } from "./form.js";
+import { Result, parseSavedPage } from "./result.js";
+import { ResultHistory } from "./history.js";
+import { getBytes, getJson, openSavedFile, postJson, streamExplanations } from "./api_client.js";
 
-const id = (name) => document.getElementById(name);
-let form, running = null;
+const byId = (name) => document.getElementById(name);
+let form, activeController = null;
 
-const say = (words) => { id("status").textContent = words; };
-const complain = (words) => {
-  id("problem").hidden = !words;
-  id("problem").textContent = words ?? "";
-  if (words) id("problem").scrollIntoView({ block: "nearest" });
+const showStatus = (text) => { byId("status").textContent = text; };
+const showError = (text) => {
+  byId("error").hidden = !text;
+  byId("error").textContent = text ?? "";
+  if (text) byId("error").scrollIntoView({ block: "nearest" });
 };
-const guarded = (work) => async (...given) => {
+const withErrorMessage = (action) => async (...args) => {
   try {
-    complain(null);
-    await work(...given);
-  } catch (problem) {
-    if (problem.name !== "AbortError") complain(problem.message);
+    showError(null);
+    await action(...args);
+  } catch (error) {
+    if (error.name !== "AbortError") showError(error.message);
   }
 };
 
-const show = (result) => {
-  id("empty").hidden = true;
-  id("tools").hidden = result.explanations.length === 0;
-  complain(result.troubles);
-  const aims = result.ask?.model === form?.about?.name && form.about.labels?.length !== 1;
-  result.drawInto(id("view"), aims && ((label) => { form.aim(label); explain(); }));
-  id("head-view").hidden = result.heads === null;
-  if (result.heads) draw(id("head-view"), result.heads, { tile: result.tile });
+const showResult = (result) => {
+  byId("empty-hint").hidden = true;
+  byId("result-actions").hidden = result.explanations.length === 0;
+  showError(result.errorText);
+  const canExplainLabels = result.request?.model === form?.modelInfo?.name && form.modelInfo.labels?.length !== 1;
+  result.renderInto(byId("result-view"), canExplainLabels && ((label) => { form.selectTarget(label); explain(); }));
+  byId("attention-view").hidden = result.attentionView === null;
+  if (result.attentionView) draw(byId("attention-view"), result.attentionView, { fetchHeadMap: result.fetchHeadMap });
 };
-const visit = new Visit(id("history"), id("beside"), (result) => { say(""); show(result); });
+const resultHistory = new ResultHistory(byId("history"), byId("show-side-by-side"), (result) => { showStatus(""); showResult(result); });
 
-const progress = (part) => {
-  if (part === null) id("bar").removeAttribute("value");
-  else id("bar").value = part;
+const showProgress = (fraction) => {
+  if (fraction === null) byId("progress-bar").removeAttribute("value");
+  else byId("progress-bar").value = fraction;
 };
 
 // Handles the events of a stream: updates the result and the status line.
-const listener = (result, total) => {
-  let done = 0;
+const makeEventHandler = (result, numMethods) => {
+  let numDone = 0;
   return (event) => {
     switch (event.event) {
-      case "busy": return say(`The queue is full: trying again in ${event.seconds} s …`);
-      case "queued": return say(event.before ? `Waiting; ${event.before} before this one …` : "Starting …");
-      case "started": return say(`${event.methods.join(", ")} …`);
+      case "busy": return showStatus(`The queue is full: trying again in ${event.seconds} s …`);
+      case "queued": return showStatus(event.num_before ? `Waiting; ${event.num_before} before this one …` : "Starting …");
+      case "started": return showStatus(`${event.methods.join(", ")} …`);
       case "progress":
-        progress((done + Math.min(1, event.inputs / event.of) * 0.95) / total);
-        return say(`${event.methods.join(", ")}: ${Math.min(event.inputs, event.of).toLocaleString("en")} of up to ${event.of.toLocaleString("en")}, ${event.seconds.toFixed(1)} s …`);
+        showProgress((numDone + Math.min(1, event.num_inputs / event.expected_inputs) * 0.95) / numMethods);
+        return showStatus(`${event.methods.join(", ")}: ${Math.min(event.num_inputs, event.expected_inputs).toLocaleString("en")} of up to ${event.expected_inputs.toLocaleString("en")}, ${event.elapsed_seconds.toFixed(1)} s …`);
       case "explanation":
-        done += 1;
-        progress(done / total);
-        return result.take(event.explanation, event.picture);
+        numDone += 1;
+        showProgress(numDone / numMethods);
+        return result.add(event.explanation, event.image);
       case "view":
         result.view = event.view;
-        if (visit.current === result || !visit.entries.includes(result)) show(result); // unless another result is shown
+        if (resultHistory.current === result || !resultHistory.entries.includes(result)) showResult(result); // unless another result is shown
         return;
-      case "problem":
+      case "error":
       case "expired":
-        done += event.methods?.length ?? 1;
-        result.trouble(event.message, event.methods);
-        return complain(result.troubles);
-      case "done": return say(result.explanations.length ? `Done in ${event.seconds.toFixed(1)} s.` : "");
+        numDone += event.methods?.length ?? 1;
+        result.addError(event.message, event.methods);
+        return showError(result.errorText);
+      case "done": return showStatus(result.explanations.length ? `Done in ${event.elapsed_seconds.toFixed(1)} s.` : "");
     }
   };
 };
 
-const during = async (work) => {
-  const stop = new AbortController();
-  running?.abort();
-  running = stop;
-  id("running").hidden = false;
-  id("cancel").hidden = false;
-  id("results").setAttribute("aria-busy", "true");
-  progress(null);
+const runCancellable = async (action) => {
+  const controller = new AbortController();
+  activeController?.abort();
+  activeController = controller;
+  byId("progress").hidden = false;
+  byId("cancel").hidden = false;
+  byId("results").setAttribute("aria-busy", "true");
+  showProgress(null);
   try {
-    await work(stop.signal);
-  } catch (problem) {
-    if (problem.name === "AbortError" && running === stop) say("Cancelled.");
-    throw problem;
+    await action(controller.signal);
+  } catch (error) {
+    if (error.name === "AbortError" && activeController === controller) showStatus("Cancelled.");
+    throw error;
   } finally {
-    if (running === stop) {
-      running = null;
-      id("running").hidden = true;
-      id("cancel").hidden = true;
-      id("results").removeAttribute("aria-busy");
+    if (activeController === controller) {
+      activeController = null;
+      byId("progress").hidden = true;
+      byId("cancel").hidden = true;
+      byId("results").removeAttribute("aria-busy");
     }
   }
 };
 
-const settled = async () => {
-  await started;
-  if (!form) throw new Error(NOT_READY);
-  await form.settled(); // the description of a model chosen just now may still be loading
+const whenFormReady = async () => {
+  await initialised;
+  if (!form) throw new Error(NOT_READY_MESSAGE);
+  await form.whenReady(); // the description of a model chosen just now may still be loading
 };
 
-const titleOf = (ask) => ask.text?.trim() || (ask.example === undefined ? "an image" : `example ${ask.example}`);
-const labelOf = ({ target, against }) => {
-  const said = (one) => form.about.labels?.[one] ?? one ?? "the prediction";
-  return (target ?? against ?? null) === null ? "" : ` → ${said(target)}${(against ?? null) === null ? "" : `, not ${said(against)}`}`;
+const formatTitle = (request) => request.text?.trim() || (request.example === undefined ? "an image" : `example ${request.example}`);
+const formatTarget = ({ target, against }) => {
+  const formatLabel = (label) => form.modelInfo.labels?.[label] ?? label ?? "the prediction";
+  return (target ?? against ?? null) === null ? "" : ` → ${formatLabel(target)}${(against ?? null) === null ? "" : `, not ${formatLabel(against)}`}`;
 };
 
-const explain = guarded(async () => {
-  await settled();
-  const ask = form.ask();
-  if (!ask.methods.length) throw new Error("Tick at least one method.");
-  const result = new Result(titleOf(ask), `${ask.model.replace("zoo:", "")}${labelOf(ask)} · ${ask.methods.join(", ")}`, ask);
-  let listed = false;
-  const listen = listener(result, ask.methods.length);
-  say("Starting …"); // at once, to replace the status of the previous result
-  await during((signal) => stream(ask, (event) => {
-    listen(event);
-    if (event.event === "view" && !listed) {
-      listed = true;
-      visit.add(result);
+const explain = withErrorMessage(async () => {
+  await whenFormReady();
+  const request = form.buildRequest();
+  if (!request.methods.length) throw new Error("Tick at least one method.");
+  const result = new Result(formatTitle(request), `${request.model.replace("zoo:", "")}${formatTarget(request)} · ${request.methods.join(", ")}`, request);
+  let isListed = false;
+  const handleEvent = makeEventHandler(result, request.methods.length);
+  showStatus("Starting …"); // at once, to replace the status of the previous result
+  await runCancellable((signal) => streamExplanations(request, (event) => {
+    handleEvent(event);
+    if (event.event === "view" && !isListed) {
+      isListed = true;
+      resultHistory.add(result);
     }
   }, signal));
 });
 
-const lookAtHeads = guarded(async () => {
-  await settled();
-  const given = form.input();
-  say("Computing attention …");
-  await during(async (signal) => {
-    const { view, heads } = await post("api/attention", given, signal);
-    let result = visit.current;
-    if (!result?.ask || JSON.stringify(given) !== JSON.stringify(inputOf(result.ask))) {
-      result = new Result(titleOf(given), `${given.model.replace("zoo:", "")} · attention`);
-      visit.add(result);
+const showAttentionHeads = withErrorMessage(async () => {
+  await whenFormReady();
+  const input = form.buildInput();
+  showStatus("Computing attention …");
+  await runCancellable(async (signal) => {
+    const { view, maps_key: mapsKey } = await postJson("api/attention", input, signal);
+    let result = resultHistory.current;
+    if (!result?.request || JSON.stringify(input) !== JSON.stringify(getInput(result.request))) {
+      result = new Result(formatTitle(input), `${input.model.replace("zoo:", "")} · attention`);
+      resultHistory.add(result);
     }
-    result.heads = view;
-    result.tile = heads && ((layer, head, name = "") => bytes(`api/heads/${heads}?${new URLSearchParams({ layer, head, name })}`));
-    show(result);
-    say("All heads of all layers are shown below.");
-    id("head-view").scrollIntoView({ block: "start" });
+    result.attentionView = view;
+    result.fetchHeadMap = mapsKey && ((layer, head, name = "") => getBytes(`api/heads/${mapsKey}?${new URLSearchParams({ layer, head, name })}`));
+    showResult(result);
+    showStatus("All heads of all layers are shown below.");
+    byId("attention-view").scrollIntoView({ block: "start" });
   });
 });
-const inputOf = ({ model, text, pair, image, example }) => JSON.parse(JSON.stringify(example === undefined ? { model, text, pair, image } : { model, example }));
+const getInput = ({ model, text, text_pair, image, example }) => JSON.parse(JSON.stringify(example === undefined ? { model, text, text_pair, image } : { model, example }));
 
-const reopen = guarded(async (blob) => {
+const openFile = withErrorMessage(async (blob) => {
   if (!blob) return;
   const result = new Result(blob.name, "opened from a file");
   if (/\.html?$/i.test(blob.name)) {
-    result.view = documentIn(await blob.text());
+    result.view = parseSavedPage(await blob.text());
     if (!result.view) throw new Error(`${blob.name} is not a page saved by clearhead, or it is damaged.`);
   } else {
-    const found = await opened(blob);
-    found.explanations.forEach((one, place) => result.take(one, found.pictures[place]));
-    result.view = found.view;
+    const saved = await openSavedFile(blob);
+    saved.explanations.forEach((explanation, index) => result.add(explanation, saved.images[index]));
+    result.view = saved.view;
   }
-  visit.add(result);
-  say(`Opened ${blob.name}.`);
-  show(result);
+  resultHistory.add(result);
+  showStatus(`Opened ${blob.name}.`);
+  showResult(result);
 });
 
-const beside = guarded(async () => {
-  const chosen = visit.together;
-  const result = new Result(chosen.map(({ title }) => title).join(" | "), "side by side");
-  for (const one of chosen) one.explanations.forEach((explanation, place) => result.take(explanation, one.pictures[place]));
-  result.view = (await post("api/view", result.shown)).view;
-  visit.ticked.clear();
-  visit.add(result);
-  show(result);
+const showSideBySide = withErrorMessage(async () => {
+  const selected = resultHistory.selectedEntries;
+  const result = new Result(selected.map(({ title }) => title).join(" | "), "side by side");
+  for (const entry of selected) entry.explanations.forEach((explanation, index) => result.add(explanation, entry.images[index]));
+  result.view = (await postJson("api/view", result.requestBody)).view;
+  resultHistory.selected.clear();
+  resultHistory.add(result);
+  showResult(result);
 });
 
-const start = guarded(async () => {
-  const [{ limits, version }, { models }] = await Promise.all([get("api/about"), get("api/models")]);
-  id("limits").textContent = `clearhead ${version}. Texts up to ${limits.characters.toLocaleString("en")} characters, images up to ${Math.round(limits.picture_bytes / 2 ** 20)} MiB; a request takes at most ${limits.seconds} s.`;
-  form = new Form(limits, complain);
-  form.onSaved = reopen;
-  form.list(models);
-  form.choose(models[0].name);
+const initialise = withErrorMessage(async () => {
+  const [{ limits, version }, { models }] = await Promise.all([getJson("api/about"), getJson("api/models")]);
+  byId("limits").textContent = `clearhead ${version}. Texts up to ${limits.max_text_characters.toLocaleString("en")} characters, images up to ${Math.round(limits.max_image_bytes / 2 ** 20)} MiB; a request takes at most ${limits.timeout_seconds} s.`;
+  form = new Form(limits, showError);
+  form.onSavedFile = openFile;
+  form.listModels(models);
+  form.selectModel(models[0].name);
 });
 
-id("ask").addEventListener("submit", (event) => { event.preventDefault(); explain(); });
-id("cancel").addEventListener("click", () => running?.abort());
-id("heads").addEventListener("click", lookAtHeads);
-id("saved").addEventListener("change", async () => { await reopen(id("saved").files[0]); id("saved").value = ""; });
-id("beside").addEventListener("click", beside);
-id("save-page").addEventListener("click", guarded(() => visit.current.savePage()));
-id("save-data").addEventListener("click", guarded(() => visit.current.saveData()));
+byId("explain-form").addEventListener("submit", (event) => { event.preventDefault(); explain(); });
+byId("cancel").addEventListener("click", () => activeController?.abort());
+byId("show-heads").addEventListener("click", showAttentionHeads);
+byId("saved-file").addEventListener("change", async () => { await openFile(byId("saved-file").files[0]); byId("saved-file").value = ""; });
+byId("show-side-by-side").addEventListener("click", showSideBySide);
+byId("save-page").addEventListener("click", withErrorMessage(() => resultHistory.current.savePage()));
+byId("save-data").addEventListener("click", withErrorMessage(() => resultHistory.current.saveData()));
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape") running?.abort();
+  if (event.key === "Escape") activeController?.abort();
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); explain(); }
 });
-const started = start();
+const initialised = initialise();
