@@ -410,7 +410,11 @@ def _build_force_plot(explanation: AnyExplanation) -> ViewModel | None:
     if base is None or value is None or explanation.steps is not None:
         return None
     return to_json_value(
-        {"base_value": float(base), "value": float(value), "scale": text_labels.format_scale(explanation.target.get("scale"))}
+        {
+            "base_value": float(base),
+            "value": float(value),
+            "scale": text_labels.format_scale(explanation.target.get("scale")),
+        }
     )
 
 
