@@ -37,7 +37,7 @@ const scaleOf = (card, stream, state) => {
 };
 
 export const input = (document_, options = {}) => {
-  const { cards, streams, picture, found, notes, agreement } = document_;
+  const { cards, streams, picture, found, notes, agreement, disagreements } = document_;
   const wide = streams.filter((stream) => stream.input).length > 1 || cards.some((card) => card.steps);
   const section = h("section", { class: "ch-input" });
   // The unit under the pointer stands out in every card.
@@ -54,7 +54,7 @@ export const input = (document_, options = {}) => {
     notes.map((note) => h("p", { class: "ch-warn", role: "note" }, note)),
     h("div", { class: `ch-methods${wide ? " ch-wide" : ""}` }, cards.map((card) => drawCard(document_, card, point))),
     document_.links && between(document_.links, picture),
-    agreement.length > 0 && agreementOf(agreement),
+    agreement.length > 0 && agreementOf(agreement, disagreements ?? []),
   ].flat().filter(Boolean));
   return section;
 };
@@ -78,6 +78,7 @@ const drawCard = (document_, card, point) => {
   return h("article", { class: "ch-card" },
     h("h3", null, card.title),
     card.citation && h("p", { class: "ch-note" }, card.citation),
+    warningsOf(card.warnings ?? []),
     chips && h("div", null, h("p", { class: "ch-label" }, `${chips.length} ${document_.found.length ? "objects" : "steps"}: select one to show it alone`), h("div", { class: "ch-answer" }, chips)),
     h("div", { class: "ch-streams" }, boxes),
     h("div", { class: "ch-more" }, more(document_, card, state)));
@@ -194,8 +195,12 @@ const facts = (rows) => h("table", { class: "ch-facts" }, h("tbody", null, rows.
 
 const code = (source) => h("pre", { tabindex: 0 }, h("code", null, source));
 
-const agreementOf = (agreement) => h("section", { class: "ch-agreement" },
+const warningsOf = (warnings) => warnings.map((warning) =>
+  h("p", { class: "ch-caution", role: "note" }, h("strong", null, "Warning: "), warning));
+
+const agreementOf = (agreement, disagreements) => h("section", { class: "ch-agreement" },
   h("h3", null, "Agreement of the methods"),
+  warningsOf(disagreements),
   h("div", { class: "ch-streams" }, agreement.map(({ stream, methods, values }) => h("div", null,
     agreement.length > 1 && h("p", { class: "ch-label" }, stream),
     scrolled("Agreement", h("table", { class: "ch-agree" },
