@@ -161,9 +161,9 @@ def check_disagreement(
     is_beyond_chance = test.pvalue < DISAGREEMENT_ERROR_RATE / num_pairs and test.statistic <= -MIN_DISAGREEMENT
     if not is_beyond_chance:  # a NaN, for constant scores, is not
         return None
-    advice = "explain with method='occlusion', which removes units and measures the effect, and trust the one it supports"
+    advice = "explain with method='occlusion', which removes units and measures the effect, and trust what it supports"
     if "occlusion" in (first.provenance.get("method"), second.provenance.get("method")):
-        advice = "explain with method='kernel-shap', and trust the one it supports"
+        advice = "explain with method='kernel-shap', and trust what it supports"
     if first.signed != second.signed:
         unsigned = names[1] if first.signed else names[0]
         advice = f"{unsigned} has no signs, so units that speak against the target may cause this; {advice}"

@@ -30,8 +30,11 @@ FLAT_ROUNDING_ERRORS = 8
 #: is 6e-8 of its value. The zoo's smallest is 3e-6.
 MIN_RELATIVE_SCORE = 1e-8
 #: Completeness gap, relative to the largest score. `clearhead.verify` accepts 0.05; on the zoo, integrated gradients
-#: have at most 0.03.
+#: have at most 0.03, except for 0.09 to 2.5 on `shapes-detr`, where 50 steps are too few.
 MAX_COMPLETENESS_GAP = 0.1
+#: The same for methods that estimate their sum from samples, which report its standard error: `gradient-shap` with its
+#: 50 samples has 0.3 in the median, so only a sum that misses by more than the largest score is unusual.
+MAX_SAMPLED_COMPLETENESS_GAP = 1.0
 #: Fraction of the variance of the masked outputs that LIME's linear model leaves unexplained.
 MAX_MISFIT = 0.5
 #: Share of value zeroing's mixing that passes through layers whose measured distances are rounding errors.
@@ -183,8 +186,8 @@ def check_flat_scores(
     if difference > FLAT_ROUNDING_ERRORS * _ROUNDING_ERRORS.get(dtype, 2.0**-23) * largest:
         return None
     return (
-        f"all scores are equal within rounding (they differ by at most {difference:.1g}, the largest is {largest:.2g}), "
-        f"so there is no order of {pluralize_unit(units.kind)}; {advice}."
+        f"all scores are equal within rounding (they differ by at most {difference:.1g}, the largest is "
+        f"{largest:.2g}), so there is no order of {pluralize_unit(units.kind)}; {advice}."
     )
 
 
@@ -204,8 +207,9 @@ def check_completeness(
 ) -> str | None:
     """Warn if the scores of a method that is complete miss the sum that they should have."""
     gap = figures.get("completeness_gap")
+    limit = MAX_SAMPLED_COMPLETENESS_GAP if "standard_error" in figures else MAX_COMPLETENESS_GAP
     # LIME is not complete, and has a figure of its own.
-    if gap is None or gap < MAX_COMPLETENESS_GAP or "misfit" in figures:
+    if gap is None or gap < limit or "misfit" in figures:
         return None
     miss = f"their expected sum by {_format_share(gap)} of the largest score"
     if expected_sum is not None and largest_score is not None:

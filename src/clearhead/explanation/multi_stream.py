@@ -270,7 +270,8 @@ class MultiStreamExplanation(DisplayMixin):
             f"{stream}: {', '.join(name for name, _ in explanation.top(3))}"
             for stream, explanation in self.by_stream.items()
         )
-        return f"MultiStreamExplanation({self.method} of {self.target.get('name')!r}: {streams}{self._format_warning_count()})"
+        counted = self._format_warning_count()
+        return f"MultiStreamExplanation({self.method} of {self.target.get('name')!r}: {streams}{counted})"
 
 
 AnyExplanation = Explanation | MultiStreamExplanation

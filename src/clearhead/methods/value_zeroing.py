@@ -8,8 +8,8 @@ already include the residual connection of the layer.
 
 In a decoder the first token attends only to itself, and without an identity the product moves the read-out towards it
 layer by layer: after 30 layers it has 1.0, and the other tokens 1e-9 to 1e-27. A row whose distances are all rounding
-errors has an order, too, because rows are divided by their sums: the certificate has the share of the mixing that passes
-through such rows, in the layer where it is largest (`rounding_share`).
+errors has an order, too, because rows are divided by their sums: the certificate has the share of the mixing that
+passes through such rows, in the layer where it is largest (`rounding_share`).
 """
 
 import torch
