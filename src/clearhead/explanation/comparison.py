@@ -65,11 +65,15 @@ class Comparison:
     @property
     def agreements(self) -> dict[str, Float[np.ndarray, "method method"]]:
         """The agreement by stream. A stream that is not an input, such as a detector's queries, is left out."""
+        return {stream: self._compute_agreement(stream) for stream in self._list_compared_streams()}
+
+    def _list_compared_streams(self) -> list[str]:
+        """The input streams; all streams if none is an input."""
         reference = next(iter(self.explanations.values()))
         input_streams = [
             stream for stream, explanation in reference.by_stream.items() if len(explanation.units.content_indices())
         ]
-        return {stream: self._compute_agreement(stream) for stream in input_streams or reference.streams}
+        return input_streams or list(reference.streams)
 
     def _compute_agreement(self, stream: str) -> Float[np.ndarray, "method method"]:
         """Compute Kendall's τ between methods over a stream's units, without special ones; NaN for fewer than two."""
@@ -93,18 +97,18 @@ class Comparison:
         pairs. Controls are left out, and so are pairs that explain different targets.
         """
         names = [name for name, e in self.explanations.items() if e.provenance.get("family") != "control"]
+        streams = self._list_compared_streams()
         pairs = [
             (first, second, stream)
             for first, second in combinations(names, 2)
             if self[first].target.get("name") == self[second].target.get("name")
-            for stream in self.agreements
+            for stream in streams
         ]
-        is_single = len(self.agreements) == 1
         warnings = []
         for first, second, stream in pairs:
             warning = check_disagreement(self[first][stream], self[second][stream], (first, second), len(pairs))
             if warning:
-                warnings.append(warning if is_single else f"{stream}: {warning}")
+                warnings.append(warning if len(streams) == 1 else f"{stream}: {warning}")
         return warnings
 
     def to_dict(self) -> dict[str, Any]:
