@@ -67,13 +67,18 @@ def test_class_token_of_an_image_but_no_patch_is_a_sink() -> None:
     assert not find_in(make_explanation([9.7, 0.1, 0.2, 0], build_patch_units((2, 2))))
 
 
-@pytest.mark.parametrize(("share", "warns"), [(0.49, False), (0.51, True)])
-def test_first_token_takes_most(share: float, warns: bool) -> None:
-    rest = (1 - share) * np.array([0.4, 0.3, 0.2, 0.1])
-    warning = degenerate_scores.check_first_unit(np.array([-share, *rest]), DECODER_UNITS, "deeplift")
+@pytest.mark.parametrize(
+    ("share", "next_share", "warns"),
+    [(0.39, 0.16, False), (0.41, 0.16, True), (0.41, 0.21, False), (0.5, 0.24, True), (0.5, 0.26, False)],
+)
+def test_first_token_takes_most(share: float, next_share: float, warns: bool) -> None:
+    """Both its share and its distance from the next token count: two words may share an output."""
+    rest = 1 - share - next_share
+    scores = np.array([-share, 0.4 * rest, next_share, 0.3 * rest, 0.3 * rest])
+    warning = degenerate_scores.check_first_unit(scores, DECODER_UNITS, "deeplift")
     assert (warning is not None) == warns
     if warning:
-        assert "the first token, “The”, takes 51 %" in warning
+        assert f"the first token, “The”, takes {100 * share:.0f} %" in warning
         assert "try method='attn-lrp' or 'integrated-gradients'" in warning, "not the method itself"
 
 
@@ -296,7 +301,7 @@ def test_results_of_earlier_versions_have_no_warnings(degenerate: Explanation) -
 def test_larger_units_steps_and_differences_are_checked_themselves() -> None:
     """Warnings about scores are those of the scores at hand; warnings about the pass stay."""
     sink = make_explanation([9.0, 1, 0.5, 0.3, 0.2])
-    scores = np.array([[9.0, 1, 0.5, 0.3, 0.2], [0.1, 1, 2, 3, 4]])
+    scores = np.array([[9.0, 1, 0.5, 0.3, 0.2], [0.1, 1, 2, 3, 9]])
     about_pass = "the pass was odd: run it again."
     steps = replace(
         sink,
