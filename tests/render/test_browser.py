@@ -329,3 +329,21 @@ def test_print_opens_details_and_uses_light_colours(open_page: OpenPage, text: d
 def test_scores_are_visible_without_javascript(open_page: OpenPage, text: dict[str, Explanation]) -> None:
     page = open_page(html.render_explanations_page([text["generic"]]), java_script_enabled=False)
     assert text_labels.format_number(float(text["generic"].scores[3])) in page.locator("main").inner_text()
+
+
+def test_warnings_are_drawn_in_the_card_and_with_the_agreement(
+    open_page: OpenPage, text: dict[str, Explanation]
+) -> None:
+    e = next(iter(text.values()))
+    units = e.units.content_indices()
+    scores = np.zeros(len(e))
+    scores[units] = np.arange(len(units))
+    warned = replace(e, scores=scores, method="a", certificate={**e.certificate, "warnings": [f"odd {ATTACK}: do it."]})
+    comparison = Comparison({"a": warned, "b": replace(e, scores=-scores, method="b", certificate={})})
+    assert comparison.warnings
+    page = open_page(html.render_explanations_page(comparison))
+    assert [part.inner_text() for part in page.locator(".ch-card .ch-caution").all()] == [
+        f"Warning: odd {ATTACK}: do it."
+    ]
+    assert page.locator(".ch-agreement .ch-caution").inner_text() == f"Warning: {comparison.warnings[0]}"
+    assert page.title() != "owned" and not page.fetched

@@ -19,6 +19,7 @@ from clearhead.engine.combination import MethodSelection
 from clearhead.engine.method_run import MethodResult, MethodRun
 from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import ClearheadWarning
+from clearhead.explanation.degenerate_scores import find_degenerate_scores, find_measured_problems
 from clearhead.explanation.explanation import Explanation
 from clearhead.explanation.multi_stream import AnyExplanation, MultiStreamExplanation
 from clearhead.methods.base import MethodScores
@@ -232,7 +233,7 @@ def _build_explanation(
     """One explanation, or one for each stream of the model."""
     certificate = metadata["certificate"] | _collect_diagnostics(target_results)
     metadata = {**metadata, "certificate": certificate}
-    streams: dict[str, Explanation] = {}
+    stream_fields: list[dict[str, Any]] = []
     for stream, axis in sample.axes.items():
         assembler = _StreamAssembler(stream, len(axis), target_results, request)
         for units, indexer in zip(axis.unit_groups, axis.indexers, strict=True):
@@ -242,8 +243,29 @@ def _build_explanation(
             arrays = assembler.build_arrays(units, indexer)
             if request.profile is None:  # authors leave some units without a score
                 _warn_if_not_finite(arrays["scores"], metadata)
-            streams[units.stream] = Explanation(units=units, image=image, **arrays, **metadata)
+            stream_fields.append({**metadata, **arrays, "units": units, "image": image})
+    _add_warnings(stream_fields)
+    streams = {fields["units"].stream: Explanation(**fields) for fields in stream_fields}
     return next(iter(streams.values())) if len(streams) == 1 else MultiStreamExplanation(streams)
+
+
+def _add_warnings(stream_fields: Sequence[dict[str, Any]]) -> None:
+    """Add to each certificate the warnings about the scores of the stream, and about the passes of all streams."""
+    first = stream_fields[0]
+    expected_sum = None
+    largest_score = None
+    if first["base_value"] is not None and first["provenance"]["profile"] is None:  # authors rescale the scores
+        expected_sum = first["target"]["value"] - first["base_value"]
+        largest_score = max(float(np.abs(fields["scores"]).max(initial=0)) for fields in stream_fields)
+    about_passes = find_measured_problems(
+        first["certificate"].get("checks", {}), first["provenance"]["method"], expected_sum, largest_score
+    )
+    for fields in stream_fields:
+        certificate = fields["certificate"]
+        about_scores = find_degenerate_scores(
+            fields["scores"], fields["units"], fields["target"], certificate, fields["provenance"]
+        )
+        fields["certificate"] = {**certificate, "warnings": about_scores + about_passes}
 
 
 def _warn_if_not_finite(scores: np.ndarray, metadata: dict[str, Any]) -> None:
@@ -439,6 +461,7 @@ def _build_provenance(result: TargetResult, request: BatchRequest) -> dict[str, 
         **({} if request.overridden_target is None else {"ignored_target": str(request.overridden_target)}),
         "load_options": load_options,
         "citation": declaration.citation,
+        "family": declaration.family,
         "signed": method_run.any_instance.signed,
         "linear_in_target": method_run.any_instance.linear_in_target,
         "input": batch.fingerprints[result.batch_index],

@@ -145,7 +145,14 @@ class TargetBatch:
         axes = tuple(sample.axes[stream] for sample in self.truncated_samples)
         lengths = torch.tensor([len(axis) for axis in axes])
         valid_mask = torch.arange(readout.shape[2]) < lengths[:, None]
-        return UnitContext(readout, valid_mask.to(readout.device), ContentSeeds(self), axes, stream=stream)
+        return UnitContext(
+            readout,
+            valid_mask.to(readout.device),
+            ContentSeeds(self),
+            axes,
+            stream=stream,
+            model_dtype=self.adapter.dtype,
+        )
 
     @property
     def head_rows(self) -> HeadRows | None:

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
 from clearhead.errors import InputError, UnsupportedError
-from clearhead.explanation.explanation import to_json_value
+from clearhead.explanation.explanation import Explanation, to_json_value
 from clearhead.explanation.multi_stream import AnyExplanation
+from clearhead.units import pluralize_unit
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer, MethodLike
@@ -17,6 +19,11 @@ if TYPE_CHECKING:
 
 #: Candidates for the methods that `compare` uses by default; the first three that apply to the model are used.
 DEFAULT_COMPARED_METHODS = ("ensemble", "generic", "grad-sam", "attcat", "rollout", "attention-gradcam")
+#: Chance that a comparison of methods with unrelated orders has a warning, over all its pairs and streams.
+DISAGREEMENT_ERROR_RATE = 0.01
+#: Neighbouring patches have similar scores, so the p-value of hundreds of them is too small. A weaker correlation than
+#: this is no warning, whatever its p-value.
+MIN_DISAGREEMENT = 0.2
 
 
 @dataclass(frozen=True)
@@ -58,11 +65,15 @@ class Comparison:
     @property
     def agreements(self) -> dict[str, Float[np.ndarray, "method method"]]:
         """The agreement by stream. A stream that is not an input, such as a detector's queries, is left out."""
+        return {stream: self._compute_agreement(stream) for stream in self._list_compared_streams()}
+
+    def _list_compared_streams(self) -> list[str]:
+        """The input streams; all streams if none is an input."""
         reference = next(iter(self.explanations.values()))
         input_streams = [
             stream for stream, explanation in reference.by_stream.items() if len(explanation.units.content_indices())
         ]
-        return {stream: self._compute_agreement(stream) for stream in input_streams or reference.streams}
+        return input_streams or list(reference.streams)
 
     def _compute_agreement(self, stream: str) -> Float[np.ndarray, "method method"]:
         """Compute Kendall's τ between methods over a stream's units, without special ones; NaN for fewer than two."""
@@ -77,6 +88,28 @@ class Comparison:
                 for j, column_scores in enumerate(scores):
                     tau[i, j] = kendalltau(row_scores, column_scores).statistic
         return tau
+
+    @property
+    def warnings(self) -> list[str]:
+        """Pairs of methods that put units into opposite orders, beyond chance, and what to do: one sentence each.
+
+        The p-values of Kendall's tau-b, one-sided, are compared with `DISAGREEMENT_ERROR_RATE` divided by the number of
+        pairs. Controls are left out, and so are pairs that explain different targets.
+        """
+        names = [name for name, e in self.explanations.items() if e.provenance.get("family") != "control"]
+        streams = self._list_compared_streams()
+        pairs = [
+            (first, second, stream)
+            for first, second in combinations(names, 2)
+            if self[first].target.get("name") == self[second].target.get("name")
+            for stream in streams
+        ]
+        warnings = []
+        for first, second, stream in pairs:
+            warning = check_disagreement(self[first][stream], self[second][stream], (first, second), len(pairs))
+            if warning:
+                warnings.append(warning if len(streams) == 1 else f"{stream}: {warning}")
+        return warnings
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form.
@@ -93,6 +126,7 @@ class Comparison:
             "version": 1,
             "methods": self.methods,
             "agreement": {"statistic": "kendall tau-b", "special_units": "left out", "values": values},
+            "warnings": self.warnings,
             "explanations": {name: explanation.to_dict() for name, explanation in self.explanations.items()},
         }
 
@@ -106,6 +140,42 @@ class Comparison:
         from clearhead.render.html import render_notebook_html
 
         return render_notebook_html(self)
+
+
+def check_disagreement(
+    first: Explanation, second: Explanation, names: tuple[str, str], num_pairs: int = 1
+) -> str | None:
+    """Warn if two methods put the units of one stream into opposite orders, beyond chance.
+
+    Args:
+        first: The explanation by one method.
+        second: The explanation of the same input by the other one.
+        names: The names of the two methods.
+        num_pairs: How many pairs are tested together.
+
+    Returns:
+        The warning, or None.
+    """
+    from scipy.stats import kendalltau
+
+    indices = first.units.content_indices()
+    if len(indices) < 2:
+        return None
+    test = kendalltau(first.scores[indices], second.scores[indices], alternative="less")
+    is_beyond_chance = test.pvalue < DISAGREEMENT_ERROR_RATE / num_pairs and test.statistic <= -MIN_DISAGREEMENT
+    if not is_beyond_chance:  # a NaN, for constant scores, is not
+        return None
+    advice = "explain with method='occlusion', which removes units and measures the effect, and trust what it supports"
+    if "occlusion" in (first.provenance.get("method"), second.provenance.get("method")):
+        advice = "explain with method='kernel-shap', and trust what it supports"
+    if first.signed != second.signed:
+        unsigned = names[1] if first.signed else names[0]
+        advice = f"{unsigned} has no signs, so units that speak against the target may cause this; {advice}"
+    statistic = f"{test.statistic:.2f}".replace("-", "−")
+    return (
+        f"{names[0]} and {names[1]} put the {pluralize_unit(first.units.kind)} into opposite orders, beyond chance "
+        f"(Kendall’s τ-b {statistic}, p = {test.pvalue:.1g}, n = {len(indices)}): {advice}."
+    )
 
 
 def compare(

@@ -14,6 +14,21 @@ if TYPE_CHECKING:
 class DisplayMixin:
     """Methods for display shared by `Explanation` and `MultiStreamExplanation`."""
 
+    @property
+    def warnings(self) -> list[str]:
+        """What is odd about the scores, and what to do about it."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *(f"warning: {warning}" for warning in self.warnings)])
+
+    def _format_warning_count(self) -> str:
+        """The number of warnings, for a `repr`; an empty string if there are none."""
+        count = len(self.warnings)
+        if not count:
+            return ""
+        return f"; {count} warning{'s' if count > 1 else ''}, see .warnings"
+
     @overload
     def html(
         self, path: None = None, evidence: Collection[int] | None = None, links: "Sequence[AttentionLinks]" = ()

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, UInt8
 
 from clearhead.data.atomic_file import atomic_write
 from clearhead.errors import InputError, unknown_value_error
+from clearhead.explanation.degenerate_scores import find_degenerate_scores
 from clearhead.explanation.display import DisplayMixin
 from clearhead.explanation.validation import check_format, iter_explanation_problems, lists_to_tuples
 from clearhead.images import RenderedOnAccess
@@ -43,7 +44,7 @@ class Explanation(DisplayMixin):
         method: The method with its options.
         target: The explained output: its "kind", "name", "scale" and "value".
         prediction: The model's prediction and its most likely labels ("top").
-        certificate: Results of the checks: capture error, dtype, truncated tokens, completeness gap.
+        certificate: Results of the checks: capture error, dtype, truncated tokens, completeness gap, warnings.
         provenance: How the scores were computed: model, input hash, options, versions.
         base_value: The target's value at the baseline, for methods whose scores add up to the difference from it.
         matrix: Several rows of scores: one per entry of `steps`, whose sum `scores` is, or one per unit with
@@ -116,6 +117,11 @@ class Explanation(DisplayMixin):
         """Whether scores can be negative, i.e. count as evidence against the target."""
         return bool(self.provenance.get("signed", (self.scores < 0).any()))
 
+    @property
+    def warnings(self) -> list[str]:
+        """What is odd about the scores, and what to do about it: one sentence each, as stored in the certificate."""
+        return list(self.certificate.get("warnings") or ())
+
     def __len__(self) -> int:
         return len(self.units)
 
@@ -148,7 +154,8 @@ class Explanation(DisplayMixin):
         target = {**self.target, "name": self.steps[which], "value": None}
         if step_targets := self.target.get("steps"):  # missing in the difference of two explanations
             target = step_targets[which]
-        return replace(self, scores=self.matrix[which], matrix=None, steps=None, target=target)
+        step = replace(self, scores=self.matrix[which], matrix=None, steps=None, target=target)
+        return step._with_warnings_of(self)
 
     def __getitem__(self, stream: str) -> "Explanation":
         if stream != self.stream:
@@ -242,9 +249,30 @@ class Explanation(DisplayMixin):
             component_scores=add_up(self.component_scores),
         )
         if not absolute:
-            return aggregated
+            return aggregated._with_warnings_of(self)
         changes = {"signed": False, "linear_in_target": False, "absolute": True}
-        return replace(aggregated, base_value=None, provenance={**self.provenance, **changes})
+        provenance = {**self.provenance, **changes}
+        return replace(aggregated, base_value=None, provenance=provenance)._with_warnings_of(self)
+
+    def _find_degenerate_scores(self) -> list[str]:
+        return find_degenerate_scores(self.scores, self.units, self.target, self.certificate, self.provenance)
+
+    def _with_warnings_of(self, *origins: "Explanation") -> "Explanation":
+        """Return a copy with the warnings about its own scores, and the origins' warnings about their passes.
+
+        Explanations without a list of warnings were not checked, and are not checked afterwards.
+        """
+        if any("warnings" not in origin.certificate for origin in origins):
+            return self
+        about_passes = [
+            warning
+            for origin in origins
+            if origin.warnings
+            for warning in origin.warnings
+            if warning not in origin._find_degenerate_scores()
+        ]
+        warnings = list(dict.fromkeys([*self._find_degenerate_scores(), *about_passes]))
+        return replace(self, certificate={**self.certificate, "warnings": warnings})
 
     def top(self, count: int = 5, include_special: bool = False) -> list[tuple[str, float]]:
         """Return the units with the largest scores, in descending order.
@@ -331,7 +359,7 @@ class Explanation(DisplayMixin):
             "scale": scale if scale == other.target.get("scale") else None,
             "value": subtract(convert_value(self), convert_value(other)),
         }
-        return replace(
+        difference = replace(
             self,
             method=method,
             scores=self.scores - other.scores,
@@ -344,6 +372,7 @@ class Explanation(DisplayMixin):
             factors=None,
             component_scores=subtract(self.component_scores, other.component_scores),
         )
+        return difference._with_warnings_of(self, other)
 
     @property
     def _origin(self) -> tuple[Any, ...]:
@@ -479,7 +508,10 @@ class Explanation(DisplayMixin):
     def __repr__(self) -> str:
         top = ", ".join(f"{name} {score:.3g}" for name, score in self.top(3))
         unit_kinds = pluralize_unit(self.units.kind)
-        return f"Explanation({self.method} of {self.target.get('name')!r}: {len(self)} {unit_kinds}; top: {top})"
+        counted = self._format_warning_count()
+        return (
+            f"Explanation({self.method} of {self.target.get('name')!r}: {len(self)} {unit_kinds}; top: {top}{counted})"
+        )
 
 
 _ARRAY_FIELDS = ("matrix", "per_layer", "per_head", "factors", "component_scores")

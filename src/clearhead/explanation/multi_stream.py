@@ -29,7 +29,8 @@ MULTI_STREAM_VERSION = 2
 class MultiStreamExplanation(DisplayMixin):
     """Explanation of an input with several streams: `e["text"]`, `e["image"]`.
 
-    Holds one `Explanation` per stream. Target, prediction, certificate and provenance are common to all of them.
+    Holds one `Explanation` per stream. Target, prediction, provenance and the certificate except for its warnings are
+    common to all of them.
 
     Attributes:
         by_stream: The explanations by stream.
@@ -87,8 +88,19 @@ class MultiStreamExplanation(DisplayMixin):
 
     @property
     def certificate(self) -> Mapping[str, Any]:
-        """Results of the checks."""
-        return self._first_stream.certificate
+        """Results of the checks, with the warnings of all streams."""
+        certificate = self._first_stream.certificate
+        if "warnings" not in certificate:
+            return certificate
+        return {**certificate, "warnings": self.warnings}
+
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings of all streams; those about the scores of one stream begin with its name."""
+        by_stream = {stream: explanation.warnings for stream, explanation in self.by_stream.items()}
+        common = [warning for warning in self._first_stream.warnings if all(warning in w for w in by_stream.values())]
+        single = [f"{s}: {warning}" for s, w in by_stream.items() for warning in w if warning not in common]
+        return single + common
 
     @property
     def provenance(self) -> Mapping[str, Any]:
@@ -258,7 +270,8 @@ class MultiStreamExplanation(DisplayMixin):
             f"{stream}: {', '.join(name for name, _ in explanation.top(3))}"
             for stream, explanation in self.by_stream.items()
         )
-        return f"MultiStreamExplanation({self.method} of {self.target.get('name')!r}: {streams})"
+        counted = self._format_warning_count()
+        return f"MultiStreamExplanation({self.method} of {self.target.get('name')!r}: {streams}{counted})"
 
 
 AnyExplanation = Explanation | MultiStreamExplanation

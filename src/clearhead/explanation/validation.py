@@ -69,6 +69,9 @@ def iter_explanation_problems(explanation: "Explanation") -> Iterator[str]:
     for number in numbers:
         if number is not None and not isinstance(number, int | float):
             yield f"{number!r:.40} is not a number"
+    warnings = explanation.certificate.get("warnings", [])
+    if not isinstance(warnings, list) or not all(isinstance(warning, str) for warning in warnings):
+        yield f"its certificate has the warnings {warnings!r:.40}"
     if not isinstance(explanation.method, str):
         yield f"its method is {explanation.method!r:.40}"
 

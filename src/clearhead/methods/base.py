@@ -123,6 +123,7 @@ class UnitContext:
         axes: The unit axes of the samples, if known.
         layers: The selected layers.
         stream: Name of the stream (modality, encoder or decoder).
+        model_dtype: The dtype of the model's hidden states; methods compute in float32 or float64.
     """
 
     readout: Float[Tensor, "batch row unit"]
@@ -131,6 +132,7 @@ class UnitContext:
     axes: tuple[UnitAxis, ...] = ()
     layers: range = range(0)
     stream: str = ""
+    model_dtype: torch.dtype = torch.float32
 
     @cached_property
     def content_mask(self) -> Bool[Tensor, "batch unit"]:

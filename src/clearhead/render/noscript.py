@@ -27,14 +27,26 @@ def _render_input(given: ViewModel) -> Markup:
     notes = [make_element("p", note, class_="ch-warning") for note in given["notes"]]
     labels = [[row["label"], row["text"]] for row in given["prediction"]["rows"]]
     cards = [part for card in given["cards"] for part in _iter_method_card(given, card)]
+    disagreements = _render_warnings(given["disagreements"])
     return make_element(
-        "section", make_element("h2", given["heading"]), *said, *notes, _render_table("Prediction", labels), *cards
+        "section",
+        make_element("h2", given["heading"]),
+        *said,
+        *notes,
+        _render_table("Prediction", labels),
+        *cards,
+        *disagreements,
     )
+
+
+def _render_warnings(warnings: Sequence[str]) -> list[Markup]:
+    return [make_element("p", f"Warning: {warning}", class_="ch-caution") for warning in warnings]
 
 
 def _iter_method_card(input_view: ViewModel, card: ViewModel) -> Iterable[MarkupChild]:
     """Yield a method's heading, one table of scores for each stream, and the code that reproduces them."""
     yield make_element("h3", card["title"])
+    yield from _render_warnings(card["warnings"])
     for stream in input_view["streams"]:
         form = card["explanation"]
         scores = form.get("by_stream", {}).get(stream["stream"], form)["scores"]

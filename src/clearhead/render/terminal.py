@@ -83,12 +83,16 @@ def render_comparison(comparison: Comparison) -> RenderableType:
     first = next(iter(comparison.explanations.values()))
     named = {escape_invisible(method): explanation for method, explanation in comparison.explanations.items()}
     made: list[RenderableType] = [*_iter_header_lines(first, method=False)]
+    for method, explanation in named.items():
+        made += [_render_warning(f"{method}: {warning}") for warning in text_labels.list_warnings(explanation)]
     agreements = comparison.agreements
     for stream, tau in agreements.items():
         made += ["", *([Text(escape_invisible(stream), style="bold underline")] if len(agreements) > 1 else [])]
         made += [_render_methods({method: e[stream] for method, e in named.items()}), ""]
         last = stream == list(agreements)[-1]
         made.append(_arrange_columns(_render_agreement(list(named), tau), _render_predictions(first) if last else None))
+    warnings = [_render_warning(warning) for warning in text_labels.list_warnings(comparison)]
+    made += ["", *warnings] if warnings else []
     return Group(*made, "", Text(text_labels.format_certificate_line(first), style="dim"))
 
 
@@ -162,6 +166,12 @@ def _iter_header_lines(explanation: AnyExplanation, method: bool = True) -> Iter
     yield said
     for note in text_labels.list_notes(explanation):
         yield Text(f" {note} ", style=_WARNING_STYLE)
+    if method:
+        yield from map(_render_warning, text_labels.list_warnings(explanation))
+
+
+def _render_warning(warning: str) -> Text:
+    return Text(" warning ", style=_WARNING_STYLE).append(f" {warning}", style="not bold default on default")
 
 
 def _render_legend(explanation: Explanation) -> Text:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.explanation.comparison import Comparison
 from clearhead.explanation.explanation import Explanation
 from clearhead.explanation.multi_stream import AnyExplanation
 from clearhead.render.text_layout import escape_invisible
@@ -282,6 +283,11 @@ def list_notes(explanation: AnyExplanation) -> list[str]:
     return [note for note in dict.fromkeys([format_truncation_note(explanation), *step_notes]) if note]
 
 
+def list_warnings(result: AnyExplanation | Comparison) -> list[str]:
+    """List the warnings of an explanation, or those about the agreement of a comparison, for display."""
+    return [escape_invisible(warning) for warning in result.warnings]
+
+
 def format_citation(explanation: AnyExplanation) -> str:
     """Return the citation of the method, or an empty string."""
     citation = explanation.provenance.get("citation")
@@ -330,7 +336,7 @@ def _format_certificate_key(key: str) -> str:
 
 
 def _format_certificate_value(value: Any) -> str:
-    """Format a value in words: yes or no, – for None, floats to 3 digits, mappings key by key."""
+    """Format a value in words: yes or no, – for None, floats to 3 digits, mappings key by key, "none" for no items."""
     if isinstance(value, Mapping):
         return ", ".join(
             f"{_format_certificate_key(str(key))} {_format_certificate_value(item)}" for key, item in value.items()
@@ -341,6 +347,8 @@ def _format_certificate_value(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return format_number(value, 3)
+    if isinstance(value, list | tuple):
+        return " ".join(map(_format_certificate_value, value)) or "none"
     return escape_invisible(str(value))
 
 

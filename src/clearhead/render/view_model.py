@@ -140,6 +140,7 @@ def build_input_view_model(
     first, named = group[0], make_unique_labels(group)
     inputs, rest = text_labels.split_input_streams(first)
     marked = next((part for part in inputs if find_unit_layout(part) == "text"), None)
+    comparison = Comparison(named) if len(named) > 1 else None
     return make_view_model(
         "input",
         heading=format_group_heading(group),
@@ -157,7 +158,8 @@ def build_input_view_model(
             *({**_build_stream(part), "is_input": False} for part in rest),
         ],
         cards=[_build_method_card(explanation, label) for label, explanation in named.items()],
-        agreement=_encode_agreement(Comparison(named)) if len(named) > 1 else [],
+        agreement=_encode_agreement(comparison) if comparison else [],
+        disagreements=text_labels.list_warnings(comparison) if comparison else [],
         links=build_links_view_model(links, first),
     )
 
@@ -310,6 +312,7 @@ def _build_method_card(explanation: AnyExplanation, title: str) -> ViewModel:
         "title": title,
         "method": escape_invisible(explanation.method),
         "citation": text_labels.format_citation(explanation),
+        "warnings": text_labels.list_warnings(explanation),
         "explanation": _drop_encoded_arrays(explanation).to_dict(short=True),
         "steps": steps,
         "streams": {

@@ -37,7 +37,7 @@ const getShownScores = (card, stream, state) => {
 };
 
 export const inputView = (viewModel, options = {}) => {
-  const { cards, streams, image, detections, notes, agreement } = viewModel;
+  const { cards, streams, image, detections, notes, agreement, disagreements } = viewModel;
   const isWide = streams.filter((stream) => stream.is_input).length > 1 || cards.some((card) => card.steps);
   const section = h("section", { class: "ch-input" });
   // The unit under the pointer is highlighted in every card.
@@ -54,7 +54,7 @@ export const inputView = (viewModel, options = {}) => {
     notes.map((note) => h("p", { class: "ch-warning", role: "note" }, note)),
     h("div", { class: `ch-methods${isWide ? " ch-single-column" : ""}` }, cards.map((card) => methodCard(viewModel, card, highlightUnit))),
     viewModel.links && streamLinks(viewModel.links, image),
-    agreement.length > 0 && agreementSection(agreement),
+    agreement.length > 0 && agreementSection(agreement, disagreements ?? []),
   ].flat().filter(Boolean));
   return section;
 };
@@ -78,6 +78,7 @@ const methodCard = (viewModel, card, highlightUnit) => {
   return h("article", { class: "ch-card" },
     h("h3", null, card.title),
     card.citation && h("p", { class: "ch-note" }, card.citation),
+    warningNotes(card.warnings ?? []),
     stepButtons && h("div", null, h("p", { class: "ch-label" }, `${stepButtons.length} ${viewModel.detections.length ? "objects" : "steps"}: select one to show it alone`), h("div", { class: "ch-steps" }, stepButtons)),
     h("div", { class: "ch-streams" }, elements),
     h("div", { class: "ch-details" }, detailSections(viewModel, card, state)));
@@ -194,7 +195,11 @@ const keyValueTable = (rows) => h("table", { class: "ch-key-values" }, h("tbody"
 
 const codeBlock = (source) => h("pre", { tabindex: 0 }, h("code", null, source));
 
-const agreementSection = (agreement) => h("section", { class: "ch-agreement" },
+const warningNotes = (warnings) => warnings.map((warning) =>
+  h("p", { class: "ch-caution", role: "note" }, h("strong", null, "Warning: "), warning));
+
+const agreementSection = (agreement, disagreements) => h("section", { class: "ch-agreement" },
+  warningNotes(disagreements),
   h("h3", null, "Agreement of the methods"),
   h("div", { class: "ch-streams" }, agreement.map(({ stream, methods, values }) => h("div", null,
     agreement.length > 1 && h("p", { class: "ch-label" }, stream),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 TEXT_COLOUR, MUTED_COLOUR, SPINE_COLOUR = "#1c1d21", "#5d6068", "#d9d9d6"
+WARNING_COLOUR = "#7a2e00"
 _FONT_FAMILIES = ["DejaVu Sans Mono", "DejaVu Sans", "sans-serif"]  # the later ones for signs that the first lacks
+#: Font size of warnings, and how many characters of it fit into an inch on average.
+_WARNING_FONT_SIZE, _WARNING_CHARS_PER_INCH = 7, 19
 _BAR_LEVEL = COLOUR_LEVELS_PER_SIGN * 3 // 4
 SIGNED_COLOUR_MAP = ListedColormap(
     [format_hex_colour(get_level_colour(level)) for level in range(-COLOUR_LEVELS_PER_SIGN, COLOUR_LEVELS_PER_SIGN + 1)]
@@ -110,10 +114,16 @@ def plot_explanation(
     if not drawn:
         raise problems[0]
     if len(drawn) > 1:
-        return _plot_streams_side_by_side(explanation, kind, drawn, options)
-    figure = drawn[0][1].figure if ax is None else ax.get_figure(root=True)
-    assert isinstance(figure, Figure)
-    return figure
+        figure = _plot_streams_side_by_side(explanation, kind, drawn, options)
+        _add_warnings_below_figure(figure, explanation)
+        return figure
+    if ax is not None:
+        _add_warnings_below_axes(ax, explanation)
+    single = drawn[0][1].figure if ax is None else ax.get_figure(root=True)
+    assert isinstance(single, Figure)
+    if ax is None:
+        _add_warnings_below_figure(single, explanation)
+    return single
 
 
 def _plot_streams_side_by_side(
@@ -452,6 +462,43 @@ def _make_titled_figure(width: float, height: float, explanation: AnyExplanation
     said += f"\n{cut} tokens truncated" if cut else ""
     figure.suptitle(said, fontsize=9, color=TEXT_COLOUR, x=0.01, ha="left", parse_math=False)
     return figure
+
+
+def _add_warnings_below_figure(figure: Figure, explanation: AnyExplanation) -> None:
+    """Write warnings in small lines under the plot, and make the figure as much higher."""
+    lines = _wrap_warnings(explanation, figure.get_figwidth())
+    if not lines:
+        return
+    figure.set_figheight(figure.get_figheight() + len(lines) * 1.2 * _WARNING_FONT_SIZE / 72 + 0.1)
+    figure.supxlabel(
+        "\n".join(lines), fontsize=_WARNING_FONT_SIZE, color=WARNING_COLOUR, x=0.01, ha="left", parse_math=False
+    )
+
+
+def _add_warnings_below_axes(axes: Axes, explanation: AnyExplanation) -> None:
+    """Write warnings under the axes of a user, as the last lines of their label."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    lines = _wrap_warnings(explanation, figure.get_figwidth() * axes.get_position().width)
+    if not lines:
+        return
+    if not axes.axison:  # a label would not be drawn
+        below: dict[str, Any] = {"xycoords": "axes fraction", "va": "top", "parse_math": False}
+        axes.annotate("\n".join(lines), (0, 0), fontsize=_WARNING_FONT_SIZE, color=WARNING_COLOUR, **below)
+        return
+    label = axes.get_xlabel()
+    axes.set_xlabel(
+        "\n".join([label, *lines] if label else lines),
+        fontsize=_WARNING_FONT_SIZE,
+        color=WARNING_COLOUR,
+        parse_math=False,
+    )
+
+
+def _wrap_warnings(explanation: AnyExplanation, width: float) -> list[str]:
+    """The warnings as lines that fit into a width in inches."""
+    chars = max(20, int(width * _WARNING_CHARS_PER_INCH))
+    return [line for warning in text_labels.list_warnings(explanation) for line in wrap(f"Warning: {warning}", chars)]
 
 
 def _style_spines(axes: Axes, *kept: str) -> None:
