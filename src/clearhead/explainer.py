@@ -99,7 +99,8 @@ class Explainer:
             inputs: One input: a text, a pair of texts (tuple), an image (path, PIL image or uint8 array) or a mapping
                 of model inputs. A list of these is a batch.
             method: A method name, a `Method` with options, or a list of them. `methods()` lists which ones apply.
-                Default: the recommended method (see `recommended`), or with a profile "generic".
+                Default: the recommended method (see `recommended`), or "generic" with `profile`, `layers`, `heads`,
+                `rows` or `per`, which apply to methods that read attention.
             target: The output to explain: a label or class index, `Contrast`, `MaskedToken` or another target class,
                 or a function of the model output. Default: the predicted class. A list gives one target per input.
             text: Input text by name, for models that take several inputs (lists are paired by position).
@@ -218,7 +219,7 @@ class Explainer:
         requested_methods: list[Method] = []
         if request.method is not None:
             requested_methods = parse_methods(request.method)
-        elif profile is not None:
+        elif profile is not None or request.has_attention_options:
             requested_methods = [Method("generic")]
         target = request.target
         scale = request.scale

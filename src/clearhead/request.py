@@ -106,6 +106,11 @@ class ExplainRequest:
     input_options: InputOptions
     compute_options: ComputeOptions
 
+    @property
+    def has_attention_options(self) -> bool:
+        """Whether an option is set that only methods have which read attention."""
+        return self.per is not None or any(value is not None for value in self.method_options.values())
+
 
 def make_request(
     function_name: str,

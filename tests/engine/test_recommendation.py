@@ -25,6 +25,7 @@ def test_explicit_method_and_profile_are_unaffected() -> None:
     ex = models.explainer("bert/classify")
     assert ex.explain(models.TEXTS[0], "rollout").method == "rollout"
     assert ex.explain(models.TEXTS[0], profile="bi_bert_c").method.startswith("generic")
+    assert ex.explain(models.TEXTS[0], per="head").method == "generic"
 
 
 def test_long_inputs_have_a_method_that_needs_no_full_maps(monkeypatch: pytest.MonkeyPatch) -> None:

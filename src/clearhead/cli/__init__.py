@@ -393,8 +393,9 @@ def _explain_dataset(
     explainer = load_explainer(model_options, streams)
     check_dataset_streams(dataset, explainer)
     if not chosen_methods:
-        default_name = explainer.recommended.method if explain_kwargs.get("profile") is None else "generic"
-        chosen_methods = [clearhead.Method(default_name)]
+        attention_options = ("profile", "layers", "heads", "rows", "per")
+        uses_generic = any(explain_kwargs.get(name) is not None for name in attention_options)
+        chosen_methods = [clearhead.Method("generic" if uses_generic else explainer.recommended.method)]
     from clearhead.data.dataset_run import DatasetRun
 
     adapter = explainer.adapter
