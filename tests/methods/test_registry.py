@@ -111,10 +111,13 @@ def test_sign_target_and_linearity_match_the_declaration(method: str) -> None:
     assert is_linear == declaration.linear_in_target or method == "shap"
 
 
-def test_methods_table_lists_every_method() -> None:
+def test_methods_table_lists_the_recommended_method_first_and_controls_last() -> None:
     rows = replica_comparison.explainer("bert/classify").methods()
-    assert [row.name for row in rows] == METHODS
+    others = [name for name in ATTRIBUTION_METHODS if name != "ensemble"]
+    assert [row.name for row in rows] == ["ensemble", *others, "position", "random"]
+    assert [row.name for row in rows if row.is_recommended] == ["ensemble"]
     assert all(row.applies for row in rows)
+    assert "yes, recommended" in repr(rows)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +224,7 @@ def test_error_message_names_the_given_option_and_value(name: str, options: dict
 
 def test_objects_that_are_no_method_are_rejected() -> None:
     ex = replica_comparison.explainer("bert/classify")
-    for wrong in (3, None, [3]):
+    for wrong in (3, [None], [3]):
         with pytest.raises(clearhead.InputError, match="unknown method"):
             ex.explain(replica_comparison.SENTENCES[0], wrong)
 

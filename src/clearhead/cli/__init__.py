@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -32,6 +32,10 @@ from clearhead.cli.inputs import (
 )
 from clearhead.data.sources import InputDataset
 from clearhead.errors import InputError
+
+if TYPE_CHECKING:
+    from clearhead.engine.applicability_table import MethodApplicability
+    from clearhead.engine.recommendation import Recommendation
 
 app = typer.Typer(
     name="clearhead",
@@ -267,8 +271,9 @@ def show(
 def methods(model_options: opt.CliModelOptions, as_json: opt.JsonOption = False) -> None:
     """List all attribution methods with their cost, requirements and declared properties.
 
-    With --model, the list also shows whether each method applies to this model. Requirements are the tensors that a
-    method records during a pass. Signed methods give negative scores to units that count against the target.
+    With --model, the list also shows whether each method applies to this model, and which one is recommended for it.
+    Requirements are the tensors that a method records during a pass. Signed methods give negative scores to units that
+    count against the target. Below the table: what each method measures, and when it misleads.
     """
     from clearhead.methods import METHOD_REGISTRY
     from clearhead.render.methods_table import render_methods_table
@@ -276,11 +281,17 @@ def methods(model_options: opt.CliModelOptions, as_json: opt.JsonOption = False)
     model = model_options.model
     if model is None and model_options != opt.CliModelOptions():
         raise InputError("--device, --dtype and --revision need a model: add --model")
-    applicability: dict[str, Any] = {}
+    applicability: dict[str, MethodApplicability] = {}
+    recommended: Recommendation | None = None
+    names = sorted(METHOD_REGISTRY)
     if model is not None:
-        applicability = {line.name: line for line in load_explainer(model_options).methods()}
+        explainer = load_explainer(model_options)
+        applicability = {line.name: line for line in explainer.methods()}
+        names = list(applicability)  # the recommended method first, controls last
+        if any(line.is_recommended for line in applicability.values()):
+            recommended = explainer.recommended
     table: list[dict[str, Any]] = []
-    for name in sorted(METHOD_REGISTRY):
+    for name in names:
         declaration = METHOD_REGISTRY[name].declaration
         line = {
             "method": name,
@@ -300,17 +311,22 @@ def methods(model_options: opt.CliModelOptions, as_json: opt.JsonOption = False)
             "note": declaration.note,
         }
         if applicability:
-            line |= {"applies": applicability[name].applies, "why_not": applicability[name].why_not}
+            row = applicability[name]
+            line |= {"applies": row.applies, "why_not": row.why_not, "is_recommended": row.is_recommended}
         table.append(line)
     if as_json:
-        put.print_json({"schema": "clearhead/methods", "version": 2, "model": model, "methods": table})
+        content = {"schema": "clearhead/methods", "version": 2, "model": model, "methods": table}
+        put.print_json(content if recommended is None else {**content, "recommended": asdict(recommended)})
         return
     columns = ["method", "family", "signed", "cost", "requires", "taxonomy"]
     if applicability:
         columns.append("applies")
-    put.make_console().print(
-        render_methods_table(columns, [{**line, "applies": line.get("why_not") or "yes"} for line in table])
-    )
+        for line in table:
+            row = applicability[str(line["method"])]
+            line["applies"] = row.why_not or row.format_applies()
+    put.make_console().print(render_methods_table(columns, table))
+    if recommended is not None:
+        put.make_console().print(f"\nRecommended: {recommended}")
 
 
 @app.command(

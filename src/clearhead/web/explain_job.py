@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clearhead.adapters.base import InputOptions
+from clearhead.engine.recommendation import RECOMMENDED_METHOD
 from clearhead.errors import ClearheadError
 from clearhead.explanation.comparison import Comparison
 from clearhead.render.view_model import build_view_model
@@ -64,7 +65,7 @@ class ExplainJob:
         if (
             self.request.answer is not None
             or self.request.example is not None
-            or _estimate_group_passes(group) > estimate_passes("generic")
+            or _estimate_group_passes(group) > estimate_passes(RECOMMENDED_METHOD)
         ):
             return None
         if self.image_upload is not None and self.image_upload.num_pixels > MAX_BATCHED_IMAGE_PIXELS:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from clearhead.engine.recommendation import RECOMMENDED_METHOD
 from clearhead.errors import InputError, unknown_value_error
 from clearhead.methods.base import METHOD_REGISTRY
 from clearhead.web.method_groups import estimate_passes, group_by_cost
@@ -77,9 +78,10 @@ class LoadedModel:
         """List all methods and whether they apply; the first call runs the model, later ones reuse its result."""
         if self.method_rows is None:
             support = {row.name: row for row in self.explainer.methods()}
+            recommended_name = next((row.name for row in support.values() if row.is_recommended), RECOMMENDED_METHOD)
             self.method_rows = [
-                _describe_method(name, support[name].applies, support[name].why_not)
-                for name in _list_method_names_by_cost()
+                _describe_method(name, support[name].applies, support[name].why_not, recommended_name)
+                for name in _list_method_names(recommended_name)
             ]
         return self.method_rows
 
@@ -99,18 +101,20 @@ class LoadedModel:
         return self.name.removeprefix("zoo:") in list_models_with_examples()
 
 
-def _list_method_names_by_cost() -> list[str]:
-    """List all methods, cheapest first, controls last."""
+def _list_method_names(recommended_name: str) -> list[str]:
+    """List all methods: the recommended one first, then the cheapest, controls last."""
     names = [name for group in group_by_cost(list(METHOD_REGISTRY)) for name in group]
-    return sorted(names, key=lambda name: METHOD_REGISTRY[name].declaration.family == "control")
+    return sorted(
+        names, key=lambda name: (name != recommended_name, METHOD_REGISTRY[name].declaration.family == "control")
+    )
 
 
 def _list_unchecked_methods() -> list[dict[str, Any]]:
     """List all methods without running the model: whether they apply is unknown (None)."""
-    return [_describe_method(name, None, "") for name in _list_method_names_by_cost()]
+    return [_describe_method(name, None, "", RECOMMENDED_METHOD) for name in _list_method_names(RECOMMENDED_METHOD)]
 
 
-def _describe_method(name: str, applies: bool | None, why_not: str) -> dict[str, Any]:
+def _describe_method(name: str, applies: bool | None, why_not: str, recommended_name: str) -> dict[str, Any]:
     """Return the declaration of a method and its estimated cost, as the page shows them."""
     declaration = METHOD_REGISTRY[name].declaration
     return {
@@ -124,6 +128,7 @@ def _describe_method(name: str, applies: bool | None, why_not: str) -> dict[str,
         "guidance": declaration.guidance,
         "note": declaration.note,
         "citation": declaration.citation,
+        "is_recommended": name == recommended_name,
         "applies": applies,
         "why_not": why_not,
     }

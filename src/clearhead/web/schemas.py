@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from clearhead.engine.recommendation import RECOMMENDED_METHOD
 from clearhead.errors import InputError, unknown_value_error
 from clearhead.methods.base import METHOD_REGISTRY
 from clearhead.targets import AnswerSpan, Contrast, DetectionQuery, GeneratedToken, PositionTarget, TokenLabel
@@ -35,7 +36,7 @@ class InputRequest(StrictModel):
 class ExplainRequest(InputRequest):
     """An input, the target to explain, and the methods."""
 
-    methods: list[Annotated[str, Field(max_length=60)]] = Field(["generic"], min_length=1, max_length=64)
+    methods: list[Annotated[str, Field(max_length=60)]] = Field([RECOMMENDED_METHOD], min_length=1, max_length=64)
     target: LabelField = Field(None, description="Label or its index; by default the prediction.")
     against: LabelField = Field(None, description="Contrast: explain the difference of target and this label.")
     position: LabelField = Field(None, description='Position in the output: a step, query or token, or "every".')

@@ -13,7 +13,7 @@ export class Form {
     this.modelInfo = null;
     this.modelLoaded = null; // a promise
     this.image = null;
-    this.selectedMethods = new Set(["generic"]);
+    this.selectedMethods = new Set();  // none: the recommended one of the model
     this.sampleText = "";
     byId("model").addEventListener("change", () => this.selectModel(byId("model").value));
     byId("toggle-text-pair").addEventListener("click", () => this.showTextPair(byId("text-pair-field").hidden));
@@ -90,21 +90,21 @@ export class Form {
 
   showMethods(methods) {
     const list = byId("method-list"), scrollTop = list.scrollTop;
-    const selected = methods.filter(({ name }) => this.selectedMethods.has(name));
+    const isSelected = ({ name, is_recommended }) => (this.selectedMethods.size ? this.selectedMethods.has(name) : is_recommended);
+    const selected = methods.filter(isSelected);
     list.replaceChildren(...[...new Set([...selected, ...methods])].map((method) => {
       const isUnavailable = method.applies === false;
       const checkbox = h("input", { type: "checkbox", value: method.name, disabled: isUnavailable, "aria-label": `${method.name}, ${isUnavailable ? `does not apply: ${method.why_not}` : method.short_cost}` });
-      checkbox.checked = !isUnavailable && this.selectedMethods.has(method.name);
-      return h("label", { title: isUnavailable ? method.why_not : [method.cost, method.note].filter(Boolean).join(". ") },
-        checkbox, h("span", { class: isUnavailable ? "unavailable" : "" }, method.name), h("span", { class: "cost" }, isUnavailable ? "does not apply" : method.short_cost));
+      checkbox.checked = !isUnavailable && isSelected(method);
+      return h("label", { title: isUnavailable ? method.why_not : [`Costs ${method.cost}.`, method.guidance, method.note].filter(Boolean).join(" ") },
+        checkbox, h("span", { class: isUnavailable ? "unavailable" : "" }, method.is_recommended ? `${method.name} (recommended)` : method.name), h("span", { class: "cost" }, isUnavailable ? "does not apply" : method.short_cost));
     }));
     list.scrollTop = scrollTop;
     this.showMethodCount();
   }
 
   toggleMethod(checkbox) {
-    if (checkbox.checked) this.selectedMethods.add(checkbox.value);
-    else this.selectedMethods.delete(checkbox.value);
+    this.selectedMethods = new Set(this.methods);
     this.showMethodCount();
   }
 
