@@ -36,43 +36,49 @@ def snapshot_model(model: Any) -> tuple[Any, ...]:
 
 
 TEXT_CASES: list[tuple[Callable[[Any], Any], str]] = [
-    (lambda ex: ex.explain(""), "the text is empty"),
-    (lambda ex: ex.explain([TEXT, " \n"]), "the text is empty"),
-    (lambda ex: ex.explain((TEXT, "")), "the text is empty"),
-    (lambda ex: ex.explain([]), "the list is empty"),
+    (lambda ex: ex.explain("", method="generic"), "the text is empty"),
+    (lambda ex: ex.explain([TEXT, " \n"], method="generic"), "the text is empty"),
+    (lambda ex: ex.explain((TEXT, ""), method="generic"), "the text is empty"),
+    (lambda ex: ex.explain([], method="generic"), "the list is empty"),
     (lambda ex: ex.explain(), "nothing to explain"),
-    (lambda ex: ex.explain(3), "expected a text"),
-    (lambda ex: ex.explain(image=np.zeros((4, 4, 3), np.uint8)), "takes text, but was given image="),
-    (lambda ex: ex.explain(TEXT * 30, truncation=False), "the model takes at most 64: shorten it, or allow truncation"),
-    (lambda ex: ex.explain(TEXT, target="HAPPY"), "unknown label 'HAPPY'. Accepted: LABEL_0, LABEL_1, LABEL_2"),
-    (lambda ex: ex.explain(TEXT, target="LABEL_02"), "did you mean 'LABEL_2'?"),
-    (lambda ex: ex.explain(TEXT, target=3), "label 3 does not exist: the model has 3 labels"),
-    (lambda ex: ex.explain(TEXT, target=-1), "label -1 does not exist"),
-    (lambda ex: ex.explain(TEXT, target=2.5), "is not a target"),
-    (lambda ex: ex.explain(TEXT, target=True), "is not a target"),
-    (lambda ex: ex.explain(TEXT, target=[0, 1]), "has 2 targets for 1 inputs"),
-    (lambda ex: ex.explain(TEXT, target=clearhead.Contrast(0, "HAPPY")), "unknown label 'HAPPY'"),
-    (lambda ex: ex.explain(TEXT, target=lambda output: output.logits), "one number per sample"),
+    (lambda ex: ex.explain(3, method="generic"), "expected a text"),
+    (lambda ex: ex.explain(image=np.zeros((4, 4, 3), np.uint8), method="generic"), "takes text, but was given image="),
+    (
+        lambda ex: ex.explain(TEXT * 30, truncation=False, method="generic"),
+        "the model takes at most 64: shorten it, or allow truncation",
+    ),
+    (
+        lambda ex: ex.explain(TEXT, target="HAPPY", method="generic"),
+        "unknown label 'HAPPY'. Accepted: LABEL_0, LABEL_1, LABEL_2",
+    ),
+    (lambda ex: ex.explain(TEXT, target="LABEL_02", method="generic"), "did you mean 'LABEL_2'?"),
+    (lambda ex: ex.explain(TEXT, target=3, method="generic"), "label 3 does not exist: the model has 3 labels"),
+    (lambda ex: ex.explain(TEXT, target=-1, method="generic"), "label -1 does not exist"),
+    (lambda ex: ex.explain(TEXT, target=2.5, method="generic"), "is not a target"),
+    (lambda ex: ex.explain(TEXT, target=True, method="generic"), "is not a target"),
+    (lambda ex: ex.explain(TEXT, target=[0, 1], method="generic"), "has 2 targets for 1 inputs"),
+    (lambda ex: ex.explain(TEXT, target=clearhead.Contrast(0, "HAPPY"), method="generic"), "unknown label 'HAPPY'"),
+    (lambda ex: ex.explain(TEXT, target=lambda output: output.logits, method="generic"), "one number per sample"),
     (lambda ex: ex.explain(TEXT, method="grad-sm"), "did you mean 'grad-sam'?"),
     (lambda ex: ex.explain(TEXT, method=[]), "no method was given"),
     (lambda ex: ex.explain(TEXT, method=clearhead.Method("grad-sam", recieved=True)), "did you mean 'received'?"),
-    (lambda ex: ex.explain(TEXT, scale="odds"), "did you mean 'log-odds'?"),
-    (lambda ex: ex.explain(TEXT, layers=(5, None)), "selects none of the 3 layers"),
-    (lambda ex: ex.explain(TEXT, heads=[4]), "the model has 4 heads"),
-    (lambda ex: ex.explain(TEXT, heads=[]), "is not valid"),
-    (lambda ex: ex.explain(TEXT, rows="some"), "rows='some' is not valid"),
+    (lambda ex: ex.explain(TEXT, scale="odds", method="generic"), "did you mean 'log-odds'?"),
+    (lambda ex: ex.explain(TEXT, layers=(5, None), method="generic"), "selects none of the 3 layers"),
+    (lambda ex: ex.explain(TEXT, heads=[4], method="generic"), "the model has 4 heads"),
+    (lambda ex: ex.explain(TEXT, heads=[], method="generic"), "is not valid"),
+    (lambda ex: ex.explain(TEXT, rows="some", method="generic"), "rows='some' is not valid"),
     (lambda ex: ex.explain(TEXT, method="saliency", heads=[0]), "saliency does not accept heads="),
-    (lambda ex: ex.explain(TEXT, truncation_side="up"), "truncation_side='up' is not valid"),
-    (lambda ex: ex.explain(TEXT, batch_size=0), "batch_size=0"),
-    (lambda ex: ex.explain(TEXT, answer=" yes"), "generates no text: leave out answer= (--answer)"),
-    (lambda ex: ex.explain(TEXT, max_new_tokens=3), "leave out max_new_tokens= (--max-new-tokens)"),
+    (lambda ex: ex.explain(TEXT, truncation_side="up", method="generic"), "truncation_side='up' is not valid"),
+    (lambda ex: ex.explain(TEXT, batch_size=0, method="generic"), "batch_size=0"),
+    (lambda ex: ex.explain(TEXT, answer=" yes", method="generic"), "generates no text: leave out answer= (--answer)"),
+    (lambda ex: ex.explain(TEXT, max_new_tokens=3, method="generic"), "leave out max_new_tokens= (--max-new-tokens)"),
     (lambda ex: ex.record(TEXT, answer=[1, 2]), "generates no text: leave out answer= (--answer)"),
     (
-        lambda ex: ex.explain(TEXT, target=clearhead.GeneratedToken(2)),
+        lambda ex: ex.explain(TEXT, target=clearhead.GeneratedToken(2), method="generic"),
         "the target is the generated token 2, but BertForSequenceClassification makes one prediction per input",
     ),
-    (lambda ex: ex.explain({"attention_mask": torch.ones(1, 3)}), "but contain attention_mask"),
-    (lambda ex: ex.explain({"input_ids": torch.ones(1, 3).long()}, tokens=["a"]), "names 1 units"),
+    (lambda ex: ex.explain({"attention_mask": torch.ones(1, 3)}, method="generic"), "but contain attention_mask"),
+    (lambda ex: ex.explain({"input_ids": torch.ones(1, 3).long()}, tokens=["a"], method="generic"), "names 1 units"),
     (lambda ex: clearhead.compare(ex, TEXT, ["generic"]), "at least two methods"),
     (lambda ex: clearhead.compare(ex, [TEXT]), "one input"),
 ]
@@ -99,10 +105,10 @@ def test_invalid_images_raise(tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(broken)
     ex = explainer("vit/image")
     before = snapshot_model(ex.adapter.model)
-    ex.explain(tmp_path / "whole.jpg")
+    ex.explain(tmp_path / "whole.jpg", method="generic")
     for name in ("half.jpg", "letter.jpg", "broken.png"):
         with pytest.raises(clearhead.InputError, match="cannot be opened as an image"):
-            ex.explain(tmp_path / name)
+            ex.explain(tmp_path / name, method="generic")
     for raw_input, message in (
         (tmp_path / "lost.jpg", "there is no image"),
         (tmp_path, "cannot be opened as an image"),
@@ -110,7 +116,7 @@ def test_invalid_images_raise(tmp_path: Path) -> None:
         (7, "expected an image"),
     ):
         with pytest.raises(clearhead.InputError, match=message):
-            ex.explain(raw_input)
+            ex.explain(raw_input, method="generic")
     assert snapshot_model(ex.adapter.model) == before
 
 
@@ -133,7 +139,7 @@ def test_models_without_attention_raise(number: int) -> None:
     before = snapshot_model(model)
     ex = clearhead.load((model, processor))
     with pytest.raises(clearhead.UnsupportedError, match=f"{type(model).__name__} .* without attention"):
-        ex.explain(raw_input)
+        ex.explain(raw_input, method="generic")
     assert not any(line.applies for line in ex.methods())
     assert snapshot_model(model) == before
 
@@ -147,9 +153,9 @@ def test_unsupported_objects_raise() -> None:
     with pytest.raises(clearhead.InputError, match="a tuple of 3"):
         clearhead.load((model, tok, 1))
     with pytest.raises(clearhead.InputError, match="was loaded without a tokenizer"):
-        clearhead.load(model).explain(TEXT)
+        clearhead.load(model).explain(TEXT, method="generic")
     with pytest.raises(clearhead.InputError, match="was loaded without an image processor"):
-        clearhead.load(image_model("vit")[0]).explain(np.zeros((16, 16, 3), np.uint8))
+        clearhead.load(image_model("vit")[0]).explain(np.zeros((16, 16, 3), np.uint8), method="generic")
     with pytest.raises(clearhead.UnsupportedError, match="does not support BertForPreTraining"):
         clearhead.load(transformers.BertForPreTraining(model.config))
 
@@ -158,11 +164,15 @@ def test_models_with_return_dict_false_raise() -> None:
     model, tok = text_model("bert")
     ex = clearhead.load(model, tok)
     model.config.return_dict = False
-    for call in (lambda: clearhead.load(model, tok), lambda: ex.explain(TEXT), lambda: ex.record(TEXT)):
+    for call in (
+        lambda: clearhead.load(model, tok),
+        lambda: ex.explain(TEXT, method="generic"),
+        lambda: ex.record(TEXT),
+    ):
         with pytest.raises(clearhead.InputError, match=r"set model\.config\.return_dict = True"):
             call()
     model.config.return_dict = True
-    assert len(ex.explain(TEXT).scores)
+    assert len(ex.explain(TEXT, method="generic").scores)
 
 
 def test_invalid_folders_and_names_raise(tmp_path: Path) -> None:
@@ -204,7 +214,7 @@ def test_invalid_folders_and_names_raise(tmp_path: Path) -> None:
 
 
 def test_loading_other_files_as_explanations_raises(tmp_path: Path) -> None:
-    path = explainer("bert/classify").explain(TEXT).save(tmp_path / "why.safetensors")
+    path = explainer("bert/classify").explain(TEXT, method="generic").save(tmp_path / "why.safetensors")
     content = path.read_bytes()
     for invalid_content in (b"", content[:7], content[:60], content[:-1], b"hello" * 20):
         path.write_bytes(invalid_content)
@@ -219,7 +229,7 @@ def test_loading_other_files_as_explanations_raises(tmp_path: Path) -> None:
 
 
 def test_failed_write_keeps_the_previous_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    e = explainer("bert/classify").explain(TEXT)
+    e = explainer("bert/classify").explain(TEXT, method="generic")
     path = e.save(tmp_path / "why.safetensors")
     before = path.read_bytes()
 
@@ -236,7 +246,7 @@ def test_failed_write_keeps_the_previous_file(tmp_path: Path, monkeypatch: pytes
 def test_write_error_contains_the_given_path(tmp_path: Path) -> None:
     path = tmp_path / "lost" / "why.safetensors"
     with pytest.raises(OSError, match="No such file") as raised:
-        explainer("bert/classify").explain(TEXT).save(path)
+        explainer("bert/classify").explain(TEXT, method="generic").save(path)
     assert raised.value.filename == str(path)
 
 

@@ -31,7 +31,9 @@ def save_model(folder: Path, model: Any, processor: Any) -> str:
 def test_load_text_model_from_folder(tmp_path: Path) -> None:
     model, tok = text_model("bert", dtype=torch.float32)
     ex = clearhead.load(save_model(tmp_path, model, tok))
-    assert ex.explain(TEXTS[0]).scores == pytest.approx(clearhead.load((model, tok)).explain(TEXTS[0]).scores, abs=1e-6)
+    assert ex.explain(TEXTS[0], method="generic").scores == pytest.approx(
+        clearhead.load((model, tok)).explain(TEXTS[0], method="generic").scores, abs=1e-6
+    )
     assert ex.adapter.name == str(tmp_path) and not ex.adapter.model.training
     masked, tok = text_model("bert", "ForMaskedLM", torch.float32)
     ex = clearhead.load(Path(save_model(tmp_path / "masked", masked, tok)))
@@ -40,9 +42,9 @@ def test_load_text_model_from_folder(tmp_path: Path) -> None:
 
 def test_load_from_folder_ignores_return_dict_false(tmp_path: Path) -> None:
     model, tok = text_model("bert", dtype=torch.float32)
-    expected = clearhead.load(model, tok).explain(TEXTS[0]).scores
+    expected = clearhead.load(model, tok).explain(TEXTS[0], method="generic").scores
     model.config.return_dict = False
-    assert clearhead.load(save_model(tmp_path, model, tok)).explain(TEXTS[0]).scores == pytest.approx(
+    assert clearhead.load(save_model(tmp_path, model, tok)).explain(TEXTS[0], method="generic").scores == pytest.approx(
         expected, abs=1e-6
     )
 
@@ -63,9 +65,11 @@ def test_copied_explainer_is_independent_of_the_original(copied: Any) -> None:
 def test_load_image_model_from_folder(name: str, tmp_path: Path) -> None:
     model, processor = image_model(name, torch.float32)
     ex = clearhead.load(save_model(tmp_path, model, processor))
-    scores = ex.explain(IMAGE_ARRAY).scores
+    scores = ex.explain(IMAGE_ARRAY, method="generic").scores
     assert type(ex.adapter.model) is type(model)  # with the distillation head of DeiT
-    assert scores == pytest.approx(clearhead.load(model, processor).explain(IMAGE_ARRAY).scores, abs=1e-6)
+    assert scores == pytest.approx(
+        clearhead.load(model, processor).explain(IMAGE_ARRAY, method="generic").scores, abs=1e-6
+    )
 
 
 def test_load_converts_dtype_and_device(tmp_path: Path) -> None:
@@ -74,7 +78,7 @@ def test_load_converts_dtype_and_device(tmp_path: Path) -> None:
     assert clearhead.load(folder).adapter.dtype == torch.float32  # converted on a CPU
     assert clearhead.load(folder, dtype="auto").adapter.dtype == torch.float16
     assert clearhead.load(folder, dtype="bfloat16").adapter.dtype == torch.bfloat16
-    e = clearhead.load(folder, dtype=torch.float64, device="cpu").explain(TEXTS[0])
+    e = clearhead.load(folder, dtype=torch.float64, device="cpu").explain(TEXTS[0], method="generic")
     assert e.certificate["dtype"] == "float64" and e.certificate["device"] == "cpu"
     with pytest.raises(InputError, match="dtype='float33' is not recognised"):
         clearhead.load(folder, dtype="float33")
@@ -93,12 +97,18 @@ def test_live_model_is_not_converted() -> None:
 def test_load_accepts_pipelines() -> None:
     model, tok = text_model("bert", dtype=torch.float32)
     ex = clearhead.load(transformers.pipeline("text-classification", model=model, tokenizer=tok))
-    assert ex.explain(TEXTS[0]).scores == pytest.approx(clearhead.load(model, tok).explain(TEXTS[0]).scores)
+    assert ex.explain(TEXTS[0], method="generic").scores == pytest.approx(
+        clearhead.load(model, tok).explain(TEXTS[0], method="generic").scores
+    )
     model, tok = text_model("roberta", "ForMaskedLM", torch.float32)
-    assert clearhead.load(transformers.pipeline("fill-mask", model=model, tokenizer=tok)).explain("I <mask> it").tokens
+    assert (
+        clearhead.load(transformers.pipeline("fill-mask", model=model, tokenizer=tok))
+        .explain("I <mask> it", method="generic")
+        .tokens
+    )
     model, processor = image_model("vit", torch.float32)
     ex = clearhead.load(transformers.pipeline("image-classification", model=model, image_processor=processor))
-    assert ex.explain(IMAGE_ARRAY).units.grid == (4, 4)
+    assert ex.explain(IMAGE_ARRAY, method="generic").units.grid == (4, 4)
 
 
 def test_peft_adapters_equal_the_merged_model() -> None:
@@ -174,7 +184,7 @@ def test_invalid_folders_raise(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "alone")
     with pytest.raises(InputError, match="cannot load the model's tokenizer"):
         clearhead.load(str(tmp_path / "alone"))
-    assert clearhead.load(str(tmp_path / "alone"), tok).explain(TEXTS[0]).tokens
+    assert clearhead.load(str(tmp_path / "alone"), tok).explain(TEXTS[0], method="generic").tokens
     transformers.BertForPreTraining(model.config).save_pretrained(tmp_path / "heads")
     with pytest.raises(UnsupportedError, match="is a BertForPreTraining, which clearhead does not support"):
         clearhead.load(str(tmp_path / "heads"))
@@ -224,7 +234,7 @@ def test_load_zoo_model_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
     zoo.path, zoo.names, zoo.card = path, lambda: ["tiny"], lambda name: {"name": name}
     monkeypatch.setitem(sys.modules, "clearhead_zoo", zoo)
-    assert clearhead.load("zoo:tiny").explain(TEXTS[0]).tokens
+    assert clearhead.load("zoo:tiny").explain(TEXTS[0], method="generic").tokens
     assert clearhead.zoo_models() == {"tiny": {"name": "tiny"}}
     with pytest.raises(InputError, match="the zoo has no model 'huge'"):
         clearhead.load("zoo:huge")

@@ -48,7 +48,7 @@ def test_invalid_options_are_refused(options, message):
 
 def test_unknown_keyword_is_a_type_error_that_lists_the_options():
     with pytest.raises(TypeError, match=r"explain\(\) got an unexpected keyword argument 'sed'; options: .*seed"):
-        models.explainer("bert/classify").explain(TEXTS[0], sed=1)
+        models.explainer("bert/classify").explain(TEXTS[0], sed=1, method="generic")
 
 
 def test_explain_has_few_parameters():

@@ -93,8 +93,10 @@ def test_log_odds_of_two_classes_equal_the_contrast() -> None:
 def test_log_odds_batch_of_labels_and_contrasts_equals_single() -> None:
     ex = explainer("bert/classify")
     targets = [0, Contrast(2, 1), None]
-    for e, text, target in zip(ex.explain(TEXTS, target=targets, scale="log-odds"), TEXTS, targets, strict=True):
-        alone = ex.explain(text, target=target, scale="log-odds")
+    for e, text, target in zip(
+        ex.explain(TEXTS, target=targets, scale="log-odds", method="generic"), TEXTS, targets, strict=True
+    ):
+        alone = ex.explain(text, target=target, scale="log-odds", method="generic")
         assert e.target["value"] == pytest.approx(alone.target["value"], abs=1e-12)
         p = {line["index"]: line["probability"] for line in e.prediction["top"]}
         index = e.target["index"]
@@ -104,11 +106,11 @@ def test_log_odds_batch_of_labels_and_contrasts_equals_single() -> None:
 
 def test_log_odds_of_one_sigmoid_equal_the_logit_of_its_probability() -> None:
     ex = explainer("bert/classify", num_labels=1, problem_type="multi_label_classification")
-    e = ex.explain(TEXTS[0], scale="log-odds")
+    e = ex.explain(TEXTS[0], scale="log-odds", method="generic")
     p = e.prediction["probability"]
     assert e.target["value"] == pytest.approx(np.log(p / (1 - p)), abs=1e-12)
     with pytest.raises(InputError, match="label 1 does not exist: the model has 1 labels"):
-        ex.explain(TEXTS[0], target=Contrast(0, 1), scale="log-odds")
+        ex.explain(TEXTS[0], target=Contrast(0, 1), scale="log-odds", method="generic")
 
 
 def test_log_odds_of_a_contrast_do_not_overflow() -> None:
@@ -155,23 +157,28 @@ def test_input_gradients_equal_finite_differences(scale: str) -> None:
 
 def test_labels_are_selected_by_name_index_or_digits() -> None:
     ex = explainer("bert/classify", id2label={0: "bad", 1: "Good", 2: "good"})
-    by_name = [ex.explain(TEXTS[0], target=name).target["index"] for name in ("BAD", "Good", "good", "2", 0)]
+    by_name = [
+        ex.explain(TEXTS[0], target=name, method="generic").target["index"] for name in ("BAD", "Good", "good", "2", 0)
+    ]
     assert by_name == [0, 1, 2, 2, 0]
     with pytest.raises(InputError, match=r"2 labels are named 'GOOD': choose one by its index .1, 2"):
-        ex.explain(TEXTS[0], target="GOOD")
-    assert ex.explain(TEXTS[0], target=np.int64(2)).target["index"] == 2
-    assert ex.explain(TEXTS[0]).target["kind"] == "predicted"
-    assert ex.explain(TEXTS[0], target=Predicted()).target["name"] == ex.explain(TEXTS[0]).prediction["label"]
+        ex.explain(TEXTS[0], target="GOOD", method="generic")
+    assert ex.explain(TEXTS[0], target=np.int64(2), method="generic").target["index"] == 2
+    assert ex.explain(TEXTS[0], method="generic").target["kind"] == "predicted"
+    assert (
+        ex.explain(TEXTS[0], target=Predicted(), method="generic").target["name"]
+        == ex.explain(TEXTS[0], method="generic").prediction["label"]
+    )
 
 
 def test_a_list_of_targets_is_one_per_input() -> None:
     ex = explainer("bert/classify")
-    es = ex.explain(TEXTS, target=[0, Contrast(2, 1), None])
+    es = ex.explain(TEXTS, target=[0, Contrast(2, 1), None], method="generic")
     assert [e.target["kind"] for e in es] == ["label", "contrast", "predicted"]
     assert es[1].target["name"] == "LABEL_2 − LABEL_1" and es[1].target["against"] == "LABEL_1"
-    assert es[1].scores == pytest.approx(ex.explain(TEXTS[1], target=Contrast(2, 1)).scores)
+    assert es[1].scores == pytest.approx(ex.explain(TEXTS[1], target=Contrast(2, 1), method="generic").scores)
     with pytest.raises(InputError, match="2 targets for 3 inputs"):
-        ex.explain(TEXTS, target=[0, 1])
+        ex.explain(TEXTS, target=[0, 1], method="generic")
 
 
 def test_target_function_equals_contrast() -> None:
@@ -193,9 +200,9 @@ def test_target_function_equals_contrast() -> None:
         assert by_function.target["value"] == pytest.approx(by_contrast.target["value"])
         assert by_function.prediction == by_contrast.prediction
     with pytest.raises(InputError, match=r"one number per sample, \(1,\), but returned \(1, 3\)"):
-        ex.explain(TEXTS[0], target=lambda output: output.logits)
+        ex.explain(TEXTS[0], target=lambda output: output.logits, method="generic")
     with pytest.raises(InputError, match="returned float"):
-        ex.explain(TEXTS[0], target=lambda output: 1.0)
+        ex.explain(TEXTS[0], target=lambda output: 1.0, method="generic")
 
 
 @pytest.mark.parametrize(
@@ -216,7 +223,7 @@ def test_target_function_equals_contrast() -> None:
 def test_invalid_targets_raise(target: Any, scale: str, message: str) -> None:
     ex = explainer("bert/classify", id2label={0: "bad", 1: "neutral", 2: "good"})
     with pytest.raises(InputError, match=message):
-        ex.explain(TEXTS[0], target=target, scale=scale)
+        ex.explain(TEXTS[0], target=target, scale=scale, method="generic")
 
 
 def test_label_names_set_after_loading_are_used() -> None:
@@ -224,10 +231,10 @@ def test_label_names_set_after_loading_are_used() -> None:
     ex = clearhead.load(model, tok)
     model.config.id2label = {"0": "bad", "1": "neutral", "2": "good"}  # JSON keys are strings
     assert ex.labels == {0: "bad", 1: "neutral", 2: "good"}
-    assert ex.explain(TEXTS[0], target="neutral").target["index"] == 1
+    assert ex.explain(TEXTS[0], target="neutral", method="generic").target["index"] == 1
     model.config.id2label = {0: "bad", 1: "neutral", 2: "good"}
     model.config.id2label[1] = "so-so"
-    e = ex.explain(TEXTS[0], target="so-so")
+    e = ex.explain(TEXTS[0], target="so-so", method="generic")
     assert e.target["name"] == "so-so" and "so-so" in [label["label"] for label in e.prediction["top"]]
 
 
@@ -235,25 +242,27 @@ def test_label_names_set_after_loading_are_used() -> None:
 def test_unnamed_classes_are_named_by_index(names: dict[int, str]) -> None:
     model, tok = text_model("bert")
     named_ex = clearhead.load(model, tok)
-    expected = [named_ex.explain(TEXTS[0], target=index) for index in range(3)]
+    expected = [named_ex.explain(TEXTS[0], target=index, method="generic") for index in range(3)]
     model.config.id2label = names
     ex = clearhead.load(model, tok)
     for index, e in enumerate(expected):
-        unnamed_e = ex.explain(TEXTS[0], target=index)
+        unnamed_e = ex.explain(TEXTS[0], target=index, method="generic")
         assert unnamed_e.target["name"] == names.get(index, str(index)) and (unnamed_e.scores == e.scores).all()
     with pytest.raises(InputError, match="label 3 does not exist"):
-        ex.explain(TEXTS[0], target=3)
+        ex.explain(TEXTS[0], target=3, method="generic")
 
 
 def test_digits_select_an_unnamed_class() -> None:
     model, tok = text_model("bert")
     model.config.id2label = {0: "bad", 2: "good"}
-    assert clearhead.load(model, tok).explain(TEXTS[0], target="1").target["index"] == 1
+    assert clearhead.load(model, tok).explain(TEXTS[0], target="1", method="generic").target["index"] == 1
     model.config.id2label = {0: "bad", 1: "2"}
     ex = clearhead.load(model, tok)
-    assert [ex.explain(TEXTS[0], target=label).target["index"] for label in ("2", 2, np.int64(2))] == [1, 2, 2]
+    assert [
+        ex.explain(TEXTS[0], target=label, method="generic").target["index"] for label in ("2", 2, np.int64(2))
+    ] == [1, 2, 2]
     model.config.id2label = {0: "bad", 1: "neutral", "1": "fair"}
-    assert [ex.explain(TEXTS[0], target=label).target["index"] for label in ("fair", "2")] == [1, 2]
+    assert [ex.explain(TEXTS[0], target=label, method="generic").target["index"] for label in ("fair", "2")] == [1, 2]
 
 
 @pytest.mark.parametrize("target", ["more", 3, Contrast("more", 0)])
@@ -261,7 +270,7 @@ def test_label_without_a_score_raises(target: Any) -> None:
     ex = explainer("bert/classify")
     ex.adapter.model.config.id2label = {0: "bad", 1: "neutral", 2: "good", 3: "more"}
     with pytest.raises(InputError, match="has no score: the model outputs 3 scores, but its configuration"):
-        ex.explain(TEXTS[0], target=target)
+        ex.explain(TEXTS[0], target=target, method="generic")
 
 
 @pytest.mark.parametrize(
@@ -290,6 +299,6 @@ def test_explained_mask_is_displayed(target: Any) -> None:
     from clearhead.render import text_labels
     from tests.explanation.test_explanation import SCHEMA
 
-    e = explainer("bert/mask").explain("I [MASK] the [MASK].", target=target)
+    e = explainer("bert/mask").explain("I [MASK] the [MASK].", target=target, method="generic")
     assert e.target["mask"] == 1 and text_labels.format_target_line(e).endswith("at mask 1")
     jsonschema.validate(e.to_dict(), SCHEMA)

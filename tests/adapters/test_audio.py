@@ -126,7 +126,7 @@ class TestInvariants:
         assert e.target["value"] == pytest.approx(float(real.max()), rel=1e-6)
         assert e.certificate["readout_checked"] and e.certificate["capture_error"] < 1e-6
         with pytest.raises(InputError):
-            ex.explain(make_audio(name), target="thunder")
+            ex.explain(make_audio(name), target="thunder", method="generic")
         changes = model_snapshot.changes(before, model_snapshot.of_model(ex.adapter.model))
         # Wav2Vec 2.0 and related models draw random numbers in every forward pass, for layer dropout in training
         assert [change for change in changes if name not in WAVES or not change.startswith("random numbers")] == []
@@ -178,7 +178,7 @@ class PixelValuesWrapper(torch.nn.Module):
 
 class TestUnits:
     def test_frame_names_are_times(self) -> None:
-        e = explainer("wav2vec2").explain(make_audio("wav2vec2"))
+        e = explainer("wav2vec2").explain(make_audio("wav2vec2"), method="generic")
         # 61 samples: (61 − 5) // 2 + 1 = 29, (29 − 3) // 2 + 1 = 14 frames, 4 samples apart
         assert len(e) == 14 and e.stream == "audio" and e.units.kind == "frame"
         assert e.tokens[:3] == ["0.0000s", "0.0003s", "0.0005s"]
@@ -203,7 +203,7 @@ class TestUnits:
         assert gap(e.heat_map()[2, 4], gradient[0, 12:, 6:].abs().sum()) < 1e-5
 
     def test_whisper_unit_spans_two_spectrogram_frames(self) -> None:
-        e = explainer("whisper").explain(make_audio("whisper"))
+        e = explainer("whisper").explain(make_audio("whisper"), method="generic")
         assert len(e) == 10 and e.tokens[:2] == ["0.00s", "0.02s"]
 
 
@@ -212,13 +212,13 @@ class TestInputs:
         extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000, do_normalize=True)
         ex = clearhead.load(explainer("wav2vec2").adapter.model, extractor)
         wave = np.random.default_rng(0).normal(size=61)
-        e = ex.explain(audio=wave)
-        assert e == ex.explain((wave, 8000)) == ex.explain(torch.as_tensor(wave))
+        e = ex.explain(audio=wave, method="generic")
+        assert e == ex.explain((wave, 8000), method="generic") == ex.explain(torch.as_tensor(wave), method="generic")
         values = torch.as_tensor((wave - wave.mean()) / np.sqrt(wave.var() + 1e-7))[None]
-        assert gap(e.scores, explainer("wav2vec2").explain({"input_values": values}).scores) < 1e-5
+        assert gap(e.scores, explainer("wav2vec2").explain({"input_values": values}, method="generic").scores) < 1e-5
         assert e.tokens[1] == "0.0005s"
         with pytest.raises(InputError, match="sampling rate of 16000 Hz, but the model takes 8000 Hz: resample it"):
-            ex.explain((wave, 16000))
+            ex.explain((wave, 16000), method="generic")
 
     @pytest.mark.parametrize("name", ["whisper", "ast"])
     def test_truncation_by_the_extractor_is_reported(self, name: str) -> None:
@@ -246,7 +246,7 @@ class TestInputs:
         extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000)
         wave = np.zeros(61)
         with pytest.raises(InputError, match="audio must be a one-dimensional array of floating-point samples"):
-            clearhead.load(explainer("wav2vec2").adapter.model, extractor).explain(audio=(wave, wave))
+            clearhead.load(explainer("wav2vec2").adapter.model, extractor).explain(audio=(wave, wave), method="generic")
 
     def test_masked_padding_is_removed(self) -> None:
         raw_input = make_audio("wav2vec2")["input_values"]
@@ -254,8 +254,8 @@ class TestInputs:
         mask = torch.ones_like(padded).long()
         mask[:, 61:] = 0
         ex = explainer("wav2vec2")
-        e = ex.explain({"input_values": padded, "attention_mask": mask})
-        assert e == ex.explain({"input_values": raw_input})
+        e = ex.explain({"input_values": padded, "attention_mask": mask}, method="generic")
+        assert e == ex.explain({"input_values": raw_input}, method="generic")
 
     @pytest.mark.parametrize(
         ("name", "raw_input", "message"),
@@ -281,7 +281,7 @@ class TestInputs:
     )
     def test_invalid_model_inputs_raise(self, name: str, raw_input: Any, message: str) -> None:
         with pytest.raises(InputError, match=message):
-            explainer(name).explain(raw_input)
+            explainer(name).explain(raw_input, method="generic")
 
     @pytest.mark.parametrize(
         ("raw_input", "message"),
@@ -295,7 +295,7 @@ class TestInputs:
     def test_invalid_audio_raises(self, raw_input: Any, message: str) -> None:
         ex = clearhead.load(explainer("wav2vec2").adapter.model, transformers.Wav2Vec2FeatureExtractor())
         with pytest.raises(InputError, match=message):
-            ex.explain(audio=raw_input)
+            ex.explain(audio=raw_input, method="generic")
 
     def test_tokenizer_as_feature_extractor_raises(self) -> None:
         from tests import models
@@ -310,14 +310,14 @@ class TestUnsupported:
         config = transformers.Wav2Vec2Config(**_WAVE, use_weighted_layer_sum=True)
         ex = clearhead.load(transformers.Wav2Vec2ForSequenceClassification(config).double().eval())
         with pytest.raises(UnsupportedError, match="read from all layers at once"):
-            ex.explain(make_audio("wav2vec2"))
+            ex.explain(make_audio("wav2vec2"), method="generic")
         assert ex.explain(make_audio("wav2vec2"), "saliency").scores.max() > 0
 
     def test_conformer_convolutions_support_gradient_methods_only(self) -> None:
         config = transformers.Wav2Vec2ConformerConfig(**_WAVE, conv_depthwise_kernel_size=3)
         ex = clearhead.load(transformers.Wav2Vec2ConformerForSequenceClassification(config).double().eval())
         with pytest.raises(UnsupportedError, match="by convolutions, which"):
-            ex.explain(make_audio("wav2vec2"))
+            ex.explain(make_audio("wav2vec2"), method="generic")
         assert ex.explain(make_audio("wav2vec2"), "saliency").scores.max() > 0
 
     def test_squeezed_attention_supports_gradient_methods_only(self) -> None:
@@ -325,7 +325,7 @@ class TestUnsupported:
         config = transformers.SEWConfig(**{**_WAVE, "squeeze_factor": 2})
         ex = clearhead.load(transformers.SEWForSequenceClassification(config).double().eval())
         with pytest.raises(UnsupportedError, match="does not run over its 14 units"):
-            ex.explain(make_audio("wav2vec2"))
+            ex.explain(make_audio("wav2vec2"), method="generic")
         assert ex.explain(make_audio("wav2vec2"), "saliency").scores.max() > 0
 
 

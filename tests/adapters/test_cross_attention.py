@@ -138,7 +138,7 @@ def test_row_without_relevance_is_nan_in_authors_profile_only() -> None:
     inputs = given("case0") | {"attention_mask": torch.tensor([[1, 1, 0, 1, 1]])}
     ex = published("lxmert")
     assert np.isnan(ex.explain(inputs, profile="mm_lxmert")["regions"].scores).all()
-    assert np.isfinite(ex.explain(inputs)["regions"].scores).all()
+    assert np.isfinite(ex.explain(inputs, method="generic")["regions"].scores).all()
 
 
 def test_nan_region_scores_do_not_spread_to_the_text() -> None:
@@ -408,7 +408,7 @@ def test_pixel_boxes_equal_fractional_boxes() -> None:
     ex, (features, boxes) = joint_models.explainer("lxmert"), joint_models.regions(3)
     image = joint_models.make_image(size=(20, 50))
     pixels = boxes * [50, 20, 50, 20]
-    from_fractions = ex.explain(text="So boring!", regions=(features, boxes))
+    from_fractions = ex.explain(text="So boring!", regions=(features, boxes), method="generic")
     for regions, image_argument in (((features, pixels, (20, 50)), {}), ((features, pixels), {"image": image})):
         from_pixels = ex.explain(text="So boring!", regions=regions, **image_argument)
         assert gap(from_pixels["regions"].scores, from_fractions["regions"].scores) < 1e-9
@@ -430,11 +430,13 @@ def test_detector_extracts_regions_from_the_image() -> None:
 
     model, tokenizer = joint_models.lxmert()
     image = joint_models.make_image(size=(16, 40))
-    e = clearhead.load(model, tokenizer, detector=detect_halves).explain(text="So boring!", image=image)
+    e = clearhead.load(model, tokenizer, detector=detect_halves).explain(
+        text="So boring!", image=image, method="generic"
+    )
     assert e["regions"].units.boxes == ((0, 0, 0.5, 1), (0.5, 0, 1, 1))
     assert np.array_equal(e["regions"].image, image)
     with pytest.raises(InputError, match=r"load\(…, detector=f\)"):
-        clearhead.load(model, tokenizer).explain(text="So boring!", image=image)
+        clearhead.load(model, tokenizer).explain(text="So boring!", image=image, method="generic")
     with pytest.raises(InputError, match="leave out detector="):
         clearhead.load(*joint_models.blip(), detector=detect_halves)
 

@@ -54,7 +54,7 @@ def test_recorded_logits_and_attention_equal_replica(name: str) -> None:
         assert tape.logits is not None and gap(tape.logits[0], expected.logits) < 1e-12
         for call, attention in zip(tape.calls, expected.attention, strict=True):
             assert call.attention is not None and gap(call.attention[0], attention) < 1e-12
-    assert ex.explain(models.inputs(name)[0]).certificate["recorder"] == "registered"
+    assert ex.explain(models.inputs(name)[0], method="generic").certificate["recorder"] == "registered"
 
 
 @pytest.mark.parametrize("method", [*METHODS, *GRADIENT_METHODS])
@@ -123,18 +123,20 @@ def test_model_and_fastpath_setting_are_unchanged(name: str) -> None:
     ex = clearhead.load(model, case.reader(), readout=case.readout)
     ex.explain(models.inputs(name), ["generic", "rollout", "saliency"])
     with pytest.raises(clearhead.InputError):
-        ex.explain(models.inputs(name)[0], target=99)
+        ex.explain(models.inputs(name)[0], target=99, method="generic")
     assert not model_snapshot.changes(before, model_snapshot.of_model(model))
     assert torch.backends.mha.get_fastpath_enabled() is fast is True
 
 
 def test_reader_provides_token_names_labels_and_image() -> None:
     ex = load_shared_explainer("bilstm")
-    e = ex.explain("w9 w2")
+    e = ex.explain("w9 w2", method="generic")
     assert e.tokens == ["w9", "w2"] and e.words().tokens == ["w9", "w2"]
     assert e.prediction["label"] in ("bad", "good") and ex.labels == {0: "bad", 1: "good"}
-    assert load_shared_explainer("nn.TransformerEncoder").explain("w9 w2").prediction["label"] in "012"
-    image_explanation = load_shared_explainer(VIT).explain(models.inputs(VIT)[0], target="owl")
+    assert (
+        load_shared_explainer("nn.TransformerEncoder").explain("w9 w2", method="generic").prediction["label"] in "012"
+    )
+    image_explanation = load_shared_explainer(VIT).explain(models.inputs(VIT)[0], target="owl", method="generic")
     assert image_explanation.image.shape == (16, 12, 3) and image_explanation.units.grid == (4, 3)
 
 
@@ -147,10 +149,14 @@ def test_token_names_accept_list_dict_or_function() -> None:
         {word: i for i, word in enumerate(models.VOCABULARY)},
         models.VOCABULARY.__getitem__,
     ):
-        e = clearhead.load(model, clearhead.TokenReader(token_names=names, special_ids=special)).explain(numbers)
+        e = clearhead.load(model, clearhead.TokenReader(token_names=names, special_ids=special)).explain(
+            numbers, method="generic"
+        )
         assert e.tokens == ["w3", "w7"] and e.units.special == (True, False)
-    assert clearhead.load(model, clearhead.TokenReader()).explain(numbers).tokens == ["3", "7"]
-    assert clearhead.load(model, clearhead.TokenReader()).explain(numbers, tokens=["a", "b"]).tokens == ["a", "b"]
+    assert clearhead.load(model, clearhead.TokenReader()).explain(numbers, method="generic").tokens == ["3", "7"]
+    assert clearhead.load(model, clearhead.TokenReader()).explain(
+        numbers, tokens=["a", "b"], method="generic"
+    ).tokens == ["a", "b"]
 
 
 def test_vector_tokens_receive_input_gradients() -> None:
@@ -172,17 +178,19 @@ def test_vector_tokens_receive_input_gradients() -> None:
     leaf = steps.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(model(leaf[:, None])["logits"][0, 1], leaf)
     assert gap(ex.explain(steps, "saliency", target=1).scores, gradient.norm(dim=1)) < 1e-10
-    assert ex.explain(steps).tokens == ["0", "1", "2", "3", "4"]
+    assert ex.explain(steps, method="generic").tokens == ["0", "1", "2", "3", "4"]
     with pytest.raises(clearhead.InputError, match="length × 8, without a batch axis"):
-        ex.explain(steps[None])
+        ex.explain(steps[None], method="generic")
 
 
 def test_load_with_other_dtype_copies_the_model() -> None:
     model = models.made("nn.TransformerEncoder", torch.float32)
     ex = clearhead.load(model, models.encoder_reader(), readout="mean", dtype="float64")
     assert ex.adapter.dtype == torch.float64 and next(model.parameters()).dtype == torch.float32
-    half = clearhead.load(model, models.encoder_reader(), readout="mean", dtype="bfloat16").explain("w3 w7 w20")
-    assert np.corrcoef(half.scores, ex.explain("w3 w7 w20").scores)[0, 1] > 0.9
+    half = clearhead.load(model, models.encoder_reader(), readout="mean", dtype="bfloat16").explain(
+        "w3 w7 w20", method="generic"
+    )
+    assert np.corrcoef(half.scores, ex.explain("w3 w7 w20", method="generic").scores)[0, 1] > 0.9
 
 
 def test_transformer_encoder_fast_path_is_disabled_while_recording() -> None:
@@ -264,7 +272,7 @@ def test_concurrent_passes_equal_sequential_passes() -> None:
 def get_error_message(model: nn.Module, name: str = VIT) -> str:
     case = models.CASES[name]
     with pytest.raises(clearhead.UnsupportedError) as raised:
-        clearhead.load(model, case.reader(), readout=case.readout).explain(models.inputs(name)[0])
+        clearhead.load(model, case.reader(), readout=case.readout).explain(models.inputs(name)[0], method="generic")
     return str(raised.value)
 
 
@@ -354,8 +362,8 @@ class TestWrongRegistrations:
         def attend(module: Any, x: Tensor) -> Any:
             raise AssertionError("the registration of the surrounding module must be used")
 
-        result = models.explainer(name).explain(models.TEXTS[0])
-        assert gap(result.scores, load_shared_explainer(name).explain(models.TEXTS[0]).scores) < 1e-12
+        result = models.explainer(name).explain(models.TEXTS[0], method="generic")
+        assert gap(result.scores, load_shared_explainer(name).explain(models.TEXTS[0], method="generic").scores) < 1e-12
 
     def test_missing_mask_raises(self) -> None:
         @clearhead.register_attention(models.AdditiveAttention)
@@ -404,8 +412,11 @@ class TestWrongRegistrations:
         model = models.made(VIT)
         for block in model.blocks:
             block.attn.__class__ = Same
-        result = clearhead.load(model, models.vit_reader("token")).explain(models.inputs(VIT)[0])
-        assert gap(result.scores, load_shared_explainer(VIT).explain(models.inputs(VIT)[0]).scores) < 1e-12
+        result = clearhead.load(model, models.vit_reader("token")).explain(models.inputs(VIT)[0], method="generic")
+        assert (
+            gap(result.scores, load_shared_explainer(VIT).explain(models.inputs(VIT)[0], method="generic").scores)
+            < 1e-12
+        )
 
     def test_uncalled_attention_module_raises(self) -> None:
         model = models.made(VIT)
@@ -433,9 +444,12 @@ class TestWrongRegistrations:
         for block in model.blocks:
             block.attn.__class__ = ReturningAttention
             block.attn = Wrapped(block.attn)
-        result = clearhead.load(model, models.vit_reader("token")).explain(models.inputs(VIT)[0])
+        result = clearhead.load(model, models.vit_reader("token")).explain(models.inputs(VIT)[0], method="generic")
         assert result.certificate["recorder"] == "returned"
-        assert gap(result.scores, load_shared_explainer(VIT).explain(models.inputs(VIT)[0]).scores) < 1e-12
+        assert (
+            gap(result.scores, load_shared_explainer(VIT).explain(models.inputs(VIT)[0], method="generic").scores)
+            < 1e-12
+        )
 
 
 def test_registering_an_instance_raises() -> None:
@@ -455,8 +469,10 @@ def test_accelerate_hooks_do_not_change_scores() -> None:
     for module in model.modules():
         hooks.add_hook_to_module(module, hooks.AlignDevicesHook(execution_device="cpu"))
     before = model_snapshot.of_model(model)
-    result = clearhead.load(model, models.vit_reader("token")).explain(models.inputs(VIT)[0])
-    assert gap(result.scores, load_shared_explainer(VIT).explain(models.inputs(VIT)[0]).scores) < 1e-12
+    result = clearhead.load(model, models.vit_reader("token")).explain(models.inputs(VIT)[0], method="generic")
+    assert (
+        gap(result.scores, load_shared_explainer(VIT).explain(models.inputs(VIT)[0], method="generic").scores) < 1e-12
+    )
     assert not model_snapshot.changes(before, model_snapshot.of_model(model))
 
 
@@ -471,13 +487,13 @@ def test_invalid_readers_raise() -> None:
         clearhead.load(vit)
     with pytest.raises(bad, match="labels= names 2 classes, but the model has 3"):
         clearhead.load(vit, clearhead.ImageReader(patch_size=4, prefix_tokens=["[CLS]"], labels=["a", "b"])).explain(
-            raw
+            raw, method="generic"
         )
     with pytest.raises(clearhead.UnsupportedError, match="13 queries and 13 keys"):
-        clearhead.load(vit, clearhead.ImageReader(patch_size=4)).explain(raw)
+        clearhead.load(vit, clearhead.ImageReader(patch_size=4)).explain(raw, method="generic")
     with pytest.raises(clearhead.UnsupportedError, match="the target depends on rows 0 of the last layer"):
         clearhead.load(vit, clearhead.ImageReader(patch_size=4, prefix_tokens=["[CLS]"]), readout="patches").explain(
-            raw
+            raw, method="generic"
         )
     with pytest.raises(bad, match="pooling_module='nothing' is not a module of BiLSTM"):
         clearhead.load(textbook, clearhead.TokenReader(pooling_module="nothing"))
@@ -488,11 +504,13 @@ def test_invalid_readers_raise() -> None:
     with pytest.raises(bad, match="name it with embedding_module="):
         clearhead.load(encoder, clearhead.TokenReader(embedding_module="head"))
     named = clearhead.TokenReader(embedding_module="words")
-    assert clearhead.load(encoder, named, readout="mean").explain(torch.tensor([3, 4])).scores.shape == (2,)
+    assert clearhead.load(encoder, named, readout="mean").explain(
+        torch.tensor([3, 4]), method="generic"
+    ).scores.shape == (2,)
     with pytest.raises(bad, match="must be batch × label"):
         clearhead.load(
             vit, clearhead.ImageReader(patch_size=4, prefix_tokens=["[CLS]"], logits=lambda out: out[None])
-        ).explain(raw)
+        ).explain(raw, method="generic")
 
 
 def test_padding_that_changes_logits_raises() -> None:
@@ -502,28 +520,30 @@ def test_padding_that_changes_logits_raises() -> None:
     with pytest.raises(
         clearhead.UnsupportedError, match=r"change by .* when its input is padded: mask the padding in inputs="
     ):
-        clearhead.load(model, reader).explain(models.TEXTS[:2])
+        clearhead.load(model, reader).explain(models.TEXTS[:2], method="generic")
 
 
 def test_invalid_inputs_raise() -> None:
     ex, image_explainer = load_shared_explainer("textbook, fixed positions"), load_shared_explainer(VIT)
     bad = clearhead.InputError
     with pytest.raises(bad, match="one input must be a vector of integers"):
-        ex.explain(torch.tensor([[1, 2]]))
+        ex.explain(torch.tensor([[1, 2]]), method="generic")
     with pytest.raises(bad, match="one input must be a vector of integers"):
-        ex.explain(torch.tensor([0.5]))
+        ex.explain(torch.tensor([0.5]), method="generic")
     with pytest.raises(bad, match="integers from 0 to 29"):
-        ex.explain(torch.tensor([1, 30]))
+        ex.explain(torch.tensor([1, 30]), method="generic")
     with pytest.raises(bad, match="truncate the text in the reader's read="):
-        ex.explain("w1 w2", max_length=1)
+        ex.explain("w1 w2", max_length=1, method="generic")
     with pytest.raises(bad, match="give its tokens as a tensor, not str"):
-        clearhead.load(models.made("textbook, fixed positions"), clearhead.TokenReader()).explain("w1")
+        clearhead.load(models.made("textbook, fixed positions"), clearhead.TokenReader()).explain(
+            "w1", method="generic"
+        )
     with pytest.raises(bad, match="give images as tensors"):
-        image_explainer.explain(np.zeros((16, 12, 3), np.uint8))
+        image_explainer.explain(np.zeros((16, 12, 3), np.uint8), method="generic")
     with pytest.raises(bad, match="3 channels of real numbers"):
-        image_explainer.explain(torch.zeros(1, 16, 12))
+        image_explainer.explain(torch.zeros(1, 16, 12), method="generic")
     with pytest.raises(bad, match="image patches are named by their positions"):
-        image_explainer.explain(torch.zeros(3, 16, 12), tokens=["a"])
+        image_explainer.explain(torch.zeros(3, 16, 12), tokens=["a"], method="generic")
 
 
 def test_image_reader_accepts_paths_and_arrays(tmp_path: Path) -> None:
@@ -536,13 +556,13 @@ def test_image_reader_accepts_paths_and_arrays(tmp_path: Path) -> None:
     reader.read = lambda image: torch.as_tensor(np.asarray(image) / 255).permute(2, 0, 1) * 2 - 1
     reader.mean, reader.std = (0.5,) * 3, (0.5,) * 3
     ex = clearhead.load(models.made(VIT), reader)
-    e = ex.explain(str(file))
+    e = ex.explain(str(file), method="generic")
     assert (e.image == pixels).all()
-    assert gap(e.scores, ex.explain(pixels).scores) == 0
+    assert gap(e.scores, ex.explain(pixels, method="generic").scores) == 0
 
 
 def test_explanation_survives_save_and_load(tmp_path: Path) -> None:
-    e = load_shared_explainer("bilstm").explain("w9 w2 w4")
+    e = load_shared_explainer("bilstm").explain("w9 w2 w4", method="generic")
     again = clearhead.load_explanation(e.save(tmp_path / "why.safetensors"))
     assert again.tokens == e.tokens and (again.scores == e.scores).all()
 
@@ -552,8 +572,14 @@ def test_deep_copy_gives_equal_scores() -> None:
     model = models.made(VIT)
     ex = clearhead.load(model, models.vit_reader("token"))
     raw = models.inputs(VIT)[0]
-    before = ex.explain(raw).scores
-    assert gap(clearhead.load(copy.deepcopy(model), models.vit_reader("token")).explain(raw).scores, before) == 0
+    before = ex.explain(raw, method="generic").scores
+    assert (
+        gap(
+            clearhead.load(copy.deepcopy(model), models.vit_reader("token")).explain(raw, method="generic").scores,
+            before,
+        )
+        == 0
+    )
 
 
 # --- timm ---------------------------------------------------------------------------------------------------------

@@ -201,7 +201,7 @@ def test_batched_steps_equal_single_steps_for_every_method():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_recorded_logits_equal_model_logits(family):
-    certificate = explainer(family).explain(PROMPTS[0]).certificate
+    certificate = explainer(family).explain(PROMPTS[0], method="generic").certificate
     assert certificate["capture_error"] <= 1e-6 and certificate["readout_checked"]
 
 
@@ -234,18 +234,20 @@ def test_ops_without_vmap_fall_back_to_one_backward_pass_per_step():
     for block in model.transformer.h:
         block.mlp.dropout = Doubled()
     ex = clearhead.load(model, WORDS)
-    together = ex.explain(PROMPTS[0], answer=ANSWERS[0])
+    together = ex.explain(PROMPTS[0], answer=ANSWERS[0], method="generic")
     ids, count = ids_of(PROMPTS[0], ANSWERS[0])
     for step in range(count):
         alone = ex.explain(
-            {"input_ids": ids[None, : len(ids) - count + step]}, target=int(ids[len(ids) - count + step])
+            {"input_ids": ids[None, : len(ids) - count + step]},
+            target=int(ids[len(ids) - count + step]),
+            method="generic",
         )
         assert np.allclose(together.matrix[step, : len(alone)], alone.scores, rtol=1e-9)
 
 
 def test_default_target_is_the_next_token():
     ex = explainer()
-    e = ex.explain(PROMPTS[0])
+    e = ex.explain(PROMPTS[0], method="generic")
     ids = torch.tensor([[0, *WORDS(PROMPTS[0], add_special_tokens=False)["input_ids"]]])
     logits = ex.adapter.model(input_ids=ids).logits[0, -1]
     assert (
@@ -254,23 +256,25 @@ def test_default_target_is_the_next_token():
     assert e.target["index"] == int(logits.argmax()) == e.prediction["index"]
     assert np.isclose(e.target["value"], float(logits.max().detach()))
     token = WORDS.convert_ids_to_tokens(7)
-    assert ex.explain(PROMPTS[0], target=token).target["index"] == 7
-    contrast = ex.explain(PROMPTS[0], target=Contrast(7, 9)).target
+    assert ex.explain(PROMPTS[0], target=token, method="generic").target["index"] == 7
+    contrast = ex.explain(PROMPTS[0], target=Contrast(7, 9), method="generic").target
     assert np.isclose(contrast["value"], float((logits[7] - logits[9]).detach()))
 
 
 def test_generated_tokens_equal_greedy_generate():
     ex = explainer()
-    e = ex.explain(PROMPTS[0], target=GeneratedToken(), max_new_tokens=5)
+    e = ex.explain(PROMPTS[0], target=GeneratedToken(), max_new_tokens=5, method="generic")
     ids = torch.tensor([[0, *WORDS(PROMPTS[0], add_special_tokens=False)["input_ids"]]])
     generated_ids = ex.adapter.model.generate(ids, max_new_tokens=5, do_sample=False)[0, ids.shape[1] :].tolist()
     assert [step["index"] for step in e.target["steps"]] == generated_ids
     assert e.tokens[ids.shape[1] :] == WORDS.convert_ids_to_tokens(generated_ids)
     assert e.matrix.shape == (5, len(e)) and e.target["name"] == " ".join(e.steps)
-    third = ex.explain(PROMPTS[0], target=GeneratedToken(2))
+    third = ex.explain(PROMPTS[0], target=GeneratedToken(2), method="generic")
     assert np.allclose(third.scores, e.matrix[2][: len(third)]) and third.target["position"] == 2
-    assert np.allclose(ex.explain(PROMPTS[0], target=GeneratedToken(-1), max_new_tokens=5).scores, e.matrix[4])
-    foil = ex.explain(PROMPTS[0], target=GeneratedToken(2, 11, against=12)).target
+    assert np.allclose(
+        ex.explain(PROMPTS[0], target=GeneratedToken(-1), max_new_tokens=5, method="generic").scores, e.matrix[4]
+    )
+    foil = ex.explain(PROMPTS[0], target=GeneratedToken(2, 11, against=12), method="generic").target
     assert foil["name"] == f"{ex.adapter.label_name(11)} − {ex.adapter.label_name(12)}"
 
 
@@ -280,28 +284,30 @@ def test_end_token_is_not_a_generated_step():
     generated_ids = model.generate(ids, max_new_tokens=3, do_sample=False)[0, ids.shape[1] :].tolist()
     model.generation_config.eos_token_id = [generated_ids[2], 328]
     ex = clearhead.load(model, WORDS)
-    assert len(ex.explain(PROMPTS[0], target=GeneratedToken()).steps) == generated_ids.index(generated_ids[2])
+    assert len(ex.explain(PROMPTS[0], target=GeneratedToken(), method="generic").steps) == generated_ids.index(
+        generated_ids[2]
+    )
     # the end token can still be the target
-    after = ex.explain(PROMPTS[0], target=GeneratedToken(generated_ids.index(generated_ids[2])))
+    after = ex.explain(PROMPTS[0], target=GeneratedToken(generated_ids.index(generated_ids[2])), method="generic")
     assert after.target["index"] == generated_ids[2]
     model.generation_config.eos_token_id = generated_ids[0]
     with pytest.raises(InputError, match="generates an empty output"):
-        ex.explain(PROMPTS[0], target=GeneratedToken())
+        ex.explain(PROMPTS[0], target=GeneratedToken(), method="generic")
 
 
 def test_continuation_accepts_text_or_token_ids():
     ex = explainer()
     ids, count = ids_of(PROMPTS[0], ANSWERS[0])
-    text = ex.explain(PROMPTS[0], answer=ANSWERS[0])
+    text = ex.explain(PROMPTS[0], answer=ANSWERS[0], method="generic")
     for token_ids in (ids[-count:], tuple(ids[-count:].tolist()), ids[-count:].numpy()):
-        assert np.array_equal(ex.explain(PROMPTS[0], answer=token_ids).matrix, text.matrix)
+        assert np.array_equal(ex.explain(PROMPTS[0], answer=token_ids, method="generic").matrix, text.matrix)
     assert text.units.texts == (PROMPTS[0], ANSWERS[0])
     words = text.words()
     assert words.tokens == ["<s>", "I", "like", "the", "movie", "and", "the", "book"]
     assert words.matrix.shape == (count, 8)
     assert text.step(1).target["index"] == int(ids[-count + 1])
     step_explanation = ex.explain(
-        PROMPTS[0], answer=ANSWERS[0], target=GeneratedToken(1, against=5), scale="probability"
+        PROMPTS[0], answer=ANSWERS[0], target=GeneratedToken(1, against=5), scale="probability", method="generic"
     )
     assert step_explanation.matrix is None and step_explanation.target["against"] == ex.adapter.label_name(5)
 
@@ -309,7 +315,7 @@ def test_continuation_accepts_text_or_token_ids():
 def test_byte_level_continuation_decodes_to_its_text():
     ex = explainer()
     continuation_ids = WORDS("naïve 😀", add_special_tokens=False)["input_ids"]
-    e = ex.explain({"input_ids": torch.tensor([[0, 40, 41]])}, answer=(*continuation_ids, 300))
+    e = ex.explain({"input_ids": torch.tensor([[0, 40, 41]])}, answer=(*continuation_ids, 300), method="generic")
     assert e.units.offsets is None or e.words().matrix.shape[0] == len(continuation_ids) + 1
     sample = ex.adapter.make_samples("I like", InputOptions(continuation=tuple(continuation_ids)))[0]
     assert sample.units.texts == ("I like", "naïve 😀")
@@ -324,7 +330,7 @@ def test_all_rows_and_layer_scores_cover_prompt_and_continuation():
     assert per_head.per_layer.shape == (3, length) and per_head.per_head.shape == (3, 4, length)
     assert np.allclose(per_head.per_head.sum((0, 1)), per_head.scores) and np.allclose(e.scores, per_head.scores)
     with pytest.raises(InputError, match="rows='all' needs a single target"):
-        ex.explain(PROMPTS[0], answer=ANSWERS[0], rows="all")
+        ex.explain(PROMPTS[0], answer=ANSWERS[0], rows="all", method="generic")
 
 
 def test_masked_padding_on_either_side_is_removed():
@@ -342,7 +348,7 @@ def test_masked_padding_on_either_side_is_removed():
     mask = ones.clone()
     mask[0, 2] = 0
     with pytest.raises(InputError, match="excludes tokens inside"):
-        ex.explain({"input_ids": ids[None], "attention_mask": mask})
+        ex.explain({"input_ids": ids[None], "attention_mask": mask}, method="generic")
 
 
 _STATES = {**_BODY, "num_heads": 4, "num_layers": 3, "ffn_dim": 48, "init_std": 0.3}
@@ -394,13 +400,13 @@ def test_left_padded_explanation_equals_model_output_and_gradient(family: str) -
 def test_left_padded_value_equals_model_output_in_bfloat16() -> None:
     """Rounding can exceed the effect of the positions: the closer of the two position schemes must be chosen."""
     model = make_positional_model("gpt2", torch.bfloat16)
-    explanation = clearhead.load(model).explain(PADDED)
+    explanation = clearhead.load(model).explain(PADDED, method="generic")
     assert explanation.target["value"] == model(**PADDED).logits[0, -1].max().item()
 
 
 def test_continuation_after_left_padding_equals_model_logits() -> None:
     model = make_positional_model("gpt2", torch.float64)
-    explanation = clearhead.load(model).explain(PADDED, answer=[20, 21])
+    explanation = clearhead.load(model).explain(PADDED, answer=[20, 21], method="generic")
     ids = torch.cat([PADDED["input_ids"], torch.tensor([[20, 21]])], 1)
     mask = torch.cat([PADDED["attention_mask"], torch.ones(1, 2, dtype=torch.long)], 1)
     logits = model(input_ids=ids, attention_mask=mask).logits[0]
@@ -411,7 +417,7 @@ def test_continuation_after_left_padding_equals_model_logits() -> None:
 def test_generation_after_left_padding_equals_generate() -> None:
     """Tokens and logits are equal (`generate` returns float32 logits): `generate` derives positions from the mask."""
     model = make_positional_model("gpt2", torch.float64)
-    explanation = clearhead.load(model).explain(PADDED, target=GeneratedToken(), max_new_tokens=3)
+    explanation = clearhead.load(model).explain(PADDED, target=GeneratedToken(), max_new_tokens=3, method="generic")
     with torch.no_grad():
         generated = model.generate(
             **PADDED, max_new_tokens=3, do_sample=False, return_dict_in_generate=True, output_logits=True
@@ -424,8 +430,8 @@ def test_generation_after_left_padding_equals_generate() -> None:
 
 def test_padded_text_batch_equals_single_texts() -> None:
     ex = explainer()
-    for together, prompt in zip(ex.explain(PROMPTS), PROMPTS, strict=True):
-        alone = ex.explain(prompt)
+    for together, prompt in zip(ex.explain(PROMPTS, method="generic"), PROMPTS, strict=True):
+        alone = ex.explain(prompt, method="generic")
         assert together.target["value"] == pytest.approx(alone.target["value"], abs=1e-10)
         assert np.allclose(together.scores, alone.scores)
 
@@ -439,33 +445,35 @@ def test_left_padding_that_changes_logits_raises() -> None:
 
     ex = clearhead.load(WithoutPositionIds(transformers.GPT2Config(**_GPT)).double().eval())
     with pytest.raises(InputError, match=r"different logits with the 3 padding tokens before .*pad on the right"):
-        ex.explain(PADDED)
+        ex.explain(PADDED, method="generic")
     eager = clearhead.load(made("llama", attn_implementation="eager"))
     with pytest.raises(InputError, match="logits that are not finite with the 3 padding tokens"):
-        eager.explain(PADDED)
+        eager.explain(PADDED, method="generic")
     long = {name: torch.nn.functional.pad(part, (60, 0)) for name, part in PADDED.items()}
     with pytest.raises(InputError, match=r"71 tokens \(the first 63 are padding\)"):
-        explainer().explain(long)
+        explainer().explain(long, method="generic")
 
 
 def test_target_function_receives_logits_of_all_positions():
     ex = explainer()
-    by_function = ex.explain(PROMPTS[0], target=lambda output: output.logits[:, -1, 7])
-    assert np.array_equal(by_function.scores, ex.explain(PROMPTS[0], target=7).scores)
+    by_function = ex.explain(PROMPTS[0], target=lambda output: output.logits[:, -1, 7], method="generic")
+    assert np.array_equal(by_function.scores, ex.explain(PROMPTS[0], target=7, method="generic").scores)
     with pytest.raises(UnsupportedError, match="depends on rows"):
-        clearhead.load(made("gpt2"), WORDS).explain(PROMPTS[0], target=lambda output: output.logits[:, 1, 7])
+        clearhead.load(made("gpt2"), WORDS).explain(
+            PROMPTS[0], target=lambda output: output.logits[:, 1, 7], method="generic"
+        )
 
 
 def test_inputs_embeds_support_next_token_target_only():
     ex = explainer()
     ids, _ = ids_of(PROMPTS[0], ANSWERS[0])
     vectors = ex.adapter.embeddings(ids)[None].detach()
-    by_embeddings = ex.explain({"inputs_embeds": vectors})
-    assert np.allclose(by_embeddings.scores, ex.explain({"input_ids": ids[None]}).scores, rtol=1e-9)
+    by_embeddings = ex.explain({"inputs_embeds": vectors}, method="generic")
+    assert np.allclose(by_embeddings.scores, ex.explain({"input_ids": ids[None]}, method="generic").scores, rtol=1e-9)
     with pytest.raises(InputError, match="input_ids"):
-        ex.explain({"inputs_embeds": vectors}, target=GeneratedToken())
+        ex.explain({"inputs_embeds": vectors}, target=GeneratedToken(), method="generic")
     with pytest.raises(InputError, match="input_ids"):
-        ex.explain({"inputs_embeds": vectors}, answer=(5, 6))
+        ex.explain({"inputs_embeds": vectors}, answer=(5, 6), method="generic")
 
 
 def make_chat_tokenizer() -> Any:
@@ -483,17 +491,17 @@ def make_chat_tokenizer() -> Any:
 def test_chat_prompt_has_one_bos_token():
     ex = clearhead.load(made("gpt2"), make_chat_tokenizer())
     chat = [{"role": "user", "content": "I like the book"}]
-    e = ex.explain(chat, answer=" so")
+    e = ex.explain(chat, answer=" so", method="generic")
     assert e.tokens[0] == "<s>" and e.tokens.count("<s>") == 1
     assert e.units.special[0] and e.units.special[e.tokens.index("</s>")]
     rendered = ex.adapter.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    assert np.array_equal(ex.explain(rendered, answer=" so").scores, e.scores), (
+    assert np.array_equal(ex.explain(rendered, answer=" so", method="generic").scores, e.scores), (
         "a rendered text must not get a second start token"
     )
-    both = ex.explain([chat, [*chat, {"role": "assistant", "content": "So"}]])
+    both = ex.explain([chat, [*chat, {"role": "assistant", "content": "So"}]], method="generic")
     assert len(both) == 2 and both[1].tokens[-2:] == ["S", "o"]
     with pytest.raises(InputError, match="no chat template"):
-        explainer().explain(chat)
+        explainer().explain(chat, method="generic")
 
 
 def test_eos_token_in_the_prompt_is_kept():
@@ -501,24 +509,24 @@ def test_eos_token_in_the_prompt_is_kept():
     ending = make_chat_tokenizer()
     ending.chat_template = "{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
     ex = clearhead.load(made("gpt2"), ending)
-    e = ex.explain([{"role": "user", "content": "I like"}])
+    e = ex.explain([{"role": "user", "content": "I like"}], method="generic")
     ids = ending("I like</s>", add_special_tokens=False)["input_ids"]
     assert e.tokens == ending.convert_ids_to_tokens(ids) and e.tokens[-1] == "</s>"
     logits = ex.adapter.model(input_ids=torch.tensor([ids])).logits[0, -1]
     assert np.isclose(e.target["value"], float(logits.max().detach()))
     # an end token in the text is kept, the one that the tokenizer appends is removed
     for prompt, ends in (("I like", 0), ("I like</s>", 1), ("I like</s></s>", 2)):
-        tokens = explainer().explain(prompt).tokens
+        tokens = explainer().explain(prompt, method="generic").tokens
         assert tokens.count("</s>") == ends and tokens[0] == "<s>"
-        assert explainer().explain(prompt, answer=" the").tokens == [*tokens, "Ġthe"]
+        assert explainer().explain(prompt, answer=" the", method="generic").tokens == [*tokens, "Ġthe"]
 
 
 def test_long_prompt_is_truncated_from_the_left():
     ex = explainer()
-    plain = ex.explain(PROMPTS[1])
-    e = ex.explain(PROMPTS[1], max_length=6)  # one of them is the end token, which is removed
+    plain = ex.explain(PROMPTS[1], method="generic")
+    e = ex.explain(PROMPTS[1], max_length=6, method="generic")  # one of them is the end token, which is removed
     assert e.tokens == ["<s>", *plain.tokens[-4:]] and e.certificate["truncated_tokens"] > 0
-    right = ex.explain(PROMPTS[1], max_length=6, truncation_side="right")
+    right = ex.explain(PROMPTS[1], max_length=6, truncation_side="right", method="generic")
     assert right.tokens == plain.tokens[:5]
 
 
@@ -551,7 +559,7 @@ def test_soft_cap_ignored_by_sdpa_raises():
     if not transformers.Gemma2ForCausalLM._supports_sdpa:
         pytest.skip("this transformers does not run Gemma 2 under sdpa, which has no soft cap")
     with pytest.raises(UnsupportedError, match=r"logits change by .* when its attention is recorded"):
-        clearhead.load(made("gemma2", attn_implementation="sdpa"), WORDS).explain(PROMPTS[0])
+        clearhead.load(made("gemma2", attn_implementation="sdpa"), WORDS).explain(PROMPTS[0], method="generic")
 
 
 def test_bidirectional_model_raises():
@@ -559,7 +567,7 @@ def test_bidirectional_model_raises():
         **{key: value for key, value in _BODY.items() if key not in ("head_dim", "num_key_value_heads")}
     )
     with pytest.raises(UnsupportedError, match="not a decoder"):
-        clearhead.load(transformers.BertLMHeadModel(config).eval(), WORDS).explain("I like")
+        clearhead.load(transformers.BertLMHeadModel(config).eval(), WORDS).explain("I like", method="generic")
 
 
 def test_model_tokenizer_and_generation_config_are_unchanged():
@@ -570,7 +578,7 @@ def test_model_tokenizer_and_generation_config_are_unchanged():
     ex = clearhead.load(model, WORDS)
     ex.explain(PROMPTS, ["generic", "saliency"], GeneratedToken(), max_new_tokens=3)
     with pytest.raises(InputError):
-        ex.explain(PROMPTS[0], target=GeneratedToken(90))
+        ex.explain(PROMPTS[0], target=GeneratedToken(90), method="generic")
     assert not model_snapshot.changes(before, model_snapshot.of_model(model))
     assert not model_snapshot.changes(tokenizer_before, model_snapshot.of_processor(WORDS))
     assert model.generation_config.to_dict() == settings
@@ -585,9 +593,11 @@ def test_dynamic_rope_steps_equal_single_steps():
     assert ex.adapter.choose_targets_per_pass(ex.adapter.make_samples(PROMPTS[0], InputOptions())) == 1
     ids, count = torch.arange(5, 17), 4
     with Wide():
-        e = ex.explain({"input_ids": ids[None, :-count]}, answer=ids[-count:])
+        e = ex.explain({"input_ids": ids[None, :-count]}, answer=ids[-count:], method="generic")
         for step in range(count):
-            alone = ex.explain({"input_ids": ids[None, : len(ids) - count + step]}, target=int(ids[step - count]))
+            alone = ex.explain(
+                {"input_ids": ids[None, : len(ids) - count + step]}, target=int(ids[step - count]), method="generic"
+            )
             assert np.allclose(e.matrix[step, : len(alone)], alone.scores, rtol=1e-9)
 
 
@@ -629,7 +639,10 @@ def test_longrope_inputs_of_different_lengths_do_not_share_a_batch(head):
     torch.manual_seed(0)
     ex = clearhead.load(cls(transformers.Phi3Config(**settings)).double().eval())
     short, long = {"input_ids": torch.arange(5, 10)[None]}, {"input_ids": torch.arange(5, 17)[None]}
-    alone, batched = ex.explain(short, target=1), ex.explain([short, long], target=1)[0]
+    alone, batched = (
+        ex.explain(short, target=1, method="generic"),
+        ex.explain([short, long], target=1, method="generic")[0],
+    )
     assert np.array_equal(alone.scores, batched.scores) and alone.target == batched.target
     with pytest.raises(InputError, match="cannot share a batch"):
         ex.record([short, long], target=1)
@@ -662,7 +675,7 @@ def test_dispatched_model_equals_single_device_model(embedding_device, tmp_path)
     ex = clearhead.load(model)
     for method, e in ex.explain(raw_input, method=methods).items():
         assert np.allclose(e.scores, plain[method].scores, rtol=1e-9), method
-    assert len(ex.explain(raw_input, target=GeneratedToken(), max_new_tokens=2).steps) == 2
+    assert len(ex.explain(raw_input, target=GeneratedToken(), max_new_tokens=2, method="generic").steps) == 2
     with pytest.raises(InputError, match="distributed over devices"):
         clearhead.load(model, dtype="float32")
 
@@ -695,37 +708,45 @@ def test_vocab_size_is_read_from_packed_quantised_head():
 def test_dynamic_int8_quantisation_raises():
     model = torch.ao.quantization.quantize_dynamic(made("llama", torch.float32), {torch.nn.Linear}, dtype=torch.qint8)
     with pytest.raises(UnsupportedError, match="dynamic int8 quantisation rounds"):
-        clearhead.load(model, WORDS).explain("I like")
+        clearhead.load(model, WORDS).explain("I like", method="generic")
 
 
 def test_list_of_token_ids_is_one_continuation():
     ex = explainer()
-    assert np.array_equal(ex.explain("I like", answer=[5, 6]).matrix, ex.explain("I like", answer=(5, 6)).matrix)
+    assert np.array_equal(
+        ex.explain("I like", answer=[5, 6], method="generic").matrix,
+        ex.explain("I like", answer=(5, 6), method="generic").matrix,
+    )
     with pytest.raises(InputError, match="one for each, a text or its token ids"):
-        ex.explain("I like", answer=["a", "b"])
+        ex.explain("I like", answer=["a", "b"], method="generic")
 
 
 @pytest.mark.parametrize("setting", [{"num_return_sequences": 2}, {"penalty_alpha": 0.6}, {"stop_strings": ["zzz"]}])
 def test_non_greedy_generation_config_is_ignored(setting):
     model = made("gpt2")
-    expected = explainer().explain(PROMPTS[0], target=GeneratedToken(), max_new_tokens=2).steps
+    expected = explainer().explain(PROMPTS[0], target=GeneratedToken(), max_new_tokens=2, method="generic").steps
     for name, value in setting.items():
         setattr(model.generation_config, name, value)
-    assert clearhead.load(model, WORDS).explain(PROMPTS[0], target=GeneratedToken(), max_new_tokens=2).steps == expected
+    assert (
+        clearhead.load(model, WORDS)
+        .explain(PROMPTS[0], target=GeneratedToken(), max_new_tokens=2, method="generic")
+        .steps
+        == expected
+    )
 
 
 def test_unusable_generation_config_raises():
     model = made("gpt2")
     model.generation_config.stop_strings = ["zzz"]  # stop strings need a tokenizer
     with pytest.raises(InputError, match="generation_config"):
-        clearhead.load(model).explain({"input_ids": torch.tensor([[5, 6]])}, target=GeneratedToken())
+        clearhead.load(model).explain({"input_ids": torch.tensor([[5, 6]])}, target=GeneratedToken(), method="generic")
 
 
 def test_nonfinite_weights_raise():
     model = made("llama")
     model.lm_head.weight.data[3] = float("nan")
     with pytest.raises(UnsupportedError, match="not finite"):
-        clearhead.load(model, WORDS).explain("I like")
+        clearhead.load(model, WORDS).explain("I like", method="generic")
 
 
 @pytest.mark.parametrize(
@@ -740,7 +761,7 @@ def test_nonfinite_weights_raise():
 )
 def test_incomplete_chats_and_model_inputs_raise(chat, message):
     with pytest.raises(InputError, match=message):
-        clearhead.load(made("gpt2"), make_chat_tokenizer()).explain(chat)
+        clearhead.load(made("gpt2"), make_chat_tokenizer()).explain(chat, method="generic")
 
 
 def test_tape_batch_axis_counts_explained_steps():
@@ -768,7 +789,9 @@ def test_tape_gradients_are_at_the_readout_positions(target, steps):
 def test_tape_values_equal_explanation_target_values():
     ex = explainer()
     tape = ex.record(PROMPTS, "attention_gradient")
-    assert tape.value.tolist() == pytest.approx([e.target["value"] for e in ex.explain(PROMPTS)], abs=1e-9)
+    assert tape.value.tolist() == pytest.approx(
+        [e.target["value"] for e in ex.explain(PROMPTS, method="generic")], abs=1e-9
+    )
 
 
 @pytest.mark.parametrize("method", ["deeplift", "deeplift-shap"])

@@ -426,8 +426,8 @@ class TestTargets:
             return output.pred_boxes[:, 3, 2]
 
         with pytest.raises(UnsupportedError, match="depends on rows 3 of the last layer"):
-            explainer("detr").explain(pixels(), target=box_width)
-        e = clearhead.load(model("detr"), readout=3).explain(pixels(), target=box_width)
+            explainer("detr").explain(pixels(), target=box_width, method="generic")
+        e = clearhead.load(model("detr"), readout=3).explain(pixels(), target=box_width, method="generic")
         assert e["image"].scores.max() > 0 and e.target["kind"] == "callable"
 
     @pytest.mark.parametrize(
@@ -444,7 +444,7 @@ class TestTargets:
     )
     def test_invalid_targets_raise(self, target: Any, message: str) -> None:
         with pytest.raises(InputError, match=message):
-            explainer("detr").explain(pixels(), target=target)
+            explainer("detr").explain(pixels(), target=target, method="generic")
 
     def test_negative_queries_count_from_the_end(self) -> None:
         assert explainer("detr").explain(pixels(), "saliency", DetectionQuery(-1)).target["position"] == 4
@@ -453,7 +453,7 @@ class TestTargets:
 class TestInputs:
     def test_detection_and_explanation_take_one_pass_each(self) -> None:
         ex = explainer("conditional")
-        ex.explain(pixels())
+        ex.explain(pixels(), method="generic")
         calls = []
         hook = model("conditional").register_forward_hook(lambda *_: calls.append(1))
         try:
@@ -489,15 +489,15 @@ class TestInputs:
         mask[:, :64, :96] = 1
         logits = [model("detr")(pixel_values=p, pixel_mask=m).logits for p, m in ((image, None), (padded, mask))]
         assert gap(logits[0].detach(), logits[1].detach()) > 1e-6  # the output of the model depends on padding
-        e = explainer("detr").explain({"pixel_values": padded, "pixel_mask": mask})
-        assert e == explainer("detr").explain({"pixel_values": image})
+        e = explainer("detr").explain({"pixel_values": padded, "pixel_mask": mask}, method="generic")
+        assert e == explainer("detr").explain({"pixel_values": image}, method="generic")
 
     def test_processor_prepares_image_arrays(self) -> None:
         pytest.importorskip("PIL")
         processor = transformers.DetrImageProcessor(size={"height": 64, "width": 96})
         pixel_array = np.random.default_rng(0).integers(0, 255, (48, 72, 3), dtype=np.uint8)
-        e = clearhead.load(model("detr"), processor).explain(pixel_array)
-        named = clearhead.load((model("detr"), processor)).explain(image=pixel_array)
+        e = clearhead.load(model("detr"), processor).explain(pixel_array, method="generic")
+        named = clearhead.load((model("detr"), processor)).explain(image=pixel_array, method="generic")
         assert e == named and e["image"].units.grid == (2, 3)
         assert abs(e["image"].image.mean() - pixel_array.mean()) < 3
 
@@ -518,7 +518,7 @@ class TestInputs:
     )
     def test_invalid_inputs_raise(self, raw_input: Any, message: str) -> None:
         with pytest.raises(InputError, match=message):
-            explainer("detr").explain(raw_input)
+            explainer("detr").explain(raw_input, method="generic")
 
     def test_unsupported_image_size_raises(self) -> None:
         with pytest.raises(InputError, match="RTDetrForObjectDetection cannot process an image of 80 × 112 pixels"):
@@ -542,7 +542,7 @@ class TestInputs:
         handle = model("detr").register_forward_hook(double_boxes)
         try:
             with pytest.raises(UnsupportedError, match="returns no classes and boxes"):
-                clearhead.load(model("detr")).explain(pixels())
+                clearhead.load(model("detr")).explain(pixels(), method="generic")
         finally:
             handle.remove()
 
@@ -591,7 +591,7 @@ class TestZoo:
         ex = clearhead.load("zoo:shapes-detr")
         overlaps = []
         for image, object_masks in zip(np.asarray(rendered), np.asarray(masks), strict=True):
-            e = ex.explain(image.transpose(1, 2, 0).astype(np.uint8))["image"]
+            e = ex.explain(image.transpose(1, 2, 0).astype(np.uint8), method="generic")["image"]
             for step in [e.step(k) for k in range(len(e.steps))] if e.steps else [e]:
                 mask = step.mask()
                 overlaps.append(max((mask & object_).sum() / (mask | object_).sum() for object_ in object_masks))

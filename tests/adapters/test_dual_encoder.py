@@ -118,7 +118,7 @@ def test_method_missing_from_profile_raises() -> None:
 @pytest.mark.parametrize("name", ["clip", "siglip"])
 def test_generic_equals_slow_replica(name: str) -> None:
     ex = dual_models.explainer(name)
-    e = ex.explain(text=TEXTS[0], image=IMAGES[0])
+    e = ex.explain(text=TEXTS[0], image=IMAGES[0], method="generic")
     batch = ex.adapter.collate(ex.adapter.make_samples(NamedInputs(TEXTS[0], IMAGES[0]), InputOptions()))
     cosine, maps = replica.maps_of(ex.adapter.model, dict(batch))
     assert e.target == {"kind": "similarity", "name": TEXTS[0], "scale": "cosine", "value": pytest.approx(cosine)}
@@ -160,11 +160,13 @@ def test_padding_does_not_change_scores(name: str) -> None:
     pixels = processor.image_processor(IMAGES, return_tensors="pt")["pixel_values"].double()
     tokens = processor.tokenizer(TEXTS, padding="max_length", max_length=40, return_tensors="pt")
     tokens = {key: values for key, values in tokens.items() if ex.adapter.forward_accepts(key)}
-    alone = ex.explain(text=TEXTS, image=IMAGES)
+    alone = ex.explain(text=TEXTS, image=IMAGES, method="generic")
     with torch.no_grad():  # padding does not change the logits of the model
         real = ex.adapter.model(**tokens, pixel_values=pixels)
     cosines = (real.text_embeds * real.image_embeds).sum(-1)
-    for e, expected, cosine in zip(ex.explain({**tokens, "pixel_values": pixels}), alone, cosines, strict=True):
+    for e, expected, cosine in zip(
+        ex.explain({**tokens, "pixel_values": pixels}, method="generic"), alone, cosines, strict=True
+    ):
         assert e.target["value"] == pytest.approx(float(cosine), abs=1e-6)
         for stream in ("text", "image"):
             assert gap(e[stream].scores, expected[stream].scores) < 10 * TOLERANCE
@@ -177,7 +179,7 @@ def test_model_and_tokenizer_are_unchanged(name: str) -> None:
     ex = clearhead.load(model, processor)
     ex.explain(text=TEXTS[0], image=IMAGES[0], method=["generic", "saliency"], target=Contrast(None, "the book"))
     with pytest.raises(InputError):
-        ex.explain(text=TEXTS[0], image=IMAGES[0], target="a label")
+        ex.explain(text=TEXTS[0], image=IMAGES[0], target="a label", method="generic")
     assert not model_snapshot.changes(before[0], model_snapshot.of_model(model))
     assert not model_snapshot.changes(before[1], model_snapshot.of_processor(processor.tokenizer))
 
@@ -186,7 +188,7 @@ def test_all_pairs_of_texts_and_images_equal_single_pairs() -> None:
     ex = dual_models.explainer("clip")
     grid = list(itertools.product(TEXTS, IMAGES[:2]))
     texts, images = (list(part) for part in zip(*grid, strict=True))
-    every = ex.explain(text=texts, image=images)
+    every = ex.explain(text=texts, image=images, method="generic")
     with torch.no_grad():
         both = dual_models.processor("clip")(text=TEXTS, images=IMAGES[:2], return_tensors="pt", padding=True)
         both.pop("token_type_ids", None)
@@ -194,8 +196,8 @@ def test_all_pairs_of_texts_and_images_equal_single_pairs() -> None:
     cosines = (real.text_embeds @ real.image_embeds.T).flatten()
     assert gap([e.target["value"] for e in every], cosines) < TOLERANCE
     for e, (text, image) in zip(every, grid, strict=True):
-        assert_streams_close(e, ex.explain(text=text, image=image))
-    row = ex.explain(text=TEXTS, image=IMAGES[0])  # one image is paired with each text
+        assert_streams_close(e, ex.explain(text=text, image=image, method="generic"))
+    row = ex.explain(text=TEXTS, image=IMAGES[0], method="generic")  # one image is paired with each text
     assert [e.target["value"] for e in row] == pytest.approx([e.target["value"] for e in every[::2]])
 
 
@@ -207,12 +209,14 @@ def test_clip_ignores_tokens_after_end_of_text() -> None:
     ex = dual_models.explainer("clip")
     end = ex.adapter.text_tower.model.config.eos_token_id
     pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    short = ex.explain({"input_ids": torch.tensor([[2, 9, 8, end]]), "pixel_values": pixels})
-    long = ex.explain({"input_ids": torch.tensor([[2, 9, 8, end, 7, end, 11]]), "pixel_values": pixels})
+    short = ex.explain({"input_ids": torch.tensor([[2, 9, 8, end]]), "pixel_values": pixels}, method="generic")
+    long = ex.explain(
+        {"input_ids": torch.tensor([[2, 9, 8, end, 7, end, 11]]), "pixel_values": pixels}, method="generic"
+    )
     assert long["text"].tokens[-1] == "[SEP]" and len(long["text"]) == 4
     assert_streams_close(long, short)
     with pytest.raises(InputError, match="no end-of-text token"):
-        ex.explain({"input_ids": torch.tensor([[2, 9, 8]]), "pixel_values": pixels})
+        ex.explain({"input_ids": torch.tensor([[2, 9, 8]]), "pixel_values": pixels}, method="generic")
 
 
 def test_legacy_clip_config_reads_out_at_highest_token_id() -> None:
@@ -220,7 +224,7 @@ def test_legacy_clip_config_reads_out_at_highest_token_id() -> None:
     ex = clearhead.load(model)
     pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     ids = torch.tensor([[2, 9, 8, 60, 0, 0], [2, 60, 0, 0, 0, 0]])
-    both = ex.explain({"input_ids": ids, "pixel_values": pixels})
+    both = ex.explain({"input_ids": ids, "pixel_values": pixels}, method="generic")
     assert [len(e["text"]) for e in both] == [4, 2] and both[0].certificate["readout_checked"]
     with torch.no_grad():
         real = model(input_ids=ids, pixel_values=pixels)
@@ -230,7 +234,7 @@ def test_legacy_clip_config_reads_out_at_highest_token_id() -> None:
 @pytest.mark.parametrize("name", ["siglip", "siglip2"])
 def test_siglip_texts_are_padded_to_fixed_length(name: str) -> None:
     ex = dual_models.explainer(name)
-    e = ex.explain(text=TEXTS[0], image=IMAGES[0])
+    e = ex.explain(text=TEXTS[0], image=IMAGES[0], method="generic")
     assert len(e["text"]) == 24 and e["text"].tokens[-1] == "<pad>" and e["text"].units.special[-1]
     assert e.streams == ("text", "image") and e.certificate["readout"] == "last position; probe"
     processor = dual_models.processor(name)
@@ -241,11 +245,11 @@ def test_siglip_texts_are_padded_to_fixed_length(name: str) -> None:
     with torch.no_grad():
         real = ex.adapter.model(**tokens, **pixels)
     assert e.target["value"] == pytest.approx(float((real.text_embeds * real.image_embeds).sum()), abs=1e-6)
-    assert_streams_close(ex.explain({**tokens, **pixels}), e)
+    assert_streams_close(ex.explain({**tokens, **pixels}, method="generic"), e)
     short = [{"input_ids": torch.tensor([[5, 6, 7][:count]]), **pixels} for count in (2, 3)]
-    assert len(ex.explain(short[0])["text"]) == 2  # given token ids are not padded
+    assert len(ex.explain(short[0], method="generic")["text"]) == 2  # given token ids are not padded
     with pytest.raises(InputError, match=r"the same length, not \[2, 3\]"):
-        ex.explain(short)
+        ex.explain(short, method="generic")
 
 
 def test_siglip_attends_to_padding_without_attention_mask() -> None:
@@ -254,7 +258,7 @@ def test_siglip_attends_to_padding_without_attention_mask() -> None:
     processor.tokenizer = copy.deepcopy(processor.tokenizer)
     processor.tokenizer.model_input_names = ["input_ids"]
     ex = clearhead.load(dual_models.model("siglip"), processor)
-    e = ex.explain(text=TEXTS[0], image=IMAGES[0])
+    e = ex.explain(text=TEXTS[0], image=IMAGES[0], method="generic")
     ids = processor.tokenizer(TEXTS[0], padding="max_length", max_length=24, return_tensors="pt")
     pixels = processor.image_processor(IMAGES[0], return_tensors="pt")["pixel_values"].double()
     with torch.no_grad():
@@ -270,7 +274,7 @@ def test_siglip2_supports_non_square_images() -> None:
     features = dual_models.processor("siglip2").image_processor(wide, return_tensors="pt")
     rows, columns = features["spatial_shapes"][0].tolist()
     assert rows < columns and rows * columns < features["pixel_values"].shape[1], "some patches must be padding"
-    e, square = ex.explain(text=TEXTS[:2], image=[wide, IMAGES[0]])
+    e, square = ex.explain(text=TEXTS[:2], image=[wide, IMAGES[0]], method="generic")
     assert e["image"].units.grid == (rows, columns) and square["image"].units.grid == (4, 4)
     assert e["image"].image.shape == (rows * 4, columns * 4, 3)
     tokens = ex.adapter.text_tower.collate(ex.adapter.text_tower.make_samples(TEXTS[0], InputOptions()))
@@ -285,8 +289,13 @@ def test_methods_without_pooling_query_rule_raise() -> None:
         with pytest.raises(UnsupportedError, match="for which the method has no rule"):
             ex.explain(text=TEXTS[0], image=IMAGES[0], method=method)
     with pytest.raises(UnsupportedError, match="rows='all' needs streams that attend only to themselves"):
-        ex.explain(text=TEXTS[0], image=IMAGES[0], rows="all")
-    assert dual_models.explainer("clip").explain(text=TEXTS[0], image=IMAGES[0], rows="all")["image"].matrix.ndim == 2
+        ex.explain(text=TEXTS[0], image=IMAGES[0], rows="all", method="generic")
+    assert (
+        dual_models.explainer("clip")
+        .explain(text=TEXTS[0], image=IMAGES[0], rows="all", method="generic")["image"]
+        .matrix.ndim
+        == 2
+    )
 
 
 def test_siglip_attention_scores_sum_to_one() -> None:
@@ -297,9 +306,11 @@ def test_siglip_attention_scores_sum_to_one() -> None:
 def test_other_image_size_requires_position_interpolation() -> None:
     pixels = torch.randn(1, 3, 16, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     inputs = {"input_ids": torch.tensor([[2, 9, 8, 3]]), "pixel_values": pixels}
-    assert dual_models.explainer("clip").explain(inputs)["image"].units.grid == (4, 6)
+    assert dual_models.explainer("clip").explain(inputs, method="generic")["image"].units.grid == (4, 6)
     with pytest.raises(InputError, match="takes images of 16 × 16 pixels, not 16 × 24"):
-        dual_models.explainer("vision_text").explain(inputs)  # it does not support interpolated positions
+        dual_models.explainer("vision_text").explain(
+            inputs, method="generic"
+        )  # it does not support interpolated positions
 
 
 # -- the target
@@ -325,9 +336,11 @@ def test_contrast_between_texts_equals_similarity_difference(name: str) -> None:
         assert gap(contrasts[method]["text"].scores, similarities[method]["text"].scores) < 10 * TOLERANCE
     linear = similarities["input-x-gradient"]["image"].scores - foil_similarities["input-x-gradient"]["image"].scores
     assert gap(contrasts["input-x-gradient"]["image"].scores, linear) < 100 * TOLERANCE
-    mixed = ex.explain(text=[TEXTS[0], TEXTS[1]], image=IMAGES[:2], target=[Contrast(TEXTS[0], foil), None])
+    mixed = ex.explain(
+        text=[TEXTS[0], TEXTS[1]], image=IMAGES[:2], target=[Contrast(TEXTS[0], foil), None], method="generic"
+    )
     assert_streams_close(mixed[0], contrasts["generic"])
-    assert_streams_close(mixed[1], ex.explain(text=TEXTS[1], image=IMAGES[1]))
+    assert_streams_close(mixed[1], ex.explain(text=TEXTS[1], image=IMAGES[1], method="generic"))
 
 
 def test_similarity_scales_are_cosine_and_logit() -> None:
@@ -342,7 +355,7 @@ def test_similarity_scales_are_cosine_and_logit() -> None:
     with pytest.raises(InputError, match=r"unknown scale 'probability'.*cosine, logit"):
         ex.explain(**arguments, scale="probability")
     with pytest.raises(InputError, match=r"unknown scale 'cosine'.*logit, probability, log-odds"):
-        clearhead.load(*models.text_model("bert")).explain("so boring", scale="cosine")
+        clearhead.load(*models.text_model("bert")).explain("so boring", scale="cosine", method="generic")
 
 
 def test_target_function_of_logits_equals_logit_scale() -> None:
@@ -402,9 +415,9 @@ def test_invalid_input_raises(arguments: dict[str, Any], message: str) -> None:
 def test_missing_processors_raise() -> None:
     model = dual_models.model("clip")
     with pytest.raises(InputError, match="was loaded without a tokenizer"):
-        clearhead.load(model).explain(text="a dog", image=IMAGES[0])
+        clearhead.load(model).explain(text="a dog", image=IMAGES[0], method="generic")
     with pytest.raises(InputError, match="was loaded without an image processor"):
-        clearhead.load(model, models.tokenizer("wordpiece")).explain(text="a dog", image=IMAGES[0])
+        clearhead.load(model, models.tokenizer("wordpiece")).explain(text="a dog", image=IMAGES[0], method="generic")
     with pytest.raises(InputError, match="leave out readout="):
         clearhead.load(model, readout="mean")
 
@@ -428,7 +441,7 @@ def test_load_from_folder_with_processor(tmp_path: Path) -> None:
     settings = json.loads(image_processor.to_json_string()) | {"processor_class": "CLIPProcessor"}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     models.tokenizer("wordpiece").save_pretrained(tmp_path)
-    e = clearhead.load(str(tmp_path)).explain(text="So boring!", image=IMAGES[0])
+    e = clearhead.load(str(tmp_path)).explain(text="So boring!", image=IMAGES[0], method="generic")
     assert e.streams == ("text", "image") and e["image"].heat_map().shape == (4, 4)
     assert e["text"].words().tokens[1:-1] == ["So", "boring", "!"]
     assert e.target["scale"] == "cosine" and e.prediction["label"] == "similarity"
@@ -462,14 +475,16 @@ def test_clap_explains_text_given_audio() -> None:
         for method, alone in ex.explain(text=text, audio=audio, method=few).items():
             assert alone.stream == "text" and alone.target["scale"] == "cosine"
             assert_close(together[method][i], alone)
-    contrast = ex.explain(text=TEXTS[0], audio=waveforms[0], target=Contrast(None, TEXTS[2]), scale="logit")
+    contrast = ex.explain(
+        text=TEXTS[0], audio=waveforms[0], target=Contrast(None, TEXTS[2]), scale="logit", method="generic"
+    )
     features = extractor(waveforms[0], sampling_rate=8000, return_tensors="pt")
     words = tokenizer([TEXTS[0], TEXTS[2]], padding=True, return_tensors="pt")
     with torch.no_grad():
         real = model(**words, input_features=features["input_features"].double(), is_longer=features["is_longer"])
     assert contrast.target["value"] == pytest.approx(float(real.logits_per_audio[0] @ torch.tensor([1.0, -1]).double()))
     with pytest.raises(InputError, match="would crop longer audio at random: shorten it"):
-        ex.explain(text=TEXTS[0], audio=np.zeros(9000, dtype=np.float32))
+        ex.explain(text=TEXTS[0], audio=np.zeros(9000, dtype=np.float32), method="generic")
 
 
 # -- the vision tower alone, as a classifier

@@ -230,7 +230,7 @@ def test_recorded_logits_are_exact_and_method_list_gives_reasons(family):
     assert all(lines[name].applies for name in (*REPLICAS, "random", "position"))
     assert all(line.applies or len(line.why_not.split()) > 8 for line in lines.values())
     assert "attend to each other" in lines["cat"].why_not
-    certificate = ex.explain(SOURCES[0], max_new_tokens=3).certificate
+    certificate = ex.explain(SOURCES[0], max_new_tokens=3, method="generic").certificate
     assert certificate["capture_error"] <= 1e-9 and certificate["readout_checked"]
 
 
@@ -275,14 +275,14 @@ def test_batch_equals_single_for_every_method(family):
 def test_padded_inputs_equal_unpadded_inputs():
     ex = explainer()
     ids = torch.tensor([[0, 40, 41, 42, 2]])
-    plain = ex.explain({"input_ids": ids, "decoder_input_ids": torch.tensor([[2, 50, 51]])})
+    plain = ex.explain({"input_ids": ids, "decoder_input_ids": torch.tensor([[2, 50, 51]])}, method="generic")
     padded_inputs = {
         "input_ids": torch.cat([ids, torch.ones(1, 2, dtype=torch.long)], 1),
         "attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]]),
         "decoder_input_ids": torch.tensor([[2, 50, 51, 1]]),
         "decoder_attention_mask": torch.tensor([[1, 1, 1, 0]]),
     }
-    padded = ex.explain(padded_inputs)
+    padded = ex.explain(padded_inputs, method="generic")
     for stream in STREAMS:
         assert padded[stream].tokens == plain[stream].tokens
         assert np.allclose(padded[stream].matrix, plain[stream].matrix, rtol=1e-9)
@@ -296,18 +296,20 @@ def test_left_padded_prefix_equals_model_logits_or_raises():
         "decoder_attention_mask": torch.tensor([[0, 0, 1, 1, 1]]),
     }
     ex = explainer("t5")
-    values = [step["value"] for step in ex.explain(raw_input).target["steps"]]
+    values = [step["value"] for step in ex.explain(raw_input, method="generic").target["steps"]]
     logits = ex.adapter.model(**raw_input).logits[0]
     assert values == pytest.approx([logits[2, 50].item(), logits[3, 51].item()], abs=1e-5)
     with pytest.raises(InputError, match="computes different logits with the 2 padding tokens before"):
-        explainer("bart").explain(raw_input)
+        explainer("bart").explain(raw_input, method="generic")
     with pytest.raises(InputError, match="may mask padding around decoder_input_ids, but nothing else"):
-        explainer("bart").explain({**raw_input, "decoder_attention_mask": torch.tensor([[1, 1, 0, 1, 1]])})
+        explainer("bart").explain(
+            {**raw_input, "decoder_attention_mask": torch.tensor([[1, 1, 0, 1, 1]])}, method="generic"
+        )
 
 
 def test_default_target_is_all_generated_tokens():
     ex = explainer()
-    e = ex.explain(SOURCES[0], max_new_tokens=4)
+    e = ex.explain(SOURCES[0], max_new_tokens=4, method="generic")
     generated_ids = ex.adapter.model.generate(
         **WORDS(SOURCES[0], return_tensors="pt"), max_new_tokens=4, do_sample=False
     )[0]
@@ -317,13 +319,13 @@ def test_default_target_is_all_generated_tokens():
     assert e["source"].matrix.shape == (4, len(e["source"])) and e["prefix"].matrix.shape == (4, 5)
     for stream in STREAMS:
         assert np.allclose(e[stream].scores, e[stream].matrix.sum(0))
-        second = ex.explain(SOURCES[0], target=GeneratedToken(1))[stream].scores
+        second = ex.explain(SOURCES[0], target=GeneratedToken(1), method="generic")[stream].scores
         assert np.allclose(second[: len(e[stream])], e[stream].matrix[1][: len(second)])
     assert e.step(2).target["position"] == 2
-    first = ex.explain(SOURCES[0], target=7)
+    first = ex.explain(SOURCES[0], target=7, method="generic")
     assert first.target["index"] == 7 and first.target["position"] == 0 and len(first["prefix"]) == 1
-    assert ex.explain(SOURCES[0], target=Contrast(7, 9)).target["against"] == ex.adapter.label_name(9)
-    foil = ex.explain(SOURCES[0], target=GeneratedToken(1, against=9), answer=ANSWERS[0])
+    assert ex.explain(SOURCES[0], target=Contrast(7, 9), method="generic").target["against"] == ex.adapter.label_name(9)
+    foil = ex.explain(SOURCES[0], target=GeneratedToken(1, against=9), answer=ANSWERS[0], method="generic")
     assert foil.target["kind"] == "contrast" and foil.target["position"] == 1
 
 
@@ -332,23 +334,23 @@ def test_forced_bos_token_is_not_a_step():
     model = made("mbart")
     model.generation_config.forced_bos_token_id = 0
     ex = clearhead.load(model, WORDS)
-    generated = ex.explain(SOURCES[0], max_new_tokens=3)
+    generated = ex.explain(SOURCES[0], max_new_tokens=3, method="generic")
     assert generated["prefix"].tokens[:2] == ["</s>", "<s>"] and len(generated.steps) == 3
-    continued = ex.explain(SOURCES[0], answer=ANSWERS[0])
+    continued = ex.explain(SOURCES[0], answer=ANSWERS[0], method="generic")
     assert continued["prefix"].tokens[1] == "<s>" and continued.steps[0] == "a"
     assert continued["prefix"].words().tokens[-3:] == ["and", "the", "book"]
-    assert ex.explain(SOURCES[0], target=GeneratedToken(1)).target["position"] == 1
+    assert ex.explain(SOURCES[0], target=GeneratedToken(1), method="generic").target["position"] == 1
 
 
 def test_continuation_accepts_text_or_token_ids():
     ex = explainer("t5")
-    text = ex.explain(SOURCES[0], answer=ANSWERS[0])
+    text = ex.explain(SOURCES[0], answer=ANSWERS[0], method="generic")
     (sample,) = ex.adapter.make_samples(SOURCES[0], InputOptions(continuation=ANSWERS[0]))
     prefix = sample.inputs["decoder_input_ids"]
-    ids = ex.explain(SOURCES[0], answer=prefix[1:])
+    ids = ex.explain(SOURCES[0], answer=prefix[1:], method="generic")
     assert np.array_equal(ids["source"].matrix, text["source"].matrix)
     mapping = {"input_ids": sample.inputs["input_ids"][None], "decoder_input_ids": prefix[None]}
-    assert np.array_equal(ex.explain(mapping)["source"].matrix, text["source"].matrix)
+    assert np.array_equal(ex.explain(mapping, method="generic")["source"].matrix, text["source"].matrix)
 
 
 @pytest.mark.parametrize(
@@ -374,7 +376,7 @@ def test_invalid_input_raises(raw_input, options, message):
 def test_return_dict_false_raises(monkeypatch):
     monkeypatch.setattr(explainer().adapter.model.config, "return_dict", False)
     with pytest.raises(InputError, match=r"set model\.config\.return_dict = True"):
-        explainer().explain(SOURCES[0])
+        explainer().explain(SOURCES[0], method="generic")
 
 
 def test_methods_without_cross_attention_rule_raise():
@@ -408,7 +410,7 @@ def test_whisper_batched_steps_equal_single_steps():
         torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(3)),
         torch.tensor([[0, 40, 41, 42]]),
     )
-    e = ex.explain({"input_features": features[:1]}, max_new_tokens=3)
+    e = ex.explain({"input_features": features[:1]}, max_new_tokens=3, method="generic")
     assert e.streams == STREAMS and e["source"].tokens[:3] == ["0.00s", "0.02s", "0.04s"]
     assert e["source"].matrix.shape == (len(e.steps), 10)
     results = ex.explain({"input_features": features, "decoder_input_ids": prefix.repeat(2, 1)}, list(REPLICAS))
@@ -421,7 +423,7 @@ def test_whisper_batched_steps_equal_single_steps():
                 assert np.allclose(row[: len(expected)], expected, rtol=1e-9, atol=1e-12)
                 assert not row[len(expected) :].any()
     with pytest.raises(InputError, match="feature extractor"):
-        ex.explain(np.zeros(16000, dtype=np.float32))
+        ex.explain(np.zeros(16000, dtype=np.float32), method="generic")
 
 
 @pytest.mark.parametrize("name", ["NllbMoe", "FSMT"])
@@ -434,7 +436,9 @@ def test_streams_are_identified_for_unusual_module_names(name):
     }
     torch.manual_seed(7)
     ex = clearhead.load(cls(cls.config_class(**{**_BODY, **overrides[name]})).float().eval())
-    ex.explain({"input_ids": torch.arange(4, 10)[None], "decoder_input_ids": torch.tensor([[2, 5, 6]])})
+    ex.explain(
+        {"input_ids": torch.arange(4, 10)[None], "decoder_input_ids": torch.tensor([[2, 5, 6]])}, method="generic"
+    )
     streams = [(call_site.query_stream, call_site.key_stream) for call_site in ex.recorder.self_test.call_sites]
     assert streams == [("source", "source")] * 2 + [("prefix", "prefix"), ("prefix", "source")] * 3
     assert {line.name for line in ex.methods() if line.applies} >= {"generic", "saliency"}
@@ -451,7 +455,7 @@ def test_spell_model_aligns_letters_with_phonemes():
     if "spell" not in clearhead.zoo_models():
         pytest.skip("zoo:spell has not landed")
     ex = clearhead.load("zoo:spell")
-    e = ex.explain("phone")
+    e = ex.explain("phone", method="generic")
     assert e["source"].tokens[:5] == list("phone") and e.steps == ("F", "OW", "N")
     letters = e["source"].matrix[:, :5]
     assert letters[0].argmax() in (0, 1) and letters[1].argmax() in (2, 4) and letters[2].argmax() == 3

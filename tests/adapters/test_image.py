@@ -89,18 +89,18 @@ def test_list_of_images_of_different_sizes_equals_single_images() -> None:
     ex = clearhead.load(*image_model("vit"))
     es = ex.explain([make_pixel_values(16, 16, 2), make_pixel_values(16, 24), IMAGE_ARRAY], "generic")
     assert [e.units.grid for e in es] == [(4, 4), (4, 4), (4, 6), (4, 4)]
-    assert es[2].scores == pytest.approx(ex.explain(make_pixel_values(16, 24)).scores, abs=1e-6)
+    assert es[2].scores == pytest.approx(ex.explain(make_pixel_values(16, 24), method="generic").scores, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["beit", "deit-distilled"])
 def test_readout_follows_the_classifier_and_wrong_readout_raises(name: str) -> None:
     if name == "beit":
         model, processor = image_model("beit", use_mean_pooling=False)
-        assert clearhead.load(model, processor).explain(IMAGE_ARRAY).certificate["readout"] == "first"
+        assert clearhead.load(model, processor).explain(IMAGE_ARRAY, method="generic").certificate["readout"] == "first"
     model, processor = image_model(name)
     for wrong in ("first", "mean"):
         with pytest.raises(UnsupportedError, match="choose the correct read-out"):
-            clearhead.load(model, processor, readout=wrong).explain(IMAGE_ARRAY)
+            clearhead.load(model, processor, readout=wrong).explain(IMAGE_ARRAY, method="generic")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,9 @@ def test_unlisted_architectures_infer_special_tokens_and_readout(
 ) -> None:
     settings = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     model_config = getattr(transformers, config)(**settings, image_size=16, patch_size=4, num_labels=3)
-    e = clearhead.load(getattr(transformers, cls)(model_config).double().eval()).explain(make_pixel_values(16, 16))
+    e = clearhead.load(getattr(transformers, cls)(model_config).double().eval()).explain(
+        make_pixel_values(16, 16), method="generic"
+    )
     assert len(e) == special_tokens + 16 and e.certificate["readout"] == readout and e.certificate["readout_checked"]
 
 
@@ -124,12 +126,12 @@ def test_image_models_without_patches_raise() -> None:
         transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], num_labels=3)
     )
     with pytest.raises(UnsupportedError, match="ResNetForImageClassification"):
-        clearhead.load(resnet).explain(make_pixel_values(16, 16))
+        clearhead.load(resnet).explain(make_pixel_values(16, 16), method="generic")
     convnext = transformers.ConvNextForImageClassification(
         transformers.ConvNextConfig(hidden_sizes=[8, 8], depths=[1, 1], num_stages=2, image_size=16, num_labels=3)
     )
     with pytest.raises(UnsupportedError, match="without attention"):
-        clearhead.load(convnext.double()).explain(make_pixel_values(16, 16))
+        clearhead.load(convnext.double()).explain(make_pixel_values(16, 16), method="generic")
     gpt = transformers.ImageGPTForImageClassification(
         transformers.ImageGPTConfig(n_embd=16, n_layer=1, n_head=2, n_positions=16, vocab_size=9, num_labels=3)
     )
@@ -159,14 +161,14 @@ def get_class_token(output: Any) -> torch.Tensor:
 def test_masked_autoencoder_with_random_masking_raises() -> None:
     model = make_masked_autoencoder()
     with pytest.raises(UnsupportedError, match="at random"):
-        clearhead.load(model).explain(make_ordered_inputs(), target=get_class_token)
+        clearhead.load(model).explain(make_ordered_inputs(), target=get_class_token, method="generic")
     model.config.mask_ratio = 0.0
     shuffled = {**make_ordered_inputs(), "noise": torch.rand(1, 16)}
     for raw in (make_pixel_values(16, 16), shuffled):
         with pytest.raises(UnsupportedError, match="increasing noise"):
-            clearhead.load(model).explain(raw, target=get_class_token)
+            clearhead.load(model).explain(raw, target=get_class_token, method="generic")
     with pytest.raises(InputError, match="has no classes"):
-        clearhead.load(model).explain(make_ordered_inputs())
+        clearhead.load(model).explain(make_ordered_inputs(), method="generic")
     with pytest.raises(UnsupportedError, match=r"load\(model.vit\)"):
         clearhead.load(make_masked_autoencoder("ViTMAEForPreTraining"))
 
@@ -187,7 +189,7 @@ def test_masked_autoencoder_with_fixed_order_is_deterministic() -> None:
     scores = ex.explain(black, "input-x-gradient", target=get_class_token).heat_map()
     assert scores[0, 1] == 0 and (scores != 0).sum() == 15
     by_patches = clearhead.load(model, readout="patches").explain(
-        make_ordered_inputs(), target=lambda o: o.last_hidden_state[:, 1:, 3].mean(1)
+        make_ordered_inputs(), target=lambda o: o.last_hidden_state[:, 1:, 3].mean(1), method="generic"
     )
     assert by_patches.certificate["readout"] == "patches"
     assert any(line.applies for line in ex.methods())
@@ -200,11 +202,11 @@ def test_paths_arrays_and_pil_images_are_equal(tmp_path: Path) -> None:
     ex = clearhead.load(*image_model("vit"))
     path = tmp_path / "image.png"
     Image.fromarray(IMAGE_ARRAY).save(path)
-    expected = ex.explain(IMAGE_ARRAY).scores
+    expected = ex.explain(IMAGE_ARRAY, method="generic").scores
     for raw in (path, str(path), Image.fromarray(IMAGE_ARRAY), Image.fromarray(IMAGE_ARRAY).convert("RGBA")):
-        assert ex.explain(raw).scores == pytest.approx(expected)
-    assert ex.explain(image=path).scores == pytest.approx(expected)
-    assert ex.explain(IMAGE_ARRAY[..., 0]).units.grid == (4, 4)  # grey
+        assert ex.explain(raw, method="generic").scores == pytest.approx(expected)
+    assert ex.explain(image=path, method="generic").scores == pytest.approx(expected)
+    assert ex.explain(IMAGE_ARRAY[..., 0], method="generic").units.grid == (4, 4)  # grey
 
 
 def test_exif_orientation_is_applied_to_paths_and_pil_images(tmp_path: Path) -> None:
@@ -213,9 +215,11 @@ def test_exif_orientation_is_applied_to_paths_and_pil_images(tmp_path: Path) -> 
     exif[0x0112] = 6
     image.save(path, exif=exif, quality=100)
     ex = clearhead.load(*image_model("vit"))
-    by_path, by_image, by_copy = (ex.explain(raw).scores for raw in (path, Image.open(path), Image.open(path).copy()))
+    by_path, by_image, by_copy = (
+        ex.explain(raw, method="generic").scores for raw in (path, Image.open(path), Image.open(path).copy())
+    )
     assert by_image.tolist() == by_path.tolist() == by_copy.tolist()
-    assert by_path.tolist() != ex.explain(np.asarray(Image.open(path))).scores.tolist()
+    assert by_path.tolist() != ex.explain(np.asarray(Image.open(path)), method="generic").scores.tolist()
 
 
 @pytest.mark.parametrize("kind", ["gif", "tiff", "webp", "png"])
@@ -239,7 +243,7 @@ def test_edits_to_an_open_pil_image_are_kept(ending: str, tmp_path: Path) -> Non
     shades[0].save(file, save_all=True, append_images=shades[1:])
     with Image.open(file) as image:
         image.paste(shades[2].convert(image.mode).getpixel((0, 0)), (0, 0, 16, 16))
-        first, second = (ex.explain(image).image for _ in range(2))
+        first, second = (ex.explain(image, method="generic").image for _ in range(2))
         assert image.tell() == 0 and (first == second).all()
 
 
@@ -249,11 +253,11 @@ def test_selected_frame_does_not_warn(tmp_path: Path, recwarn: pytest.WarningsRe
     shades[0].save(file, save_all=True, append_images=shades[1:])
     with Image.open(file) as image:
         image.seek(2)
-        assert (ex.explain(image).image == shades[2].getpixel((0, 0))).all()
+        assert (ex.explain(image, method="generic").image == shades[2].getpixel((0, 0))).all()
     shades[0].save(
         tmp_path / "camera.jpg", "MPO", save_all=True, append_images=shades[1:]
     )  # MPO: a photo with previews
-    ex.explain(tmp_path / "camera.jpg")
+    ex.explain(tmp_path / "camera.jpg", method="generic")
     assert not [warning for warning in recwarn if issubclass(warning.category, ClearheadWarning)]
 
 
@@ -273,7 +277,7 @@ def test_file_damaged_after_first_frame_opens(tmp_path: Path) -> None:
 def test_explanation_image_equals_model_input() -> None:
     model, processor = image_model("vit")
     flat = np.full((20, 20, 3), (10, 120, 250), dtype=np.uint8)
-    e = clearhead.load(model, processor).explain(flat)
+    e = clearhead.load(model, processor).explain(flat, method="generic")
     assert e.image is not None and np.abs(e.image.astype(int) - flat[:16, :16]).max() <= 1
 
 
@@ -297,14 +301,14 @@ def test_explanation_image_equals_model_input() -> None:
 )
 def test_invalid_images_raise(raw: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        clearhead.load(*image_model("vit")).explain(raw)
+        clearhead.load(*image_model("vit")).explain(raw, method="generic")
 
 
 def test_unreadable_file_missing_processor_and_tokens_raise(tmp_path: Path) -> None:
     (tmp_path / "image.jpg").write_text("hello")
     with pytest.raises(InputError, match="cannot be opened as an image"):
-        clearhead.load(*image_model("vit")).explain(tmp_path / "image.jpg")
+        clearhead.load(*image_model("vit")).explain(tmp_path / "image.jpg", method="generic")
     with pytest.raises(InputError, match="without an image processor"):
-        clearhead.load(image_model("vit")[0]).explain(IMAGE_ARRAY)
+        clearhead.load(image_model("vit")[0]).explain(IMAGE_ARRAY, method="generic")
     with pytest.raises(InputError, match="tokens="):
-        clearhead.load(*image_model("vit")).explain(IMAGE_ARRAY, tokens=["a"])
+        clearhead.load(*image_model("vit")).explain(IMAGE_ARRAY, tokens=["a"], method="generic")

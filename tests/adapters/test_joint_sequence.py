@@ -231,8 +231,10 @@ def test_visual_bert_readout_depends_on_the_head() -> None:
 
 def test_visual_bert_boxes_are_optional_and_do_not_change_scores() -> None:
     ex, (features, boxes) = joint_models.explainer("visual_bert"), joint_models.regions(3)
-    without_boxes = ex.explain(text="So boring!", regions=(features, None))
-    with_boxes = ex.explain(text="So boring!", regions=(features, boxes), image=joint_models.make_image())
+    without_boxes = ex.explain(text="So boring!", regions=(features, None), method="generic")
+    with_boxes = ex.explain(
+        text="So boring!", regions=(features, boxes), image=joint_models.make_image(), method="generic"
+    )
     assert gap(concatenate_scores(without_boxes), concatenate_scores(with_boxes)) < 1e-12
     assert without_boxes["regions"].units.boxes is None and gap(with_boxes["regions"].units.boxes, boxes) < 1e-6
     assert without_boxes["regions"].image is None and with_boxes["regions"].image.shape == (32, 32, 3)

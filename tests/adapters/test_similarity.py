@@ -45,7 +45,7 @@ def embed_text(name: str, text: str, pooling: str) -> Tensor:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("pooling", ["mean", "first"])
 def test_target_value_equals_cosine_similarity(name: str, pooling: str) -> None:
-    for e, texts in zip(explainer(name, pooling).explain(PAIRS), PAIRS, strict=True):
+    for e, texts in zip(explainer(name, pooling).explain(PAIRS, method="generic"), PAIRS, strict=True):
         cosine = torch.nn.functional.cosine_similarity(*(embed_text(name, text, pooling) for text in texts), dim=0)
         assert e.streams == ("text", "other") and e["text"].units.texts == texts[:1]
         assert e["other"].stream == "other" and e["other"].units.texts == texts[1:]
@@ -56,7 +56,7 @@ def test_target_value_equals_cosine_similarity(name: str, pooling: str) -> None:
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 def test_generic_equals_slow_replica(pooling: str) -> None:
-    e = explainer("bert", pooling).explain(PAIRS[0])
+    e = explainer("bert", pooling).explain(PAIRS[0], method="generic")
     model, tokenizer = models.text_model("bert", "Model")
     eager = copy.deepcopy(model)
     eager.set_attn_implementation("eager")
@@ -94,7 +94,7 @@ def test_padding_does_not_change_scores() -> None:
     ex, tokenizer = explainer("bert"), models.tokenizer("wordpiece")
     halves = [tokenizer([pair[i] for pair in PAIRS], padding="max_length", max_length=30) for i in (0, 1)]
     inputs = {**halves[0], **{f"other_{name}": part for name, part in halves[1].items()}}
-    for e, alone in zip(ex.explain(inputs), ex.explain(PAIRS), strict=True):
+    for e, alone in zip(ex.explain(inputs, method="generic"), ex.explain(PAIRS, method="generic"), strict=True):
         for stream in ("text", "other"):
             assert e[stream].tokens == alone[stream].tokens
             assert gap(e[stream].scores, alone[stream].scores) < 1e-9
@@ -126,11 +126,11 @@ def test_loading_options_are_recorded_in_provenance(tmp_path: Path) -> None:
     model, tokenizer = models.text_model("bert", "Model", torch.float32)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    e = clearhead.load(tmp_path, task="similarity", readout="mean").explain(PAIRS[0])
+    e = clearhead.load(tmp_path, task="similarity", readout="mean").explain(PAIRS[0], method="generic")
     assert e.provenance["load_options"] == {"task": "similarity", "readout": "mean"}
     assert e.provenance["model_class"] == "BertModel"
     with pytest.raises(InputError, match="pass as target= a function of its output"):
-        clearhead.load(tmp_path).explain(PAIRS[0])  # without the task it is a bare encoder
+        clearhead.load(tmp_path).explain(PAIRS[0], method="generic")  # without the task it is a bare encoder
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_loading_options_are_recorded_in_provenance(tmp_path: Path) -> None:
 )
 def test_invalid_input_raises(raw: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        explainer("bert").explain(raw)
+        explainer("bert").explain(raw, method="generic")
 
 
 def test_invalid_loading_options_raise() -> None:
@@ -159,9 +159,9 @@ def test_invalid_loading_options_raise() -> None:
     with pytest.raises(UnsupportedError, match=r"has a head: give its bare encoder, model\.bert"):
         clearhead.load(*models.text_model("bert"), task="similarity", readout="mean")
     with pytest.raises(InputError, match=r"unknown scale 'logit'.*Accepted: cosine"):
-        explainer("bert").explain(PAIRS[0], scale="logit")
+        explainer("bert").explain(PAIRS[0], scale="logit", method="generic")
     with pytest.raises(InputError, match="measures the similarity of two inputs"):
-        explainer("bert").explain(PAIRS[0], target="a label")
+        explainer("bert").explain(PAIRS[0], target="a label", method="generic")
 
 
 # -- cross-encoders
@@ -184,4 +184,4 @@ def test_reranker_score_is_a_regression_of_a_text_pair() -> None:
             alone = ex.explain(pair, method)
             assert_alike(explanation, alone, 1e-9, float(np.abs(alone.scores).max()))
     with pytest.raises(InputError, match="regression model without classes"):
-        ex.explain(PAIRS[0], scale="probability")
+        ex.explain(PAIRS[0], scale="probability", method="generic")

@@ -42,14 +42,14 @@ def explainer() -> clearhead.Explainer:
 
 
 def test_next_token_prediction_is_recorded_exactly():
-    e = explainer().explain(PROMPT)
+    e = explainer().explain(PROMPT, method="generic")
     assert e.prediction["label"] == "Paris" and e.prediction["probability"] > 0.9
     assert e.certificate["readout_checked"] and e.certificate["capture_error"] < 1e-4
 
 
 def test_paris_rome_contrast_scores_france_highest():
     """The first token is an attention sink; among the other words, France has the highest score."""
-    e = explainer().explain(PROMPT, target=clearhead.Contrast("Paris", "Rome")).words()
+    e = explainer().explain(PROMPT, target=clearhead.Contrast("Paris", "Rome"), method="generic").words()
     scores = dict(zip(e.tokens[1:], e.scores[1:], strict=True))
     assert max(scores, key=scores.__getitem__) == "France"
 
@@ -57,11 +57,11 @@ def test_paris_rome_contrast_scores_france_highest():
 def test_chat_steps_equal_single_steps():
     ex = explainer()
     chat = [{"role": "user", "content": "What is the capital of Italy?"}]
-    e = ex.explain(chat, target=clearhead.GeneratedToken(), max_new_tokens=6)
+    e = ex.explain(chat, target=clearhead.GeneratedToken(), max_new_tokens=6, method="generic")
     assert e.tokens.count("<|im_start|>") == 3 and e.tokens[0] == "<|im_start|>"
     assert e.matrix.shape == (len(e.steps), len(e)) and len(e.steps) <= 6
     prompt = len(e) - len(e.steps)
     for step in (0, len(e.steps) - 1):
         assert e.matrix[step, : prompt + step].any() and not e.matrix[step, prompt + step :].any()
-    third = ex.explain(chat, target=clearhead.GeneratedToken(2))
+    third = ex.explain(chat, target=clearhead.GeneratedToken(2), method="generic")
     assert np.allclose(third.scores, e.matrix[2][: len(third)], atol=1e-4 * np.abs(e.matrix[2]).max())

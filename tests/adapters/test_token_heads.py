@@ -85,10 +85,10 @@ class TestInvariants:
     def test_recorded_logits_are_exact_and_model_is_unchanged(self, name: str, head: str) -> None:
         ex, text = explainer(name, head), TEXTS[head][0]
         before = model_snapshot.of_model(ex.adapter.model)
-        e = ex.explain(text)
+        e = ex.explain(text, method="generic")
         assert e.certificate["capture_error"] < get_tolerance(name) and e.certificate["readout_checked"]
         with pytest.raises(InputError):
-            ex.explain(text, target=DetectionQuery(3))
+            ex.explain(text, target=DetectionQuery(3), method="generic")
         assert model_snapshot.changes(before, model_snapshot.of_model(ex.adapter.model)) == []
 
     def test_probabilities_do_not_depend_on_padding(self, name: str, head: str) -> None:
@@ -123,12 +123,12 @@ class TestTokenLabels:
         labels = logits.argmax(-1).tolist()
         positions = [i for i, label in enumerate(labels) if label != 0 and names[i] not in ("[CLS]", "[SEP]")]
         assert len(positions) > 1
-        e = ex.explain(self.TEXT)
+        e = ex.explain(self.TEXT, method="generic")
         assert [step["position"] for step in e.target["steps"]] == positions
         assert [step["index"] for step in e.target["steps"]] == [labels[i] for i in positions]
         assert e.steps == tuple(f"{LABELS['id2label'][labels[i]]} ({names[i]})" for i in positions)
         for k, i in enumerate(positions):
-            alone = ex.explain(self.TEXT, target=TokenLabel(i))
+            alone = ex.explain(self.TEXT, target=TokenLabel(i), method="generic")
             assert alone.target["index"] == labels[i] and alone.target["token"] == names[i]
             assert gap(e.matrix[k], alone.scores) < 1e-9
 
@@ -168,9 +168,15 @@ class TestTokenLabels:
             return output.logits[:, 3, 1]
 
         with pytest.raises(UnsupportedError, match="depends on rows 3"):
-            clearhead.load(model, tokenizer).explain(self.TEXT, target=get_third_logit)
-        e = clearhead.load(model, tokenizer, readout=3).explain(self.TEXT, target=get_third_logit)
-        assert gap(e.scores, explainer("bert", self.HEAD).explain(self.TEXT, target=TokenLabel(3, 1)).scores) < 1e-9
+            clearhead.load(model, tokenizer).explain(self.TEXT, target=get_third_logit, method="generic")
+        e = clearhead.load(model, tokenizer, readout=3).explain(self.TEXT, target=get_third_logit, method="generic")
+        assert (
+            gap(
+                e.scores,
+                explainer("bert", self.HEAD).explain(self.TEXT, target=TokenLabel(3, 1), method="generic").scores,
+            )
+            < 1e-9
+        )
 
     @pytest.mark.parametrize(
         ("target", "message"),
@@ -184,11 +190,11 @@ class TestTokenLabels:
     )
     def test_invalid_token_targets_raise(self, target: Any, message: str) -> None:
         with pytest.raises(InputError, match=message):
-            explainer("bert", self.HEAD).explain(self.TEXT, target=target)
+            explainer("bert", self.HEAD).explain(self.TEXT, target=target, method="generic")
 
     def test_ambiguous_word_raises(self) -> None:
         with pytest.raises(InputError, match="occurs several times: choose one occurrence"):
-            explainer("bert", self.HEAD).explain("it is it", target=TokenLabel("it"))
+            explainer("bert", self.HEAD).explain("it is it", target=TokenLabel("it"), method="generic")
 
     def test_decoder_token_labels_use_only_preceding_tokens(self) -> None:
         tokenizer = models.tokenizer("bytes")
@@ -197,9 +203,9 @@ class TestTokenLabels:
         config = transformers.GPT2Config(**sizes, **LABELS, initializer_range=0.3)
         model = transformers.GPT2ForTokenClassification(config).double().eval()
         ex = clearhead.load(model, tokenizer)
-        e, later = ex.explain([self.TEXT, "So boring!"], target=[TokenLabel(4, 1), TokenLabel(2, 1)])
+        e, later = ex.explain([self.TEXT, "So boring!"], target=[TokenLabel(4, 1), TokenLabel(2, 1)], method="generic")
         assert e.scores[:4].max() > 0 and not e.scores[5:].any()
-        assert gap(later.scores, ex.explain("So boring!", target=TokenLabel(2, 1)).scores) < 1e-9
+        assert gap(later.scores, ex.explain("So boring!", target=TokenLabel(2, 1), method="generic").scores) < 1e-9
 
 
 class TestAnswerSpans:
@@ -209,7 +215,7 @@ class TestAnswerSpans:
         ex = explainer("bert", self.HEAD)
         output = ex.adapter.model(**encode(ex, *QUESTION))
         start, end = (part[0].detach().numpy() for part in (output.start_logits, output.end_logits))
-        e = ex.explain(QUESTION)
+        e = ex.explain(QUESTION, method="generic")
         content_positions = [
             i for i, (s, special) in enumerate(zip(e.units.segments, e.units.special, strict=True)) if s and not special
         ]
@@ -225,7 +231,7 @@ class TestAnswerSpans:
     @pytest.mark.parametrize("name", ["bert", "distilbert"])
     def test_span_scores_equal_replica(self, name: str) -> None:
         ex = explainer(name, self.HEAD)
-        e = ex.explain(QUESTION)
+        e = ex.explain(QUESTION, method="generic")
         inputs = {k: v for k, v in encode(ex, *QUESTION).items() if k == "input_ids" or name == "bert"}
         for k, which in enumerate(("start", "end")):
             position = e.target["steps"][k]["index"]
@@ -236,7 +242,7 @@ class TestAnswerSpans:
 
             pass_record = plain_pass.watch(ex.adapter.model, inputs, value)
             assert gap(e.matrix[k], generic.scores(pass_record, np.eye(pass_record.units)[position])) < 1e-9
-            assert gap(e.matrix[k], ex.explain(QUESTION, target=AnswerSpan(which)).scores) < 1e-9
+            assert gap(e.matrix[k], ex.explain(QUESTION, target=AnswerSpan(which), method="generic").scores) < 1e-9
         assert gap(e.matrix.sum(0), e.scores) < 1e-9
 
     def test_answer_span_accepts_text_or_token_index(self) -> None:
@@ -272,7 +278,7 @@ class TestAnswerSpans:
     )
     def test_invalid_questions_raise(self, raw_input: Any, target: Any, message: str) -> None:
         with pytest.raises(InputError, match=message):
-            explainer("bert", self.HEAD).explain(raw_input, target=target)
+            explainer("bert", self.HEAD).explain(raw_input, target=target, method="generic")
 
 
 class TestChoices:
@@ -288,7 +294,7 @@ class TestChoices:
     def test_default_target_is_the_highest_scoring_choice(self, name: str) -> None:
         ex = explainer(name, self.HEAD)
         real = self.logits(ex)
-        e = ex.explain(self.EXAMPLE)
+        e = ex.explain(self.EXAMPLE, method="generic")
         assert e.target["index"] == int(real.argmax()) and e.target["value"] == pytest.approx(float(real.max()))
         assert e.units.texts == (self.EXAMPLE[0], self.EXAMPLE[1][e.target["index"]])
         assert [row["logit"] for row in e.prediction["top"]] == pytest.approx(sorted(real.tolist(), reverse=True))
@@ -297,7 +303,7 @@ class TestChoices:
     def test_choice_scores_equal_replica(self) -> None:
         ex = explainer("bert", self.HEAD)
         for i, choice in enumerate(self.EXAMPLE[1]):
-            e = ex.explain(self.EXAMPLE, target=i)
+            e = ex.explain(self.EXAMPLE, target=i, method="generic")
             pass_record = plain_pass.watch(
                 SingleChoiceWrapper(ex.adapter.model), encode(ex, self.EXAMPLE[0], choice), lambda o: o.logits[0, 0]
             )
@@ -308,10 +314,10 @@ class TestChoices:
         ex = explainer("bert", self.HEAD)
         prompt, choices = self.EXAMPLE
         encoding = ex.adapter.processor([prompt] * 3, choices, return_tensors="pt", padding=True)
-        e = ex.explain({k: v[None] for k, v in encoding.items()})
-        assert gap(e.scores, ex.explain(self.EXAMPLE).scores) < 1e-9
+        e = ex.explain({k: v[None] for k, v in encoding.items()}, method="generic")
+        assert gap(e.scores, ex.explain(self.EXAMPLE, method="generic").scores) < 1e-9
         with pytest.raises(InputError, match="batch × choice × token"):
-            ex.explain(dict(encoding))
+            ex.explain(dict(encoding), method="generic")
 
     def test_last_token_summary_batch_equals_single(self) -> None:
         tokenizer = models.tokenizer("wordpiece")
@@ -320,9 +326,9 @@ class TestChoices:
         config = transformers.RoFormerConfig(**sizes, vocab_size=len(tokenizer), initializer_range=0.3, pad_token_id=0)
         ex = clearhead.load(transformers.RoFormerForMultipleChoice(config).double().eval(), tokenizer)
         batch = TEXTS[self.HEAD]
-        for raw_input, e in zip(batch, ex.explain(batch), strict=True):
+        for raw_input, e in zip(batch, ex.explain(batch, method="generic"), strict=True):
             assert e.certificate["readout"] == "last" and e.certificate["readout_checked"]
-            assert gap(e.scores, ex.explain(raw_input).scores) < 1e-9
+            assert gap(e.scores, ex.explain(raw_input, method="generic").scores) < 1e-9
 
     def test_other_choices_are_held_fixed_in_probabilities_and_contrasts(self) -> None:
         ex = explainer("bert", self.HEAD)
@@ -348,7 +354,7 @@ class TestChoices:
     )
     def test_invalid_choices_raise(self, raw_input: Any, target: Any, message: str) -> None:
         with pytest.raises(InputError, match=message):
-            explainer("bert", self.HEAD).explain(raw_input, target=target)
+            explainer("bert", self.HEAD).explain(raw_input, target=target, method="generic")
 
 
 class SingleChoiceWrapper(torch.nn.Module):
@@ -383,7 +389,7 @@ class TestOtherHeads:
         config = transformers.XLMConfig(vocab_size=50, emb_dim=16, n_layers=1, n_heads=2)
         ex = clearhead.load(transformers.XLMForQuestionAnswering(config).eval())
         with pytest.raises(UnsupportedError, match="does not score every start and end"):
-            ex.explain({"input_ids": torch.arange(5)[None]})
+            ex.explain({"input_ids": torch.arange(5)[None]}, method="generic")
 
     def test_layer_option_is_applied(self) -> None:
         e = explainer("bert", "ForQuestionAnswering").explain(QUESTION, Method("generic", layers=(1, None)))

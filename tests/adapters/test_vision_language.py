@@ -50,7 +50,7 @@ def test_next_token_equals_model_output(kind: str) -> None:
     model_inputs, ex = tiny.inputs(kind), tiny.explainer(kind)
     with torch.no_grad():
         logits = tiny.model(kind)(**tiny.prepare_model_inputs(kind, model_inputs)).logits[0, -1]
-    e = ex.explain(model_inputs)
+    e = ex.explain(model_inputs, method="generic")
     assert e.target["index"] == int(logits.argmax())
     assert e.target["value"] == pytest.approx(float(logits.max()), abs=1e-5)
     assert e.certificate["capture_error"] < TOLERANCE and e.certificate["readout_checked"]
@@ -77,7 +77,7 @@ def test_generation_equals_greedy_loop_without_kv_cache(kind: str) -> None:
         extended = tiny.append_tokens(kind, model_inputs, token_ids) if token_ids else model_inputs
         with torch.no_grad():
             token_ids.append(int(tiny.model(kind)(**tiny.prepare_model_inputs(kind, extended)).logits[0, -1].argmax()))
-    e = tiny.explainer(kind).explain(model_inputs, target=GeneratedToken(), max_new_tokens=3)
+    e = tiny.explainer(kind).explain(model_inputs, target=GeneratedToken(), max_new_tokens=3, method="generic")
     assert [step["index"] for step in e.target["steps"]] == token_ids
     assert e["image"].matrix.shape == (3, len(e["image"])) and e["text"].matrix.shape[0] == 3
 
@@ -89,7 +89,7 @@ def test_continuation_logits_equal_model_logits(kind: str) -> None:
         logits = tiny.model(kind)(
             **tiny.prepare_model_inputs(kind, tiny.append_tokens(kind, model_inputs, CONTINUATION))
         ).logits[0]
-    e = tiny.explainer(kind).explain(model_inputs, answer=CONTINUATION)
+    e = tiny.explainer(kind).explain(model_inputs, answer=CONTINUATION, method="generic")
     row = model_inputs["input_ids"].shape[1] - 1
     expected = [float(logits[row + k, token_id]) for k, token_id in enumerate(CONTINUATION)]
     assert [step["value"] for step in e.target["steps"]] == pytest.approx(expected, abs=1e-5)
@@ -127,7 +127,9 @@ def test_image_token_depends_only_on_its_pixels(kind: str) -> None:
 def test_image_is_reconstructed_from_patch_rows() -> None:
     """The patch rows of Qwen-VL are arranged by the position of their pixels."""
     image = tiny.make_image(size=(16, 32))
-    e = clearhead.load(tiny.model("qwen2"), tiny.processor("qwen2")).explain(text="Look <image> at", image=image)
+    e = clearhead.load(tiny.model("qwen2"), tiny.processor("qwen2")).explain(
+        text="Look <image> at", image=image, method="generic"
+    )
     assert e["image"].units.grid == (2, 4)
     assert np.abs(e.image.astype(int) - image).max() <= 1
 
@@ -187,7 +189,7 @@ def compute_generic_replica(row: int, token_id: int, model_inputs: dict[str, tor
 def test_generic_equals_slow_replica() -> None:
     model_inputs = tiny.inputs("llava", 1)
     extended = tiny.append_tokens("llava", model_inputs, CONTINUATION)
-    e = tiny.explainer("llava").explain(model_inputs, answer=CONTINUATION)
+    e = tiny.explainer("llava").explain(model_inputs, answer=CONTINUATION, method="generic")
     is_image_token = (extended["input_ids"][0] == tiny.get_image_token_id()).numpy()
     first = model_inputs["input_ids"].shape[1] - 1
     for step, token_id in enumerate(CONTINUATION):
@@ -311,7 +313,7 @@ def test_text_and_image_equal_processor_outputs(kind: str) -> None:
             name: part[:, :-1] if part.shape == processed["input_ids"].shape else part
             for name, part in processed.items()
         }
-    ours, theirs = ex.explain(text=text, image=image), ex.explain(processed)
+    ours, theirs = ex.explain(text=text, image=image, method="generic"), ex.explain(processed, method="generic")
     assert ours["text"].tokens == theirs["text"].tokens
     assert ours["image"].scores == pytest.approx(theirs["image"].scores)
     assert ours.image is not None and ours["image"].heat_map().shape == ours["image"].units.grid
@@ -320,7 +322,9 @@ def test_text_and_image_equal_processor_outputs(kind: str) -> None:
 
 def test_paligemma_image_token_in_text_is_optional() -> None:
     ex, image = clearhead.load(tiny.model("paligemma"), tiny.processor("paligemma")), tiny.make_image()
-    with_token, without_token = (ex.explain(text=text, image=image) for text in ("<image>I like", "I like"))
+    with_token, without_token = (
+        ex.explain(text=text, image=image, method="generic") for text in ("<image>I like", "I like")
+    )
     assert with_token["text"].tokens == without_token["text"].tokens
     assert with_token["text"].scores == pytest.approx(without_token["text"].scores)
 
@@ -328,16 +332,18 @@ def test_paligemma_image_token_in_text_is_optional() -> None:
 def test_images_of_different_sizes_are_explained_in_one_call() -> None:
     ex = clearhead.load(tiny.model("qwen2"), tiny.processor("qwen2"))
     images = [tiny.make_image(size=size) for size in ((16, 32), (24, 16))]
-    explanations = ex.explain(text=["I <image> like", "So <image> boring"], image=images)
+    explanations = ex.explain(text=["I <image> like", "So <image> boring"], image=images, method="generic")
     assert [e["image"].units.grid for e in explanations] == [(2, 4), (3, 2)]
 
 
 def test_load_from_folder_with_processor(tmp_path: Path) -> None:
     tiny.model("llava", torch.float32).save_pretrained(tmp_path)
     tiny.processor("llava").save_pretrained(tmp_path)
-    e = clearhead.load(tmp_path).explain(text="I like <image> the", image=tiny.make_image(), answer=", it is")
+    e = clearhead.load(tmp_path).explain(
+        text="I like <image> the", image=tiny.make_image(), answer=", it is", method="generic"
+    )
     ex = clearhead.load(tiny.model("llava"), tiny.processor("llava"))
-    expected = ex.explain(text="I like <image> the", image=tiny.make_image(), answer=", it is")
+    expected = ex.explain(text="I like <image> the", image=tiny.make_image(), answer=", it is", method="generic")
     assert e["image"].matrix == pytest.approx(expected["image"].matrix, rel=1e-3, abs=1e-5)
 
 
@@ -345,18 +351,21 @@ def test_chat_prompt_has_one_bos_token_and_one_image() -> None:
     ex, image = clearhead.load(tiny.model("llava"), tiny.processor("llava")), tiny.make_image()
     text_chat = [{"role": "user", "content": "I like it"}]
     image_chat = [{"role": "user", "content": [{"type": "image", "url": "…"}, {"type": "text", "text": "I like it"}]}]
-    from_text, from_parts = ex.explain(text=text_chat, image=image), ex.explain(text=image_chat, image=image)
+    from_text, from_parts = (
+        ex.explain(text=text_chat, image=image, method="generic"),
+        ex.explain(text=image_chat, image=image, method="generic"),
+    )
     assert from_text["text"].tokens == from_parts["text"].tokens
     assert from_text["text"].tokens.count("<s>") == 1 and "</s>" not in from_text["text"].tokens
     assert "".join(from_text["text"].tokens).endswith("said:") and len(from_text["image"]) == 16
     assert text_chat == [{"role": "user", "content": "I like it"}]
-    several = ex.explain(text=text_chat, image=[image, tiny.make_image(1)])
+    several = ex.explain(text=text_chat, image=[image, tiny.make_image(1)], method="generic")
     assert len(several) == 2 and several[0]["image"].scores == pytest.approx(from_text["image"].scores)
 
 
 def test_continuation_is_tokenised_after_the_prompt() -> None:
     ex, image = clearhead.load(tiny.model("llava"), tiny.processor("llava")), tiny.make_image()
-    e = ex.explain(text="I like <image> the movie", image=image, answer=", it is")
+    e = ex.explain(text="I like <image> the movie", image=image, answer=", it is", method="generic")
     token_ids = tiny.tokenizer()(" the movie, it is", add_special_tokens=False)["input_ids"]
     assert [step["index"] for step in e.target["steps"]] == token_ids[-len(e.steps) :]
     assert e["image"].matrix.shape == (len(e.steps), 16)
@@ -365,18 +374,22 @@ def test_continuation_is_tokenised_after_the_prompt() -> None:
 
 def test_contrast_equals_difference_of_next_token_logits() -> None:
     ex, model_inputs = tiny.explainer("llava"), tiny.inputs("llava")
-    a, b = (ex.explain(model_inputs, target=token_id).target["value"] for token_id in (40, 50))
-    assert ex.explain(model_inputs, target=clearhead.Contrast(40, 50)).target["value"] == pytest.approx(a - b)
+    a, b = (ex.explain(model_inputs, target=token_id, method="generic").target["value"] for token_id in (40, 50))
+    assert ex.explain(model_inputs, target=clearhead.Contrast(40, 50), method="generic").target[
+        "value"
+    ] == pytest.approx(a - b)
 
 
 def test_target_function_equals_token_target() -> None:
     ex, model_inputs = tiny.explainer("qwen2"), tiny.inputs("qwen2")
-    by_function = ex.explain(model_inputs, target=lambda output: output.logits[:, -1, 40])
-    assert by_function["image"].scores == pytest.approx(ex.explain(model_inputs, target=40)["image"].scores)
+    by_function = ex.explain(model_inputs, target=lambda output: output.logits[:, -1, 40], method="generic")
+    assert by_function["image"].scores == pytest.approx(
+        ex.explain(model_inputs, target=40, method="generic")["image"].scores
+    )
 
 
 def test_perceiver_queries_are_numbered_and_have_no_heat_map() -> None:
-    e = tiny.explainer("idefics2").explain(tiny.inputs("idefics2"))
+    e = tiny.explainer("idefics2").explain(tiny.inputs("idefics2"), method="generic")
     assert e["image"].tokens[:2] == ["query 0", "query 1"] and e["image"].units.boxes is None
     with pytest.raises(InputError, match="are not on a grid"):
         e["image"].heat_map()
@@ -404,7 +417,7 @@ def test_perceiver_queries_are_numbered_and_have_no_heat_map() -> None:
 )
 def test_invalid_model_inputs_raise(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        tiny.explainer("llava").explain({**tiny.inputs("llava"), **change})
+        tiny.explainer("llava").explain({**tiny.inputs("llava"), **change}, method="generic")
 
 
 @pytest.mark.parametrize(
@@ -422,7 +435,7 @@ def test_invalid_model_inputs_raise(change: dict[str, Any], message: str) -> Non
 )
 def test_invalid_layout_inputs_raise(kind: str, change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        tiny.explainer(kind).explain({**tiny.inputs(kind), **change})
+        tiny.explainer(kind).explain({**tiny.inputs(kind), **change}, method="generic")
 
 
 def test_invalid_text_and_image_calls_raise() -> None:
@@ -431,13 +444,15 @@ def test_invalid_text_and_image_calls_raise() -> None:
         with pytest.raises(InputError, match="a text and an image, each by name"):
             ex.explain(**arguments)
     with pytest.raises(InputError, match=r"the position of the image.*<image>"):
-        ex.explain(text="I like", image=tiny.make_image())
+        ex.explain(text="I like", image=tiny.make_image(), method="generic")
     with pytest.raises(InputError, match="was loaded without a processor"):
-        tiny.explainer("llava").explain(text="I like <image>", image=tiny.make_image())
+        tiny.explainer("llava").explain(text="I like <image>", image=tiny.make_image(), method="generic")
     with pytest.raises(InputError, match="not truncated"):
-        ex.explain(text="I like <image>", image=tiny.make_image(), max_length=5)
+        ex.explain(text="I like <image>", image=tiny.make_image(), max_length=5, method="generic")
     with pytest.raises(InputError, match="contains the image token"):
-        ex.explain(text="I like <image>", image=tiny.make_image(), answer=(tiny.get_image_token_id(),))
+        ex.explain(
+            text="I like <image>", image=tiny.make_image(), answer=(tiny.get_image_token_id(),), method="generic"
+        )
 
 
 @pytest.mark.parametrize(

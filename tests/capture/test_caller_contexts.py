@@ -39,12 +39,15 @@ def test_target_may_explain_another_model():
     inner_scores = []
 
     def target(output):
-        inner_scores.append(inner.explain(models.TEXTS[1]).scores)
+        inner_scores.append(inner.explain(models.TEXTS[1], method="generic").scores)
         return output.logits[:, 0]
 
-    explanation = outer.explain(models.TEXTS[0], target=target)
+    explanation = outer.explain(models.TEXTS[0], target=target, method="generic")
     assert (
-        cases.gap(explanation.scores, cases.explainer("bert/classify").explain(models.TEXTS[0], target=0).scores)
+        cases.gap(
+            explanation.scores,
+            cases.explainer("bert/classify").explain(models.TEXTS[0], target=0, method="generic").scores,
+        )
         <= 1e-9
     )
     assert cases.gap(inner_scores[-1], cases.single("distilbert/classify", "generic")["generic"][1].scores) <= 1e-9
@@ -54,12 +57,15 @@ def test_target_may_explain_the_same_model():
     ex, inner_scores = models.explainer("bert/classify"), []
 
     def target(output):
-        inner_scores.append(ex.explain(models.TEXTS[1]).scores)
+        inner_scores.append(ex.explain(models.TEXTS[1], method="generic").scores)
         return output.logits[:, 0]
 
-    explanation = ex.explain(models.TEXTS[0], target=target)
+    explanation = ex.explain(models.TEXTS[0], target=target, method="generic")
     assert (
-        cases.gap(explanation.scores, cases.explainer("bert/classify").explain(models.TEXTS[0], target=0).scores)
+        cases.gap(
+            explanation.scores,
+            cases.explainer("bert/classify").explain(models.TEXTS[0], target=0, method="generic").scores,
+        )
         <= 1e-9
     )
     assert cases.gap(inner_scores[-1], cases.single("bert/classify", "generic")["generic"][1].scores) <= 1e-9
@@ -69,9 +75,9 @@ def test_autocast_around_first_use_preserves_scores_and_certificate():
     """Under autocast the first-use self-test would measure and cache errors of half precision."""
     ex, plain = (models.explainer("bert/classify", torch.float32) for _ in range(2))
     with torch.autocast("cpu", torch.bfloat16):
-        under_autocast = ex.explain(models.TEXTS[0])
-    assert under_autocast.scores.tobytes() == plain.explain(models.TEXTS[0]).scores.tobytes()
-    assert under_autocast.certificate == plain.explain(models.TEXTS[0]).certificate
+        under_autocast = ex.explain(models.TEXTS[0], method="generic")
+    assert under_autocast.scores.tobytes() == plain.explain(models.TEXTS[0], method="generic").scores.tobytes()
+    assert under_autocast.certificate == plain.explain(models.TEXTS[0], method="generic").certificate
 
 
 def test_model_created_in_inference_mode_raises_and_is_unchanged():
@@ -79,5 +85,5 @@ def test_model_created_in_inference_mode_raises_and_is_unchanged():
         model, tokenizer = models.text_model("bert")
     flags = [parameter.requires_grad for parameter in model.parameters()]
     with pytest.raises(clearhead.UnsupportedError, match="inference_mode"):
-        clearhead.load(model, tokenizer).explain(models.TEXTS[0])
+        clearhead.load(model, tokenizer).explain(models.TEXTS[0], method="generic")
     assert [parameter.requires_grad for parameter in model.parameters()] == flags

@@ -12,7 +12,7 @@ from tests.capture.reference_kernel import WholeMaps
 def test_find_rows_with_gradient_gives_same_rows_with_kernel_and_tiles(monkeypatch):
     ex = models.explainer("bert/classify")
     raw = models.inputs("bert/classify")[0]
-    ex.explain(raw)
+    ex.explain(raw, method="generic")
     sample = ex.adapter.make_samples(raw, InputOptions())[0]
     target = make_target(0, "logit")
     last = len(ex.recorder.self_test.call_sites) - 1

@@ -42,7 +42,7 @@ def test_tape_holds_only_requested_tensors_detached(subject, requirements):
 
 def test_backward_runs_only_for_gradients_and_once_for_all_methods(monkeypatch):
     ex = cases.explainer("bert/classify")
-    ex.explain(inputs("bert/classify")[0])
+    ex.explain(inputs("bert/classify")[0], method="generic")
     called = []
     grad = torch.autograd.grad
     monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: called.append(1) or grad(*a, **k))
@@ -55,7 +55,7 @@ def test_backward_runs_only_for_gradients_and_once_for_all_methods(monkeypatch):
 
 def test_methods_of_one_call_share_one_forward_pass():
     ex = cases.explainer("bert/classify")
-    ex.explain(inputs("bert/classify"))
+    ex.explain(inputs("bert/classify"), method="generic")
     passes = []
     with ex.adapter.model.register_forward_pre_hook(lambda module, args: passes.append(1)):
         ex.explain(inputs("bert/classify"), method=list(cases.FROM_TAPE))

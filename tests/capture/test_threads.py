@@ -82,10 +82,11 @@ def test_models_with_shared_config_share_a_lock_and_equal_sequential():
 def test_truncation_does_not_leak_between_threads():
     """Truncation is a setting of the tokenizer, which must not leak between threads."""
     ex, text = models.explainer("bert/classify"), models.TEXTS[1]
-    full, truncated = ex.explain(text), ex.explain(text, max_length=7)
+    full, truncated = ex.explain(text, method="generic"), ex.explain(text, max_length=7, method="generic")
     assert len(truncated) == 7 < len(full)
     full_lengths, truncated_lengths = in_threads(
-        lambda _: len(ex.explain(text)), lambda _: len(ex.explain(text, max_length=7))
+        lambda _: len(ex.explain(text, method="generic")),
+        lambda _: len(ex.explain(text, max_length=7, method="generic")),
     )
     assert set(full_lengths) == {len(full)} and set(truncated_lengths) == {7}
 
@@ -122,7 +123,7 @@ def test_plain_forward_survives_implementation_switch_between_mask_and_use(momen
     batch = cases.collated(ex, raws)
     with torch.no_grad():
         expected_logits = model(**batch).logits
-    ex.explain(raws[0])
+    ex.explain(raws[0], method="generic")
     recording, paused, resume = (threading.Event() for _ in range(3))
     logits, thread_of_user = [], []
 
@@ -156,11 +157,11 @@ def test_plain_forward_survives_implementation_switch_between_mask_and_use(momen
     if moment == "masks before the switch":
         thread.start()
         assert paused.wait(20)
-    explanation = ex.explain(raws[0])
+    explanation = ex.explain(raws[0], method="generic")
     resume.set()
     thread.join(20)
     for handle in handles:
         handle.remove()
     assert len(logits) == 1
     assert cases.gap(logits[0], expected_logits) <= cases.tolerance(subject)
-    assert np.allclose(explanation.scores, ex.explain(raws[0]).scores, rtol=1e-9, atol=0)
+    assert np.allclose(explanation.scores, ex.explain(raws[0], method="generic").scores, rtol=1e-9, atol=0)

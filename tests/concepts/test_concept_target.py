@@ -82,9 +82,9 @@ def test_position_by_word_equals_position_by_index():
     by_number = make_concept_explainer(explainer("bert/mask"), direction(), layer=1, position=e.tokens.index("boring"))
     assert by_number.explain("So boring!", method="grad-sam").target["value"] == e.target["value"]
     with pytest.raises(InputError, match="position='movie', but that word is not in the text"):
-        make_concept_explainer(explainer("bert/mask"), direction(), 1, "movie").explain("So boring!")
+        make_concept_explainer(explainer("bert/mask"), direction(), 1, "movie").explain("So boring!", method="generic")
     with pytest.raises(InputError, match="the text has none: give a word or a number"):
-        make_concept_explainer(explainer("bert/mask"), direction(), 1).explain("So boring!")
+        make_concept_explainer(explainer("bert/mask"), direction(), 1).explain("So boring!", method="generic")
 
 
 def test_repeated_word_warns():
@@ -96,7 +96,8 @@ def test_repeated_word_warns():
     positions = [position for position, token in enumerate(e.tokens) if token == "so"]
     assert len(caught) == 1 and f"({', '.join(map(str, positions))})" in str(caught[0].message)
     values = [
-        make_concept_explainer(ex, direction(), 1, position).explain(text).target["value"] for position in positions
+        make_concept_explainer(ex, direction(), 1, position).explain(text, method="generic").target["value"]
+        for position in positions
     ]
     assert e.target["value"] == values[0] != values[1]
 
@@ -107,22 +108,22 @@ def test_repeated_word_warns():
 def test_copies_capture_states_of_their_own_model(make_copy):
     ex, raw = explainer("bert/classify"), inputs("bert/classify")[0]
     concept_explainer = make_concept_explainer(ex, direction(), layer=1, position=1)
-    expected, copied_explainer = concept_explainer.explain(raw), make_copy(concept_explainer)
+    expected, copied_explainer = concept_explainer.explain(raw, method="generic"), make_copy(concept_explainer)
     with torch.no_grad():
         ex.adapter.model.bert.encoder.layer[0].output.dense.weight.zero_()
-    result = copied_explainer.explain(raw)
+    result = copied_explainer.explain(raw, method="generic")
     assert (
-        result.target == expected.target != concept_explainer.explain(raw).target
+        result.target == expected.target != concept_explainer.explain(raw, method="generic").target
         and (result.scores == expected.scores).all()
     )
 
 
 def test_model_is_unchanged():
     ex = explainer("bert/classify")
-    make_concept_explainer(ex, direction(), layer=1, position=1).explain(inputs("bert/classify")[0])
+    make_concept_explainer(ex, direction(), layer=1, position=1).explain(inputs("bert/classify")[0], method="generic")
     model = ex.adapter.model
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
-    assert ex.explain(inputs("bert/classify")[0]).target["kind"] == "predicted"
+    assert ex.explain(inputs("bert/classify")[0], method="generic").target["kind"] == "predicted"
 
 
 def test_invalid_requests_raise():
@@ -134,9 +135,9 @@ def test_invalid_requests_raise():
     with pytest.raises(InputError, match="no attention lies below the embeddings"):
         make_concept_explainer(ex, direction(), layer="embeddings")
     with pytest.raises(InputError, match="position=99, but the input has"):
-        make_concept_explainer(ex, direction(), 0, 99).explain(raw)
+        make_concept_explainer(ex, direction(), 0, 99).explain(raw, method="generic")
     with pytest.raises(InputError, match="8 features, but these states have 32"):
-        make_concept_explainer(ex, direction(8), 1, 1).explain(raw)
+        make_concept_explainer(ex, direction(8), 1, 1).explain(raw, method="generic")
     with pytest.raises(InputError, match="would move the tokens"):
         make_concept_explainer(ex, direction(), 1, 1).explain(raw, method=_occlusion("delete"))
     with pytest.raises(UnsupportedError, match="do not pass on one vector"):

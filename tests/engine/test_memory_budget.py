@@ -28,6 +28,7 @@ METHODS = [
     "occlusion",
     "deeplift",
     "value-zeroing",
+    "ensemble",
 ]
 TEXTS = [*models.TEXTS, "I like the wonderful film and the book"]
 
@@ -52,7 +53,7 @@ def test_methods_cover_every_pass_type() -> None:
 
 def test_peak_stays_within_budget_and_scores_are_the_same() -> None:
     ex = models.explainer("bert/classify")
-    ex.explain(TEXTS[0])  # the self-test on first use is not measured
+    ex.explain(TEXTS[0], method="generic")  # the self-test on first use is not measured
     unlimited, expected = measure_peak(ex)
     for divisor in (2, 6):
         allowed = unlimited // divisor
@@ -80,12 +81,12 @@ def test_targets_of_token_classifier_are_split_within_budget() -> None:
     labels = {0: "O", 1: "PER", 2: "LOC"}
     ex = clearhead.load(models.text_model("bert", "ForTokenClassification", id2label=labels))
     text = "She hates the book because it isn't good"
-    ex.explain(text)
+    ex.explain(text, method="generic")
     with TensorMemoryMeter() as unlimited:
-        expected = ex.explain(text)
+        expected = ex.explain(text, method="generic")
     assert expected.steps is not None and len(expected.steps) > 3
     with TensorMemoryMeter() as limited:
-        explanation = ex.explain([text, text], memory=unlimited.peak_bytes // 2)[1]
+        explanation = ex.explain([text, text], memory=unlimited.peak_bytes // 2, method="generic")[1]
     assert limited.peak_bytes <= unlimited.peak_bytes // 2
     cases.assert_alike(explanation, expected, 1e-9)
 
@@ -103,28 +104,28 @@ def test_pass_sizes_are_measured_separately() -> None:
 
 def test_budget_below_one_input_raises_with_required_memory() -> None:
     ex = models.explainer("bert/classify")
-    ex.explain(TEXTS[0])
+    ex.explain(TEXTS[0], method="generic")
     with TensorMemoryMeter() as meter:
-        ex.explain(TEXTS[1])
+        ex.explain(TEXTS[1], method="generic")
     short = int(meter.peak_bytes * 0.7)
     with pytest.raises(
         InputError, match=rf"is too small: one input of 17 units needs {meter.peak_bytes / 1024:,.0f} KiB"
     ):
-        ex.explain(TEXTS[1], memory=short)
-    ex.explain(TEXTS[1], memory=meter.peak_bytes + 1)
+        ex.explain(TEXTS[1], memory=short, method="generic")
+    ex.explain(TEXTS[1], memory=meter.peak_bytes + 1, method="generic")
     with pytest.raises(InputError, match=r"needs more than 2 KiB"):
-        ex.explain(TEXTS[1], memory="1KiB")
+        ex.explain(TEXTS[1], memory="1KiB", method="generic")
 
 
 @pytest.mark.parametrize("memory", ["much", "2 GiBs", "-1GiB", "0", "", True, "2.GiB"])
 def test_invalid_memory_amount_raises(memory: object) -> None:
     with pytest.raises(InputError, match="is not an amount of memory: give, for example,"):
-        models.explainer("bert/classify").explain(TEXTS[0], memory=memory)  # type: ignore[arg-type]
+        models.explainer("bert/classify").explain(TEXTS[0], memory=memory, method="generic")  # type: ignore[arg-type]
 
 
 def test_stopped_pass_leaves_model_unchanged() -> None:
     ex = models.explainer("bert/classify")
-    ex.explain(TEXTS[0])
+    ex.explain(TEXTS[0], method="generic")
     before = model_snapshot.of_model(ex.adapter.model)
     for memory in ("1KiB", "60KiB"):  # stopped in the forward pass; stopped later
         with pytest.raises(InputError, match="is too small"):
@@ -135,9 +136,9 @@ def test_stopped_pass_leaves_model_unchanged() -> None:
 def test_pass_over_budget_is_retried_with_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the estimate is wrong, the memory meter stops the pass."""
     ex, batch_rows = models.explainer("bert/classify"), []
-    ex.explain(TEXTS[0])
+    ex.explain(TEXTS[0], method="generic")
     with TensorMemoryMeter() as unlimited:
-        expected = ex.explain(TEXTS)
+        expected = ex.explain(TEXTS, method="generic")
 
     class UnderestimatingBudget(MemoryBudget):
         def compute_batch_rows(self, kinds: Collection[str], width: int) -> int:
@@ -149,7 +150,7 @@ def test_pass_over_budget_is_retried_with_fewer_rows(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("clearhead.explainer.MemoryBudget", UnderestimatingBudget)
     with TensorMemoryMeter() as limited:
-        actual = ex.explain(TEXTS, memory=int(unlimited.peak_bytes * 0.4))
+        actual = ex.explain(TEXTS, memory=int(unlimited.peak_bytes * 0.4), method="generic")
     assert batch_rows == [4, 2]
     assert limited.peak_bytes <= unlimited.peak_bytes * 0.5  # an allocation is counted after it was made
     for explanation, reference in zip(actual, expected, strict=True):

@@ -122,11 +122,11 @@ def test_plan_is_printed_logged_and_serialised(caplog):
 def test_plan_checks_arguments_as_explain_does():
     ex = load_tested()
     with pytest.raises(InputError, match="unknown kernel"):
-        ex.plan(TEXTS[0], kernel="fast")
+        ex.plan(TEXTS[0], kernel="fast", method="generic")
     with pytest.raises(InputError, match="memory="):
-        ex.plan(TEXTS[0], memory="2GiB")
+        ex.plan(TEXTS[0], memory="2GiB", method="generic")
     with pytest.raises(TypeError, match=r"plan\(\) got an unexpected keyword argument 'btch_size'"):
-        ex.plan(TEXTS[0], btch_size=2)
+        ex.plan(TEXTS[0], btch_size=2, method="generic")
 
 
 def test_plan_gives_the_reason_of_tiled_attention(monkeypatch):
@@ -138,7 +138,7 @@ def test_plan_gives_the_reason_of_tiled_attention(monkeypatch):
 
 def test_target_batch_is_frozen():
     ex = load_tested()
-    (plan,) = ex.plan(TEXTS[0])
+    (plan,) = ex.plan(TEXTS[0], method="generic")
     assert isinstance(plan.batch, TargetBatch)
     with pytest.raises(FrozenInstanceError):
         plan.batch.seed = 1

@@ -63,7 +63,9 @@ def test_invalid_aggregations_raise() -> None:
     with pytest.raises(InputError, match="different methods"):
         clearhead.aggregate(list(by_method.values()))
     with pytest.raises(InputError, match="different scales"):
-        clearhead.aggregate([ex.explain(TEXTS[0]), ex.explain(TEXTS[0], scale="probability")])
+        clearhead.aggregate(
+            [ex.explain(TEXTS[0], method="generic"), ex.explain(TEXTS[0], scale="probability", method="generic")]
+        )
     with pytest.raises(InputError, match="the list is empty"):
         clearhead.aggregate([])
     with pytest.raises(InputError, match="contains a str"):
@@ -73,7 +75,7 @@ def test_invalid_aggregations_raise() -> None:
     with pytest.raises(InputError, match="unknown reduction 'median'"):
         clearhead.aggregate(explanations(), reduction="median")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="patches cannot be merged into words"):
-        clearhead.aggregate(explainer("vit/image").explain(inputs("vit/image")))
+        clearhead.aggregate(explainer("vit/image").explain(inputs("vit/image"), method="generic"))
 
 
 def test_data_frame_has_one_row_per_unit() -> None:

@@ -59,14 +59,15 @@ def results() -> dict[str, Explanation]:
         "words": text.explain(PAIR, "input-x-gradient").words(),
         "matrix": text.explain(TEXTS[0], "rollout", rows="all"),
         "sentences": text.explain(TEXTS[0], "rollout", rows="all").sentences(),
-        "callable": text.explain(TEXTS[0], target=lambda output: output.logits[:, 0]),
-        "difference": text.explain(TEXTS[0], target=0) - text.explain(TEXTS[0], target=1),
-        "regression": explainer("bert/classify", num_labels=1).explain(TEXTS[0]),
+        "callable": text.explain(TEXTS[0], target=lambda output: output.logits[:, 0], method="generic"),
+        "difference": text.explain(TEXTS[0], target=0, method="generic")
+        - text.explain(TEXTS[0], target=1, method="generic"),
+        "regression": explainer("bert/classify", num_labels=1).explain(TEXTS[0], method="generic"),
         "multi": explainer("bert/classify", problem_type="multi_label_classification").explain(
-            TEXTS[0], scale="log-odds"
+            TEXTS[0], scale="log-odds", method="generic"
         ),
-        "masked": masked.explain(MASKED_TEXTS[0].format(mask="<mask>")),
-        "ids": clearhead.load(text.adapter.model).explain({"input_ids": torch.tensor([[5, 6, 7]])}),
+        "masked": masked.explain(MASKED_TEXTS[0].format(mask="<mask>"), method="generic"),
+        "ids": clearhead.load(text.adapter.model).explain({"input_ids": torch.tensor([[5, 6, 7]])}, method="generic"),
         "image": image.explain(image_input, "saliency", target=Contrast(1, 0)),
         "heads": image.explain(image_input, "generic", per="head"),
     }
@@ -167,7 +168,7 @@ def test_explanation_fields_are_consistent() -> None:
     assert set(e.certificate["versions"]) == {"clearhead", "torch", "transformers", "python"}
     assert e.certificate["readout"] == "first" and e.certificate["readout_checked"]
     assert e.provenance["method"] == "generic" and list(e.provenance["options"]["layers"]) == [-2, None]
-    assert len(explainer("bert/classify", num_labels=9).explain(TEXTS[0]).prediction["top"]) == 5
+    assert len(explainer("bert/classify", num_labels=9).explain(TEXTS[0], method="generic").prediction["top"]) == 5
     multi = [line["probability"] for line in results()["multi"].prediction["top"]]
     assert sum(multi) != pytest.approx(1)
     assert "probability" not in results()["regression"].prediction and "value" in results()["regression"].prediction
@@ -251,7 +252,10 @@ def test_difference_of_nonlinear_methods_is_marked() -> None:
         return (a - b).target["kind"]
 
     logit = ex.explain(TEXTS[0], "input-x-gradient", target=0)
-    assert kind(ex.explain(TEXTS[0], target=0), ex.explain(TEXTS[0], target=1)) == "score_difference"
+    assert (
+        kind(ex.explain(TEXTS[0], target=0, method="generic"), ex.explain(TEXTS[0], target=1, method="generic"))
+        == "score_difference"
+    )
     assert kind(logit, ex.explain(TEXTS[0], "attcat", target=1)) == "score_difference"
     p = ex.explain(TEXTS[0], "input-x-gradient", target=1, scale="probability")
     assert kind(logit, p) == "score_difference" and (logit - p).target["scale"] is None
@@ -274,8 +278,8 @@ def test_base_values_are_subtracted() -> None:
 def test_subtraction_requires_the_same_input() -> None:
     text, image = explainer("bert/classify"), explainer("vit/image")
     with pytest.raises(InputError, match="same input"):
-        text.explain(TEXTS[0]) - text.explain(TEXTS[1])
-    first, second = image.explain(inputs("vit/image")[:2])
+        text.explain(TEXTS[0], method="generic") - text.explain(TEXTS[1], method="generic")
+    first, second = image.explain(inputs("vit/image")[:2], method="generic")
     assert first.units == second.units
     with pytest.raises(InputError, match="same input"):
         first - second

@@ -137,7 +137,9 @@ class TestStreams:
 
     def test_subtraction_is_per_stream(self) -> None:
         ex = clip()
-        first, second = (ex.explain(text=TEXT, image=picture(), scale=scale) for scale in ("cosine", "logit"))
+        first, second = (
+            ex.explain(text=TEXT, image=picture(), scale=scale, method="generic") for scale in ("cosine", "logit")
+        )
         difference = first - second
         assert isinstance(difference, MultiStreamExplanation) and difference.streams == first.streams
         np.testing.assert_allclose(difference["text"].scores, first["text"].scores - second["text"].scores)
@@ -183,11 +185,13 @@ class TestReadingOptions:
     def test_continuation_is_part_of_provenance(self) -> None:
         for make in (decoder, bart):
             ex = clearhead.load(make())
-            assert ex.explain(TEXT, answer=" It is").provenance["input_options"] == {"answer": " It is"}
-            ids = ex.explain([TEXT, TEXT], answer=[(5, 6), " It is"])
+            assert ex.explain(TEXT, answer=" It is", method="generic").provenance["input_options"] == {
+                "answer": " It is"
+            }
+            ids = ex.explain([TEXT, TEXT], answer=[(5, 6), " It is"], method="generic")
             assert ids[0].provenance["input_options"] == {"answer": [5, 6]}
             assert isinstance(ids[1].provenance["input_options"]["answer"], list)
-            generated = ex.explain(TEXT, target=clearhead.GeneratedToken(), max_new_tokens=2)
+            generated = ex.explain(TEXT, target=clearhead.GeneratedToken(), max_new_tokens=2, method="generic")
             assert generated.provenance["input_options"] == {"max_new_tokens": 2}
 
     @pytest.mark.parametrize(
@@ -196,4 +200,4 @@ class TestReadingOptions:
     def test_position_target_of_single_output_raises(self, target: Any) -> None:
         ex = joint_models.explainer("lxmert")
         with pytest.raises(InputError, match="makes one prediction per input"):
-            ex.explain(text=TEXT, regions=joint_models.regions(3), target=target)
+            ex.explain(text=TEXT, regions=joint_models.regions(3), target=target, method="generic")

@@ -107,7 +107,7 @@ def test_absolute_aggregation_sums_absolute_values() -> None:
 
 
 def test_regions_merge_only_the_image_stream() -> None:
-    e = dual_models.explainer("clip").explain(text="So boring!", image=dual_models.pictures()[0])
+    e = dual_models.explainer("clip").explain(text="So boring!", image=dual_models.pictures()[0], method="generic")
     merged = e.regions((1, 2))
     assert merged["image"].units.kind == "region" and merged["text"] is e["text"]
     assert merged["image"].scores.sum() == pytest.approx(e["image"].scores.sum())
@@ -119,7 +119,7 @@ def test_regions_can_be_saved_and_displayed(tmp_path: Path) -> None:
     assert clearhead.load_explanation(e.save(tmp_path / "e.safetensors")) == e
     assert "left" in e.html() and e.plot("regions")
     assert "e.regions(" in format_python_snippet(e) and format_cli_command(e) is None
-    words = models.explainer("bert/classify").explain("So boring!").words(absolute=True)
+    words = models.explainer("bert/classify").explain("So boring!", method="generic").words(absolute=True)
     assert ".words(absolute=True)" in format_python_snippet(words)
 
 
@@ -144,7 +144,7 @@ def test_invalid_regions_raise(regions: object, message: str) -> None:
 
 
 def test_regions_of_units_without_patches_raise() -> None:
-    text = models.explainer("bert/classify").explain("So boring!")
+    text = models.explainer("bert/classify").explain("So boring!", method="generic")
     with pytest.raises(InputError, match=r"only patches of an image .* these units are tokens"):
         text.regions((2, 2))
     merged = image_explanation().regions((2, 2))

@@ -156,9 +156,9 @@ def test_truncation_does_not_leak_into_tokenizer_or_next_call(subject):
     mask = user_model.processor.mask_token
     text = f"she {mask} the book because {mask} boring" if subject.endswith("mask") else user_model.inputs[1]
     target = clearhead.MaskedToken(mask_index=0) if subject.endswith("mask") else None
-    first = ex.explain(text, target=target, max_length=7)
-    ex.explain(text, target=target, max_length=7, truncation_side="left")
-    repeated = ex.explain(text, target=target, max_length=7)
+    first = ex.explain(text, target=target, max_length=7, method="generic")
+    ex.explain(text, target=target, max_length=7, truncation_side="left", method="generic")
+    repeated = ex.explain(text, target=target, max_length=7, method="generic")
     assert first.certificate["truncated_tokens"] > 0
     assert repeated.tokens == first.tokens
     user_model.assert_unchanged()

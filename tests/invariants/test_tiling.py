@@ -129,7 +129,7 @@ def test_streaming_is_deterministic_and_leaves_model_unchanged():
 def test_model_is_unchanged_after_streaming_target_raises():
     """A target that raises in the backward pass, and one that raises in the forward pass."""
     ex = models.explainer("bert/classify")
-    ex.explain("So boring!")
+    ex.explain("So boring!", method="generic")
     before = model_snapshot.of_model(ex.adapter.model)
 
     def raise_in_backward(output):
@@ -138,7 +138,7 @@ def test_model_is_unchanged_after_streaming_target_raises():
 
     for target in (raise_in_backward, lambda output: 1 / 0):
         with pytest.raises(ZeroDivisionError):
-            ex.explain("So boring!", target=target, kernel="streaming", checkpoint=True)
+            ex.explain("So boring!", target=target, kernel="streaming", checkpoint=True, method="generic")
         assert model_snapshot.of_model(ex.adapter.model) == before
 
 
@@ -149,11 +149,11 @@ def test_unsupported_streaming_raises_with_reason():
     with pytest.raises(UnsupportedError, match="tam cannot be computed tile by tile"):
         models.explainer("beit/image").explain(models.inputs("beit/image")[0], method="tam", kernel="streaming")
     with pytest.raises(UnsupportedError, match="ignores transformers' attention interface"):
-        models.explainer("deberta/classify").explain("So boring!", kernel="streaming")
+        models.explainer("deberta/classify").explain("So boring!", kernel="streaming", method="generic")
     with pytest.raises(InputError, match="unknown kernel 'flash'"):
-        ex.explain("So boring!", kernel="flash")
+        ex.explain("So boring!", kernel="flash", method="generic")
     with pytest.raises(InputError, match="checkpoint='no' is not valid: pass True or False"):
-        ex.explain("So boring!", checkpoint="no")
+        ex.explain("So boring!", checkpoint="no", method="generic")
 
 
 def test_checkpointing_selects_streaming_kernel():
@@ -164,7 +164,7 @@ def test_checkpointing_selects_streaming_kernel():
     shared = ex.explain("So boring!", ["generic", "flow"], checkpoint=True)  # flow needs maps, and the pass is shared
     assert {e.certificate["kernel"] for e in shared.values()} == {"materialised"}
     with pytest.raises(UnsupportedError, match="ignores transformers' attention interface"):
-        models.explainer("deberta/classify").explain("So boring!", checkpoint=True)
+        models.explainer("deberta/classify").explain("So boring!", checkpoint=True, method="generic")
 
 
 def test_default_kernel_depends_on_input_length(monkeypatch):
@@ -175,11 +175,11 @@ def test_default_kernel_depends_on_input_length(monkeypatch):
     kernels = {name: [e.certificate["kernel"] for e in results] for name, results in explanations.items()}
     assert kernels["generic"] == kernels["saliency"] == ["materialised", "streaming: torch tiles"]
     assert ex.explain(long, method=["generic", "flow"])["generic"].certificate["kernel"] == "materialised"
-    materialised = ex.explain([short, long], kernel="materialised", batch_size=1)
+    materialised = ex.explain([short, long], kernel="materialised", batch_size=1, method="generic")
     for e, reference in zip(explanations["generic"], materialised, strict=True):
         cases.assert_alike(e, reference, 1e-9)
     monkeypatch.setattr("clearhead.engine.attention_mode.MAX_FULL_LENGTH", 100)
     monkeypatch.setattr("clearhead.engine.attention_mode.MIN_REDUCED_LENGTH", 8)
     ex.recorder.kernel = WholeMaps()  # reductions are faster than maps at lengths where tiles are not
-    assert ex.explain(long).certificate["kernel"] == "streaming: whole maps"
+    assert ex.explain(long, method="generic").certificate["kernel"] == "streaming: whole maps"
     assert ex.explain(long, method=["generic", "flow"])["generic"].certificate["kernel"] == "materialised"

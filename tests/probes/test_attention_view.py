@@ -19,7 +19,7 @@ def test_view_of_a_masked_token_has_its_row_and_candidate_probabilities():
         assert np.allclose(result.scores_by_depth["raw"][layer], attention[row], atol=1e-6)
         assert np.allclose(result.scores_by_depth["rollout"][layer], rolled[row], atol=1e-6)
     assert np.allclose(result.scores_by_depth["flow"].sum(-1), 1)
-    e = ex.explain(text, target="she", scale="probability")
+    e = ex.explain(text, target="she", scale="probability", method="generic")
     assert result.candidate_probabilities["she"] == pytest.approx(e.target["value"], rel=1e-4)
     assert (
         len(plot_attention_by_layer(result).axes) == 4

@@ -152,7 +152,7 @@ def test_next_token_of_a_prompt_is_probed(monkeypatch):
     full = probes.run_permutation_probe(ex, prompts, draws=4)
     assert np.allclose(shortcut.get_column("median TVD"), full.get_column("median TVD"), atol=1e-6)
     assert full.get_column("median TVD").max() > 1e-4
-    assert shortcut.records[0]["prediction"] == ex.explain(prompts[0]).prediction["label"]
+    assert shortcut.records[0]["prediction"] == ex.explain(prompts[0], method="generic").prediction["label"]
 
 
 def test_bilstm_learns_its_sentences_and_resumes(tmp_path):
@@ -171,7 +171,7 @@ def test_bilstm_learns_its_sentences_and_resumes(tmp_path):
     }
     ex = train_bilstm(positive * 2 + negative * 2, [1] * 6 + [0] * 6, ["bad", "good"], **settings)
     assert isinstance(ex.adapter.model, BiLSTM)
-    assert [e.prediction["label"] for e in ex.explain(["good", "a bad story"])] == ["good", "bad"]
+    assert [e.prediction["label"] for e in ex.explain(["good", "a bad story"], method="generic")] == ["good", "bad"]
     rerun = train_bilstm(positive * 2 + negative * 2, [1] * 6 + [0] * 6, ["bad", "good"], **settings)
     for parameter, repeated in zip(ex.adapter.model.parameters(), rerun.adapter.model.parameters(), strict=True):
         assert torch.equal(parameter, repeated)

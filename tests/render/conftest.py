@@ -126,14 +126,16 @@ def regression(request: pytest.FixtureRequest) -> Explanation:
 
 @pytest.fixture(scope="session")
 def pair() -> Explanation:
-    explanation: Explanation = models.explainer("roberta/classify").explain(models.PAIR)
+    explanation: Explanation = models.explainer("roberta/classify").explain(models.PAIR, method="generic")
     return explanation
 
 
 @pytest.fixture(scope="session")
 def truncated() -> Explanation:
     """An explanation of a truncated text."""
-    explanation: Explanation = models.explainer("bert/classify").explain("She hates the book. " * 8, max_length=12)
+    explanation: Explanation = models.explainer("bert/classify").explain(
+        "She hates the book. " * 8, max_length=12, method="generic"
+    )
     return explanation
 
 

@@ -89,17 +89,17 @@ def every() -> dict[str, AnyExplanation]:
     lxmert = joint_models.explainer("lxmert")
     regions = joint_models.regions(4)
     detr = clearhead.load(detector())
-    num_streams = len(detr.explain(picture(), target=clearhead.DetectionQuery(0)).streams)
+    num_streams = len(detr.explain(picture(), target=clearhead.DetectionQuery(0), method="generic").streams)
     assert num_streams == 2
     detr.adapter.threshold = 0.0  # an untrained detector has low confidence
     results = {
-        "text and picture": dual_models.explainer("clip").explain(text=TEXT, image=picture()),
-        "text and regions": lxmert.explain(text=TEXT, regions=regions, image=picture()),
-        "regions without a picture": lxmert.explain(text=TEXT, regions=regions),
-        "objects": detr.explain(picture()),
-        "one object": detr.explain(picture(), target=clearhead.DetectionQuery(2, "star")),
-        "continuation": clearhead.load(decoder()).explain(TEXT, answer=" It is boring"),
-        "source and prefix": clearhead.load(bart()).explain(TEXT, answer="She hates it"),
+        "text and picture": dual_models.explainer("clip").explain(text=TEXT, image=picture(), method="generic"),
+        "text and regions": lxmert.explain(text=TEXT, regions=regions, image=picture(), method="generic"),
+        "regions without a picture": lxmert.explain(text=TEXT, regions=regions, method="generic"),
+        "objects": detr.explain(picture(), method="generic"),
+        "one object": detr.explain(picture(), target=clearhead.DetectionQuery(2, "star"), method="generic"),
+        "continuation": clearhead.load(decoder()).explain(TEXT, answer=" It is boring", method="generic"),
+        "source and prefix": clearhead.load(bart()).explain(TEXT, answer="She hates it", method="generic"),
         "sound": make_audio_explanation(),
         "sound, step by step": make_stepped_audio_explanation(),
     }

@@ -61,7 +61,7 @@ def test_python_snippet_reproduces_the_explanation(
 
 
 def test_python_snippet_reproduces_word_merging() -> None:
-    explanation = models.explainer("bert/classify").explain("I like the movie.").words()
+    explanation = models.explainer("bert/classify").explain("I like the movie.", method="generic").words()
     assert reproduction.format_python_snippet(explanation).endswith(".words()")
     assert "clearhead.load((model, processor))" in reproduction.format_python_snippet(explanation)
 
@@ -86,13 +86,18 @@ def test_cli_command_is_parsed_to_the_same_options() -> None:
 def test_no_cli_command_for_numeric_input_or_model_object() -> None:
     numeric = make_explanation(["a"], [1.0])
     assert reproduction.format_cli_command(numeric) is None  # no text and no model name
-    unnamed: Explanation = models.explainer("bert/classify").explain("So boring!")
+    unnamed: Explanation = models.explainer("bert/classify").explain("So boring!", method="generic")
     assert reproduction.format_cli_command(unnamed) is None  # the model was given as an object
 
 
 def test_command_and_snippet_have_input_and_loading_options() -> None:
     ex = models.explainer("bert/mask")
-    e = ex.explain("I [MASK] the [MASK]. " * 5, target=clearhead.Contrast("the", "is", mask_index=1), max_length=9)
+    e = ex.explain(
+        "I [MASK] the [MASK]. " * 5,
+        target=clearhead.Contrast("the", "is", mask_index=1),
+        max_length=9,
+        method="generic",
+    )
     provenance = {**e.provenance, "model": "some/model", "load_options": {"readout": 2}}
     line = reproduction.format_cli_command(replace(e, provenance=provenance))
     assert line is not None
@@ -201,7 +206,7 @@ def test_snippet_and_command_reproduce_streams_and_steps(
 
 
 def test_no_cli_command_for_token_ids_or_region_features() -> None:
-    ids = decoder().explain(TEXT_INPUT["inputs"], answer=(5, 6, 7))
+    ids = decoder().explain(TEXT_INPUT["inputs"], answer=(5, 6, 7), method="generic")
     assert reproduction.format_cli_command(
         with_model_name(ids)
     ) is None and "answer=(5, 6, 7)" in reproduction.format_python_snippet(with_model_name(ids))

@@ -90,7 +90,9 @@ def test_converted_model_can_be_explained(tmp_path: Path, pool: str) -> None:
         models.skip_if_not_yet("beit")  # which a mean over patches becomes
     weights = to_float32(original.spread(original.VisionTransformer(pool)).state_dict())
     convert_and_load(tmp_path, weights, "deit", class_names=LABELS)
-    e = clearhead.load(str(tmp_path / "made")).explain((make_images(20)[0].permute(1, 2, 0) * 60 + 120).byte().numpy())
+    e = clearhead.load(str(tmp_path / "made")).explain(
+        (make_images(20)[0].permute(1, 2, 0) * 60 + 120).byte().numpy(), method="generic"
+    )
     assert e.units.grid == (3, 3) and e.prediction["label"] in LABELS and e.scores.max() > 0
 
 
@@ -147,7 +149,7 @@ def test_dino_teacher_and_linear_classifier_equal_original(tmp_path: Path) -> No
     assert result.architecture == "Dinov2ForImageClassification"
     classifier = transformers.Dinov2ForImageClassification.from_pretrained(tmp_path / "classifier").double().eval()
     assert_same(classifier(make_images()).logits, linear.double()(original.dino_features(reference, make_images())))
-    e = clearhead.load(classifier).explain({"pixel_values": make_images()[:1]})
+    e = clearhead.load(classifier).explain({"pixel_values": make_images()[:1]}, method="generic")
     assert e.certificate["readout"] == "first + patches" and e.certificate["readout_checked"]
 
 
@@ -231,7 +233,7 @@ def test_clip_equals_original(tmp_path: Path, scripted: bool) -> None:
     output = model(input_ids=text, pixel_values=make_images(), attention_mask=torch.ones_like(text))
     assert_same(output.logits_per_image, reference(make_images(), text))
     inputs = {"input_ids": text[:1, :4], "pixel_values": make_images()[:1]}
-    assert clearhead.load(model).explain(inputs)["image"].scores.shape == (10,)
+    assert clearhead.load(model).explain(inputs, method="generic")["image"].scores.shape == (10,)
 
 
 def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
@@ -294,7 +296,7 @@ def test_bert_equals_original(tmp_path: Path, wrapped: str) -> None:
     assert result.architecture == "BertForSequenceClassification" and result.missing is None
     inputs = tok("I like the movie.", return_tensors="pt")
     assert_same(model(**inputs).logits, reference.double()(**inputs).logits)
-    e = clearhead.load(str(tmp_path / "made")).explain("I like the movie.")
+    e = clearhead.load(str(tmp_path / "made")).explain("I like the movie.", method="generic")
     assert e.prediction["label"] in LABELS[:3]
 
 

@@ -54,7 +54,7 @@ def modelling_module():
 
 def test_supported_model_passes_self_test():
     ex = clearhead.load(text_model("bert"))
-    e = ex.explain(TEXTS[0])
+    e = ex.explain(TEXTS[0], method="generic")
     assert ex.recorder.self_test.capture_source.name == e.certificate["recorder"] == "interface"
     assert ex.recorder.self_test.num_calls == 3
     assert e.certificate["capture_error"] < 1e-12 and e.certificate["rebuild_error"] < 1e-12
@@ -191,9 +191,9 @@ def test_failed_self_test_is_not_cached():
     ex = clearhead.load(model, tokenizer)
     model.config.num_hidden_layers = 7
     with pytest.raises(clearhead.UnsupportedError, match="7 attention layers"):
-        ex.explain(TEXTS[0])
+        ex.explain(TEXTS[0], method="generic")
     model.config.num_hidden_layers = 3
-    assert ex.explain(TEXTS[0]).scores.any()
+    assert ex.explain(TEXTS[0], method="generic").scores.any()
 
 
 def test_layers_with_several_vectors_per_unit_support_only_map_methods():
@@ -228,7 +228,7 @@ def test_other_embedding_lookup_before_input_raises():
     with pytest.raises(
         clearhead.UnsupportedError, match=r"input_ids has .* tokens, but the model looked up 1 embeddings"
     ):
-        clearhead.load(model, tokenizer).explain(TEXTS[0])
+        clearhead.load(model, tokenizer).explain(TEXTS[0], method="generic")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_modules_that_return_unused_maps_raise(change, message):
     for layer in model.deberta.encoder.layer:
         layer.attention.self.__class__ = WrongProbabilities
     with pytest.raises(clearhead.UnsupportedError, match=message):
-        clearhead.load(model, tokenizer).explain(TEXTS[0])
+        clearhead.load(model, tokenizer).explain(TEXTS[0], method="generic")
 
 
 @pytest.mark.skipif("MiniMaxForCausalLM" not in transformers.__all__, reason="this transformers has no MiniMax")

@@ -111,7 +111,7 @@ def test_cpu_kernel_is_independent_of_default_dtype_and_thread(monkeypatch: pyte
     monkeypatch.setattr("clearhead.engine.attention_mode.MIN_REDUCED_LENGTH", 8)
     ex = models.explainer("bert/classify", torch.float32)
     ex.adapter.model.set_attn_implementation("sdpa")
-    explanation = ex.explain("She hates the book because it isn't good")
+    explanation = ex.explain("She hates the book because it isn't good", method="generic")
     torch.set_default_dtype(torch.float64)
     try:
         with ThreadPoolExecutor(1) as thread:  # a thread without scratch buffers
@@ -178,7 +178,7 @@ def test_cpu_kernel_is_selected_if_methods_need_only_reductions(monkeypatch: pyt
     assert kernel(["generic"], kernel="tiles") == "streaming: torch tiles"
     assert kernel(["generic"], kernel="materialised") == "materialised"
     with pytest.raises(clearhead.UnsupportedError, match="kernel='triton' needs a GPU"):
-        ex.explain(text, kernel="triton")
+        ex.explain(text, kernel="triton", method="generic")
 
 
 @pytest.mark.parametrize(("first", "kernel"), [("generic", "materialised"), ("attention", "streaming: cached tiles")])
@@ -225,9 +225,9 @@ def test_cpu_kernel_is_selected_for_large_batches(monkeypatch: pytest.MonkeyPatc
     ex = models.explainer("bert/classify", torch.float32)
     ex.adapter.model.set_attn_implementation("sdpa")
     texts = ["She hates the book because it isn't good"] * 3
-    materialised = ex.explain(texts, batch_size=3)
+    materialised = ex.explain(texts, batch_size=3, method="generic")
     monkeypatch.setattr("clearhead.engine.attention_mode.MIN_REDUCED_BATCH_UNITS", 2 * len(materialised[0].units))
-    tiled = ex.explain(texts, batch_size=2)
+    tiled = ex.explain(texts, batch_size=2, method="generic")
     assert [e.certificate["kernel"] for e in materialised] == ["materialised"] * 3
     assert [e.certificate["kernel"] for e in tiled] == ["streaming: cached tiles"] * 2 + ["materialised"]
     for actual, reference in zip(tiled, materialised, strict=True):
@@ -243,4 +243,6 @@ def test_unsupported_attention_is_materialised(
     monkeypatch.setattr("clearhead.engine.attention_mode.MIN_REDUCED_LENGTH", 8)
     ex = models.explainer("bert/classify", dtype)
     ex.adapter.model.set_attn_implementation(implementation)
-    assert ex.explain("She hates the book because it isn't good").certificate["kernel"] == "materialised"
+    assert (
+        ex.explain("She hates the book because it isn't good", method="generic").certificate["kernel"] == "materialised"
+    )

@@ -250,7 +250,9 @@ def test_sliding_window_is_passed_to_kernel_without_mask(model, ahead, window, m
         "TritonReducer",
         lambda *args, **options: reducer_options.append(options) or original(*args, **options),
     )
-    clearhead.load(model()).explain({"input_ids": torch.randint(5, 40, (1, 19)).to(DEVICE)}, kernel="triton")
+    clearhead.load(model()).explain(
+        {"input_ids": torch.randint(5, 40, (1, 19)).to(DEVICE)}, kernel="triton", method="generic"
+    )
     assert {"causal": True, "lookahead": ahead, "window": window, "mask": None} in reducer_options
 
 
