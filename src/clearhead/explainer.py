@@ -100,7 +100,7 @@ class Explainer:
                 of model inputs. A list of these is a batch.
             method: A method name, a `Method` with options, or a list of them. `methods()` lists which ones apply.
                 Default: the recommended method (see `recommended`), or "generic" with `profile`, `layers`, `heads`,
-                `rows` or `per`, which apply to methods that read attention.
+                `rows`, `per`, `kernel` or `checkpoint`, which apply to methods that read attention.
             target: The output to explain: a label or class index, `Contrast`, `MaskedToken` or another target class,
                 or a function of the model output. Default: the predicted class. A list gives one target per input.
             text: Input text by name, for models that take several inputs (lists are paired by position).

@@ -108,8 +108,14 @@ class ExplainRequest:
 
     @property
     def has_attention_options(self) -> bool:
-        """Whether an option is set that only methods have which read attention."""
-        return self.per is not None or any(value is not None for value in self.method_options.values())
+        """Whether an option is set that only applies to methods that read attention."""
+        options = [
+            *self.method_options.values(),
+            self.per,
+            self.compute_options.kernel,
+            self.compute_options.checkpoint,
+        ]
+        return any(option is not None for option in options)
 
 
 def make_request(

@@ -409,7 +409,7 @@ def _explain_dataset(
     explainer = load_explainer(model_options, streams)
     check_dataset_streams(dataset, explainer)
     if not chosen_methods:
-        attention_options = ("profile", "layers", "heads", "rows", "per")
+        attention_options = ("profile", "layers", "heads", "rows", "per", "kernel")
         uses_generic = any(explain_kwargs.get(name) is not None for name in attention_options)
         chosen_methods = [clearhead.Method("generic" if uses_generic else explainer.recommended.method)]
     from clearhead.data.dataset_run import DatasetRun

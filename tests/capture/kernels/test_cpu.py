@@ -115,7 +115,9 @@ def test_cpu_kernel_is_independent_of_default_dtype_and_thread(monkeypatch: pyte
     torch.set_default_dtype(torch.float64)
     try:
         with ThreadPoolExecutor(1) as thread:  # a thread without scratch buffers
-            in_float64_default = thread.submit(ex.explain, "She hates the book because it isn't good").result()
+            in_float64_default = thread.submit(
+                ex.explain, "She hates the book because it isn't good", "generic"
+            ).result()
     finally:
         torch.set_default_dtype(torch.float32)
     assert explanation.certificate["kernel"] == in_float64_default.certificate["kernel"] == "streaming: cached tiles"
