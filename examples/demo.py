@@ -15,8 +15,8 @@ from rich.console import Console
 import clearhead
 
 SENTENCE = "You look extremely confused"
-TEXT_METHODS = ["generic", "grad-sam", "attcat", "input-x-gradient", "rollout"]
-IMAGE_METHODS = ["generic", "grad-sam", "attention-gradcam", "rollout", "saliency"]
+TEXT_METHODS = ["ensemble", "generic", "grad-sam", "attcat", "input-x-gradient", "rollout"]
+IMAGE_METHODS = ["ensemble", "generic", "grad-sam", "attention-gradcam", "rollout", "saliency"]
 
 
 def main(path: Path) -> None:

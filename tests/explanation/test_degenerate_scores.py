@@ -57,7 +57,7 @@ def test_almost_all_scores_on_special_tokens(share: float, warns: bool) -> None:
     assert (warning is not None) == warns
     if warning:
         assert "91 % of the absolute scores are on special tokens, [CLS] and [SEP]" in warning
-        assert "e.top()" in warning and "method='deeplift'" in warning
+        assert "e.top()" in warning and "method='ensemble' or 'deeplift'" in warning
 
 
 def test_class_token_of_an_image_but_no_patch_is_a_sink() -> None:
@@ -79,7 +79,7 @@ def test_first_token_takes_most(share: float, next_share: float, warns: bool) ->
     assert (warning is not None) == warns
     if warning:
         assert f"the first token, “The”, takes {100 * share:.0f} %" in warning
-        assert "try method='attn-lrp' or 'integrated-gradients'" in warning, "not the method itself"
+        assert "try method='ensemble' or 'attn-lrp'" in warning, "not the method itself"
 
 
 def test_first_token_warning_needs_a_text_that_begins_without_special_token() -> None:

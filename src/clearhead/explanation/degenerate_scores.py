@@ -50,7 +50,7 @@ _UNTARGETED_METHODS = ("attention", "flow", "rollout", "value-zeroing")
 #: Methods whose scores are a product of mixing matrices over the layers.
 _LAYER_PRODUCT_METHODS = ("value-zeroing", "rollout")
 #: Suggested where special units or a sink hide the other units: their scores do not follow attention weights.
-_ALTERNATIVE_METHODS = ("deeplift", "attn-lrp", "integrated-gradients")
+_ALTERNATIVE_METHODS = ("ensemble", "deeplift", "attn-lrp", "integrated-gradients")
 #: The option that decides how exact a method is.
 _ACCURACY_OPTIONS = {
     "integrated-gradients": "steps=",

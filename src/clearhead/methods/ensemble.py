@@ -12,8 +12,10 @@ A score says how much a unit matters in units of an average one: about 1 is aver
 that the unit counts against the target more than the target can respond to it. The sum of the scores has no meaning;
 `e.components["deeplift"]` has the signed scores that add up to the change of the target.
 
-Combining explanations was studied by Rieger & Hansen (2020) and Decker et al. (2024). The mean over all streams of a
-model sets the size, so that scores of texts and images can be compared.
+Combining explanations was studied by Rieger & Hansen (2020), A simple defense against adversarial attacks on heatmap
+explanations, WHI, and Decker et al. (2024), Provably better explanations with optimized aggregation of feature
+attributions, ICML. The mean over all streams of a model sets the size, so that scores of texts and images can be
+compared.
 """
 
 from collections.abc import Mapping
@@ -35,9 +37,7 @@ from clearhead.methods.pass_type import PassType
     family="gradient",
     requires=("inputs", "input_gradient"),
     cost=Cost(forward=3, backward=2),
-    citation="clearhead; on combining explanations: Rieger & Hansen (2020), A simple defense against adversarial "
-    "attacks on heatmap explanations, WHI; Decker et al. (2024), Provably better explanations with optimized "
-    "aggregation of feature attributions, ICML",
+    citation="clearhead (2026), the sum of DeepLIFT and saliency; on combining: Decker et al. (2024), ICML",
     signed=True,
     target="any",
     measures="how much each unit adds, and where the target is sensitive, in one score",

@@ -46,6 +46,8 @@ def _render_warnings(warnings: Sequence[str]) -> list[Markup]:
 def _iter_method_card(input_view: ViewModel, card: ViewModel) -> Iterable[MarkupChild]:
     """Yield a method's heading, one table of scores for each stream, and the code that reproduces them."""
     yield make_element("h3", card["title"])
+    if card["guidance"]:
+        yield make_element("p", card["guidance"])
     yield from _render_warnings(card["warnings"])
     for stream in input_view["streams"]:
         form = card["explanation"]

@@ -288,6 +288,11 @@ def list_warnings(result: AnyExplanation | Comparison) -> list[str]:
     return [escape_invisible(warning) for warning in result.warnings]
 
 
+def format_guidance(explanation: AnyExplanation) -> str:
+    """Return what the scores measure and when they mislead, or an empty string."""
+    return str(explanation.provenance.get("guidance", ""))
+
+
 def format_citation(explanation: AnyExplanation) -> str:
     """Return the citation of the method, or an empty string."""
     citation = explanation.provenance.get("citation")

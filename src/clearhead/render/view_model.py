@@ -311,6 +311,7 @@ def _build_method_card(explanation: AnyExplanation, title: str) -> ViewModel:
     return {
         "title": title,
         "method": escape_invisible(explanation.method),
+        "guidance": text_labels.format_guidance(explanation),
         "citation": text_labels.format_citation(explanation),
         "warnings": text_labels.list_warnings(explanation),
         "explanation": _drop_encoded_arrays(explanation).to_dict(short=True),

@@ -77,6 +77,7 @@ const methodCard = (viewModel, card, highlightUnit) => {
   render();
   return h("article", { class: "ch-card" },
     h("h3", null, card.title),
+    card.guidance && h("p", { class: "ch-note" }, card.guidance),
     card.citation && h("p", { class: "ch-note" }, card.citation),
     warningNotes(card.warnings ?? []),
     stepButtons && h("div", null, h("p", { class: "ch-label" }, `${stepButtons.length} ${viewModel.detections.length ? "objects" : "steps"}: select one to show it alone`), h("div", { class: "ch-steps" }, stepButtons)),
