@@ -8,25 +8,23 @@ import clearhead
 from tests import models
 from tests.adapters import test_decoder as decoders
 from tests.methods import replica_comparison
-from tests.methods.test_deeplift import embed_with_baseline, load_bert_with_small_weights
-from tests.replicas import deeplift, ensemble
+from tests.methods.test_deeplift import load_bert_with_small_weights
+from tests.replicas import ensemble
 
 
 def test_equals_reference_implementation_of_both_components() -> None:
     ex = load_bert_with_small_weights()
     for text in models.TEXTS:
-        e = ex.explain(text, "ensemble")
-        x, x0 = embed_with_baseline(ex, text)
-        differences = deeplift.scores(ex.adapter.model, x, x0, e.target["index"])
-        lengths = ex.explain(text, "saliency").scores
-        expected = ensemble.scores([{"text": differences}, {"text": lengths}])
-        assert replica_comparison.gap(e.scores, expected["text"]) < 1e-8
+        results = ex.explain(text, ["ensemble", "deeplift-shap", "saliency"])
+        e, *components = results.values()
+        expected = ensemble.scores([{"text": component.scores} for component in components])
+        assert replica_comparison.gap(e.scores, expected["text"]) < 1e-10
 
 
 @pytest.mark.parametrize("zoo_model", ["shapes-vqa", "shapes-vilt"])
 def test_streams_share_one_size(zoo_model: str) -> None:
     ex = clearhead.load(f"zoo:{zoo_model}", device="cpu", dtype="float64")
-    results = ex.explain(ex.adapter.make_example_input(), ["ensemble", "deeplift", "saliency"])
+    results = ex.explain(ex.adapter.make_example_input(), ["ensemble", "deeplift-shap", "saliency"])
     e, *components = results.values()
     expected = ensemble.scores([{s: c[s].scores for s in c.streams} for c in components])
     for stream in e.streams:
@@ -35,12 +33,12 @@ def test_streams_share_one_size(zoo_model: str) -> None:
 
 def test_components_are_the_scores_of_their_methods() -> None:
     ex = load_bert_with_small_weights()
-    results = ex.explain(models.TEXTS[0], ["ensemble", "saliency", "deeplift"])
+    results = ex.explain(models.TEXTS[0], ["ensemble", "saliency", "deeplift-shap"])
     e = results["ensemble"]
-    assert list(e.components) == ["deeplift", "saliency"]
+    assert list(e.components) == ["deeplift-shap", "saliency"]
     for name, scores in e.components.items():
         np.testing.assert_array_equal(scores, results[name].scores)
-    gap = e.components["deeplift"].sum() - (e.target["value"] - results["deeplift"].base_value)
+    gap = e.components["deeplift-shap"].sum() - (e.target["value"] - results["deeplift-shap"].base_value)
     assert abs(gap) < 1e-9
     words = e.words()
     np.testing.assert_allclose(words.components["saliency"], results["saliency"].words().scores)
@@ -52,7 +50,7 @@ def test_saved_components_are_loaded(tmp_path) -> None:
     e.save(tmp_path / "e.safetensors")
     loaded = clearhead.load_explanation(tmp_path / "e.safetensors")
     assert loaded == e
-    np.testing.assert_array_equal(loaded.components["deeplift"], e.components["deeplift"])
+    np.testing.assert_array_equal(loaded.components["saliency"], e.components["saliency"])
 
 
 def test_component_that_does_not_apply_is_left_out_and_named() -> None:
@@ -60,7 +58,7 @@ def test_component_that_does_not_apply_is_left_out_and_named() -> None:
     ex = decoders.explainer("mixtral")
     e = ex.explain(decoders.PROMPTS[0], "ensemble")
     assert list(e.components) == ["saliency"]
-    assert "topk has no rule" in e.provenance["omitted_components"]["deeplift"]
+    assert "topk has no rule" in e.provenance["omitted_components"]["deeplift-shap"]
     alone = ex.explain(decoders.PROMPTS[0], "saliency").scores
     expected = ensemble.scores([{"text": alone}])
     assert replica_comparison.gap(e.scores, expected["text"]) < 1e-10
@@ -69,7 +67,9 @@ def test_component_that_does_not_apply_is_left_out_and_named() -> None:
 def test_model_to_which_no_component_applies_is_refused_with_every_reason() -> None:
     model, tokenizer = models.text_model("bert")
     quantised = torch.ao.quantization.quantize_dynamic(model.float(), {torch.nn.Linear})
-    with pytest.raises(clearhead.UnsupportedError, match=r"none of its components applies: deeplift: .*; saliency: "):
+    with pytest.raises(
+        clearhead.UnsupportedError, match=r"none of its components applies: deeplift-shap: .*; saliency: "
+    ):
         clearhead.load(quantised, tokenizer).explain("I like the movie", "ensemble")
 
 
@@ -82,5 +82,5 @@ def test_constant_target_scores_zero() -> None:
 
 
 def test_plan_lists_the_passes_of_both_components_once() -> None:
-    plan = load_bert_with_small_weights().plan(models.TEXTS[0], ["ensemble", "deeplift"])
-    assert [planned["methods"] for planned in plan[0].passes] == [["saliency"], ["deeplift"], ["deeplift"]]
+    plan = load_bert_with_small_weights().plan(models.TEXTS[0], ["ensemble", "deeplift-shap"])
+    assert [planned["methods"] for planned in plan[0].passes] == [["saliency"], ["deeplift-shap"], ["deeplift-shap"]]

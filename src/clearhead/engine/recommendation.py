@@ -22,7 +22,7 @@ from clearhead.methods.base import METHOD_REGISTRY, Method
 
 #: The method with the best mean over the known-answer models (docs/known-answers.md).
 RECOMMENDED_METHOD = "ensemble"
-#: For inputs whose full attention maps would not fit into memory, which DeepLIFT needs: the part that does without.
+#: For inputs whose full attention maps, which DeepLIFT SHAP needs, would not fit into memory.
 RECOMMENDED_METHOD_FOR_LONG_INPUTS = "saliency"
 #: Where neither has gradients to work with (quantised models), in this order.
 FALLBACK_METHODS = ("shap", "occlusion", "attention")

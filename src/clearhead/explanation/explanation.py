@@ -96,7 +96,7 @@ class Explanation(DisplayMixin):
         """The scores of the methods that a combined method combines, by name; empty for other methods.
 
         >>> e = ex.explain("A wonderful film", "ensemble")  # doctest: +SKIP
-        >>> e.components["deeplift"]  # doctest: +SKIP
+        >>> e.components["deeplift-shap"]  # doctest: +SKIP
         """
         if self.component_scores is None:
             return {}

@@ -499,7 +499,7 @@ class Method:
         """The methods that this one combines, if it is a combined method.
 
         >>> [component.name for component in Method("ensemble").components]
-        ['deeplift', 'saliency']
+        ['deeplift-shap', 'saliency']
         """
         return METHOD_REGISTRY[self.name].get_components(dict(self.options))
 

@@ -1,16 +1,16 @@
-"""Ensemble: DeepLIFT (how much) and gradient length (where it can matter), brought to the same size and added.
+"""Ensemble: DeepLIFT SHAP (how much) and gradient length (where it can matter), brought to the same size and added.
 
     r_i = d_i / rms(d) + s_i / rms(s)          rms(x) = √ mean_j x_j², over all units
 
-d are the signed, complete scores of `deeplift`, whose softmaxes have their mean Jacobian; s are the lengths of the
-gradients of `saliency`. The two fail in different places. Signed differences cancel where a unit steers attention (the
-words of a question, the key of a look-up); gradients cannot tell how much a unit adds, and vanish where the output is
-saturated. On the known-answer models of the zoo the sum finds the evidence better than any method of up to ten passes
-(`docs/known-answers.md`).
+d are the signed, complete scores of `deeplift-shap`, whose softmaxes have their mean Jacobian: how the target changes
+from random inputs to this one. s are the lengths of the gradients of `saliency`. The two fail in different places.
+Signed differences cancel where a unit steers attention (the words of a question, the key of a look-up); gradients
+cannot tell how much a unit adds, and vanish where the output is saturated. On the known-answer models of the zoo the
+sum finds the evidence better than any method of up to ten passes (`docs/known-answers.md`).
 
 A score says how much a unit matters in units of an average one: about 1 is average, 0 nothing. A negative score means
 that the unit counts against the target more than the target can respond to it. The sum of the scores has no meaning;
-`e.components["deeplift"]` has the signed scores that add up to the change of the target.
+`e.components["deeplift-shap"]` has the signed scores that add up to the change of the target.
 
 Combining explanations was studied by Rieger & Hansen (2020), A simple defense against adversarial attacks on heatmap
 explanations, WHI, and Decker et al. (2024), Provably better explanations with optimized aggregation of feature
@@ -36,20 +36,20 @@ from clearhead.methods.pass_type import PassType
     pass_type=PassType.COMBINED,
     family="gradient",
     requires=("inputs", "input_gradient"),
-    cost=Cost(forward=3, backward=2),
-    citation="clearhead (2026), the sum of DeepLIFT and saliency; on combining: Decker et al. (2024), ICML",
+    cost=Cost(forward=10, backward=9),
+    citation="clearhead (2026), the sum of DeepLIFT SHAP and saliency; on combining: Decker et al. (2024), ICML",
     signed=True,
     target="any",
     measures="how much each unit adds, and where the target is sensitive, in one score",
     misleads="the sum of the scores has no meaning, and a unit that counts against the target may come out near zero",
 )
 class Ensemble(CombinedMethod):
-    """Sum of `deeplift` and `saliency`, each divided by its root mean square."""
+    """Sum of `deeplift-shap` and `saliency`, each divided by its root mean square."""
 
     @classmethod
     def get_components(cls, options: Mapping[str, Any]) -> tuple[Method, ...]:
-        """Return DeepLIFT and saliency with their defaults."""
-        return Method("deeplift"), Method("saliency")
+        """Return DeepLIFT SHAP and saliency with their defaults."""
+        return Method("deeplift-shap"), Method("saliency")
 
     @classmethod
     def combine(
