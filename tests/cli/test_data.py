@@ -52,7 +52,7 @@ def test_every_row_has_result_file_and_index_line(
     ex = ch.load(bert)
     for line in (lines[0], lines[-1]):
         stored = ch.load_explanation(out / line["file"])
-        expected = ex.explain(stored.units.texts[0], method="generic")
+        expected = ex.explain(stored.units.texts[0])
         assert stored.scores == pytest.approx(expected.scores, abs=1e-5)
         assert line["predicted"] == line["target"] == expected.prediction["label"]
         assert float(line["probability"]) == pytest.approx(expected.prediction["probability"], abs=1e-5)

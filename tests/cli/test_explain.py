@@ -17,7 +17,7 @@ TEXT = "I like the movie"
 def test_json_equals_python_explanation(clearhead: Clearhead, bert: Path) -> None:
     result = clearhead("explain", TEXT, "--model", bert, "--json")
     assert result.code == 0 and result.err == ""
-    expected = ch.load(bert).explain(TEXT, method="generic")
+    expected = ch.load(bert).explain(TEXT)
     np.testing.assert_allclose(ch.from_dict(result.json).scores, expected.scores, rtol=1e-5)
     assert result.json["units"]["names"] == expected.tokens
 
@@ -67,7 +67,7 @@ def test_rows_all_gives_a_matrix_of_the_truncated_text(clearhead: Clearhead, ber
     options = ("--rows", "all", "--max-length", 4, "--truncation-side", "left")
     result = clearhead("explain", TEXT, "-m", bert, "--json", *options)
     assert np.shape(result.json["matrix"]) == (4, 4)
-    assert result.json["certificate"]["truncated_tokens"] == len(ch.load(bert).explain(TEXT, method="generic")) - 4 > 0
+    assert result.json["certificate"]["truncated_tokens"] == len(ch.load(bert).explain(TEXT)) - 4 > 0
 
 
 def test_piped_output_has_no_escape_codes(clearhead: Clearhead, bert: Path) -> None:
@@ -202,10 +202,10 @@ def test_mask_option_and_word_contrast_equal_python_api(clearhead: Clearhead, ma
     command = ("explain", text, "-m", masked_lm, "--json", "--mask", 1)
     assert (
         clearhead(*command).json["target"]
-        == ch.load(masked_lm).explain(text, target=ch.MaskedToken(mask_index=1), method="generic").target
+        == ch.load(masked_lm).explain(text, target=ch.MaskedToken(mask_index=1)).target
     )
     document = clearhead(*command, "--target", "book", "--against", "it").json
-    expected = ch.load(masked_lm).explain(text, target=ch.Contrast("book", "it", mask_index=1), method="generic")
+    expected = ch.load(masked_lm).explain(text, target=ch.Contrast("book", "it", mask_index=1))
     assert document["target"]["name"] == "book − it" and document["target"]["mask"] == 1
     np.testing.assert_allclose(document["scores"], expected.scores, rtol=1e-4, atol=1e-7)
     assert "at mask 1" in clearhead("explain", text, "-m", masked_lm, "--mask", 1).out

@@ -96,7 +96,7 @@ def test_text_and_image_options_equal_python_api(
     command = ("explain", "--model", model, "--text", TEXT, "--image", dog_image)
     result = clearhead(*command, "--html", page, "--save", saved)
     assert result.code == 0 and "text" in result.out and "image" in result.out and result.out.count("cosine with") == 1
-    expected = ch.load(model).explain(text=TEXT, image=dog_image, method="generic")
+    expected = ch.load(model).explain(text=TEXT, image=dog_image)
     assert_same_explanation(clearhead(*command, "--json").json, expected)
     assert page.read_text("utf-8").count('class="ch-static"') == 1
     assert clearhead("show", saved).out == result.out
@@ -172,7 +172,7 @@ def test_language_model_options_equal_python_arguments(
 
 def test_terminal_shows_step_matrix_of_both_streams(clearhead: Clearhead, model_folder: ModelFolder) -> None:
     result = clearhead("explain", TEXT, "-m", model_folder("bart"), "--answer", "She hates it")
-    expected = ch.load(model_folder("bart")).explain(TEXT, answer="She hates it", method="generic")
+    expected = ch.load(model_folder("bart")).explain(TEXT, answer="She hates it")
     assert result.code == 0 and result.out.count("Step by step") == 2
     assert all(step in result.out for step in expected.steps)
 
@@ -182,12 +182,11 @@ def test_detection_query_targets_equal_python_api(
 ) -> None:
     command, ex = ("explain", dog_image, "-m", model_folder("detr"), "--json"), ch.load(model_folder("detr"))
     assert_same_explanation(
-        clearhead(*command, "--target", "query 2").json,
-        ex.explain(dog_image, target=ch.DetectionQuery(2), method="generic"),
+        clearhead(*command, "--target", "query 2").json, ex.explain(dog_image, target=ch.DetectionQuery(2))
     )
     assert_same_explanation(
         clearhead(*command, "--target", "query 2 = star").json,
-        ex.explain(dog_image, target=ch.DetectionQuery(2, "star"), method="generic"),
+        ex.explain(dog_image, target=ch.DetectionQuery(2, "star")),
     )
     assert clearhead("explain", "--image", dog_image, "-m", model_folder("detr")).code == 0
 
@@ -199,25 +198,23 @@ def test_token_label_and_answer_span_targets_equal_python_api(clearhead: Clearhe
         ("explain", TEXT, "-m", model_folder("reader"), "--json"),
     )
     assert_same_explanation(
-        clearhead(*tag, "--target", "token 2 = LABEL_1").json,
-        tagger.explain(TEXT, target=ch.TokenLabel(2, "LABEL_1"), method="generic"),
+        clearhead(*tag, "--target", "token 2 = LABEL_1").json, tagger.explain(TEXT, target=ch.TokenLabel(2, "LABEL_1"))
     )
     assert_same_explanation(
-        clearhead(*tag, "--target", "token movie").json,
-        tagger.explain(TEXT, target=ch.TokenLabel("movie"), method="generic"),
+        clearhead(*tag, "--target", "token movie").json, tagger.explain(TEXT, target=ch.TokenLabel("movie"))
     )
-    assert_same_explanation(clearhead(*tag).json, tagger.explain(TEXT, method="generic"))
+    assert_same_explanation(clearhead(*tag).json, tagger.explain(TEXT))
     pair = (TEXT, "She hates the book")
-    assert_same_explanation(clearhead(*read, "--pair", pair[1]).json, reader.explain(pair, method="generic"))
+    assert_same_explanation(clearhead(*read, "--pair", pair[1]).json, reader.explain(pair))
     document = clearhead(*read, "--pair", pair[1], "--target", "answer start").json
-    assert_same_explanation(document, reader.explain(pair, target=ch.AnswerSpan("start"), method="generic"))
+    assert_same_explanation(document, reader.explain(pair, target=ch.AnswerSpan("start")))
 
 
 def test_text_similarity_equals_python_api(clearhead: Clearhead, model_folder: ModelFolder) -> None:
     similarity = ("--task", "similarity", "--readout", "mean", "--pair", "She hates the book", "--json")
     result = clearhead("explain", TEXT, "-m", model_folder("encoder"), *similarity)
     ex = ch.load(model_folder("encoder"), task="similarity", readout="mean")
-    assert_same_explanation(result.json, ex.explain((TEXT, "She hates the book"), method="generic"))
+    assert_same_explanation(result.json, ex.explain((TEXT, "She hates the book")))
 
 
 def test_audio_file_equals_waveform_and_stereo_is_averaged(
@@ -225,7 +222,7 @@ def test_audio_file_equals_waveform_and_stereo_is_averaged(
 ) -> None:
     model = model_folder("wav2vec")
     rate, wave = wavfile.read(bark_audio)
-    expected = ch.load(model).explain((wave.astype(np.float32) / 2**15, rate), method="generic")
+    expected = ch.load(model).explain((wave.astype(np.float32) / 2**15, rate))
     assert expected.units.kind == "frame"
     for arguments in ((bark_audio,), ("--audio", bark_audio)):
         assert_same_explanation(clearhead("explain", *arguments, "-m", model, "--json").json, expected)
@@ -251,7 +248,7 @@ def test_table_with_image_column_writes_results_and_row_errors(
         (line,) = csv.DictReader(file)
     assert_same_explanation(
         ch.load_explanation(out / line["file"]).to_dict(),
-        ch.load(model_folder("clip")).explain(text=TEXT, image=dog_image, method="generic"),
+        ch.load(model_folder("clip")).explain(text=TEXT, image=dog_image),
     )
     assert line["target"] == TEXT and line["top"]
     problems = (out / "errors.csv").read_text("utf-8")
@@ -277,9 +274,7 @@ def test_zoo_examples_are_deterministic_and_explained_by_number(
     result = clearhead("explain", "-m", "zoo:shapes-detr", "--example", 3, "--target", "query 1", "--json")
     assert_same_explanation(
         result.json,
-        load(detr).explain(
-            examples.make_example_input("shapes-detr", 3)["image"], target=ch.DetectionQuery(1), method="generic"
-        ),
+        load(detr).explain(examples.make_example_input("shapes-detr", 3)["image"], target=ch.DetectionQuery(1)),
     )
 
 

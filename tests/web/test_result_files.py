@@ -55,7 +55,7 @@ def test_corrupted_explanation_is_rendered_or_rejected(explainers: dict[str, cle
 
 
 def test_number_of_images_must_equal_number_of_explanations(explainers: dict[str, clearhead.Explainer]) -> None:
-    document = explainers["zoo:sentiment"].explain("so boring", method="generic").to_dict()
+    document = explainers["zoo:sentiment"].explain("so boring").to_dict()
     request = RenderRequest(explanations=[document], images=[None, None])
     with pytest.raises(InputError, match="2 images for 1 explanations"):
         decode_explanations(request, Limits())
