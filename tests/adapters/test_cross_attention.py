@@ -167,7 +167,7 @@ def test_small_relevance_is_rounded_away_in_authors_profile_only(size: float) ->
     expected = replica.generic(steps, lengths)["text", "regions"][0]
     target = lambda output: size * logits_of(output)[:, 1]  # noqa: E731
     assert gap(ex.explain(**example, target=target, profile="mm_lxmert")["regions"].scores, expected) < 1e-9
-    ours = gap(ex.explain(**example, target=target)["regions"].scores, expected)
+    ours = gap(ex.explain(**example, target=target, method="generic")["regions"].scores, expected)
     assert ours < 1e-9 if size == 1 else ours > 1e-3
 
 
@@ -253,7 +253,7 @@ def test_generic_head_fusion_options_equal_replica(name: str) -> None:
     calls = replica.watch(
         ex.adapter.model, joint_models.model_inputs(name, given), lambda output: logits_of(output)[0, 1]
     )
-    usual = ex.explain(**given, target=1)
+    usual = ex.explain(**given, target=1, method="generic")
     for fusion in ("mean-clamp", "separate-means"):
         e = ex.explain(**given, method=Method("generic", fusion=fusion), target=1)
         steps = [[average_heads(call, fusion) for call in step] for step in group_calls_by_step(name, calls)]
@@ -342,23 +342,31 @@ def raise_error(output: Any) -> Any:
 def test_bare_encoder_requires_target_function_of_first_token() -> None:
     ex = clearhead.load(joint_models.lxmert("LxmertModel"))
     example = joint_models.inputs("lxmert")[0]
-    e = ex.explain(**example, target=lambda output: output.pooled_output[:, 3])
+    e = ex.explain(**example, target=lambda output: output.pooled_output[:, 3], method="generic")
     assert e.certificate["readout_checked"] and e["regions"].scores.max() > 0
     with pytest.raises(UnsupportedError, match="depends on rows"):
-        ex.explain(**example, target=lambda output: output.pooled_output[:, 3] + output.language_output[:, 2, 0])
+        ex.explain(
+            **example,
+            target=lambda output: output.pooled_output[:, 3] + output.language_output[:, 2, 0],
+            method="generic",
+        )
     with pytest.raises(UnsupportedError, match="depends on rows"):  # the regions have no read-out position
-        ex.explain(**example, target=lambda output: output.pooled_output[:, 3] + output.vision_output[:, 0, 0])
+        ex.explain(
+            **example,
+            target=lambda output: output.pooled_output[:, 3] + output.vision_output[:, 0, 0],
+            method="generic",
+        )
     with pytest.raises(InputError, match="no classes"):
-        ex.explain(**example)
+        ex.explain(**example, method="generic")
 
 
 def test_label_names_come_from_the_config() -> None:
     example = joint_models.inputs("lxmert")[0]
-    assert joint_models.explainer("lxmert").explain(**example, target="answer 2").target["index"] == 2
+    assert joint_models.explainer("lxmert").explain(**example, target="answer 2", method="generic").target["index"] == 2
     names = dict(enumerate(["red", "blue", "yes", "no"]))
     ex = clearhead.load(joint_models.lxmert(id2label=names))
     assert ex.labels == names
-    assert ex.explain(**example, target=clearhead.Contrast("red", "no")).target["name"] == "red − no"
+    assert ex.explain(**example, target=clearhead.Contrast("red", "no"), method="generic").target["name"] == "red − no"
 
 
 def test_matching_heads_accept_target_match() -> None:
@@ -410,7 +418,7 @@ def test_pixel_boxes_equal_fractional_boxes() -> None:
     pixels = boxes * [50, 20, 50, 20]
     from_fractions = ex.explain(text="So boring!", regions=(features, boxes), method="generic")
     for regions, image_argument in (((features, pixels, (20, 50)), {}), ((features, pixels), {"image": image})):
-        from_pixels = ex.explain(text="So boring!", regions=regions, **image_argument)
+        from_pixels = ex.explain(text="So boring!", regions=regions, **image_argument, method="generic")
         assert gap(from_pixels["regions"].scores, from_fractions["regions"].scores) < 1e-9
         assert gap(from_pixels["regions"].units.boxes, boxes) < 1e-6
     assert (
@@ -475,9 +483,11 @@ def test_detector_extracts_regions_from_the_image() -> None:
 )
 def test_invalid_input_raises(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        joint_models.explainer("lxmert").explain(**given)
+        joint_models.explainer("lxmert").explain(**given, method="generic")
 
 
 def test_region_explanation_survives_save_and_load(tmp_path: Path) -> None:
-    e = joint_models.explainer("lxmert").explain(**joint_models.inputs("lxmert")[0], image=joint_models.make_image())
+    e = joint_models.explainer("lxmert").explain(
+        **joint_models.inputs("lxmert")[0], image=joint_models.make_image(), method="generic"
+    )
     assert clearhead.load_explanation(e.save(tmp_path / "e.safetensors")) == e

@@ -347,13 +347,13 @@ def test_similarity_scales_are_cosine_and_logit() -> None:
     ex = dual_models.explainer("siglip")
     model = ex.adapter.model
     arguments = {"text": TEXTS[0], "image": IMAGES[0], "method": "input-x-gradient"}
-    cosine, logit = ex.explain(**arguments), ex.explain(**arguments, scale="logit")
+    cosine, logit = ex.explain(**arguments, method="generic"), ex.explain(**arguments, scale="logit", method="generic")
     scale, bias = float(model.logit_scale.detach().exp()), float(model.logit_bias.detach())
     assert cosine.target["scale"] == "cosine" and logit.target["scale"] == "logit"
     assert logit.target["value"] == pytest.approx(scale * cosine.target["value"] + bias)
     assert gap(logit["image"].scores, scale * cosine["image"].scores) < TOLERANCE
     with pytest.raises(InputError, match=r"unknown scale 'probability'.*cosine, logit"):
-        ex.explain(**arguments, scale="probability")
+        ex.explain(**arguments, scale="probability", method="generic")
     with pytest.raises(InputError, match=r"unknown scale 'cosine'.*logit, probability, log-odds"):
         clearhead.load(*models.text_model("bert")).explain("so boring", scale="cosine", method="generic")
 
@@ -361,8 +361,12 @@ def test_similarity_scales_are_cosine_and_logit() -> None:
 def test_target_function_of_logits_equals_logit_scale() -> None:
     ex = dual_models.explainer("clip")
     arguments = {"text": TEXTS, "image": IMAGES}
-    by_function = ex.explain(**arguments, target=lambda output: output.logits_per_text.diagonal(), batch_size=3)
-    for e, by_scale in zip(by_function, ex.explain(**arguments, scale="logit", batch_size=3), strict=True):
+    by_function = ex.explain(
+        **arguments, target=lambda output: output.logits_per_text.diagonal(), batch_size=3, method="generic"
+    )
+    for e, by_scale in zip(
+        by_function, ex.explain(**arguments, scale="logit", batch_size=3, method="generic"), strict=True
+    ):
         assert e.certificate["readout_checked"] and e.prediction == {}
         assert gap(e["image"].scores, by_scale["image"].scores) < TOLERANCE
 
@@ -408,7 +412,7 @@ def test_contrast_tape_has_two_logits() -> None:
 )
 def test_invalid_input_raises(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message) as raised:
-        dual_models.explainer("clip").explain(**arguments)
+        dual_models.explainer("clip").explain(**arguments, method="generic")
     assert "\n" not in str(raised.value)
 
 

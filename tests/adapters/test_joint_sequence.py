@@ -209,7 +209,7 @@ def test_model_is_unchanged(name: str) -> None:
     ex = clearhead.load(model, processor)
     ex.explain(**joint_models.inputs(name)[0], method=list_applicable_methods(ex))
     with pytest.raises(InputError, match="one number per sample"):
-        ex.explain(**joint_models.inputs(name)[0], target=lambda output: output.logits)
+        ex.explain(**joint_models.inputs(name)[0], target=lambda output: output.logits, method="generic")
     assert model_snapshot.changes(before, model_snapshot.of_model(model)) == []
 
 
@@ -219,14 +219,16 @@ def test_model_is_unchanged(name: str) -> None:
 def test_visual_bert_readout_depends_on_the_head() -> None:
     example = joint_models.inputs("visual_bert")[0]
     for cls, readout in (("VisualBertForVisualReasoning", "first"), ("VisualBertForQuestionAnswering", "last word")):
-        e = clearhead.load(joint_models.visual_bert(cls)).explain(**example)
+        e = clearhead.load(joint_models.visual_bert(cls)).explain(**example, method="generic")
         assert e.certificate["readout"] == readout and e.certificate["readout_checked"]
     ex = clearhead.load(joint_models.visual_bert("VisualBertModel"))
-    assert ex.explain(**example, target=lambda output: output.pooler_output[:, 0]).certificate["readout_checked"]
+    assert ex.explain(**example, target=lambda output: output.pooler_output[:, 0], method="generic").certificate[
+        "readout_checked"
+    ]
     with pytest.raises(UnsupportedError, match="depends on rows 3"):
-        ex.explain(**example, target=lambda output: output.last_hidden_state[:, 3, 0])
+        ex.explain(**example, target=lambda output: output.last_hidden_state[:, 3, 0], method="generic")
     with pytest.raises(InputError, match="no classes"):
-        ex.explain(**example)
+        ex.explain(**example, method="generic")
 
 
 def test_visual_bert_boxes_are_optional_and_do_not_change_scores() -> None:
@@ -279,7 +281,7 @@ def test_bypass_transformer_raises() -> None:
 )
 def test_invalid_regions_raise(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        joint_models.explainer("visual_bert").explain(**arguments)
+        joint_models.explainer("visual_bert").explain(**arguments, method="generic")
 
 
 def test_record_with_texts_of_different_lengths_raises() -> None:
@@ -327,19 +329,21 @@ def test_forward_context_does_not_affect_other_threads() -> None:
 def test_random_patch_dropping_raises() -> None:
     ex = clearhead.load(joint_models.vilt(max_image_length=15))
     with pytest.raises(InputError, match="samples 15 of the 16 patches"):
-        ex.explain(**joint_models.inputs("vilt")[0])
+        ex.explain(**joint_models.inputs("vilt")[0], method="generic")
     ex = clearhead.load(joint_models.vilt(max_image_length=16))
-    assert len(ex.explain(**joint_models.inputs("vilt")[0])["image"]) == 17
+    assert len(ex.explain(**joint_models.inputs("vilt")[0], method="generic")["image"]) == 17
 
 
 def test_vilt_probabilities_follow_problem_type() -> None:
     example = joint_models.inputs("vilt")[0]
-    e = joint_models.explainer("vilt").explain(**example)
+    e = joint_models.explainer("vilt").explain(**example, method="generic")
     logit = e.prediction["top"][0]["logit"]
     assert e.prediction["probability"] == pytest.approx(1 / (1 + np.exp(-logit)))
-    single = clearhead.load(joint_models.vilt(problem_type="single_label_classification")).explain(**example)
+    single = clearhead.load(joint_models.vilt(problem_type="single_label_classification")).explain(
+        **example, method="generic"
+    )
     assert sum(label["probability"] for label in single.prediction["top"]) == pytest.approx(1)
-    match = clearhead.load(joint_models.vilt("ViltForImageAndTextRetrieval")).explain(**example)
+    match = clearhead.load(joint_models.vilt("ViltForImageAndTextRetrieval")).explain(**example, method="generic")
     assert match.target["name"] == "match" and match.certificate["readout_checked"]
 
 
@@ -381,13 +385,13 @@ def test_unsupported_vilt_heads_raise_with_reason(cls: str, more: dict[str, Any]
 )
 def test_invalid_images_raise(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        joint_models.explainer("vilt").explain(**arguments)
+        joint_models.explainer("vilt").explain(**arguments, method="generic")
 
 
 def test_missing_image_processor_or_tokenizer_raises() -> None:
     model, processor = joint_models.vilt()
     with pytest.raises(InputError, match="without an image processor"):
-        clearhead.load(model, processor.tokenizer).explain(**joint_models.inputs("vilt")[0])
+        clearhead.load(model, processor.tokenizer).explain(**joint_models.inputs("vilt")[0], method="generic")
     with pytest.raises(InputError, match="no tokenizer"):
         clearhead.load(model, processor.image_processor)
 
@@ -397,8 +401,14 @@ def test_load_from_folder_and_save_explanation(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
     example = joint_models.inputs("vilt")[0]
-    e = clearhead.load(str(tmp_path / "model")).explain(**example)
-    assert gap(concatenate_scores(e), concatenate_scores(clearhead.load(model, processor).explain(**example))) < 1e-5
+    e = clearhead.load(str(tmp_path / "model")).explain(**example, method="generic")
+    assert (
+        gap(
+            concatenate_scores(e),
+            concatenate_scores(clearhead.load(model, processor).explain(**example, method="generic")),
+        )
+        < 1e-5
+    )
     assert clearhead.load_explanation(e.save(tmp_path / "e.safetensors")) == e
 
 
@@ -414,6 +424,6 @@ def test_zoo_models_predict_the_label_with_finite_scores(name: str) -> None:
 
     example = shapes.make_example(seed=11, family="relation")
     regions = {"regions": (example.features, example.region_boxes)} if name == "shapes-vqa" else {}
-    e = clearhead.load(f"zoo:{name}").explain(text=example.text, image=example.image, **regions)
+    e = clearhead.load(f"zoo:{name}").explain(text=example.text, image=example.image, **regions, method="generic")
     assert e.prediction["label"] == example.label
     assert e.certificate["readout_checked"] and all(np.isfinite(part.scores).all() for part in e)

@@ -42,7 +42,7 @@ def compute_masked_logits(name: str, text: str | None = None) -> tuple[torch.Ten
 @FAMILIES
 def test_masked_token_has_text_and_image_scores(name: str) -> None:
     logits, position = compute_masked_logits(name)
-    e = explainer(name).explain(**make_inputs(name))
+    e = explainer(name).explain(**make_inputs(name), method="generic")
     assert e.target["index"] == int(logits.argmax())
     assert e.target["value"] == pytest.approx(float(logits.max()), abs=1e-9)
     assert e.certificate["readout"] == "mask" and e.certificate["readout_checked"]
@@ -55,13 +55,15 @@ def test_mask_index_selects_one_of_several_masks(name: str) -> None:
     ex, mask = explainer(name), "[MASK]" if name == "vilt" else "<mask>"
     two_masks = make_inputs(name, f"{mask} like the {mask}.")
     with pytest.raises(InputError, match="2 masked positions"):
-        ex.explain(**two_masks)
-    first, last = (ex.explain(**two_masks, target=MaskedToken(7, mask_index=which)) for which in (0, 1))
+        ex.explain(**two_masks, method="generic")
+    first, last = (
+        ex.explain(**two_masks, target=MaskedToken(7, mask_index=which), method="generic") for which in (0, 1)
+    )
     logits, _ = compute_masked_logits(name, two_masks["text"])
     assert first.target["value"] == pytest.approx(float(logits[7]), abs=1e-9)
     assert gap(first["text"].scores, last["text"].scores) > 0.01
     with pytest.raises(InputError, match=re.escape(f"no masked position: write {mask} where")):
-        ex.explain(**make_inputs(name, "I like it"))
+        ex.explain(**make_inputs(name, "I like it"), method="generic")
 
 
 def test_bridge_tower_generic_reads_out_at_the_mask() -> None:
@@ -74,7 +76,7 @@ def test_bridge_tower_generic_reads_out_at_the_mask() -> None:
     )
     steps = group_calls_by_step(name, calls)
     matrices = replica.generic(steps, {call.looks: len(call.attention[0]) for step in steps for call in step})
-    e = explainer(name).explain(**make_inputs(name), target=MaskedToken(7))
+    e = explainer(name).explain(**make_inputs(name), target=MaskedToken(7), method="generic")
     for stream in ("text", "image"):
         assert gap(e[stream].scores, matrices["text", stream][position]) < 1e-9
 

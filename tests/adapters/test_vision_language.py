@@ -442,7 +442,7 @@ def test_invalid_text_and_image_calls_raise() -> None:
     ex = clearhead.load(tiny.model("llava"), tiny.processor("llava"))
     for arguments in ({"text": "I like <image>"}, {"image": tiny.make_image()}, {"inputs": "I like"}):
         with pytest.raises(InputError, match="a text and an image, each by name"):
-            ex.explain(**arguments)
+            ex.explain(**arguments, method="generic")
     with pytest.raises(InputError, match=r"the position of the image.*<image>"):
         ex.explain(text="I like", image=tiny.make_image(), method="generic")
     with pytest.raises(InputError, match="was loaded without a processor"):

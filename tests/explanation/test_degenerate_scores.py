@@ -323,7 +323,7 @@ def test_larger_units_steps_and_differences_are_checked_themselves() -> None:
 
 
 def test_warnings_of_several_streams_name_the_stream() -> None:
-    e = joint_models.explainer("lxmert").explain(**joint_models.inputs("lxmert")[0])
+    e = joint_models.explainer("lxmert").explain(**joint_models.inputs("lxmert")[0], method="generic")
     streams = list(e.streams)
     by_stream = {
         stream: replace(e[stream], certificate={**e[stream].certificate, "warnings": [f"odd {stream}.", "both."]})

@@ -72,6 +72,7 @@ PROFILES: dict[str, dict[str, tuple[str, ...]]] = {
         "bi_bert_h": ("beyond-intuition-head", "generic", *_BI_METHODS),
         "bi_ga": ("generic",),
         "captum": ("saliency", "input-x-gradient", "integrated-gradients", "layer-conductance", "deeplift"),
+        "lxt": ("attn-lrp",),
         "gradsam_lecture": ("grad-sam",),
         "idl_bt": ("beyond-intuition-head", "beyond-intuition-token"),
         "idl_ga": ("generic",),

@@ -189,7 +189,7 @@ def test_snippet_and_command_reproduce_streams_and_steps(
     monkeypatch.setattr(reproduction, "IMAGE_PLACEHOLDER", "picture.png")
     Image.fromarray(example_results.picture()).save("picture.png")
     ex = make_explainer()
-    first = ex.explain(**arguments)
+    first = ex.explain(**arguments, method="generic")
     monkeypatch.setattr(clearhead, "load", lambda name, dtype: ex if dtype == "float64" else None, raising=False)
     names: dict[str, Any] = {}
     exec(reproduction.format_python_snippet(with_model_name(first)), names)

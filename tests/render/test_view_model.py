@@ -225,7 +225,7 @@ class TestLinks:
         lxmert = joint_models.explainer("lxmert")
         inputs = {"text": TEXT, "regions": joint_models.regions(4)}
         text_to_regions, regions_to_text = compute_attention_links(lxmert, **inputs)
-        e = lxmert.explain(**inputs)
+        e = lxmert.explain(**inputs, method="generic")
         assert text_to_regions.weights.shape == regions_to_text.weights.T.shape == (len(e["text"]), len(e["regions"]))
         tape = lxmert.record(**inputs, requires="attention")
         for links, streams in ((text_to_regions, ("text", "regions")), (regions_to_text, ("regions", "text"))):
@@ -244,7 +244,7 @@ class TestLinks:
     def test_links_of_a_joint_sequence_are_blocks_of_its_attention(self) -> None:
         vilt, (inputs, *_) = joint_models.explainer("vilt"), joint_models.inputs("vilt")
         text_to_image, image_to_text = compute_attention_links(vilt, **inputs)
-        e = vilt.explain(**inputs)
+        e = vilt.explain(**inputs, method="generic")
         words, patches = len(e["text"]), len(e["image"])
         calls = [call.attention[0].mean(0) for call in vilt.record(**inputs, requires="attention").calls]  # type: ignore[index]
         attention = np.mean([call.detach().numpy() for call in calls], axis=0)

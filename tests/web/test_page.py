@@ -48,7 +48,7 @@ def open_page(browser: Browser, address: str) -> Iterator[Callable[..., Page]]:
         page.on("dialog", lambda dialog: problems.append(dialog.message))
         page.on("request", lambda request: None if _is_local(request.url, address) else problems.append(request.url))
         page.goto(address)
-        expect(page.locator("#method-list input[value=generic]")).to_be_checked(timeout=60_000)
+        expect(page.locator("#method-list input[value=ensemble]")).to_be_checked(timeout=60_000)
         return page
 
     yield open_ready_page
@@ -94,7 +94,7 @@ pytestmark = pytest.mark.browser
 def test_typed_text_is_explained_and_methods_are_compared(page: Page) -> None:
     explain(page, TEXT, "attcat", "occlusion")
     expect(page.get_by_role("heading", name=re.compile("^Why "))).to_be_visible()
-    assert sorted(get_card_titles(page)[:3]) == ["attcat", "generic", "occlusion"]
+    assert sorted(get_card_titles(page)[:3]) == ["attcat", "ensemble", "occlusion"]
     expect(page.locator("#result-view")).to_contain_text("Kendall")
     assert page.locator("#result-view .ch-card").first.locator(".ch-unit", has_text="gripping").count() == 1
     expect(page.locator("#history li")).to_have_count(1)
@@ -138,7 +138,7 @@ def test_pasted_and_dropped_images_are_explained(page: Page) -> None:
     insert_image(page, "drop", "cat.png")
     expect(page.get_by_alt_text("The image to explain: cat.png")).to_be_visible()
     explain(page)
-    assert get_card_titles(page)[0] == "generic"
+    assert get_card_titles(page)[0] == "ensemble"
     page.get_by_label("Explain", exact=True).select_option("Bengal")
     explain(page)
     expect(page.get_by_role("heading", name="Why Bengal?")).to_be_visible()
@@ -326,7 +326,7 @@ def test_saved_result_can_be_reopened(page: Page, tmp_path: Path) -> None:
     assert several.suffix == ".json"
     page.get_by_label("Open a saved result").set_input_files(several)
     expect(page.locator("#status")).to_contain_text("Opened")
-    assert sorted(get_card_titles(page)[:2]) == ["attcat", "generic"]
+    assert sorted(get_card_titles(page)[:2]) == ["attcat", "ensemble"]
 
 
 def test_invalid_file_and_empty_text_show_an_error(page: Page, tmp_path: Path) -> None:

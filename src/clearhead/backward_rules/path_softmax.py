@@ -17,6 +17,8 @@ from torch import Tensor
 
 #: Nodes of the quadrature. Known evidence is found nearly as well with three.
 NUM_NODES = 8
+#: Shorter paths are corrected less: quadrature is exact there, and a rounding error of Δp over a tiny ‖Δz‖ is not small.
+MIN_CORRECTED_DISTANCE = 0.01
 #: An entry whose logit is this far below the largest is masked: models add −10,000 or less to what is not visible.
 MASKED_LOGIT_DISTANCE = 5_000
 
@@ -35,7 +37,7 @@ def compute_path_softmax_vjp(
     dz = torch.where(torch.isinf(z) & torch.isinf(z0), 0.0, z - z0)
     mean_jacobian_g, mean_jacobian_dz = _apply_mean_jacobian(z, z0, axis, g, dz)
     error = z.softmax(axis) - z0.softmax(axis) - mean_jacobian_dz
-    squared_length = dz.square().sum(axis, keepdim=True).clamp(min=torch.finfo(dz.dtype).tiny)
+    squared_length = dz.square().sum(axis, keepdim=True).clamp(min=MIN_CORRECTED_DISTANCE**2)
     return mean_jacobian_g + dz / squared_length * (error * g).sum(axis, keepdim=True)
 
 

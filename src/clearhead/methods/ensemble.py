@@ -40,6 +40,7 @@ from clearhead.methods.pass_type import PassType
     citation="clearhead (2026), the sum of DeepLIFT SHAP and saliency; on combining: Decker et al. (2024), ICML",
     signed=True,
     target="any",
+    rounding_amplification=10.0,  # errors are relative to the root mean square, which is less than the largest score
     measures="how much each unit adds, and where the target is sensitive, in one score",
     misleads="the sum of the scores has no meaning, and a unit that counts against the target may come out near zero",
 )
