@@ -347,13 +347,13 @@ def test_similarity_scales_are_cosine_and_logit() -> None:
     ex = dual_models.explainer("siglip")
     model = ex.adapter.model
     arguments = {"text": TEXTS[0], "image": IMAGES[0], "method": "input-x-gradient"}
-    cosine, logit = ex.explain(**arguments, method="generic"), ex.explain(**arguments, scale="logit", method="generic")
+    cosine, logit = ex.explain(**arguments), ex.explain(**arguments, scale="logit")
     scale, bias = float(model.logit_scale.detach().exp()), float(model.logit_bias.detach())
     assert cosine.target["scale"] == "cosine" and logit.target["scale"] == "logit"
     assert logit.target["value"] == pytest.approx(scale * cosine.target["value"] + bias)
     assert gap(logit["image"].scores, scale * cosine["image"].scores) < TOLERANCE
     with pytest.raises(InputError, match=r"unknown scale 'probability'.*cosine, logit"):
-        ex.explain(**arguments, scale="probability", method="generic")
+        ex.explain(**arguments, scale="probability")
     with pytest.raises(InputError, match=r"unknown scale 'cosine'.*logit, probability, log-odds"):
         clearhead.load(*models.text_model("bert")).explain("so boring", scale="cosine", method="generic")
 

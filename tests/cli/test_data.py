@@ -87,7 +87,7 @@ def test_finished_run_is_not_repeated(clearhead: Clearhead, bert: Path, reviews:
     ("change", "message"),
     [
         (("--scale", "probability"), "scale was 'logit', now 'probability'"),
-        (("--methods", "grad-sam"), "methods was ['generic'], now ['grad-sam']"),
+        (("--methods", "grad-sam"), "methods was ['ensemble'], now ['grad-sam']"),
         (("--batch-size", "3"), "batch_size was 8, now 3"),
         (("--column", "id"), "columns was ['text'], now ['id']"),
     ],
@@ -155,8 +155,8 @@ def test_deleted_result_is_written_again_with_identical_bytes(
     command = ("explain", reviews, "-m", bert, "--batch-size", 4, "--out", tmp_path / "out")
     clearhead(*command)
     before = read_folder(tmp_path / "out")
-    (tmp_path / "out" / "results" / "000006.generic.safetensors").unlink()
-    (tmp_path / "out" / "results" / ".000006.generic.safetensors.1234.partial").write_bytes(b"half of")
+    (tmp_path / "out" / "results" / "000006.ensemble.safetensors").unlink()
+    (tmp_path / "out" / "results" / ".000006.ensemble.safetensors.1234.partial").write_bytes(b"half of")
     (tmp_path / "out" / "index.csv").unlink()
     clearhead(*command)
     assert read_folder(tmp_path / "out") == before
@@ -196,7 +196,7 @@ def test_image_folder_is_explained_recursively(clearhead: Clearhead, vit: Path, 
     assert [line["row"] for line in read_table(out / "index.csv")] == ["a.png", "cats/a.jpg", "cats/b.png"]
     [error] = read_table(out / "errors.csv")
     assert error["row"] == "cats/torn.jpg" and "cannot be opened as an image" in error["message"]
-    assert ch.load_explanation(out / "results" / "cats" / "a.jpg.generic.safetensors").stream == "image"
+    assert ch.load_explanation(out / "results" / "cats" / "a.jpg.ensemble.safetensors").stream == "image"
 
 
 def test_text_folder_and_table_of_image_paths_are_explained(
@@ -223,7 +223,7 @@ def test_jsonl_pairs_with_invalid_rows_are_explained(clearhead: Clearhead, bert:
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n{torn\n")
     command = ("explain", path, "-m", bert, "--column", "a", "--pair-column", "b", "--out", tmp_path / "out", "--json")
     assert clearhead(*command).json["written"] == 1
-    stored = ch.load_explanation(tmp_path / "out" / "results" / "000001.generic.safetensors")
+    stored = ch.load_explanation(tmp_path / "out" / "results" / "000001.ensemble.safetensors")
     assert stored.units.texts == ("I like it", "So boring")
     assert [error["row"] for error in read_table(tmp_path / "out" / "errors.csv")] == [
         "000002",

@@ -109,7 +109,7 @@ def test_save_does_not_overwrite_earlier_results(
     for text in (TEXT, "I like the book"):
         clearhead("explain", text, "-m", bert, "--save", folder)
     files = sorted(folder.iterdir())
-    assert [file.name for file in files] == ["001.generic.safetensors", "002.generic.safetensors"]
+    assert [file.name for file in files] == ["001.ensemble.safetensors", "002.ensemble.safetensors"]
     assert [ch.load_explanation(file).units.texts for file in files] == [(TEXT,), ("I like the book",)]
     data.write_text(f"text\n{TEXT}\n")
     clearhead("explain", data, "-m", bert, "--out", tmp_path / "run")
@@ -144,7 +144,7 @@ def test_compare_writes_json_and_page(clearhead: Clearhead, bert: Path, tmp_path
     page = tmp_path / "compare.html"
     result = clearhead("compare", TEXT, "-m", bert, "--methods", "generic,attcat,random", "--json", "--html", page)
     assert result.json["methods"] == ["generic", "attcat", "random"] and "<html" in page.read_text()
-    assert "attcat" in clearhead("compare", TEXT, "-m", bert).out
+    assert "ensemble" in clearhead("compare", TEXT, "-m", bert).out
 
 
 def test_methods_lists_cost_taxonomy_and_applicability(clearhead: Clearhead, bert: Path) -> None:
@@ -229,7 +229,7 @@ def test_show_skips_a_damaged_file_of_a_folder(clearhead: Clearhead, bert: Path,
         and "torn.safetensors" in result.err
         and result.err.count("\n") == 1
     )
-    assert set(clearhead("show", folder, "--json").json) == {"generic"}
+    assert set(clearhead("show", folder, "--json").json) == {"ensemble"}
     for file in folder.glob("0*"):
         file.unlink()
     assert clearhead("show", folder).code == 2

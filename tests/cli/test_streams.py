@@ -115,7 +115,7 @@ def test_several_texts_with_one_image_are_explained_and_aggregated(
     assert [document["by_stream"]["text"]["units"]["texts"] for document in documents] == [[TEXT], ["So boring!"]]
     clearhead(*command, "--save", tmp_path / "kept")
     aggregated = clearhead("show", tmp_path / "kept", "--json").json
-    assert {row["name"] for row in aggregated["generic"]["rows"]} >= {"movie", "boring"}
+    assert {row["name"] for row in aggregated["ensemble"]["rows"]} >= {"movie", "boring"}
 
 
 def test_contrast_scale_and_profile_apply_to_image_text_model(

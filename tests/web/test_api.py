@@ -59,9 +59,9 @@ def test_results_match_the_openapi_schema(client: httpx.Client) -> None:
     jsonschema.Draft202012Validator(single_schema).validate(response.json()["explanations"]["attcat"])
     both = {"model": "zoo:pets-clip", "text": "a photo of a cat", "image": encode_base64(make_png())}
     response = client.post("/api/explanations", json=both)
-    jsonschema.Draft202012Validator(multi_stream_schema).validate(response.json()["explanations"]["generic"])
+    jsonschema.Draft202012Validator(multi_stream_schema).validate(response.json()["explanations"]["ensemble"])
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.Draft202012Validator(single_schema).validate(response.json()["explanations"]["generic"])
+        jsonschema.Draft202012Validator(single_schema).validate(response.json()["explanations"]["ensemble"])
     assert "$id" not in _load_result_schema("explanation")
 
 
@@ -75,17 +75,17 @@ def test_results_match_the_openapi_schema(client: httpx.Client) -> None:
 )
 def test_targets_equal_those_of_the_library(client: httpx.Client, body: dict[str, Any], target: str) -> None:
     response = client.post("/api/explanations", json={"model": "zoo:sentiment", "text": TEXT, **body}).json()
-    assert response["explanations"]["generic"]["target"]["name"] == target
+    assert response["explanations"]["ensemble"]["target"]["name"] == target
 
 
 def test_prompt_image_and_example_inputs_are_explained(client: httpx.Client) -> None:
     word = client.post("/api/explanations", json={"model": "zoo:spell", "text": "phone", "position": "every"}).json()
-    assert word["explanations"]["generic"]["by_stream"]["source"]["steps"][0] == "F"
+    assert word["explanations"]["ensemble"]["by_stream"]["source"]["steps"][0] == "F"
     image = client.post("/api/explanations", json={"model": "zoo:pets", "image": encode_base64(make_png())}).json()
-    assert image["explanations"]["generic"]["units"]["grid"] == [12, 12]
+    assert image["explanations"]["ensemble"]["units"]["grid"] == [12, 12]
     assert image["image"].startswith("data:image/png;base64,")
     example = client.post("/api/explanations", json={"model": "zoo:shapes-detr", "example": 3}).json()
-    assert "generic" in example["explanations"]
+    assert "ensemble" in example["explanations"]
 
 
 def test_equal_length_requests_share_a_pass_and_get_their_own_results(sentiment: clearhead.Explainer) -> None:
@@ -217,7 +217,7 @@ def test_invalid_requests_return_422_with_a_message(client: httpx.Client, body: 
 def test_unusual_texts_are_explained(client: httpx.Client, text: str) -> None:
     response = client.post("/api/explanations", json={"model": "zoo:sentiment", "text": text})
     assert response.status_code == 200
-    assert response.json()["explanations"]["generic"]["units"]["texts"] == [text]
+    assert response.json()["explanations"]["ensemble"]["units"]["texts"] == [text]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_malformed_json_returns_a_client_error(client: httpx.Client, body: bytes
 
 def test_shared_results_can_be_reopened(client: httpx.Client, tmp_path: Any) -> None:
     result = client.post("/api/explanations", json={"model": "zoo:pets", "image": encode_base64(make_png())}).json()
-    document = result["explanations"]["generic"]
+    document = result["explanations"]["ensemble"]
     request = {"explanations": [document], "images": [result["image"]]}
     file = client.post("/api/export", json={**request, "format": "safetensors"})
     assert "attachment" in file.headers["content-disposition"]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 #: Nodes of the quadrature. Known evidence is found nearly as well with three.
 NUM_NODES = 8
-#: Shorter paths are corrected less: quadrature is exact there, and a rounding error of Δp over a tiny ‖Δz‖ is not small.
+#: Shorter paths are corrected less: quadrature is exact there, and rounding errors of Δp are divided by ‖Δz‖.
 MIN_CORRECTED_DISTANCE = 0.01
 #: An entry whose logit is this far below the largest is masked: models add −10,000 or less to what is not visible.
 MASKED_LOGIT_DISTANCE = 5_000

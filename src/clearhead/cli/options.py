@@ -550,7 +550,10 @@ def parse_method_options(texts: Sequence[str] | None, default: Sequence[str]) ->
     """
     # A comma inside brackets belongs to an option of a method.
     names = [name.strip() for text in texts or default for name in re.split(r",(?![^(]*\))", text)]
-    return list(dict.fromkeys(_parse_method(name) for name in names if name))
+    methods = list(dict.fromkeys(_parse_method(name) for name in names if name))
+    if texts and not methods:
+        raise InputError("no method was given: --methods takes names separated by commas")
+    return methods
 
 
 def _parse_method(typed: str) -> "MethodLike":
