@@ -120,7 +120,9 @@ def test_equal_length_requests_share_a_pass_and_get_their_own_results(sentiment:
             assert not documents and all("unknown label 'HAPPY'" in message for message in problems) and problems
             continue
         assert [document["method"] for document in documents] == ["attcat", "generic"]
-        np.testing.assert_allclose(documents[1]["scores"], sentiment.explain(text, "generic", target=target).scores, atol=1e-5)
+        np.testing.assert_allclose(
+            documents[1]["scores"], sentiment.explain(text, "generic", target=target).scores, atol=1e-5
+        )
 
 
 def test_full_queue_returns_429_with_retry_after(app: MakeClient) -> None:

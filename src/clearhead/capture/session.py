@@ -41,7 +41,12 @@ def get_attention_implementation(config: Any) -> str:
 
 @contextmanager
 def switched_attention_implementation(topology: ModelTopology, implementation: str) -> Iterator[None]:
-    """Inside the `with`, all configurations of the model name `implementation`; transformers' checks are bypassed."""
+    """Inside the `with`, all configurations of the model name `implementation`; transformers' checks are bypassed.
+
+    Args:
+        topology: The modules of the model, with their configurations.
+        implementation: Name of an attention implementation of transformers.
+    """
     current = [(config, config._attn_implementation_internal) for config in topology.find_configs()]
     switched = [(config, original) for config, original in current if original != implementation]
     try:

@@ -98,7 +98,11 @@ class AttentionCall:
         return self.attention.mean(1)
 
     def select_heads(self, heads: Sequence[int]) -> "AttentionCall":
-        """Return a copy of the call with only these heads."""
+        """Return a copy of the call with only these heads.
+
+        Args:
+            heads: Indices of the heads, in the order of the copy.
+        """
         head_indices = list(heads)
         tensors = {name: getattr(self, name) for name in ("attention", "attention_gradient", "relevance", "values")}
         return replace(
@@ -106,12 +110,21 @@ class AttentionCall:
         )
 
     def select_queries(self, query_slice: slice) -> "AttentionCall":
-        """Return a copy of the call whose maps have only these queries."""
+        """Return a copy of the call whose maps have only these queries.
+
+        Args:
+            query_slice: The queries, as a slice of the third axis of the maps.
+        """
         maps = {name: getattr(self, name) for name in ("attention", "attention_gradient")}
         return replace(self, **{name: map_[:, :, query_slice] for name, map_ in maps.items() if map_ is not None})
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "AttentionCall":
-        """Return a copy of the call with all tensors on a device and, if given, in a dtype."""
+        """Return a copy of the call with all tensors on a device and, if given, in a dtype.
+
+        Args:
+            device: Device of the copy.
+            dtype: Data type of the copy; None keeps that of each tensor.
+        """
         tensors = {name: tensor.to(device, dtype) for name, tensor in self.iter_tensors()}
         return replace(self, **tensors)  # type: ignore[arg-type]
 
@@ -147,7 +160,11 @@ class Tape:
     STREAM_FIELDS = ("inputs", "input_gradient")
 
     def to(self, device: torch.device | str) -> "Tape":
-        """Return a copy of the tape with all tensors on a device."""
+        """Return a copy of the tape with all tensors on a device.
+
+        Args:
+            device: Device of the copy.
+        """
         moved_fields: dict[str, Any] = {}
         for name in self.TENSOR_FIELDS:
             if (tensor := getattr(self, name)) is not None:
@@ -158,7 +175,11 @@ class Tape:
         return replace(self, calls=[call.to(device) for call in self.calls], **moved_fields)
 
     def select(self, requires: Requirements) -> "Tape":
-        """Return a copy with only those inputs and input gradients that are required."""
+        """Return a copy with only those inputs and input gradients that are required.
+
+        Args:
+            requires: The tensors to keep, as `resolve_requirements` returns them.
+        """
         left_out: dict[str, Any] = {}
         if "inputs" not in requires:
             left_out["inputs"] = None
@@ -167,7 +188,14 @@ class Tape:
         return replace(self, **left_out)
 
     def save(self, path: str | Path) -> Path:
-        """Write the tape to one safetensors file and return its path."""
+        """Write the tape to one safetensors file and return its path.
+
+        Args:
+            path: The file; an existing one is replaced.
+
+        Returns:
+            The path of the file.
+        """
         tensors = {name: tensor for name in self.TENSOR_FIELDS if (tensor := getattr(self, name)) is not None}
         for name in self.STREAM_FIELDS:
             tensors |= {f"{name}.{stream}": tensor for stream, tensor in (getattr(self, name) or {}).items()}

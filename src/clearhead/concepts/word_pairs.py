@@ -129,7 +129,12 @@ def select_single_token_pairs(explainer: Explainer, pairs: Iterable[WordPair]) -
 
 
 def is_single_token(explainer: Explainer, word: str) -> bool:
-    """Whether a word is a single token of the model's vocabulary."""
+    """Whether a word is a single token of the model's vocabulary.
+
+    Args:
+        explainer: Explainer of the model.
+        word: The word, without a space in front.
+    """
     return _find_token_id(explainer, word) is not None
 
 

@@ -34,6 +34,12 @@ def check_methods(
 ) -> MethodSelection:
     """Check that all methods apply to the model, and return them with the methods that are run for them.
 
+    Args:
+        capabilities: What is known about the model.
+        samples: The inputs; the shortest is used for the self-test.
+        methods: The methods, with the options of the call and of the profile.
+        profile: An author's settings.
+
     Raises:
         UnsupportedError: A method does not.
     """
@@ -48,7 +54,12 @@ def check_methods(
 
 
 def must_run_alone(capabilities: ModelCapabilities, methods: Sequence[Method]) -> bool:
-    """Whether samples cannot share a batch, because the model or a method would mix them."""
+    """Whether samples cannot share a batch, because the model or a method would mix them.
+
+    Args:
+        capabilities: What is known about the model.
+        methods: The methods that are run.
+    """
     return capabilities.adapter.positions_depend_on_batch_length or not all(map(capabilities.is_batch_safe, methods))
 
 

@@ -282,7 +282,11 @@ class AttributionMethod(TiledMethod):
         """Initialise the state before the first call, and check the options."""
 
     def process_call(self, call: AttentionCall) -> None:
-        """Process one attention call and keep its contribution, if it has one."""
+        """Process one attention call and keep its contribution, if it has one.
+
+        Args:
+            call: The call with the tensors that the method requires; calls come in the order of the backward pass.
+        """
         contribution = self._compute_call_scores(call)
         if contribution is not None:
             self.call_scores.append(contribution)
@@ -518,11 +522,23 @@ class Method:
         return {key: value for key, value in self.options if key in self.option_names(self.name)}
 
     def get_option(self, name: str, default: Any = None) -> Any:
-        """Return the value of an option if it was set, else `default`."""
+        """Return the value of an option if it was set, else `default`.
+
+        Args:
+            name: Name of the option.
+            default: Value for an option that was not set.
+        """
         return dict(self.options).get(name, default)
 
     def with_defaults(self, **options: Any) -> "Method":
-        """Return the method with these options added; options already set, and values of None, are left out."""
+        """Return the method with these options added; options already set, and values of None, are left out.
+
+        Args:
+            **options: Options by name.
+
+        Returns:
+            A new method.
+        """
         extra = {key: value for key, value in options.items() if value is not None and key not in dict(self.options)}
         return Method(self.name, **dict(self.options), **extra)
 

@@ -166,7 +166,12 @@ def iter_colour_levels() -> Iterator[int]:
 
 @cache
 def get_level_colour(level: int, theme: ColourTheme = LIGHT_THEME) -> Rgb:
-    """Return the colour of a level."""
+    """Return the colour of a level.
+
+    Args:
+        level: An integer level of a quantised score, or `NO_SCORE_LEVEL`.
+        theme: The colours of the theme.
+    """
     if level == NO_SCORE_LEVEL:
         return map_score_to_colour(np.nan, theme)
     return map_score_to_colour(level / COLOUR_LEVELS_PER_SIGN, theme)

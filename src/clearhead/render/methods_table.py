@@ -11,12 +11,22 @@ from clearhead.render.view_model import ViewModel, make_view_model
 
 
 def render_methods_table(columns: Sequence[str], rows: TableRows) -> RenderableType:
-    """Render a table of methods and its notes for rich."""
+    """Render a table of methods and its notes for rich.
+
+    Args:
+        columns: Keys of the rows that are shown, in this order.
+        rows: One mapping per method, with the cells of all columns, `method`, `guidance` and `note`.
+    """
     return Group(build_terminal_table(columns, rows), *map(Text, iter_method_notes(rows)))
 
 
 def format_methods_table(columns: Sequence[str], rows: TableRows) -> str:
-    """Render a table of methods as plain text, as wide as the terminal."""
+    """Render a table of methods as plain text, as wide as the terminal.
+
+    Args:
+        columns: Keys of the rows that are shown, in this order.
+        rows: One mapping per method, as for `render_methods_table`.
+    """
     console = Console(color_system=None, highlight=False, force_jupyter=False)
     with console.capture() as captured:
         console.print(render_methods_table(columns, rows))
@@ -24,7 +34,12 @@ def format_methods_table(columns: Sequence[str], rows: TableRows) -> str:
 
 
 def build_methods_view_model(columns: Sequence[str], rows: TableRows) -> ViewModel:
-    """Build the view model of a table of methods, for notebooks."""
+    """Build the view model of a table of methods, for notebooks.
+
+    Args:
+        columns: Keys of the rows that are shown, in this order.
+        rows: One mapping per method, as for `render_methods_table`.
+    """
     cells = [[escape_invisible(format_table_cell(row[column])) for column in columns] for row in rows]
     table = make_view_model("table", columns=list(columns), rows=cells)
     return make_view_model(

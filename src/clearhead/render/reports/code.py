@@ -43,7 +43,12 @@ MAX_DISCOVERY_ROWS = 30
 
 
 def write_code_report(study: "CodeStudy", path: str | Path) -> Path:
-    """Write the HTML report of a code study and return its path."""
+    """Write the HTML report of a code study and return its path.
+
+    Args:
+        study: The study.
+        path: The HTML file; an existing one is replaced.
+    """
     return write_report_page(path, build_code_report(study))
 
 

@@ -47,7 +47,12 @@ TCAV_NOTE = (
 
 
 def write_tcav_report(result: "TcavResult", path: str | Path) -> Path:
-    """Write the HTML report of a TCAV result and return its path."""
+    """Write the HTML report of a TCAV result and return its path.
+
+    Args:
+        result: The result.
+        path: The HTML file; an existing one is replaced.
+    """
     return write_report_page(path, build_tcav_report(result))
 
 
@@ -142,7 +147,12 @@ def write_ablation_report(
 
 
 def write_axis_report(study: "AxisStudy", path: str | Path) -> Path:
-    """Write the HTML report of a gender-axis study and return its path."""
+    """Write the HTML report of a gender-axis study and return its path.
+
+    Args:
+        study: The study.
+        path: The HTML file; an existing one is replaced.
+    """
     return write_report_page(path, build_axis_report(study))
 
 

@@ -143,5 +143,10 @@ def read_occupations(path: str | Path, pattern: str = OCCUPATION_PATTERN) -> Tem
 
 
 def make_free_templates(mask_token: str, sentences: Sequence[str] = FREE_SENTENCES) -> list[BiasTemplate]:
-    """Make templates without a filler from sentences with `{mask}`."""
+    """Make templates without a filler from sentences with `{mask}`.
+
+    Args:
+        mask_token: The mask token of the model, which replaces `{mask}`.
+        sentences: The sentences.
+    """
     return [BiasTemplate(sentence.format(mask=mask_token)) for sentence in sentences]
