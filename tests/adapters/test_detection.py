@@ -150,8 +150,8 @@ def gap(ours: Any, theirs: Any) -> float:
 
 
 def get_tolerance(family: str) -> float:
-    """YOLOS computes its softmax in float32."""
-    return 1e-3 if family in FLOAT32_ONLY else 1e-5 if family == "yolos" else 1e-9
+    """YOLOS computes its softmax in float32; rounding in models of float32 reaches DeepLIFT's scores a thousandfold."""
+    return 2e-3 if family in FLOAT32_ONLY else 1e-5 if family == "yolos" else 1e-9
 
 
 def list_applicable_methods(family: str) -> list[str]:
