@@ -56,7 +56,7 @@ def test_invalid_comparisons_raise() -> None:
 
 
 def test_default_methods_are_those_that_apply() -> None:
-    assert clearhead.compare(explainer("bert/classify"), TEXTS[0]).methods == ["generic", "grad-sam", "attcat"]
+    assert clearhead.compare(explainer("bert/classify"), TEXTS[0]).methods == ["ensemble", "generic", "grad-sam"]
     lxmert = joint_models.explainer("lxmert")
     comparison = clearhead.compare(lxmert, text=TEXTS[0], regions=joint_models.regions(3))
-    assert comparison.methods == ["generic", "rollout", "attention-gradcam"]
+    assert comparison.methods == ["ensemble", "generic", "rollout"]
