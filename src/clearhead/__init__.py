@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from clearhead.adapters.custom.tokens import TokenReader
     from clearhead.capture.sources.custom_modules import register_attention
     from clearhead.capture.tape import AttentionCall, Tape
+    from clearhead.engine.recommendation import RECOMMENDED_METHOD, Recommendation
     from clearhead.errors import ClearheadError, InputError, UnsupportedError
     from clearhead.explainer import Explainer
     from clearhead.explanation.aggregation import aggregate, to_frame
@@ -78,6 +79,8 @@ _EXPORTS = {
     "register_adapter": "adapters",
     "register_attention": "capture.sources.custom_modules",
     "register_method": "methods",
+    "RECOMMENDED_METHOD": "engine.recommendation",
+    "Recommendation": "engine.recommendation",
     "run_lecture": "studies.lecture",
     "Tape": "capture.tape",
     "to_frame": "explanation.aggregation",
@@ -92,6 +95,7 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "RECOMMENDED_METHOD",
     "AnswerSpan",
     "AttentionCall",
     "AttributionMethod",
@@ -117,6 +121,7 @@ __all__ = [
     "MultiStreamExplanation",
     "PassType",
     "Predicted",
+    "Recommendation",
     "Tape",
     "TokenLabel",
     "TokenReader",

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from clearhead import RECOMMENDED_METHOD
 from clearhead.adapters.base import InputOptions
-from clearhead.engine.recommendation import RECOMMENDED_METHOD
 from clearhead.errors import ClearheadError
 from clearhead.explanation.comparison import Comparison
 from clearhead.render.view_model import build_view_model

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clearhead.engine.recommendation import RECOMMENDED_METHOD
+from clearhead import RECOMMENDED_METHOD
 from clearhead.errors import InputError, unknown_value_error
 from clearhead.methods.base import METHOD_REGISTRY
 from clearhead.web.method_groups import estimate_passes, group_by_cost

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from clearhead.engine.recommendation import RECOMMENDED_METHOD
+from clearhead import RECOMMENDED_METHOD
 from clearhead.errors import InputError, unknown_value_error
 from clearhead.methods.base import METHOD_REGISTRY
 from clearhead.targets import AnswerSpan, Contrast, DetectionQuery, GeneratedToken, PositionTarget, TokenLabel
