@@ -249,7 +249,7 @@ class Explainer:
         batches = list(iter_batch_indices(samples, compute_options.batch_size))
         selection = check_methods(self.capabilities, samples, methods, profile)
         batch_request = BatchRequest(selection, input_options, compute_options, request.per, profile, overridden_target)
-        if must_run_alone(self.capabilities, selection.run):
+        if must_run_alone(self.capabilities, selection.pass_methods):
             batches = [[i] for batch in batches for i in batch]
         return _PreparedCall(
             samples, targets, batch_request, batches, requested_methods, is_single and len(samples) == 1
@@ -409,7 +409,7 @@ class Explainer:
         """Run all methods on one batch, split into as many smaller batches as the memory budget requires."""
         if budget is None:
             return explain_batch(self.capabilities, samples, targets, request)
-        pass_names = find_pass_names(request.selection.run)
+        pass_names = find_pass_names(request.selection.pass_methods)
         results: list[list[AnyExplanation]] = []
         while len(results) < len(samples):
             start = len(results)

@@ -35,8 +35,7 @@ MAX_FULL_LENGTH = 2048
 MIN_REDUCED_LENGTH = 512
 MIN_REDUCED_BATCH_UNITS = 4096
 #: The limit for one input in half precision on a GPU. There, a pass with materialised maps takes its gradients from
-#: tiles, too, and costs more calls of kernels than a tiled pass (1.8 against 1.3 × plain for 512 tokens of an 8-billion
-#: decoder).
+#: tiles, too, and costs more kernel launches than a tiled pass.
 MIN_REDUCED_LENGTH_HALF_PRECISION = 128
 #: By default, layers are checkpointed from this many units on: that takes a third longer, but the memory of one layer
 #: in place of all (and of the tensors that some methods keep of each).

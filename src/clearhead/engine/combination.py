@@ -19,13 +19,13 @@ class MethodSelection:
 
     Attributes:
         requested: The methods whose explanations are returned.
-        run: The methods whose passes are run: each requested method once, with components in place of combined ones.
+        pass_methods: The methods whose passes are run: each method once, with components in place of combined methods.
         components: The components of each combined method that apply to the model.
         omitted: For each combined method, why other components do not apply, by their name.
     """
 
     requested: list[Method]
-    run: list[Method]
+    pass_methods: list[Method]
     components: dict[Method, list[Method]] = field(default_factory=dict)
     omitted: dict[Method, dict[str, str]] = field(default_factory=dict)
 
@@ -39,16 +39,16 @@ def select_methods(capabilities: ModelCapabilities, methods: Sequence[Method]) -
     """
     components: dict[Method, list[Method]] = {}
     omitted: dict[Method, dict[str, str]] = {}
-    run: dict[Method, None] = {}
+    pass_methods: dict[Method, None] = {}
     for method in methods:
         if method.pass_type is not PassType.COMBINED:
-            run[method] = None
+            pass_methods[method] = None
             continue
         reasons = {component: capabilities.find_unsupported_reason(component) for component in method.components}
         components[method] = [component for component, reason in reasons.items() if reason is None]
         omitted[method] = {component.name: reason for component, reason in reasons.items() if reason is not None}
-        run |= dict.fromkeys(components[method])
-    return MethodSelection(list(methods), list(run), components, omitted)
+        pass_methods |= dict.fromkeys(components[method])
+    return MethodSelection(list(methods), list(pass_methods), components, omitted)
 
 
 def collect_requested(

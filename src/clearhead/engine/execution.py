@@ -114,16 +114,16 @@ def iter_batch_plans(
         runs_targets_together: Whether one pass may have several targets of a sample.
     """
     adapter = capabilities.adapter
-    if max(map(len, targets)) > 1 and any(method.get_option("rows") for method in request.selection.run):
+    if max(map(len, targets)) > 1 and any(method.get_option("rows") for method in request.selection.pass_methods):
         raise InputError(
             "rows='all' needs a single target, but there are several: choose one, such as GeneratedToken(0)"
         )
     compute_options = request.compute_options
     mode = choose_attention_mode(
-        capabilities, samples, request.selection.run, compute_options.kernel, compute_options.checkpoint
+        capabilities, samples, request.selection.pass_methods, compute_options.kernel, compute_options.checkpoint
     )
     chunks = iter_target_chunks(
-        capabilities, samples, targets, request.selection.run, mode, max_rows, runs_targets_together
+        capabilities, samples, targets, request.selection.pass_methods, mode, max_rows, runs_targets_together
     )
     for chunk in chunks:
         truncated = [
@@ -131,7 +131,7 @@ def iter_batch_plans(
             for sample, sample_targets in zip(samples, chunk, strict=True)
         ]
         batch = TargetBatch(adapter, truncated, chunk, compute_options.seed)
-        plan = make_batch_plan(capabilities, batch, request.selection.run, mode)
+        plan = make_batch_plan(capabilities, batch, request.selection.pass_methods, mode)
         if compute_options.kernel not in (None, "materialised"):
             check_tiling_supported(plan.method_runs)
         yield plan

@@ -1,4 +1,4 @@
-"""Ensemble: DeepLIFT SHAP (how much) and gradient length (where it can matter), brought to the same size and added.
+"""Ensemble: DeepLIFT SHAP (how much) and gradient length (where it can matter), scaled to the same size and added.
 
     r_i = d_i / rms(d) + s_i / rms(s)          rms(x) = √ mean_j x_j², over all units
 
