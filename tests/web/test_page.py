@@ -176,6 +176,22 @@ def test_explain_click_waits_until_models_are_loaded(page: Page) -> None:
     expect(page.locator("#status")).to_contain_text("Done in", timeout=60_000)
 
 
+def test_saved_result_opens_before_model_info_arrives(page: Page, tmp_path: Path) -> None:
+    explain(page, TEXT)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save as a page").click()
+    saved.value.save_as(tmp_path / "saved.html")
+    pending: list[Route] = []
+    page.route(re.compile("check_methods=false"), lambda route: pending.append(route))
+    with page.expect_request(re.compile("check_methods=false")):
+        page.reload()
+    page.get_by_label("Open a saved result").set_input_files(tmp_path / "saved.html")
+    expect(page.locator("#result-view .ch-card")).to_have_count(1)
+    expect(page.locator("#status")).to_contain_text("Opened saved.html")
+    expect(page.locator("#error")).to_be_hidden()
+    pending.pop().continue_()
+
+
 def test_failed_model_request_does_not_fall_back_to_previous_model(page: Page) -> None:
     select_model(page, "zoo:shapes-detr")
     failing_request = re.compile("zoo%3Apets&check_methods=false")

@@ -27,7 +27,8 @@ const showResult = (result) => {
   byId("empty-hint").hidden = true;
   byId("result-actions").hidden = result.explanations.length === 0;
   showError(result.errorText);
-  const canExplainLabels = result.request?.model === form?.modelInfo?.name && form.modelInfo.labels?.length !== 1;
+  const modelInfo = form?.modelInfo; // none as long as the description of the model is loading
+  const canExplainLabels = Boolean(modelInfo) && result.request?.model === modelInfo.name && modelInfo.labels?.length !== 1;
   result.renderInto(byId("result-view"), canExplainLabels && ((label) => { form.selectTarget(label); explain(); }));
   byId("attention-view").hidden = result.attentionView === null;
   if (result.attentionView) draw(byId("attention-view"), result.attentionView, { fetchHeadMap: result.fetchHeadMap });
