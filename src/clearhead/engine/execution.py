@@ -141,6 +141,8 @@ def _run_plans(capabilities: ModelCapabilities, plans: Iterator[BatchPlan], requ
     """Run plans one after the other; earlier results move to the CPU before the next plan runs."""
     results: list[PassResult] = []
     for plan in plans:
+        if capabilities.adapter.device.type == "cuda":
+            plan.batch.start_deriving_seeds()
         if results:
             results[-1].move_to_cpu()  # only the scores of one plan stay on the GPU
         if any(method_run.any_instance.depends_on_readout for method_run in plan.method_runs):

@@ -1,10 +1,11 @@
 """`TargetBatch`: the inputs of one batch with their targets, and what methods need to know about its units."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -168,14 +169,23 @@ class TargetBatch:
     @cached_property
     def seeds(self) -> tuple[int, ...]:
         """One seed per row, derived from its content."""
-        return _derive_seeds(self.truncated_samples, self.seed)
+        return tuple(derive_seed() for derive_seed in self._pending_seeds)
+
+    def start_deriving_seeds(self) -> None:
+        """Hash large content in threads from now on, so that it is done while a GPU computes."""
+        _ = self._pending_seeds
+
+    @cached_property
+    def _pending_seeds(self) -> list[Callable[[], int]]:
+        """A function per row that returns its seed, and waits for the thread that derives it, if there is one."""
+        return _submit_seeds(self.truncated_samples, self.seed)
 
     @cached_property
     def fingerprints(self) -> list[str]:
         """A hash of the content of each row."""
         content_seeds = self.seeds
         if self.seed != 0:
-            content_seeds = _derive_seeds(self.truncated_samples, 0)
+            content_seeds = tuple(derive_seed() for derive_seed in _submit_seeds(self.truncated_samples, 0))
         return [f"{seed:014x}" for seed in content_seeds]
 
     def compute_target(self, output: Any) -> Float[Tensor, "*target batch"]:
@@ -284,13 +294,25 @@ class ContentSeeds(Sequence[int]):
         return self.batch.seeds[row]
 
 
-def _derive_seeds(samples: Sequence[Sample], seed: int) -> tuple[int, ...]:
-    """Derive the seed of each sample from its content; in threads if there is much to hash, which releases the GIL."""
+def _submit_seeds(samples: Sequence[Sample], seed: int) -> list[Callable[[], int]]:
+    """Return a function per sample that returns its seed; derived in threads if there is much to hash.
+
+    Hashing releases Python's global lock, so it does not hold up the thread that launches kernels.
+    """
     num_bytes = sum(tensor.nbytes for sample in samples for tensor in sample.inputs.values())
     if num_bytes < MIN_THREADED_HASH_BYTES:
-        return tuple(sample.derive_seed(seed) for sample in samples)
-    with ThreadPoolExecutor(MAX_HASH_THREADS) as executor:
-        return tuple(executor.map(lambda sample: sample.derive_seed(seed), samples))
+        return [partial(sample.derive_seed, seed) for sample in samples]
+    executor = _make_hash_threads(os.getpid())
+    return [executor.submit(sample.derive_seed, seed).result for sample in samples]
+
+
+@cache
+def _make_hash_threads(process: int) -> ThreadPoolExecutor:
+    """The threads that hash content; they are started once, which takes longer than to hash an image.
+
+    `process` is part of the cache key, because a forked process has none of its parent's threads.
+    """
+    return ThreadPoolExecutor(MAX_HASH_THREADS, "clearhead-hash")
 
 
 class TargetFunction:
