@@ -9,6 +9,7 @@ TYPED := src $(wildcard packages/*/src packages/*/train)
 # Two processes, as CI has two cores (WORKERS=n for more); each keeps to one thread, or they would fight for them. A file
 # goes to one process: its tests share explanations that are made once.
 WORKERS ?= 2
+DEVICE ?= cpu
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	$(1)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(2) $(ARGS)
 
@@ -19,7 +20,7 @@ NO_TESTS := 5
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-oldest test-gpu golden lint format bench bench-gpu known-answers leaderboard probes notebooks \
+.PHONY: help demo test test-slow test-oldest test-gpu golden lint format bench bench-gpu known-answers claim leaderboard probes notebooks \
 	docs architectures fresh lock clean setup
 
 help: ## this list
@@ -78,6 +79,11 @@ known-answers: .venv/.stamp ## every method on every known-answer model: cards a
 		.venv/bin/python benchmarks/truth.py --models $${model%:*} --count $${model#*:} \
 			--json build/truth/$${model%:*}.json || exit 1; done
 	.venv/bin/python packages/zoo/train/known_answers.py --from build/truth/*.json
+
+claim: .venv/.stamp ## the registered claim: train the other seeds, measure all methods, docs/claim-results.md (hours; resumable)
+	.venv/bin/python benchmarks/claim.py train --parallel $(WORKERS) --device $(DEVICE) $(if $(DATA),--data $(DATA))
+	.venv/bin/python benchmarks/claim.py measure --parallel $(WORKERS) --device $(DEVICE)
+	.venv/bin/python benchmarks/claim.py page
 
 leaderboard: .venv/.stamp ## every method on the zoo: docs/leaderboard.md (hours on a CPU; resumable)
 	.venv/bin/python benchmarks/leaderboard.py run --data ../shared/data $(ARGS)
