@@ -160,6 +160,8 @@ def test_scores_below_the_rounding_error_of_the_target(largest: float, warns: bo
         ({"completeness_gap": 0.9, "standard_error": 0.4}, False),
         ({"completeness_gap": 1.1, "standard_error": 0.4}, True),
         ({"completeness_gap": 3.0, "misfit": 0.4}, False),
+        ({"deeplift-shap_completeness_gap": 0.09}, False),
+        ({"deeplift-shap_completeness_gap": 0.11, "other_completeness_gap": 0.0}, True),
         ({"misfit": 0.6}, True),
         ({"rounding_share": 0.4}, False),
         ({"rounding_share": 0.6}, True),
@@ -177,6 +179,12 @@ def test_completeness_warning_has_figures_and_the_option_that_helps() -> None:
     assert warning is not None and "their expected sum, 1.9, by 0.4" in warning and warning.endswith("increase steps=.")
     assert "by 50 % of the largest score" in str(degenerate_scores.check_completeness(figures, "deeplift"))
     assert "dtype='float64'" in str(degenerate_scores.check_completeness(figures, "deeplift"))
+
+
+def test_component_warning_names_the_component_with_the_largest_gap() -> None:
+    figures = {"first_completeness_gap": 0.2, "second_completeness_gap": 0.5, "third_completeness_gap": 0.3}
+    (warning,) = degenerate_scores.find_measured_problems(figures, "ensemble")
+    assert "component second" in warning and "by 50 %" in warning
 
 
 def test_controls_learned_queries_and_missing_scores_have_no_warnings() -> None:

@@ -114,6 +114,7 @@ def find_measured_problems(
     """
     warnings = [
         check_completeness(figures, method, expected_sum, largest_score),
+        check_component_completeness(figures),
         check_surrogate_fit(figures),
         check_rounding_share(figures),
     ]
@@ -220,6 +221,20 @@ def check_completeness(
     if method in _ACCURACY_OPTIONS:
         advice = f"increase {_ACCURACY_OPTIONS[method]}"
     return f"the scores miss {miss} (completeness gap {gap:.2g}), so they do not account for the output: {advice}."
+
+
+def check_component_completeness(figures: Mapping[str, float]) -> str | None:
+    """Warn if a component of a combined method misses the sum that its scores should have."""
+    suffix = "_completeness_gap"
+    gaps = {name.removesuffix(suffix): gap for name, gap in figures.items() if name.endswith(suffix)}
+    component = max(gaps, key=lambda name: gaps[name], default="")
+    if not gaps or gaps[component] < MAX_COMPLETENESS_GAP:
+        return None
+    return (
+        f"the scores of the component {component} miss their expected sum by {_format_share(gaps[component])} of the "
+        f"largest one (completeness gap {gaps[component]:.2g}), so they do not account for the output: compare "
+        "e.components with method='integrated-gradients', or load the model with dtype='float64'."
+    )
 
 
 def check_surrogate_fit(figures: Mapping[str, float]) -> str | None:
