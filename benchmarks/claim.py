@@ -1,14 +1,15 @@
 """The registered claim about the default method (docs/claim.md): train, measure, and write the results.
 
-    python benchmarks/claim.py train [--tasks logic,recall] [--minutes 9] [--parallel 4] [--device cuda] [--data DIR]
-    python benchmarks/claim.py measure [--tasks …] [--methods …] [--minutes 9] [--parallel 2]
+    python benchmarks/claim.py train [--cases logic-seed1,recall-seed1] [--minutes 9] [--parallel 4] [--data DIR]
+    python benchmarks/claim.py measure [--cases …] [--methods …] [--minutes 9] [--parallel 2] [--data DIR]
     python benchmarks/claim.py status
     python benchmarks/claim.py page
 
 `train` trains the models of the seeds that the zoo does not keep, several side by side. `measure` explains held-out
-examples of every model with every method. Both stop after --minutes and continue where they stopped: training from its
-checkpoint, measuring with the next chunk of examples. `page` writes docs/claim-results.md from the stored scores.
-`make claim` runs all of them. --data is a folder with spell.tsv (`train/spell.py --prepare`) and pets/.
+examples of every case with every method. Both stop after --minutes and continue where they stopped: training from its
+checkpoint, measuring with the next chunk of examples. `page` writes docs/claim-results.md from the stored figures.
+`make claim` runs all of them. --data is a folder with the data sets pets, sst2 and eraser-movies, and with spell.tsv
+(`packages/zoo/train/spell.py --prepare`).
 """
 
 import argparse
@@ -28,9 +29,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from claim_page import write_page
 from claim_tasks import (
     EXAMPLES_SEED,
+    ClaimCase,
+    KnownAnswerCase,
     MethodScores,
-    TrainedModel,
-    list_models,
+    list_cases,
     make_training_command,
     read_scores,
     resolve_methods,
@@ -38,72 +40,71 @@ from claim_tasks import (
 
 import clearhead
 from clearhead.bench.chunk_explanations import explain_examples, split_applicable
-from clearhead.bench.data import load_benchmark_dataset
 from clearhead.bench.data.base import Example
 from clearhead.bench.protocols.known_evidence import KnownEvidence
 from clearhead.data.atomic_file import atomic_write
 
 #: Examples that are explained before the scores are stored.
 CHUNK_SIZE = 25
-METRIC = "minimal average precision"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("train", "measure", "measure-model", "status", "page"))
-    parser.add_argument("--tasks", default="", help="tasks, separated by commas (default: all)")
-    parser.add_argument("--seeds", default="", help="seeds, separated by commas (default: all)")
+    parser.add_argument("step", choices=("train", "measure", "measure-case", "status", "page"))
+    parser.add_argument("--cases", default="", help="cases, separated by commas (default: all)")
     parser.add_argument("--methods", default="", help="methods, separated by commas (default: all)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this time, to be continued")
     parser.add_argument("--parallel", type=int, default=1, help="number of processes side by side")
     parser.add_argument("--device", default="cpu", help="device of the models")
-    parser.add_argument("--data", type=Path, help="folder with spell.tsv and pets/, for their training")
+    parser.add_argument("--data", type=Path, help="folder with spell.tsv, pets, sst2 and eraser-movies")
     options = parser.parse_args()
     deadline = time.monotonic() + 60 * options.minutes
-    models = [
-        model
-        for model in list_models()
-        if (not options.tasks or model.task in options.tasks.split(","))
-        and (not options.seeds or str(model.seed) in options.seeds.split(","))
-    ]
+    cases = select_cases(options.cases)
     if options.step == "train":
-        train_models(models, options.device, options.data, options.parallel, deadline)
+        train_models(cases, options, deadline)
     elif options.step == "measure":
-        measure_models(models, options, deadline)
-    elif options.step == "measure-model":
-        measure_model(models[0], options.methods.split(",") if options.methods else None, options.device, deadline)
+        measure_cases(cases, options, deadline)
+    elif options.step == "measure-case":
+        measure_case(cases[0], options, deadline)
     elif options.step == "status":
-        print_status(models)
+        print_status(cases)
     else:
-        write_page(models)
+        write_page(cases)
 
 
-def train_models(
-    models: Sequence[TrainedModel], device: str, data: Path | None, num_parallel: int, deadline: float
-) -> None:
+def select_cases(names: str) -> list[ClaimCase]:
+    """Return the cases with these names, separated by commas; all if there is no name."""
+    cases = {case.name: case for case in list_cases()}
+    unknown = set(filter(None, names.split(","))) - set(cases)
+    if unknown:
+        raise SystemExit(f"unknown cases {', '.join(sorted(unknown))}; known are {', '.join(cases)}")
+    return [cases[name] for name in names.split(",")] if names else [*cases.values()]
+
+
+def train_models(cases: Sequence[ClaimCase], options: argparse.Namespace, deadline: float) -> None:
     """Train the models that are not trained yet."""
     commands = {}
-    for model in models:
-        if model.is_trained:
+    for case in cases:
+        if case.is_trained or not isinstance(case, KnownAnswerCase):
             continue
         try:
-            commands[model.name] = [sys.executable, *make_training_command(model, device, data)]
+            commands[case.name] = [sys.executable, *make_training_command(case, options.device, options.data)]
         except FileNotFoundError as problem:
-            print(f"{model.name}: not trained. {problem}", file=sys.stderr)
-    run_side_by_side(commands, num_parallel, deadline)
+            print(f"{case.name}: not trained. {problem}", file=sys.stderr)
+    run_side_by_side(commands, options.parallel, deadline)
 
 
-def measure_models(models: Sequence[TrainedModel], options: argparse.Namespace, deadline: float) -> None:
-    """Measure all trained models, each in a process of its own."""
-    minutes = (deadline - time.monotonic()) / 60
+def measure_cases(cases: Sequence[ClaimCase], options: argparse.Namespace, deadline: float) -> None:
+    """Measure all cases that have a model, each in a process of its own."""
     commands = {}
-    for model in models:
-        if not model.is_trained:
-            print(f"{model.name}: not trained yet", file=sys.stderr)
+    for case in cases:
+        if not case.is_trained:
+            print(f"{case.name}: not trained yet", file=sys.stderr)
             continue
-        selection = ["--tasks", model.task, "--seeds", str(model.seed), "--methods", options.methods]
-        limits = ["--minutes", str(minutes), "--device", options.device]
-        commands[model.name] = [sys.executable, __file__, "measure-model", *selection, *limits]
+        command = [sys.executable, __file__, "measure-case", "--cases", case.name, "--device", options.device]
+        command += ["--methods", options.methods] if options.methods else []
+        command += ["--data", str(options.data)] if options.data else []
+        commands[case.name] = command
     run_side_by_side(commands, options.parallel, deadline)
 
 
@@ -137,34 +138,34 @@ def run_side_by_side(commands: dict[str, list[str]], num_parallel: int, deadline
             process.wait()
 
 
-def measure_model(model: TrainedModel, methods: Sequence[str] | None, device: str, deadline: float) -> None:
-    """Measure the methods of one model, cheap ones first, and store the scores after each chunk of examples."""
-    explainer = clearhead.load(str(model.model_dir), device=device)
-    examples = list(load_benchmark_dataset("known", task=model.task, count=model.num_examples, seed=EXAMPLES_SEED))
+def measure_case(case: ClaimCase, options: argparse.Namespace, deadline: float) -> None:
+    """Measure the methods of one case, cheap ones first, and store the figures after each chunk of examples."""
+    explainer = clearhead.load(str(case.model_dir), device=options.device, dtype="float32")
+    examples = case.load_examples(options.data)
     applicable, reasons = split_applicable(explainer, [clearhead.Method(name) for name in resolve_methods()])
     num_units = count_units(explainer, examples[0])
-    store = ScoreStore(model, describe_machine(explainer), reasons)
+    store = ScoreStore(case, describe_machine(explainer), reasons)
     for method in applicable:
-        if methods is not None and str(method) not in methods:
-            continue
-        store.measure(explainer, examples[: model.count_examples(method.name, num_units)], method, deadline)
+        if not options.methods or str(method) in options.methods.split(","):
+            selected = examples[: case.count_examples(method.name, num_units)]
+            store.measure(explainer, selected, method, deadline)
 
 
 class ScoreStore:
-    """The stored scores of one model; a method has those of the first examples, because they are measured in order.
+    """The stored figures of one case; a method has those of the first examples, because they are measured in order.
 
     Args:
-        model: The model.
+        case: The case.
         machine: Where methods are measured now.
         reasons: Method → why it does not apply.
     """
 
-    def __init__(self, model: TrainedModel, machine: str, reasons: dict[str, str]) -> None:
-        self.model = model
+    def __init__(self, case: ClaimCase, machine: str, reasons: dict[str, str]) -> None:
+        self.case = case
         self.machine = machine
         self.reasons = dict(reasons)
-        self.methods = read_scores(model)
-        self.protocol = KnownEvidence()
+        self.methods = read_scores(case)
+        self.protocol = case.protocol
 
     def measure(
         self, explainer: clearhead.Explainer, examples: Sequence[Example], method: clearhead.Method, deadline: float
@@ -180,23 +181,18 @@ class ScoreStore:
             self.reasons |= explained.failure_reasons
             scores.add(
                 [example.id for example in chunk],
-                {
-                    (measurement.part, measurement.example): measurement.figures[METRIC]
-                    for measurement in self.protocol.measure(explainer, chunk, explained.by_method)
-                },
+                self.case.select_values(self.protocol.measure(explainer, chunk, explained.by_method)),
                 time.perf_counter() - started,
             )
             self._write()
 
     def _write(self) -> None:
-        figures = json.loads((self.model.model_dir / "card.json").read_text())["figures"]
+        figures = json.loads((self.case.model_dir / "card.json").read_text())["figures"]
         quality_name, quality = next(iter(figures.items()))
         content = {
-            "task": self.model.task,
-            "seed": self.model.seed,
+            "case": vars(self.case),
             "quality_name": quality_name,
             "quality": quality,
-            "metric": METRIC,
             "protocol": self.protocol.settings,
             "examples_seed": EXAMPLES_SEED,
             "machine": self.machine,
@@ -205,8 +201,8 @@ class ScoreStore:
             "not_measured": self.reasons,
             "methods": {name: vars(scores) for name, scores in self.methods.items()},
         }
-        self.model.scores_path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(self.model.scores_path) as path:
+        self.case.scores_path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(self.case.scores_path) as path:
             path.write_text(json.dumps(content, separators=(",", ":"), sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -237,14 +233,13 @@ def read_commit() -> str:
     return finished.stdout.strip() or os.environ.get("CLEARHEAD_COMMIT", "unknown")
 
 
-def print_status(models: Iterable[TrainedModel]) -> None:
+def print_status(cases: Iterable[ClaimCase]) -> None:
     """Print what is trained and measured."""
-    for model in models:
-        methods = read_scores(model)
-        counts = sorted(scores.num_measured for scores in methods.values())
-        state = "zoo model" if model.is_zoo_model else "trained" if model.is_trained else "not trained"
+    for case in cases:
+        counts = sorted(scores.num_measured for scores in read_scores(case).values())
+        state = "has a model" if case.is_trained else "not trained"
         measured = f"{len(counts)} methods, {counts[0]} to {counts[-1]} examples" if counts else "not measured"
-        print(f"{model.name:20} {state:12} {measured}")
+        print(f"{case.name:20} {state:12} {measured}")
 
 
 if __name__ == "__main__":

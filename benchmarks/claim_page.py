@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from claim_tasks import MethodScores, TrainedModel, read_scores
+from claim_tasks import ClaimCase, KnownAnswerCase, MethodScores, read_scores
 from marked import render_table
 from numpy.typing import NDArray
 
@@ -18,10 +18,12 @@ RESULTS_PAGE = Path("docs/claim-results.md")
 DEFAULT_METHOD = "ensemble"
 CONTROLS = ("position", "random")
 EXPENSIVE_RIVAL = "kernel-shap"
+REMOVAL_BASELINE = "generic"
 #: Criteria of the claim.
 MIN_TIED_FRACTION = 0.8
 MIN_TASK_MEAN = 0.85
 MAX_RIVAL_PASSES = 10
+MAX_REMOVAL_LOSSES = 1
 #: A model is left out if its first figure is below this fraction of that of the zoo's model.
 MIN_QUALITY_RATIO = 0.95
 
@@ -30,24 +32,17 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class ClaimColumn:
-    """One task, stream and seed.
+    """The figures of all methods on one model and stream.
 
     Attributes:
-        task: Name of the task.
-        stream: The stream whose units are ranked.
-        seed: Seed of the model.
-        values: Method → average precision of each example; NaN on examples on which it was not measured.
+        heading: Task and stream, which the seeds of a task share.
+        seed: Seed of the model; None for the zoo's models of real data.
+        values: Method → figure of each example; NaN on examples on which it was not measured.
     """
 
-    task: str
-    stream: str
-    seed: int
+    heading: str
+    seed: int | None
     values: Mapping[str, Values]
-
-    @property
-    def heading(self) -> str:
-        """Task and stream, which the seeds of a task share."""
-        return f"{self.task}, {self.stream}"
 
     @property
     def attribution_methods(self) -> list[str]:
@@ -59,9 +54,9 @@ class ClaimColumn:
         differences, p_value, _ = compare_paired(self.values[first], self.values[second])
         return float(differences.mean()) if len(differences) else float("nan"), p_value
 
-    def is_tied_for_best(self, method: str) -> bool:
-        """Whether no other method is significantly better, with Holm's correction over the other methods."""
-        others = [name for name in self.attribution_methods if name != method]
+    def is_tied_for_best(self, method: str, rivals: Sequence[str] | None = None) -> bool:
+        """Whether no rival is significantly better, with Holm's correction over the rivals (default: all methods)."""
+        others = [name for name in rivals or self.attribution_methods if name != method]
         comparisons = [self.compare(method, other) for other in others]
         p_values = adjust_p_values_holm([p_value for _, p_value in comparisons])
         return not any(
@@ -90,23 +85,23 @@ class Verdict:
     is_met: bool
 
 
-def build_claim_columns(task: str, seed: int, methods: Mapping[str, MethodScores]) -> list[ClaimColumn]:
-    """Build the columns of one model from its stored scores.
+def build_claim_columns(name: str, seed: int | None, methods: Mapping[str, MethodScores]) -> list[ClaimColumn]:
+    """Build the columns of one case from its stored figures.
 
     Args:
-        task: Name of the task.
+        name: Name of the task or model.
         seed: Seed of the model.
-        methods: The scores of each method.
+        methods: The figures of each method.
     """
     num_examples = max(scores.num_measured for scores in methods.values())
     columns = []
-    for stream in sorted({stream for scores in methods.values() for stream in scores.streams}):
+    for part in sorted({part for scores in methods.values() for part in scores.columns}):
         values = {}
-        for name, scores in methods.items():
-            if any(value is not None for value in scores.streams.get(stream, [])):
-                measured = np.array(scores.streams[stream], dtype=np.float64)  # None becomes NaN
-                values[name] = np.pad(measured, (0, num_examples - len(measured)), constant_values=np.nan)
-        columns.append(ClaimColumn(task, stream, seed, values))
+        for method, scores in methods.items():
+            if any(figure is not None for figure in scores.columns.get(part, [])):
+                measured = np.array(scores.columns[part], dtype=np.float64)  # None becomes NaN
+                values[method] = np.pad(measured, (0, num_examples - len(measured)), constant_values=np.nan)
+        columns.append(ClaimColumn(f"{name}, {part}", seed, values))
     return columns
 
 
@@ -135,11 +130,12 @@ def is_cheap(method: str) -> bool:
     return cost.forward <= MAX_RIVAL_PASSES and not cost.per_unit and not cost.needs_max_flow
 
 
-def evaluate_claim(columns: Sequence[ClaimColumn]) -> list[Verdict]:
-    """Evaluate the criteria of docs/claim.md.
+def evaluate_claim(columns: Sequence[ClaimColumn], removal_columns: Sequence[ClaimColumn]) -> list[Verdict]:
+    """Evaluate the criteria of docs/claim.md, in their order there.
 
     Args:
-        columns: The columns of all models that are good enough.
+        columns: Average precision on the known-answer models that are good enough.
+        removal_columns: Removal gap on models of real data.
     """
     task_means = compute_task_means(columns)
     return [
@@ -147,6 +143,8 @@ def evaluate_claim(columns: Sequence[ClaimColumn]) -> list[Verdict]:
         _evaluate_lowest_task(task_means),
         _evaluate_cheap_rivals(task_means),
         _evaluate_expensive_rival(columns),
+        _evaluate_removal_against_baseline(removal_columns),
+        _evaluate_removal_against_best(removal_columns),
     ]
 
 
@@ -193,71 +191,99 @@ def _evaluate_expensive_rival(columns: Sequence[ClaimColumn]) -> Verdict:
     return Verdict(criterion, "not significantly below 0", measured, mean >= 0 or p_value >= ALPHA)
 
 
-def write_page(models: Sequence[TrainedModel]) -> None:
-    """Write the results page from the stored scores of the models.
+def _evaluate_removal_against_baseline(columns: Sequence[ClaimColumn]) -> Verdict:
+    worse = [column.heading for column in columns if not column.is_tied_for_best(DEFAULT_METHOD, [REMOVAL_BASELINE])]
+    criterion = f"removal gap significantly below that of {REMOVAL_BASELINE}, columns"
+    return Verdict(criterion, "0", _format_columns(worse, columns), bool(columns) and not worse)
+
+
+def _evaluate_removal_against_best(columns: Sequence[ClaimColumn]) -> Verdict:
+    worse = []
+    for column in columns:
+        rivals = [name for name in column.attribution_methods if is_cheap(name)]
+        if not column.is_tied_for_best(DEFAULT_METHOD, rivals):
+            worse.append(column.heading)
+    criterion = f"removal gap significantly below that of a method of at most {MAX_RIVAL_PASSES} passes, columns"
+    is_met = bool(columns) and len(worse) <= MAX_REMOVAL_LOSSES
+    return Verdict(criterion, f"≤ {MAX_REMOVAL_LOSSES}", _format_columns(worse, columns), is_met)
+
+
+def _format_columns(worse: Sequence[str], columns: Sequence[ClaimColumn]) -> str:
+    if not columns:
+        return "not measured"
+    return f"{len(worse)} of {len(columns)}" + (f" ({'; '.join(worse)})" if worse else "")
+
+
+def write_page(cases: Sequence[ClaimCase]) -> None:
+    """Write the results page from the stored figures.
 
     Args:
-        models: The models of the claim.
+        cases: The cases of the claim.
     """
-    stored = {model: json.loads(model.scores_path.read_text()) for model in models if model.scores_path.exists()}
-    if not stored:
-        raise SystemExit("no scores are stored: run `claim.py measure` first")
-    zoo_quality = {model.task: _get_quality(content) for model, content in stored.items() if model.is_zoo_model}
-    columns, left_out = [], []
-    for model, content in stored.items():
-        quality = _get_quality(content)
-        if quality < MIN_QUALITY_RATIO * zoo_quality.get(model.task, quality):
-            left_out.append(f"{model.name}: {content['quality_name']} {quality:.3f}")
-            continue
-        scores = read_scores(model)
-        if DEFAULT_METHOD not in scores or scores[DEFAULT_METHOD].num_measured < model.num_examples:
-            left_out.append(f"{model.name}: `{DEFAULT_METHOD}` is not measured on all examples yet")
-            continue
-        columns += build_claim_columns(model.task, model.seed, scores)
+    stored = {case: json.loads(case.scores_path.read_text()) for case in cases if case.scores_path.exists()}
+    zoo_quality = {
+        case.task: float(content["quality"])
+        for case, content in stored.items()
+        if isinstance(case, KnownAnswerCase) and case.is_zoo_model
+    }
+    columns: list[ClaimColumn] = []
+    removal_columns: list[ClaimColumn] = []
+    left_out = [f"{case.name}: not measured" for case in cases if case not in stored]
+    for case, content in stored.items():
+        scores = read_scores(case)
+        if DEFAULT_METHOD not in scores or scores[DEFAULT_METHOD].num_measured < case.num_examples:
+            left_out.append(f"{case.name}: `{DEFAULT_METHOD}` is not measured on all examples yet")
+        elif not isinstance(case, KnownAnswerCase):
+            removal_columns += build_claim_columns(case.name.removeprefix("removal-"), None, scores)
+        elif content["quality"] < MIN_QUALITY_RATIO * zoo_quality.get(case.task, 0.0):
+            left_out.append(f"{case.name}: {content['quality_name']} {content['quality']:.3f}")
+        else:
+            columns += build_claim_columns(case.task, case.seed, scores)
     if not columns:
         raise SystemExit(f"`{DEFAULT_METHOD}` is measured on no model yet: run `claim.py measure` again")
-    RESULTS_PAGE.write_text(render_page(columns, left_out, list(stored.values()), models), encoding="utf-8")
+    page = render_page(columns, removal_columns, left_out, list(stored.values()))
+    RESULTS_PAGE.write_text(page, encoding="utf-8")
     print(RESULTS_PAGE)
-
-
-def _get_quality(content: Mapping[str, Any]) -> float:
-    return float(content["quality"])
 
 
 def render_page(
     columns: Sequence[ClaimColumn],
+    removal_columns: Sequence[ClaimColumn],
     left_out: Sequence[str],
     contents: Sequence[Mapping[str, Any]],
-    models: Sequence[TrainedModel],
 ) -> str:
     """Render the results: verdicts, methods × tasks, and the default's difference from the best in each column.
 
     Args:
-        columns: The columns.
-        left_out: Models that are not good enough, each with its figure.
+        columns: Average precision on known-answer models.
+        removal_columns: Removal gap on models of real data.
+        left_out: Cases that are left out, each with the reason.
         contents: The stored files.
-        models: All models of the claim.
     """
-    verdicts = evaluate_claim(columns)
-    missing = [model.name for model in models if not model.scores_path.exists()]
+    verdicts = evaluate_claim(columns, removal_columns)
     sections = [
         "# Results of the registered claim",
-        "[The claim](claim.md) was written before these figures were measured. Average precision of the known evidence "
-        "on held-out examples; a column is one task, stream and seed of the training.",
+        "[The claim](claim.md) was written before these figures were measured.",
         "\n".join(f"- {line}" for line in _describe_provenance(contents)),
         "## Verdict",
         render_table(
             ["criterion", "required", "measured", "met"],
             [[v.criterion, v.required, v.measured, "yes" if v.is_met else "**no**"] for v in verdicts],
         ),
-        "## Methods by task",
+        "## Average precision of the known evidence",
         "Mean over seeds, and the smallest and largest seed. `tied`: fraction of the method's columns in which no "
         "other method is significantly better.",
         _render_methods(columns),
         f"## `{DEFAULT_METHOD}` in each column",
         _render_columns(columns),
+        "## Removal gap on models of real data",
+        *(
+            [_render_methods(removal_columns), _render_columns(removal_columns)]
+            if removal_columns
+            else ["Not measured."]
+        ),
         "## Left out",
-        "\n".join(f"- {line}" for line in [*left_out, *(f"{name}: not measured" for name in missing)]) or "Nothing.",
+        "\n".join(f"- {line}" for line in left_out) or "Nothing.",
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -303,5 +329,6 @@ def _render_columns(columns: Sequence[ClaimColumn]) -> str:
         count = int((~np.isnan(values)).sum())
         tied = "yes" if column.is_tied_for_best(DEFAULT_METHOD) else "**no**"
         best_cell = "–" if best == DEFAULT_METHOD else f"`{best}` ({difference:+.3f})"
-        rows.append([column.heading, str(column.seed), str(count), f"{np.nanmean(values):.3f}", best_cell, tied])
+        seed = "–" if column.seed is None else str(column.seed)
+        rows.append([column.heading, seed, str(count), f"{np.nanmean(values):.3f}", best_cell, tied])
     return render_table(["column", "seed", "n", "mean", "best method (difference)", "tied for best"], rows)
