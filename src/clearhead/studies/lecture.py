@@ -180,7 +180,15 @@ class LectureResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to JSON-serialisable values, schema "clearhead/lecture"."""
+        """Convert to JSON-serialisable values, schema "clearhead/lecture".
+
+        Returns:
+            The mean rank correlation (null if no sentence has one), and scores and fractions of each sentence.
+
+        Example:
+            >>> LectureResult(()).to_dict()["sentences"]
+            []
+        """
         return {
             "schema": "clearhead/lecture",
             "version": 1,
@@ -194,6 +202,9 @@ class LectureResult:
 
         Returns:
             A matplotlib figure.
+
+        Example:
+            >>> clearhead.run_lecture(ex).plot().savefig("lecture.pdf")  # doctest: +SKIP
         """
         from clearhead.studies.lecture_figure import plot_lecture
 
@@ -213,6 +224,9 @@ def run_lecture(explainer: "Explainer", sentences: Sequence[str] = LECTURE_SENTE
     Args:
         explainer: Explainer of a text classifier with at least two classes.
         sentences: Sentences; by default the five of the lecture.
+
+    Returns:
+        One comparison per sentence.
 
     Raises:
         InputError: `sentences` is not a list of texts, or the model is not such a classifier.

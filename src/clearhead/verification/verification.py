@@ -92,6 +92,10 @@ class Verification:
 
         Returns:
             A dict of plain Python values.
+
+        Example:
+            >>> Verification("zoo:sentiment", 5, ()).to_dict()["ok"]
+            True
         """
         return {
             "schema": "clearhead/verification",
