@@ -68,6 +68,15 @@ def write_stored_explanations(folder: Path, shard_name: str, explanations: Itera
 
 
 def has_stored_explanations(folder: Path, shard_name: str) -> bool:
+    """Whether a run has kept the explanations of a shard.
+
+    Args:
+        folder: Folder of the run.
+        shard_name: Name of the shard's file, without its ending.
+
+    Returns:
+        Whether the file exists; its content is not read.
+    """
     return (folder / EXPLANATION_FOLDER / f"{shard_name}.jsonl.gz").exists()
 
 

@@ -256,11 +256,25 @@ class RunResults:
         return reasons or "it had no examples"
 
     def load_explanations(self, keys: set[tuple[str, str]]) -> dict[tuple[str, str], AnyExplanation]:
-        """Load stored explanations by (example, method); those that the run did not keep are missing."""
+        """Load stored explanations by (example, method); those that the run did not keep are missing.
+
+        Args:
+            keys: Pairs of example and method.
+
+        Returns:
+            The explanations that were found, by the same pairs.
+        """
         return explanation_store.load_stored_explanations(self.store.folder, keys)
 
     def load_annotations(self, examples: Collection[str]) -> dict[str, list[int]]:
-        """Load the indices of annotated units by example; those that the run did not keep are missing."""
+        """Load the indices of annotated units by example; those that the run did not keep are missing.
+
+        Args:
+            examples: Names of examples.
+
+        Returns:
+            Indices of units by name of the example.
+        """
         return explanation_store.load_stored_annotations(self.store.folder, examples)
 
     @property

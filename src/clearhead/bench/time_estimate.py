@@ -23,13 +23,20 @@ MIN_EXAMPLES_TO_TIME = 20
 
 @dataclass(frozen=True)
 class TimeEstimate:
-    """Seconds of one explanation by each method alone, of all that is done to one example, and of the whole run."""
+    """Estimated running time of a benchmark run, measured on one example.
+
+    Attributes:
+        seconds_by_method: Seconds of one explanation by each method alone.
+        seconds_per_example: Seconds of all methods and protocols for one example.
+        total_seconds: Seconds of all missing examples, divided among the workers.
+    """
 
     seconds_by_method: dict[str, float]
     seconds_per_example: float
     total_seconds: float
 
     def __str__(self) -> str:
+        """Format the estimate, e.g. "about 12 min (0.82 s for each example, measured on one)"."""
         return (
             f"about {format_duration(self.total_seconds)} ({self.seconds_per_example:.2f} s for each example, "
             "measured on one)"

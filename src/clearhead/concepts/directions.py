@@ -110,18 +110,25 @@ class Directions(Mapping[LayerIndex, Direction]):
         self.model = model
 
     def __getitem__(self, layer: LayerIndex) -> Direction:
+        """Return the direction of a layer, by its index or "embeddings"; `KeyError` if there is none."""
         if layer not in self.by_layer:
             raise KeyError(f"no direction for layer {layer}: there are directions for {list(self)}")
         return self.by_layer[layer]
 
     def __iter__(self) -> Iterator[LayerIndex]:
+        """Iterate over the layers from the input to the output, "embeddings" first."""
         return iter(sorted(self.by_layer, key=lambda layer: -1 if layer == EMBEDDINGS else int(layer)))
 
     def __len__(self) -> int:
+        """Return the number of layers that have a direction."""
         return len(self.by_layer)
 
     def to_table(self) -> list[dict[str, Any]]:
-        """Return one record for each layer with its held-out metrics."""
+        """Return one record for each layer with its held-out metrics.
+
+        Returns:
+            Records with "layer" and the fields of `HeldOutMetrics`; `count` is 0 where nothing was held out.
+        """
         no_metrics = HeldOutMetrics(None, math.nan, 0)
         return [
             {"layer": layer, **asdict(direction.held_out_metrics or no_metrics)} for layer, direction in self.items()
@@ -129,6 +136,9 @@ class Directions(Mapping[LayerIndex, Direction]):
 
     def save(self, path: str | Path) -> Path:
         """Save to one safetensors file: the vectors as tensors, everything else as JSON in its header.
+
+        Args:
+            path: The file to write; an existing one is replaced.
 
         Returns:
             The path.
@@ -158,6 +168,12 @@ class Directions(Mapping[LayerIndex, Direction]):
     @classmethod
     def load(cls, path: str | Path) -> "Directions":
         """Load directions that `save` wrote.
+
+        Args:
+            path: A safetensors file.
+
+        Returns:
+            The directions, on the CPU.
 
         Raises:
             InputError: The file cannot be opened, or was not written by clearhead.

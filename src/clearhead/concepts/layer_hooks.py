@@ -45,6 +45,9 @@ def find_self_attention_calls(explainer: Explainer, stream: str | None = None) -
         explainer: Explainer of the model.
         stream: Name of the stream; default: the adapter's main stream.
 
+    Returns:
+        Indices of calls in one pass, counted over the calls of all streams.
+
     Raises:
         InputError: The model has no layers of that stream.
         UnsupportedError: Its layers do not pass one vector for each unit.

@@ -68,6 +68,9 @@ class AttentionPatch:
             visible: The keys that each query can see.
             layer: The index of the layer.
 
+        Returns:
+            New weights, or the same tensor for a layer that is not patched.
+
         Raises:
             InputError: If a head index is out of range.
         """

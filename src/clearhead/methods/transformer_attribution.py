@@ -146,6 +146,9 @@ class StreamRelevanceRows:
         identity_rows: The part of w that no layer has mixed.
         accumulated_rows: The relevance accumulated in the stream.
         tower_rows: The relevance accumulated in its residual tower.
+
+    Args:
+        readout: The weight of each unit's row for each read-out.
     """
 
     def __init__(self, readout: Float[Tensor, "batch row unit"]) -> None:

@@ -37,6 +37,16 @@ class TextPlayers(MaskablePlayers):
         units: The tokens.
         unit: "token", "word" or "sentence".
         replacement: What masked tokens are replaced by.
+
+    Args:
+        adapter: The model's adapter, or the reader of the stream.
+        sample: The unmasked sample.
+        units: The tokens.
+        unit: "token", "word" or "sentence".
+        replacement: What masked tokens are replaced by; None for the default of the tokenizer.
+
+    Raises:
+        InputError: If an option is unknown or impossible for this tokenizer, or every token is special.
     """
 
     adapter: Any

@@ -118,7 +118,14 @@ def run_permutation_probe(
 
 
 class PermutationSampler:
-    """Settings and random numbers of the permutations."""
+    """Settings and random numbers of the permutations.
+
+    Args:
+        num_draws: Number of permutations of each input.
+        keep_special_and_self: Whether the weights of special tokens and of the query itself stay in place.
+        share_across_heads: Whether all heads of a layer are permuted alike.
+        seed: Seed of the permutations.
+    """
 
     def __init__(self, num_draws: int, keep_special_and_self: bool, share_across_heads: bool, seed: int) -> None:
         self.num_draws = num_draws

@@ -115,6 +115,12 @@ def choose_text_colour(background: Rgb) -> Rgb:
 def format_hex_colour(rgb: Rgb) -> str:
     """Format a colour as a hexadecimal code.
 
+    Args:
+        rgb: Red, green and blue, from 0 to 255.
+
+    Returns:
+        The code, with the number sign.
+
     Example:
         >>> format_hex_colour((176, 85, 0))
         '#b05500'
@@ -171,6 +177,9 @@ def get_level_colour(level: int, theme: ColourTheme = LIGHT_THEME) -> Rgb:
     Args:
         level: An integer level of a quantised score, or `NO_SCORE_LEVEL`.
         theme: The colours of the theme.
+
+    Returns:
+        Red, green and blue, from 0 to 255.
     """
     if level == NO_SCORE_LEVEL:
         return map_score_to_colour(np.nan, theme)

@@ -114,7 +114,11 @@ def format_timeout_message(seconds: float) -> str:
 
 
 class JobScheduler:
-    """The queue of jobs and the worker threads."""
+    """The queue of jobs and the worker threads.
+
+    Args:
+        limits: Number of workers, length of the queue and time limits.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits

@@ -15,7 +15,16 @@ FULL_VIEW: Box = (0.0, 0.0, 1.0, 1.0)
 
 @dataclass(frozen=True)
 class CharSpan:
-    """The characters from `start` up to `stop` of a text; `segment` is the index of the text in a pair."""
+    """The characters from `start` up to `stop` of a text; `segment` is the index of the text in a pair.
+
+    Attributes:
+        start: Index of the first character.
+        stop: Index after the last one.
+        segment: Index of the text, 0 for single texts.
+
+    Raises:
+        InputError: If start is not below stop.
+    """
 
     start: int
     stop: int
@@ -28,7 +37,14 @@ class CharSpan:
 
 @dataclass(frozen=True)
 class ImageBox:
-    """A box in an image, in fractions of its width and height: left, top, right, bottom."""
+    """A box in an image, in fractions of its width and height: left, top, right, bottom.
+
+    Attributes:
+        box: The four fractions, from 0 to 1.
+
+    Raises:
+        InputError: If the box is empty or not inside the image.
+    """
 
     box: Box
 
@@ -75,7 +91,12 @@ class EvidenceMask:
 
 @dataclass(frozen=True)
 class UnitIndex:
-    """One unit of a stream by its index: a detector's regions may overlap, so a box does not identify one."""
+    """One unit of a stream by its index: a detector's regions may overlap, so a box does not identify one.
+
+    Attributes:
+        index: Index of the unit in its stream.
+        stream: Name of the stream.
+    """
 
     index: int
     stream: str

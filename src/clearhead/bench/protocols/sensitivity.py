@@ -58,7 +58,12 @@ def to_removal_mask(remover: UnitRemover, units: Units, removed: Bool[np.ndarray
 
 
 class OutputDrops:
-    """Computes y(x) − y(x − S) for many S of many inputs; each distinct perturbed input is forwarded once."""
+    """Computes y(x) − y(x − S) for many S of many inputs; each distinct perturbed input is forwarded once.
+
+    Args:
+        explainer: Explainer of the model.
+        output_cache: Computes the outputs; by default a new cache.
+    """
 
     def __init__(self, explainer: "Explainer", output_cache: OutputCache | None = None) -> None:
         self.output_cache = output_cache or OutputCache(explainer)
@@ -77,6 +82,7 @@ class OutputDrops:
         self.requests[name] = (prepared, clean_key, keys)
 
     def __getitem__(self, name: str) -> Float[np.ndarray, "subset"]:
+        """Return the drops requested under a name, in the order of the removals; forwards the inputs that wait."""
         self.output_cache.flush()
         prepared, clean_key, keys = self.requests[name]
         clean_scores = torch.as_tensor(self.output_cache[clean_key])

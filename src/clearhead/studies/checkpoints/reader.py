@@ -34,6 +34,7 @@ class CheckpointTensors:
         self.skipped_names: list[str] = []
 
     def __contains__(self, name: str) -> bool:
+        """Whether a tensor of this name is in the checkpoint and was not taken out yet."""
         return name in self.tensors
 
     @property

@@ -194,6 +194,12 @@ class ParsedSource:
 def resolve_language(name: str) -> str:
     """Resolve a language name or alias, ignoring case, to a key of `GRAMMARS`.
 
+    Args:
+        name: Name or alias of a programming language.
+
+    Returns:
+        The key of `GRAMMARS`.
+
     Raises:
         InputError: The language is unknown.
 

@@ -92,7 +92,18 @@ class PeopleSentence:
 
 
 def make_people_sentences(triples: Sequence[Sequence[str]] = PEOPLE_TRIPLES) -> list[PeopleSentence]:
-    """Make sentences from (subject, verb, object) triples, such as "The surgeon thanked the nurse."."""
+    """Make sentences from (subject, verb, object) triples, such as "The surgeon thanked the nurse.".
+
+    Args:
+        triples: Triples of words, without articles.
+
+    Returns:
+        One sentence per triple.
+
+    Example:
+        >>> make_people_sentences([("surgeon", "thanked", "nurse")])[0].text
+        'The surgeon thanked the nurse.'
+    """
     return [
         PeopleSentence(f"The {subject} {verb} the {object_}.", subject, object_) for subject, verb, object_ in triples
     ]
@@ -129,6 +140,9 @@ def read_occupations(path: str | Path, pattern: str = OCCUPATION_PATTERN) -> Tem
         path: The JSON file.
         pattern: Sentence pattern.
 
+    Returns:
+        The set "occupations".
+
     Raises:
         InputError: The file is missing, is not such a list, or is empty.
     """
@@ -148,5 +162,8 @@ def make_free_templates(mask_token: str, sentences: Sequence[str] = FREE_SENTENC
     Args:
         mask_token: The mask token of the model, which replaces `{mask}`.
         sentences: The sentences.
+
+    Returns:
+        One template per sentence.
     """
     return [BiasTemplate(sentence.format(mask=mask_token)) for sentence in sentences]
