@@ -139,6 +139,8 @@ class PositionTarget:
         position: Index or name of the position, or None for all positions.
         label: Name or index of the class or token, or None for the predicted one.
         against: A second class; the target is then the difference of the two.
+        target_type: The "kind" of the target's description.
+        noun: What a position is called in messages.
     """
 
     position: int | str | None = None

@@ -28,7 +28,14 @@ RULE_SET_NAME = "DeepLIFT"
 
 @dataclass
 class TracedOperation:
-    """One operation of the pass at the input."""
+    """One operation of the pass at the input.
+
+    Attributes:
+        name: Name of the function of torch.
+        inputs: The inputs that depend on the input of the model, of an operation that has a rule.
+        versions: Torch's version counters of these inputs, which reveal a later in-place change.
+        constants: The other arguments.
+    """
 
     name: str
     #: Active inputs of an operation that has a rule.

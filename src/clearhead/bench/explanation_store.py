@@ -30,7 +30,14 @@ EXPLANATION_FOLDER = "explanations"
 
 @dataclass(frozen=True)
 class StoredExplanation:
-    """One explanation (or, without a method, a picture or what people marked) as it is written."""
+    """A line of a shard's file: an explanation, or (without a method) an image or the annotated units of an example.
+
+    Attributes:
+        example: Id of the example.
+        explained: The class that is explained.
+        method: Name of the method; empty for images and annotations.
+        form: The JSON form.
+    """
 
     example: str
     explained: str

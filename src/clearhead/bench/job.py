@@ -162,7 +162,13 @@ def get_protocol(name: str, **settings: Any) -> BenchmarkProtocol:
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """One chunk: the places of its examples in the data, and for each protocol the methods that are still missing."""
+    """The work on one chunk of examples.
+
+    Attributes:
+        chunk_key: Hash that identifies the chunk in the results.
+        example_indices: Indices of the examples in the data set.
+        missing_methods_by_settings: For each protocol, the methods without a result, as pairs.
+    """
 
     chunk_key: str
     example_indices: tuple[int, ...]

@@ -46,6 +46,10 @@ class TimeEstimate:
 def estimate_time(run: BenchmarkRun, num_workers: int = 1) -> TimeEstimate | None:
     """Measure the time of one missing example and extrapolate it to all missing examples, divided among the workers.
 
+    Args:
+        run: The run; results that it has already are not measured again.
+        num_workers: Number of processes that share the chunks.
+
     Returns:
         The estimate, or None if fewer than `MIN_EXAMPLES_TO_TIME` examples are missing.
     """
@@ -83,7 +87,12 @@ def time_methods(worker: ChunkWorker, task: ChunkTask) -> dict[str, float]:
 
 
 def save_method_seconds(run: BenchmarkRun, estimate: TimeEstimate) -> None:
-    """Write the seconds of each method beside the results."""
+    """Write the seconds of each method to costs.json in the folder of the results.
+
+    Args:
+        run: The run.
+        estimate: Its time estimate.
+    """
     with atomic_write(run.store.folder / "costs.json") as partial:
         said = {"methods": {name: round(seconds, 4) for name, seconds in sorted(estimate.seconds_by_method.items())}}
         partial.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")

@@ -81,7 +81,7 @@ class ModelTopology:
 
     @cached_property
     def batch_norms(self) -> list[nn.BatchNorm2d]:
-        """The batch norms of images."""
+        """The two-dimensional batch norms, whose statistics are those of channels of an image."""
         return [module for module in self.modules if isinstance(module, nn.BatchNorm2d)]
 
     @cached_property

@@ -24,7 +24,13 @@ StateHook = Callable[[HiddenStates], HiddenStates | None]
 
 @dataclass(frozen=True)
 class HookPoint:
-    """The input or the output of one run of a layer; a layer with shared weights runs several times in a pass."""
+    """The input or the output of one run of a layer; a layer with shared weights runs several times in a pass.
+
+    Attributes:
+        block: The module of the layer.
+        call_index: Which of the runs of this module in a pass, from 0.
+        is_input: True for the input of the layer, False for its output.
+    """
 
     block: nn.Module
     call_index: int

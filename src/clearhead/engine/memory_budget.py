@@ -50,7 +50,7 @@ CLEAN_PASS_NAME = "clean"
 
 
 class MemoryBudgetExceededError(Exception):
-    """A pass exceeded the memory budget."""
+    """A pass needed more than the memory budget; the batch is divided and run again."""
 
 
 def parse_bytes(memory: str | int) -> int:

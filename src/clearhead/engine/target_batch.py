@@ -83,7 +83,7 @@ class TargetBatch:
 
     @cached_property
     def targets(self) -> list[Target]:
-        """The target of each row."""
+        """The target of each row: the first target of all samples, then the second, and so on."""
         return [targets[step] for step in range(self.targets_per_sample) for targets in self.targets_by_sample]
 
     @cached_property

@@ -48,7 +48,7 @@ class MultiStreamExplanation(DisplayMixin):
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """Names of the streams."""
+        """Names of the streams, such as ("text", "image"), in the order of iteration."""
         return tuple(self.by_stream)
 
     def __getitem__(self, stream: str) -> Explanation:
@@ -93,7 +93,7 @@ class MultiStreamExplanation(DisplayMixin):
 
     @property
     def method(self) -> str:
-        """The method with its options."""
+        """The method with its options, which is the same for all streams."""
         return self._first_stream.method
 
     @property

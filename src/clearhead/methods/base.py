@@ -372,6 +372,8 @@ class CrossStreamMethod(TiledMethod):
             layer of the stream, the two are identical.
         simultaneous_groups: Block of each attention module. Within a block, each stream attends to the other streams as
             they were at the start of the block.
+        linear_in_target: Whether the scores are linear in the target.
+        depends_on_readout: Whether the scores depend on the read-out position.
     """
 
     declaration: ClassVar[Declaration]
@@ -517,6 +519,9 @@ def register_cross_stream_method(name: str) -> Callable[[CrossStreamMethodT], Cr
 @dataclass(frozen=True)
 class Method:
     """A method with its options: `clearhead.Method("generic", layers=(-4, None))`.
+
+    Attributes:
+        options: The options that were set, as pairs sorted by name.
 
     Args:
         name: The name of a registered method.

@@ -99,7 +99,14 @@ class TransformerAttribution(ModifiedBackwardMethod):
 
 @register_cross_stream_method("transformer-attribution")
 class CrossStreamTransformerAttribution(CrossStreamModifiedBackwardMethod):
-    """Variant for models whose streams attend to each other; same options as `TransformerAttribution`."""
+    """Variant for models whose streams attend to each other; same options as `TransformerAttribution`.
+
+    Attributes:
+        normalise: As in `TransformerAttribution`.
+        rules: As in `TransformerAttribution`.
+        mask: As in `TransformerAttribution`.
+        repeated: As in `TransformerAttribution`.
+    """
 
     normalise: bool = False
     rules: Literal["ours", "orig"] = "ours"

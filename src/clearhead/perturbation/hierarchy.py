@@ -30,7 +30,7 @@ class Hierarchy:
 
     @property
     def root(self) -> int:
-        """The root node."""
+        """Index of the root node, the last one."""
         return len(self.player_of_leaf) + len(self.merged_pairs) - 1
 
     def get_children(self, node: int) -> tuple[int, int] | None:

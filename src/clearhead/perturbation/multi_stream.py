@@ -184,7 +184,7 @@ class MultiStreamPlayers(MaskablePlayers):
         return replace(self.sample, inputs=inputs)
 
     def compute_mask_keys(self, keep: Bool[Tensor, "coalition player"]) -> list[bytes]:
-        """Concatenate the keys of the streams."""
+        """Return for each coalition the keys of all streams, joined."""
         keys_by_stream = [
             players.compute_mask_keys(stream_keep)
             for players, stream_keep in zip(self.stream_players, self._split_by_stream(keep), strict=True)

@@ -177,7 +177,7 @@ class TextPlayers(MaskablePlayers):
         return (self.player_of_unit < 0) | keep[..., self.player_of_unit.clamp(min=0)]
 
     def compute_mask_keys(self, keep: Bool[Tensor, "coalition player"]) -> list[bytes]:
-        """Return the masks of the units as keys."""
+        """Return the mask of the tokens, packed into bytes, for each coalition."""
         return pack_bits(self.expand_to_units(keep))
 
     def count_units(self, keep: Bool[Tensor, "coalition player"]) -> list[int]:

@@ -177,7 +177,14 @@ class ProbeContext:
         return self.target
 
     def get_units(self, sample: Sample) -> Units:
-        """Return the units of the stream that is probed."""
+        """Return the units of the model's own stream; other streams are not probed.
+
+        Args:
+            sample: The sample.
+
+        Returns:
+            The units, one per row and column of its attention.
+        """
         return sample.axes[self.adapter.stream].unit_groups[0]
 
     def check_heads(self, scope: ProbeScope) -> None:

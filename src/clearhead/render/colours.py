@@ -26,7 +26,14 @@ _NEGATIVE_HUE = 250.0
 
 @dataclass(frozen=True)
 class ColourTheme:
-    """OKLCH lightness of zero (the background) and of the largest score, its chroma, and the grey for "no score"."""
+    """Colours of scores on one background, in OKLCH.
+
+    Attributes:
+        zero_lightness: Lightness of the score zero, which is the background.
+        max_score_lightness: Lightness of the largest score.
+        max_score_chroma: Chroma of the largest score.
+        no_score_lightness: Lightness of the grey for units without a score.
+    """
 
     zero_lightness: float
     max_score_lightness: float

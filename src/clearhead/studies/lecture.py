@@ -51,17 +51,17 @@ class SentenceComparison:
 
     @property
     def grad_sam(self) -> Explanation:
-        """Explanation by Grad-SAM."""
+        """The explanation by Grad-SAM with its default options."""
         return self.by_method["Grad-SAM"]
 
     @property
     def shap(self) -> Explanation:
-        """Explanation by SHAP."""
+        """The explanation of the predicted class by SHAP, without the lecture's settings."""
         return self.by_method["SHAP"]
 
     @property
     def text(self) -> str:
-        """The sentence."""
+        """The sentence as the model read it."""
         return self.grad_sam.units.texts[0]
 
     @property

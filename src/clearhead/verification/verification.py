@@ -73,7 +73,7 @@ class Verification:
 
     @property
     def methods(self) -> list[str]:
-        """The verified methods."""
+        """Names of the verified methods with their options, each once, in the order of the call."""
         return list(dict.fromkeys(result.method for result in self.results))
 
     @property

@@ -182,7 +182,7 @@ class JobScheduler:
             self.state_changed.notify_all()
 
     def cancel(self, job_id: str) -> bool:
-        """Cancel a job; returns whether there is such a job."""
+        """Cancel a job, which ends before its next work item; returns whether there is such a job."""
         with self.state_changed:
             job = self.jobs.get(job_id)
             if job is not None:

@@ -102,7 +102,9 @@ SubsetWeights = Mapping[str, Float[np.ndarray, "subset unit"]]
 class SubsetSensitivity(BenchmarkProtocol):
     """Base class: sums of scores over subsets of units, compared with the drop of the output without them.
 
-    All streams are measured, or only the one that `stream` names.
+    Attributes:
+        fill: What replaces removed units; None for the default of each stream.
+        stream: The stream to measure; None for all.
     """
 
     smaller_is_better_metrics: ClassVar[frozenset[str]] = frozenset({"infidelity", "scaled infidelity"})
@@ -142,7 +144,7 @@ class SubsetSensitivity(BenchmarkProtocol):
         return measurements
 
     def select_streams(self, explanation: AnyExplanation) -> Sequence[str]:
-        """Return the streams to measure."""
+        """Return the stream that `stream` names, or all streams of the explanation."""
         if self.stream is not None:
             return [self.stream]
         return list(explanation.streams)
@@ -181,7 +183,9 @@ def compute_subset_metrics(
 class RandomSubsetSensitivity(SubsetSensitivity):
     """Sensitivity-n over random subsets.
 
-    `shares` are the n of sensitivity-n as fractions of the units; `draws` subsets are drawn for each.
+    Attributes:
+        shares: The n of sensitivity-n, as fractions of the units.
+        draws: Number of subsets for each n.
     """
 
     description: ClassVar[str] = (
@@ -193,7 +197,7 @@ class RandomSubsetSensitivity(SubsetSensitivity):
     draws: int = 32
 
     def check_settings(self) -> None:
-        """Validate the settings."""
+        """Check the settings of all protocols, that `draws` suffices for a correlation, and that shares differ."""
         super().check_settings()
         if self.draws < MIN_CORRELATION_POINTS:
             raise InputError(f"draws={self.draws}: a correlation needs at least {MIN_CORRELATION_POINTS}")
@@ -234,9 +238,14 @@ class RandomSubsetSensitivity(SubsetSensitivity):
 class SlidingSquareSensitivity(SubsetSensitivity):
     """Infidelity over sliding squares of an image.
 
-    Squares of `sides` pixels are moved by `stride` pixels over the model's input image and lie wholly inside it. The
-    sum of a square is that of the heat map, upscaled bilinearly so that each patch's score is spread over its pixels.
-    Sides larger than the image are skipped; an image smaller than every side is an error.
+    The squares lie wholly inside the model's input image. The sum of a square is that of the heat map, upscaled
+    bilinearly so that each patch's score is spread over its pixels. Sides larger than the image are skipped; an image
+    smaller than every side is an error.
+
+    Attributes:
+        fill: What replaces removed pixels.
+        sides: Sides of the squares, in pixels.
+        stride: Distance between neighbouring squares, in pixels.
     """
 
     description: ClassVar[str] = (

@@ -53,6 +53,12 @@ class CheckpointTensors:
     def pop(self, name: str) -> Tensor:
         """Remove a tensor and return a contiguous copy; half precision becomes float32.
 
+        Args:
+            name: Name of the tensor.
+
+        Returns:
+            A tensor on the CPU.
+
         Raises:
             InputError: There is no tensor of that name.
         """
@@ -97,6 +103,12 @@ class CheckpointTensors:
 
     def count_layers(self, pattern: str) -> int:
         """Count the layers; the first group of `pattern` is the layer index.
+
+        Args:
+            pattern: A regular expression that matches names from their start.
+
+        Returns:
+            The number of layers, at least 1.
 
         Raises:
             InputError: No name matches, or the indices have gaps.

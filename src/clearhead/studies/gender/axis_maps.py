@@ -71,7 +71,7 @@ class AxisMaps:
 
     @property
     def dr_attcat(self) -> LayerTokenMap | None:
-        """DR × AttCAT."""
+        """DR × attention × CAT; None without a masked position."""
         return None if self.attcat is None else self.dr * self.attcat
 
     def get_map(self, name: str) -> LayerTokenMap:

@@ -84,7 +84,13 @@ class BiasTemplate:
 
 @dataclass(frozen=True)
 class PeopleSentence:
-    """A sentence about two people: a subject and an object."""
+    """A sentence about two people: a subject and an object.
+
+    Attributes:
+        text: The sentence.
+        subject: The word for the first person.
+        object: The word for the second person.
+    """
 
     text: str
     subject: str
@@ -111,14 +117,27 @@ def make_people_sentences(triples: Sequence[Sequence[str]] = PEOPLE_TRIPLES) -> 
 
 @dataclass(frozen=True)
 class TemplateSet:
-    """Sentences of one pattern, one per filler word."""
+    """Sentences of one pattern, one per filler word.
+
+    Attributes:
+        name: Name of the set.
+        pattern: Sentence with {word} and {mask}.
+        words: The filler words.
+    """
 
     name: str
     pattern: str
     words: tuple[str, ...]
 
     def fill(self, mask_token: str) -> list[BiasTemplate]:
-        """Fill the pattern with each word, using the model's mask token."""
+        """Fill the pattern with each word, using the model's mask token.
+
+        Args:
+            mask_token: Text of the model's mask token.
+
+        Returns:
+            One template per word, each with the sentence in which the word is masked, too.
+        """
         prior = self.pattern.format(mask=mask_token, word=mask_token)
         return [BiasTemplate(self.pattern.format(mask=mask_token, word=word), word, prior) for word in self.words]
 
