@@ -46,6 +46,10 @@ class LabelLookup(Protocol):
 
         Raises:
             InputError: If there is no such class.
+
+        Example:
+            >>> ex.adapter.label_index("positive")  # "POSITIVE" in the configuration  # doctest: +SKIP
+            1
         """
         ...
 
@@ -57,6 +61,10 @@ class LabelLookup(Protocol):
 
         Returns:
             Its name; the index in digits for a class without a name.
+
+        Example:
+            >>> ex.adapter.label_name(1)  # doctest: +SKIP
+            'POSITIVE'
         """
         ...
 
@@ -324,8 +332,9 @@ class Target:
             InputError: If a label does not exist, has no score, or is contrasted with itself.
 
         Example:
-            >>> make_target(Contrast("cat", "dog")).find_classes(logits, ex.adapter)  # doctest: +SKIP
-            (281, 207)
+            >>> target = make_target(Contrast("positive", "negative"))
+            >>> target.find_classes(torch.tensor([3.0, 0.0]), ex.adapter)  # doctest: +SKIP
+            (1, 0)
         """
 
         def find_index(label: str | int | None) -> int:

@@ -201,6 +201,11 @@ class ModelAdapter(ABC):
 
     Raises:
         UnsupportedError: If the model takes another type of input.
+
+    Example:
+        >>> adapter = clearhead.load("zoo:sentiment").adapter  # doctest: +SKIP
+        >>> adapter.labels, adapter.readout, adapter.input_names  # doctest: +SKIP
+        ({0: 'NEGATIVE', 1: 'POSITIVE'}, 'first', ('text',))
     """
 
     model: Any
@@ -643,6 +648,10 @@ class ModelAdapter(ABC):
 
         Raises:
             InputError: If there is no such class, or several have this name.
+
+        Example:
+            >>> ex.adapter.label_index("positive")  # "POSITIVE" in the configuration  # doctest: +SKIP
+            1
         """
         if isinstance(label, str):
             for same in (str, str.casefold):
@@ -674,6 +683,10 @@ class ModelAdapter(ABC):
 
         Returns:
             Its name; the index in digits for a class without a name.
+
+        Example:
+            >>> ex.adapter.label_name(1)  # doctest: +SKIP
+            'POSITIVE'
         """
         return self.labels.get(index, str(index))
 

@@ -71,6 +71,9 @@ class Direction:
             states: Hidden states.
             dimension: Which of the unit vectors to project on.
 
+        Returns:
+            The projections, without the last axis of the states; positive or negative around an arbitrary zero.
+
         Raises:
             InputError: The states have another width than the direction.
         """
@@ -86,8 +89,15 @@ class Direction:
             states: Hidden states.
             dimension: Which of the unit vectors to project on.
 
+        Returns:
+            The scores, without the last axis of the states.
+
         Raises:
             InputError: The states have another width than the direction.
+
+        Example:
+            >>> directions = Directions.load("gender.safetensors")  # doctest: +SKIP
+            >>> directions[8].compute_score(hidden_states)  # batch × unit  # doctest: +SKIP
         """
         centre = self.centre[dimension]
         spread = self.spread[dimension]
@@ -142,6 +152,9 @@ class Directions(Mapping[LayerIndex, Direction]):
 
         Returns:
             The path.
+
+        Example:
+            >>> Directions.load(directions.save("gender.safetensors"))  # doctest: +SKIP
         """
         tensors: dict[str, Tensor] = {}
         layer_metadata: dict[LayerIndex, Any] = {}

@@ -94,6 +94,9 @@ class BatchPlan:
 
         Returns:
             One result per method.
+
+        Raises:
+            UnsupportedError: If a method cannot be applied to this input.
         """
         logger.debug("%s", self)
         clean_pass: CleanPass | None = None

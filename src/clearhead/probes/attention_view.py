@@ -95,6 +95,10 @@ class AttentionView:
 
         Raises:
             InputError: The layer or head does not exist.
+
+        Example:
+            >>> compute_attention_view(ex, "A wonderful film").get_map(-1, 0).shape  # doctest: +SKIP
+            (5, 5)
         """
         layers, heads = self.attention.shape[:2]
         if not (-layers <= layer < layers and -heads <= head < heads):
@@ -200,6 +204,10 @@ def compute_attention_view(
     Raises:
         InputError: `raw_input` is more than one input.
         UnsupportedError: The model cannot be probed.
+
+    Example:
+        >>> view = compute_attention_view(ex, "A wonderful film")  # doctest: +SKIP
+        >>> view.tokens, view.get_head_pattern(0, 3)  # doctest: +SKIP
     """
     context = ProbeContext(explainer, [raw_input], target)
     if len(context.samples) != 1:

@@ -99,6 +99,9 @@ def view_attention(
 
     Raises:
         InputError: The input has more units than `max_units`.
+
+    Example:
+        >>> view_attention(ex, {"text": "two cats", "image": "cats.jpg"}).views.keys()  # doctest: +SKIP
     """
     batch = explainer._build_target_batch(None, None, InputOptions(), **inputs)
     longest = max(len(axis) for sample in batch.truncated_samples for axis in sample.axes.values())

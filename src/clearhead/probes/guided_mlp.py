@@ -123,6 +123,9 @@ def run_diagnostic_probe(
     Raises:
         InputError: Invalid options.
         UnsupportedError: The model does not read text, or cannot be probed or trained.
+
+    Example:
+        >>> run_diagnostic_probe(ex, texts, labels, guides=("uniform", "own", "base", "generic"))  # doctest: +SKIP
     """
     for guide in guides:
         if guide not in GUIDE_DESCRIPTIONS and guide not in METHOD_REGISTRY:

@@ -85,6 +85,9 @@ def run_permutation_probe(
     Raises:
         InputError: Invalid options.
         UnsupportedError: The model cannot be probed.
+
+    Example:
+        >>> run_permutation_probe(ex, texts, "S2", draws=50).estimates[0].interval  # doctest: +SKIP
     """
     if draws < 1:
         raise InputError(f"draws={draws}: it must be at least 1")

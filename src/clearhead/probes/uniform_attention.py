@@ -136,6 +136,9 @@ def run_uniform_probe(
     Raises:
         InputError: Invalid options.
         UnsupportedError: The model cannot be probed.
+
+    Example:
+        >>> run_uniform_probe(ex, texts).estimates[0].interval  # doctest: +SKIP
     """
     context = ProbeContext(explainer, inputs, target, candidates)
     label_names: list[str] | None = None

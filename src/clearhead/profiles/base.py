@@ -174,7 +174,14 @@ PROFILES: dict[str, Profile] = {}
 
 
 def register_profile(profile: Profile) -> Profile:
-    """Register a profile under its name, from inside or outside the package, and return it."""
+    """Register a profile under its name, from inside or outside the package.
+
+    Args:
+        profile: The profile; it replaces one with the same name.
+
+    Returns:
+        The profile.
+    """
     PROFILES[profile.name] = profile
     return profile
 

@@ -57,7 +57,11 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all weights that have gradients."""
+        """Update all weights that have gradients.
+
+        Args:
+            closure: Not supported; part of torch's interface.
+        """
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for weight in group["params"]:

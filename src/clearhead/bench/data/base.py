@@ -132,6 +132,12 @@ class BenchmarkDataset(Sequence[Example]):
 
         Raises:
             InputError: If an index is out of range.
+
+        Example:
+            >>> rows = ["so so", "good", "bad"]
+            >>> data = BenchmarkDataset("mine", "all", "CC0", ("bad", "good"), lambda: rows, lambda t: Example(t, t))
+            >>> [example.id for example in data.select([2, 0])]
+            ['bad', 'so so']
         """
         size = len(self)
         selected = list(indices)
@@ -156,6 +162,9 @@ class BenchmarkDataset(Sequence[Example]):
 
         Raises:
             InputError: If the split is unknown, or the data set was created by hand.
+
+        Example:
+            >>> load_benchmark_dataset("pets", "test").with_split("train")  # doctest: +SKIP
         """
         return self.open_other_split(split)
 
