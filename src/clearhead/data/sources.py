@@ -82,7 +82,7 @@ class InputSource:
         """Return the path of the image file, or the pixels of an image from scikit-image.
 
         Returns:
-            A path, or an array of uint8 (height, width, 3).
+            A path, or an array of pixels.
 
         Raises:
             InputError: If the image comes with scikit-image, and that is not installed.

@@ -419,7 +419,7 @@ class MemoryBudget:
         """Return how many rows an inner pass may have, from the measurement of the current inner passes.
 
         Returns:
-            The number, at most four times that of the inner pass before.
+            The number; while the first inner passes are measured, at most four times that of the last one.
         """
         if self.meter is None or self.pass_type in self.measurements or not self.inner_rows:
             return self.max_inner_rows

@@ -222,7 +222,7 @@ class LectureResult:
         """Convert to JSON-serialisable values, schema "clearhead/lecture".
 
         Returns:
-            The mean rank correlation (null if no sentence has one), and scores and fractions of each sentence.
+            The mean rank correlation (NaN if no sentence has one), and scores and fractions of each sentence.
 
         Example:
             >>> LectureResult(()).to_dict()["sentences"]

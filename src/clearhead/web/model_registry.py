@@ -181,7 +181,7 @@ class ModelRegistry:
         return self.loaded_models[name]
 
     def list_summaries(self) -> list[dict[str, Any]]:
-        """Return what the page shows about each model before it is selected, in the order of loading."""
+        """Return name, task, summary and figures of each model, in the order of loading."""
         return [loaded_model.summarise() for loaded_model in self.loaded_models.values()]
 
 

@@ -297,7 +297,7 @@ class InputInvariance(BenchmarkProtocol):
     `moved` is the largest change of a score relative to the largest score; 0 is correct.
 
     Attributes:
-        constant: The shift of all inputs.
+        constant: What is added to all pixel values.
     """
 
     headline_metrics: ClassVar[tuple[str, ...]] = ("moved",)

@@ -47,7 +47,7 @@ class AttentionKernel(Protocol):
             call: A supported call.
 
         Returns:
-            The output, and the tensors for `backward`; they must not depend on the number of queries × keys.
+            The output, and the tensors that `backward` needs, such as the log-sum-exp of each query's scores.
         """
 
     def backward(

@@ -57,7 +57,7 @@ class CheckpointTensors:
             name: Name of the tensor.
 
         Returns:
-            A tensor on the CPU.
+            The copy.
 
         Raises:
             InputError: There is no tensor of that name.
