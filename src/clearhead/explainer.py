@@ -41,6 +41,9 @@ class Explainer:
         recorder: Runs forward and backward passes and captures attention.
         capabilities: Results of the self-test and which methods apply to the model.
 
+    Args:
+        adapter: The adapter of the model. `clearhead.load` chooses it.
+
     Example:
         >>> import clearhead
         >>> ex = clearhead.load("zoo:sentiment")  # doctest: +SKIP
@@ -293,6 +296,10 @@ class Explainer:
 
         Raises:
             InputError: If an input, target or option is invalid, or the inputs differ in their number of targets.
+
+        Example:
+            >>> tape = ex.record("A wonderful film", requires=("attention", "attention_gradient"))  # doctest: +SKIP
+            >>> tape.calls[0].attention.shape  # batch, head, query, key  # doctest: +SKIP
         """
         input_options = InputOptions(max_length, truncation, truncation_side, None, answer)
         streams = {"text": text, "image": image, "audio": audio, "regions": regions}
@@ -336,6 +343,9 @@ class Explainer:
             A list with one row per method (`name`, `family`, `cost`, `applies`, `why_not`, `guidance`, `note`,
             `is_recommended`) that displays as a table in notebooks and terminals: the recommended method first,
             controls last.
+
+        Example:
+            >>> [row.name for row in ex.methods() if row.applies]  # doctest: +SKIP
         """
         problem = ""
         recommended_name = ""

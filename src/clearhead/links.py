@@ -26,7 +26,11 @@ class AttentionLinks:
     description: str = "Attention, mean of heads and layers"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form, with the weights encoded relative to the largest."""
+        """Return the JSON form, with the weights encoded relative to the largest.
+
+        Returns:
+            "from", "to", "description" and "weights", quantised to bytes as `encode_array` does.
+        """
         max_weight = float(np.nanmax(self.weights)) or 1.0
         weights = encode_array(self.weights, max_weight)
         return {"from": self.from_stream, "to": self.to_stream, "weights": weights, "description": self.description}

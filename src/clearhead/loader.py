@@ -249,8 +249,15 @@ def resolve_device(device: str | torch.device | None = "auto") -> torch.device:
     Args:
         device: "auto" (None means the same), or a device by name, such as "cpu", "cuda:1" or "mps".
 
+    Returns:
+        The device.
+
     Raises:
         InputError: If the name is unknown, or the device cannot be used on this machine.
+
+    Example:
+        >>> resolve_device("cpu")
+        device(type='cpu')
     """
     if device is None or device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -266,8 +273,17 @@ def resolve_dtype(dtype: str | torch.dtype | None, stored_dtype: torch.dtype, nu
         stored_dtype: The dtype of the weights in the file.
         num_parameters: The number of parameters of the model.
 
+    Returns:
+        The dtype.
+
     Raises:
         InputError: If the name is unknown, or the dtype does not support gradients.
+
+    Example:
+        >>> resolve_dtype(None, torch.float16, num_parameters=110_000_000)
+        torch.float32
+        >>> resolve_dtype(None, torch.bfloat16, num_parameters=8_000_000_000)
+        torch.bfloat16
     """
     if dtype == "auto":
         return stored_dtype

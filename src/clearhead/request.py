@@ -61,7 +61,23 @@ class ComputeOptions:
 
 
 class ExplainOptions(TypedDict, total=False):
-    """The keywords of `Explainer.explain` that are fields of `InputOptions` and `ComputeOptions`, and these two."""
+    """The keywords of `Explainer.explain` that are fields of `InputOptions` and `ComputeOptions`, and these two.
+
+    Attributes:
+        max_new_tokens: Maximum number of generated tokens.
+        max_length: Maximum number of tokens of a text.
+        truncation: Whether longer texts are truncated; if False, they are refused.
+        truncation_side: "left" or "right".
+        tokens: Names of the units of given model inputs.
+        batch_size: Maximum number of inputs per batch.
+        memory: Memory budget of the passes, e.g. "2GiB".
+        kernel: How attention is recorded, one of `ATTENTION_KERNELS`.
+        checkpoint: Whether a tiled pass uses activation checkpointing.
+        seed: Seed of methods that draw random numbers.
+        progress: True for a progress bar over batches, or a function such as `tqdm.tqdm`.
+        input_options: Defaults of the options of inputs.
+        compute_options: Defaults of the options of passes.
+    """
 
     max_new_tokens: int
     max_length: int | None
@@ -144,6 +160,23 @@ def make_request(
     Args:
         function_name: The function that received the arguments, for the error.
         inputs: As in `explain`, like all that follow.
+        method: As in `explain`.
+        target: As in `explain`.
+        text: As in `explain`.
+        image: As in `explain`.
+        audio: As in `explain`.
+        regions: As in `explain`.
+        answer: As in `explain`.
+        scale: As in `explain`.
+        profile: As in `explain`.
+        layers: As in `explain`.
+        heads: As in `explain`.
+        rows: As in `explain`.
+        per: As in `explain`.
+        **options: As in `explain`.
+
+    Returns:
+        The arguments as given, with the option objects filled in.
 
     Raises:
         TypeError: A keyword is unknown.

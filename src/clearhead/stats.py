@@ -53,10 +53,19 @@ class ConfidenceInterval:
     count: int
 
     def __str__(self) -> str:
+        """Format mean, bounds and number of examples, e.g. "0.713 [0.665, 0.761], n = 250"."""
         return f"{self.format_without_count()}, n = {self.count}"
 
     def format_without_count(self) -> str:
-        """Format mean and bounds, for tables that have the number of examples in another cell."""
+        """Format mean and bounds, for tables that have the number of examples in another cell.
+
+        Returns:
+            Mean and bounds with three decimals; "(no interval)" in place of the bounds of a single example.
+
+        Example:
+            >>> ConfidenceInterval(0.7128, 0.6651, 0.7614, count=250).format_without_count()
+            '0.713 [0.665, 0.761]'
+        """
         if not self.has_bounds:
             return f"{self.mean:.3f} (no interval)"
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
@@ -280,6 +289,11 @@ def compare_paired(
 
     Returns:
         The differences, the p-value of the paired test of their mean (`compute_paired_p_value`), and the effect size.
+
+    Example:
+        >>> differences, p_value, effect_size = compare_paired(np.array([0.5, 0.7, 0.9]), np.array([0.4, 0.5, 0.6]))
+        >>> p_value, round(effect_size, 2)
+        (0.25, 2.0)
     """
     differences = _subtract_paired(np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64))
     if len(differences) < 2 or not differences.any():
@@ -433,6 +447,12 @@ def compare_all_pairs(values: Mapping[str, Float[np.ndarray, "example"]]) -> lis
 
     Raises:
         InputError: If the methods have different numbers of examples.
+
+    Example:
+        >>> a = np.linspace(0, 1, 40)
+        >>> pair = compare_all_pairs({"a": a, "b": a - 0.5 + 0.1 * np.sin(np.arange(40))})[0]
+        >>> pair.first, pair.second, pair.is_significant, pair.extra_examples_needed
+        ('a', 'b', True, 0)
     """
     comparisons = []
     for first, second, differences, p_value, holm_p_value, effect_size in _iter_tested_pairs(values):

@@ -22,7 +22,11 @@ SCALES = (*CLASS_SCALES, "cosine")
 
 
 class LabelLookup(Protocol):
-    """The label functions of a model adapter that targets need."""
+    """The label functions of a model adapter that targets need.
+
+    Attributes:
+        multi_label: Whether each class has its own probability (sigmoid), or all of them sum to one (softmax).
+    """
 
     multi_label: bool
 
@@ -32,11 +36,36 @@ class LabelLookup(Protocol):
         ...
 
     def label_index(self, label: str | int) -> int:
-        """Return the class index of a label name or index."""
+        """Return the class index of a label name or index.
+
+        Args:
+            label: Name of the class, or its index as an integer or in digits.
+
+        Returns:
+            The index, from 0.
+
+        Raises:
+            InputError: If there is no such class.
+
+        Example:
+            >>> ex.adapter.label_index("positive")  # "POSITIVE" in the configuration  # doctest: +SKIP
+            1
+        """
         ...
 
     def label_name(self, index: int) -> str:
-        """Return the name of a class."""
+        """Return the name of a class.
+
+        Args:
+            index: Index of the class.
+
+        Returns:
+            Its name; the index in digits for a class without a name.
+
+        Example:
+            >>> ex.adapter.label_name(1)  # doctest: +SKIP
+            'POSITIVE'
+        """
         ...
 
 
@@ -118,6 +147,8 @@ class PositionTarget:
         position: Index or name of the position, or None for all positions.
         label: Name or index of the class or token, or None for the predicted one.
         against: A second class; the target is then the difference of the two.
+        target_type: The "kind" of the target's description.
+        noun: What a position is called in messages.
     """
 
     position: int | str | None = None
@@ -270,6 +301,10 @@ class Target:
 
         Returns:
             A new target; a function or masked token is returned unchanged.
+
+        Example:
+            >>> make_target("B-LOC").at_position(4, TokenLabel).spec
+            TokenLabel(position=4, label='B-LOC', against=None)
         """
         match self.spec:
             case PositionTarget(_, label, against):
@@ -295,6 +330,11 @@ class Target:
 
         Raises:
             InputError: If a label does not exist, has no score, or is contrasted with itself.
+
+        Example:
+            >>> target = make_target(Contrast("positive", "negative"))
+            >>> target.find_classes(torch.tensor([3.0, 0.0]), ex.adapter)  # doctest: +SKIP
+            (1, 0)
         """
 
         def find_index(label: str | int | None) -> int:
@@ -338,6 +378,14 @@ class Target:
 
         Returns:
             A target with fixed classes; a function is returned unchanged.
+
+        Raises:
+            InputError: If a label does not exist, has no score, or is contrasted with itself.
+
+        Example:
+            >>> target = make_target(None).with_fixed_classes(torch.tensor([0.1, 2.0]), ex.adapter)  # doctest: +SKIP
+            >>> target.find_classes(torch.tensor([3.0, 0.0]), ex.adapter)  # doctest: +SKIP
+            (1, None)
         """
         if self.function is not None:
             return self
@@ -352,6 +400,13 @@ class Target:
 
         Returns:
             A scalar that depends differentiably on the logits.
+
+        Raises:
+            InputError: If a label does not exist, has no score, or is contrasted with itself.
+
+        Example:
+            >>> make_target(None, "probability").compute_value(torch.tensor([0.0, 0.0]), ex.adapter)  # doctest: +SKIP
+            tensor(0.5000)
         """
         return compute_class_target_values(
             scores[None], [self.find_classes(scores, labels)], self.scale, labels.multi_label
@@ -371,6 +426,10 @@ class Target:
         Returns:
             A dict with "kind", "name", "scale", "value" and, depending on the target, "index", "against", "position"
             and "mask".
+
+        Example:
+            >>> make_target(len).describe(None, labels=None, value=3.0)  # a function, called `len`
+            {'kind': 'callable', 'name': 'len', 'scale': 'as_returned', 'value': 3.0}
         """
         if callable(self.spec) or scores is None:
             name = getattr(self.spec, "__name__", type(self.spec).__name__)
@@ -404,12 +463,28 @@ class Target:
 
 @dataclass(frozen=True)
 class FixedClassTarget(Target):
-    """A target with fixed classes, so that perturbed or similar inputs are explained for the same prediction."""
+    """A target with fixed classes, so that perturbed or similar inputs are explained for the same prediction.
+
+    Attributes:
+        fixed_classes: Index of the explained class, and of the one that it is contrasted with, or None.
+
+    Example:
+        >>> FixedClassTarget(Predicted(), "logit", (1, None)).find_classes(torch.tensor([3.0, 0.0]), labels=None)
+        (1, None)
+    """
 
     fixed_classes: tuple[int, int | None] = (0, None)
 
     def find_classes(self, scores: Float[Tensor, "label"], labels: LabelLookup) -> tuple[int, int | None]:
-        """Return the fixed classes, whatever the scores."""
+        """Return the fixed classes, whatever the scores.
+
+        Args:
+            scores: The logits of one sample; not used.
+            labels: Not used.
+
+        Returns:
+            Index of the explained class, and of the one that it is contrasted with, or None.
+        """
         return self.fixed_classes
 
 
@@ -457,6 +532,12 @@ def compute_probabilities(scores: Float[Tensor, "label"], multi_label: bool) -> 
 
     Returns:
         Probabilities of the same shape.
+
+    Example:
+        >>> compute_probabilities(torch.zeros(4), multi_label=False)
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
+        >>> compute_probabilities(torch.zeros(4), multi_label=True)
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     if multi_label:
         return scores.sigmoid()
@@ -476,6 +557,11 @@ def compute_class_target_values(
 
     Returns:
         One value per sample.
+
+    Example:
+        >>> scores = torch.tensor([[3.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+        >>> compute_class_target_values(scores, [(0, 1), (2, None)], "logit", multi_label=False)
+        tensor([2., 0.])
     """
     if scale == "probability":
         scores = compute_probabilities(scores, multi_label)

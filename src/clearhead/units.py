@@ -57,6 +57,7 @@ class Units:
     boxes: tuple[Box | None, ...] | None = None
 
     def __len__(self) -> int:
+        """Return the number of units, special ones included."""
         return len(self.names)
 
     @property
@@ -78,6 +79,10 @@ class Units:
 
         Raises:
             InputError: If the units cannot be merged into that level.
+
+        Example:
+            >>> build_numbered_units(3, "text", names=["un", "##able", "to"]).find_parents("word")
+            array([0, 0, 1])
         """
         return self.merge(level)[1]
 
@@ -118,7 +123,15 @@ class Units:
         return _merge_groups(self, level, groups), index
 
     def content_indices(self) -> Int[np.ndarray, "kept"]:
-        """Return the indices of the units that are not special."""
+        """Return the indices of the units that are not special.
+
+        Returns:
+            Indices in ascending order; empty if all units are special.
+
+        Example:
+            >>> build_patch_units((1, 2), special_names=["[CLS]"]).content_indices()
+            array([1, 2])
+        """
         return np.flatnonzero(~np.asarray(self.special, dtype=bool))
 
 
@@ -169,6 +182,7 @@ class UnitAxis:
         return cls(unit_groups, tuple(tuple(range(start, stop)) for start, stop in pairwise(ends)))
 
     def __len__(self) -> int:
+        """Return the length of the axis: the number of units of all streams along it."""
         return sum(map(len, self.unit_groups))
 
     @cached_property
@@ -440,6 +454,10 @@ def build_numbered_units(
 
     Raises:
         InputError: If the number of names is wrong.
+
+    Example:
+        >>> build_numbered_units(3, "text").names
+        ('0', '1', '2')
     """
     if names is not None and len(names) != count:
         raise InputError(f"tokens= names {len(names)} units, but the input has {count}")

@@ -10,7 +10,11 @@ from clearhead.errors import InputError
 
 
 def is_zoo_installed() -> bool:
-    """Return whether the package `clearhead-zoo` is installed, even if it contains no models."""
+    """Return whether the package `clearhead-zoo` is installed, even if it contains no models.
+
+    Returns:
+        True if it can be imported; it is not imported.
+    """
     return find_spec("clearhead_zoo") is not None
 
 

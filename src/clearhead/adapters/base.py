@@ -27,7 +27,16 @@ Readout = str | int
 
 @dataclass
 class Sample:
-    """One input, ready for the model (tensors without a batch axis), and the units along each axis of attention."""
+    """One input, ready for the model (tensors without a batch axis), and the units along each axis of attention.
+
+    Attributes:
+        inputs: Keyword arguments of the model, without a batch axis.
+        axes: The units along each axis of attention, by stream.
+        num_truncated: How many tokens were cut off.
+        mask_positions: Positions of the mask tokens, of masked language models.
+        batch_key: Samples can share a batch only if this is equal.
+        image: The image as the model sees it, or a function that renders it when it is first read.
+    """
 
     inputs: dict[str, Tensor]
     axes: dict[str, UnitAxis]
@@ -45,18 +54,34 @@ class Sample:
 
     @classmethod
     def from_units(cls, inputs: dict[str, Tensor], units: Units, **fields: Any) -> "Sample":
-        """A sample of one stream."""
+        """Build a sample of one stream.
+
+        Args:
+            inputs: Keyword arguments of the model, without a batch axis.
+            units: The units of the stream.
+            **fields: The other fields of the sample.
+
+        Returns:
+            The sample, with the units along one axis named after their stream.
+        """
         return cls(inputs, {units.stream: UnitAxis.concat(units)}, **fields)
 
     @property
     def units(self) -> Units:
-        """The units of a sample of one stream."""
+        """The units of a sample of one stream; `ValueError` for several streams."""
         (axis,) = self.axes.values()
         (units,) = axis.unit_groups
         return units
 
     def derive_seed(self, seed: int) -> int:
-        """A random seed that depends on the content alone, never on the place in a batch."""
+        """Derive a random seed from the content of the inputs, so that it does not depend on the batch.
+
+        Args:
+            seed: The seed of the call; different seeds give different results for the same content.
+
+        Returns:
+            An integer of up to 56 bits.
+        """
         digest = hashlib.blake2b(str(seed).encode(), digest_size=7)
         for name in sorted(self.inputs):
             tensor = self.inputs[name].detach().cpu()
@@ -95,7 +120,23 @@ class InputOptions:
             raise InputError(f"truncation_side={self.truncation_side!r} is not valid: use 'left' or 'right'")
 
     def split_per_input(self, num_inputs: int) -> "list[InputOptions]":
-        """Return the options of each input; `unit_names` and `continuation` can be lists with one entry per input."""
+        """Return the options of each input; `unit_names` and `continuation` can be lists with one entry per input.
+
+        A list of integers is the continuation of a single input, as token ids.
+
+        Args:
+            num_inputs: Number of inputs.
+
+        Returns:
+            One object per input.
+
+        Raises:
+            InputError: A list has another length than the inputs.
+
+        Example:
+            >>> [options.continuation for options in InputOptions(continuation=["yes", "no"]).split_per_input(2)]
+            ['yes', 'no']
+        """
         hows = [self] * num_inputs
         if self.unit_names is not None and num_inputs > 1:
             if len(self.unit_names) != num_inputs or any(isinstance(names, str) for names in self.unit_names):
@@ -116,7 +157,14 @@ class InputOptions:
 
 @dataclass
 class NamedInputs:
-    """One input of several streams, each by name: `explain(text=…, image=…)`."""
+    """One input of several streams, each by name: `explain(text=…, image=…)`.
+
+    Attributes:
+        text: A text, or what the text stream of the model takes instead.
+        image: A path, a PIL image or an array of uint8.
+        audio: A path, or a waveform.
+        regions: Precomputed features and boxes of image regions.
+    """
 
     text: Any = None
     image: Any = None
@@ -126,7 +174,39 @@ class NamedInputs:
 
 @dataclass
 class ModelAdapter(ABC):
-    """A model with its processor, as something to be explained."""
+    """A model with its processor: takes inputs, names their units, and reads out class scores and relevance.
+
+    Subclass it for a kind of model that clearhead does not know, and register the class with `register_adapter`.
+
+    Attributes:
+        model: The model, of transformers or a module of your own.
+        processor: Its tokenizer, image processor or processor.
+        readout: Which row of a relevance matrix is read: "first", "last", "mean", "patches", … or an index; None for
+            the default of the kind of model.
+        name: The name that the model was loaded by; otherwise that of its class.
+        region_detector: Finds the regions (features and boxes) of an image, for models that read regions.
+        is_compiled: Whether passes that record nothing run through torch.compile.
+        stream: Name of the stream, such as "text".
+        input_names: The keywords of `explain` that name inputs of this kind of model.
+        processor_class: The auto class of transformers that opens the processor.
+        grad_input_name: The model input whose vectors input gradients belong to.
+        task: Name to pass as `task=` to `clearhead.load`; None for the task of the model's class.
+        class_suffixes: Endings of the names of the model classes that the adapter accepts.
+        embedding_modules: The modules that look up token embeddings, where the model does not name them.
+        masked: Whether labels are tokens at a masked position.
+        score_is_product: Whether class scores are products of tensors of the output, so that backward rules for
+            products apply to them.
+        target_scales: Scales of the target's value; the first one is the default.
+        multi_label: Whether each class has its own probability (sigmoid).
+
+    Raises:
+        UnsupportedError: If the model takes another type of input.
+
+    Example:
+        >>> adapter = clearhead.load("zoo:sentiment").adapter  # doctest: +SKIP
+        >>> adapter.labels, adapter.readout, adapter.input_names  # doctest: +SKIP
+        ({0: 'NEGATIVE', 1: 'POSITIVE'}, 'first', ('text',))
+    """
 
     model: Any
     processor: Any = None
@@ -177,7 +257,11 @@ class ModelAdapter(ABC):
         return {name: value for name, value in vars(self).items() if name != "session"}
 
     def check_return_dict(self) -> None:
-        """Refuse a model that answers without names: what stands where in a bare tuple differs from model to model."""
+        """Check that the model returns named outputs, because a plain tuple does not tell which element the logits are.
+
+        Raises:
+            InputError: If `config.return_dict` is False.
+        """
         if not getattr(self.model.config, "return_dict", True):
             raise InputError(
                 f"{type(self.model).__name__} returns a plain tuple (config.return_dict=False), in which its logits "
@@ -186,7 +270,7 @@ class ModelAdapter(ABC):
 
     @property
     def labels(self) -> dict[int, str]:
-        """What the classes are called: by the kind of subject, or by the configuration as it is now."""
+        """Class names by index: those set on the adapter, otherwise those of the model's configuration as it is now."""
         return self.read_config_labels() if self._labels is None else self._labels
 
     @labels.setter
@@ -194,7 +278,11 @@ class ModelAdapter(ABC):
         self._labels = named
 
     def read_config_labels(self) -> dict[int, str]:
-        """The names in the configuration, which people write there after loading, too."""
+        """Read the class names of the configuration, which may change after loading.
+
+        Returns:
+            `config.id2label` with integer keys; empty if there is none.
+        """
         labels = getattr(self.model.config, "id2label", None) or {}
         key = (id(labels), len(labels))
         if self._checked_labels != key:  # looked up for every class of a prediction, of which there may be thousands
@@ -204,73 +292,196 @@ class ModelAdapter(ABC):
         return labels
 
     def get_main_input_name(self) -> str:
-        """What the model says that it takes."""
+        """Return the name of the model's main input.
+
+        Returns:
+            "input_ids", "pixel_values", …; `grad_input_name` if the model names none.
+        """
         return str(getattr(unwrap_base_model(self.model), "main_input_name", self.grad_input_name))
 
     @abstractmethod
     def choose_default_readout(self) -> Readout | None:
-        """Which row of a relevance matrix speaks for the target; None where no row does."""
+        """Choose the default read-out: the row of a relevance matrix that the target is computed from.
+
+        Returns:
+            A kind of read-out ("first", "mean", …) or an index; None if no row belongs to the target.
+        """
 
     @abstractmethod
     def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
-        """One raw input as a list of one sample (a mapping of model inputs may hold several)."""
+        """Encode one raw input.
+
+        Args:
+            raw: What the user gave: a text, an image, `NamedInputs`, a mapping of model inputs, …
+            options: Tokenisation, truncation and generation.
+
+        Returns:
+            One sample; several for a mapping of model inputs with a batch axis.
+
+        Raises:
+            InputError: If the input cannot be read.
+        """
 
     @abstractmethod
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """The batch that the model is called with, padded where lengths differ."""
+        """Combine samples into a batch, padded where lengths differ, on the model's device.
+
+        Args:
+            samples: Samples whose `batch_key` is equal.
+
+        Returns:
+            Keyword arguments of the model.
+        """
 
     @abstractmethod
     def to_unit_vectors(
         self, vectors: "Mapping[str, Float[Tensor, 'batch *grad_input_name']]", samples: Sequence[Sample]
     ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
-        """The leaves (embeddings, pixels …) as one vector per unit, along each axis."""
+        """Arrange the vectors of inputs (embeddings, pixels, …), or their gradients, as one vector per unit.
+
+        Args:
+            vectors: Tensors by name of the model input, as `find_grad_input_names` lists them.
+            samples: The samples of the batch.
+
+        Returns:
+            Vectors along each axis, by stream; zero for padding.
+        """
 
     @abstractmethod
     def make_example_input(self) -> Any:
-        """Any small valid input, to test the recorder on."""
+        """Make a small valid input, for self-tests where no input of the user is short enough.
+
+        Returns:
+            A raw input that `make_samples` accepts.
+        """
 
     def compute_class_scores(
         self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]
     ) -> Float[Tensor, "batch label"]:
-        """The scores of all classes. Samples may come several times, all of them once for each step."""
+        """Compute the logits of all classes, one row for each sample and target.
+
+        Args:
+            output: Output of the model for a batch.
+            samples: The sample of each row: all samples of the batch, once for each of their targets.
+            targets: The target of each row; selects the position in outputs that have many.
+
+        Returns:
+            The logits, in the graph of the output.
+
+        Raises:
+            InputError: If the model does not have such targets.
+        """
         if any(isinstance(target.spec, MaskedToken) or target.mask_index is not None for target in targets):
             raise InputError(f"{type(self.model).__name__} does not predict masked tokens: give a label or an index")
         return output.logits.repeat(len(samples) // len(output.logits), 1)
 
     def find_readout_rows(self, sample: Sample, target: Target) -> dict[int, float]:
-        """Which units' rows are read, and how much each counts, in a model of one stream."""
+        """Find the read-out positions of a target, in a model of one stream.
+
+        Args:
+            sample: The sample.
+            target: The target.
+
+        Returns:
+            The weight of each unit whose row of a relevance matrix is read; the weights sum to 1.
+
+        Raises:
+            UnsupportedError: If no row belongs to the target.
+        """
         return compute_readout_weights(self.readout, sample.units)
 
     def find_readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
-        """The rows that are read along each axis; an axis that only others look at has none."""
+        """Find the read-out positions of a target along each axis.
+
+        Args:
+            sample: The sample.
+            target: The target.
+
+        Returns:
+            By stream, the weight of each unit whose row is read. A stream without a read-out position is left out.
+        """
         return {} if self.readout is None else {self.stream: self.find_readout_rows(sample, target)}
 
     def find_call_streams(self, module: str, occurrence: int) -> tuple[str, str] | None:
-        """Whose queries look at whose keys in the n-th call of an attention module; None if it is to be left out."""
+        """Find the streams of the queries and keys of an attention call.
+
+        Args:
+            module: Name of the attention module.
+            occurrence: How many times the module was called before in this pass.
+
+        Returns:
+            Stream of the queries and stream of the keys; None if the call is to be ignored.
+        """
         return self.stream, self.stream
 
     def is_residual_tower(self, module: str) -> bool:
-        """Whether a call is of a tower that goes on beside its stream, and is added to it again after each layer."""
+        """Whether an attention module belongs to a tower that runs in parallel to a fused stream of the same units.
+
+        Args:
+            module: Name of the attention module.
+
+        Returns:
+            True if the output of the tower is added to the fused stream after each of its layers (BridgeTower).
+        """
         return False
 
     def find_simultaneous_group(self, module: str) -> str | None:
-        """The block of calls in which each stream sees the others as they were when it began; None for a call alone."""
+        """Find the block of an attention module in which streams attend to each other as they were at its start.
+
+        Args:
+            module: Name of the attention module.
+
+        Returns:
+            Name of the block; None if the calls take effect one after the other.
+        """
         return None
 
     def count_expected_calls(self) -> int | None:
-        """How many attention calls one pass makes, those left out not counted; None where that is not known."""
+        """Count the attention calls of one pass from the configuration, for the self-test.
+
+        Returns:
+            The number without ignored calls; None if the configuration does not tell.
+        """
         return count_calls_from_config(self.model.config)
 
     def make_padded_batch(self, sample: Sample) -> dict[str, Any] | None:
-        """Make a batch with padded rows for the self-test; None if an `attention_mask` is enough to make one."""
+        """Make a batch with padded rows for the self-test; None if an `attention_mask` is enough to make one.
+
+        Args:
+            sample: The sample of the self-test.
+
+        Returns:
+            Keyword arguments of the model, or None.
+
+        Raises:
+            UnsupportedError: If the model computes other scores for a padded input (in subclasses).
+        """
         return None
 
     def find_grad_input_names(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
-        """The inputs whose vectors the gradients go to."""
+        """Return the names of the model inputs that input gradients are taken of.
+
+        Args:
+            batch: Keyword arguments of the model.
+
+        Returns:
+            Names of inputs; token ids stand for their embeddings.
+        """
         return (self.grad_input_name,) if self.grad_input_name in batch else ("inputs_embeds",)
 
     def expand_target(self, sample: Sample, target: Target) -> list[Target]:
-        """The targets that one request stands for: one, unless it asks for several steps or detections."""
+        """Expand a target that stands for several outputs, such as every generated token, to one target for each.
+
+        Args:
+            sample: The sample.
+            target: The target as requested.
+
+        Returns:
+            The targets; a list of one for models with one prediction per input.
+
+        Raises:
+            InputError: If the model does not have such targets.
+        """
         if isinstance(target.spec, PositionTarget):
             raise InputError(
                 f"the target is {describe_spec(target.spec)}, but {type(self.model).__name__} makes one prediction per "
@@ -280,70 +491,168 @@ class ModelAdapter(ABC):
 
     @property
     def positions_depend_on_batch_length(self) -> bool:
-        """Whether positions are counted by the length of the longest input of a batch: then each needs its own."""
+        """Whether positions depend on the longest input of the batch, so that lengths cannot be mixed."""
         return False
 
     def choose_targets_per_pass(self, samples: Sequence[Sample]) -> int | None:
-        """How many targets are best explained together; None for as many as there is room for."""
+        """Choose how many targets of an input share a pass.
+
+        Args:
+            samples: The samples of a batch.
+
+        Returns:
+            The number that is fastest; None for as many as fit into memory.
+        """
         return None
 
     def find_head_rows(
         self, samples: Sequence[Sample], targets: Sequence[Target]
     ) -> tuple[nn.Module, list[int]] | None:
-        """The module that makes scores of each row by itself, and the row that each target comes from; None if none."""
+        """Find the head that computes the scores of each row by itself, so that only the targets' rows need gradients.
+
+        Args:
+            samples: The sample of each target.
+            targets: The targets.
+
+        Returns:
+            The module, and for each target the index of the row that it comes from; None if there is no such module.
+        """
         return None
 
     def resolve_sample(self, sample: Sample, target: Target) -> Sample:
-        """The sample with what the target is about and only the model can say: the words that it generates."""
+        """Add what only the model can tell about the target, such as the text that it generates.
+
+        Args:
+            sample: The sample.
+            target: The target as requested.
+
+        Returns:
+            A new sample, or the same one if nothing is missing.
+        """
         return sample
 
     def is_single_input(self, raw_inputs: list[Any]) -> bool:
-        """Whether a list is one input (a conversation), and not several."""
+        """Whether a list is a single input, such as a conversation, and not a list of inputs.
+
+        Args:
+            raw_inputs: The list that the user gave.
+
+        Returns:
+            False for most kinds of models.
+        """
         return False
 
     def truncate_to_targets(self, sample: Sample, targets: Sequence[Target]) -> Sample:
-        """The sample without what none of these targets can depend on."""
+        """Cut off units that none of the targets can depend on, such as the tokens after a generated one.
+
+        Args:
+            sample: The sample.
+            targets: Targets that will share a pass.
+
+        Returns:
+            A shorter sample, or the same one.
+        """
         return sample
 
     def truncate_to_shared_prefix(self, sample: Sample) -> Sample:
-        """What all targets of a sample have in common, however many of them are explained together."""
+        """Cut off units that not all targets have in common; random numbers are derived from the rest.
+
+        Args:
+            sample: The sample.
+
+        Returns:
+            A shorter sample, such as the prompt without the continuation, or the same one.
+        """
         return sample
 
     @property
     def stream_readers(self) -> dict[str, tuple[Any, str]]:
-        """Of a model of several streams: what reads each (it has `words`, or patches), and the input it reads."""
+        """By stream, the adapter that reads it and the model input that holds it; empty for models of one stream."""
         return {}
 
     @property
     def grad_parameters(self) -> Sequence[nn.Parameter]:
-        """Learned vectors that attention starts from beside the input, such as a detector's object queries."""
+        """Learned vectors that enter attention next to the input, such as object queries; they need gradients."""
         return ()
 
     def extend_target_description(self, sample: Sample, target: Target, description: dict[str, Any]) -> dict[str, Any]:
-        """What is said about a target, with what else is known of it, such as where an object was found."""
+        """Add to the description of a target what only the adapter knows, such as the box of a detected object.
+
+        Args:
+            sample: The sample.
+            target: The target.
+            description: The result of `Target.describe`.
+
+        Returns:
+            The description for `Explanation.target`.
+        """
         return description
 
     def forward_context(self) -> AbstractContextManager[None]:
-        """What must hold while the model runs, recorded; whatever it changes about the model, it puts back."""
+        """Return the context in which every forward pass runs.
+
+        Returns:
+            A context manager that undoes its changes of the model on exit.
+        """
         return nullcontext()
 
     def find_unsupported_reason(self, method: str) -> str | None:
-        """Why one method cannot speak for this model; None where it can."""
+        """Return why a method cannot be applied to this kind of model, beyond what the method requires.
+
+        Args:
+            method: Name of the method.
+
+        Returns:
+            The reason, as a sentence for users; None if it can be applied.
+        """
         return None
 
     def find_attention_unsupported_reason(self) -> str | None:
-        """Why no method that reads attention can speak for this model; None where they can."""
+        """Return why no method that reads attention can be applied to this kind of model.
+
+        Returns:
+            The reason, as a sentence for users; None if they can be applied.
+        """
         return None
 
     def join_step_names(self, names: Sequence[str]) -> str:
-        """What several steps together are called."""
+        """Join the names of several explained outputs to the name of the whole target.
+
+        Args:
+            names: Name of each output, such as a generated token.
+
+        Returns:
+            One name.
+        """
         return ", ".join(names)
 
     def select_prediction_scores(self, scores: Float[Tensor, "label"]) -> Float[Tensor, "label"]:
-        """The scores that a prediction is chosen from: of all classes."""
+        """Select the scores that the prediction is chosen from.
+
+        Args:
+            scores: The class scores of one sample.
+
+        Returns:
+            All of them, for most kinds of models.
+        """
         return scores
 
     def label_index(self, label: str | int) -> int:
+        """Return the class index of a label, compared exactly first and then without case.
+
+        Args:
+            label: Name of the class, or its index as an integer or in digits.
+
+        Returns:
+            The index, from 0.
+
+        Raises:
+            InputError: If there is no such class, or several have this name.
+
+        Example:
+            >>> ex.adapter.label_index("positive")  # "POSITIVE" in the configuration  # doctest: +SKIP
+            1
+        """
         if isinstance(label, str):
             for same in (str, str.casefold):
                 found = [index for index, name in self.labels.items() if same(name) == same(label)]
@@ -362,32 +671,54 @@ class ModelAdapter(ABC):
 
     @property
     def is_regression(self) -> bool:
-        """Whether the outputs are measures, not classes: they have no probabilities."""
+        """Whether the outputs are numbers and not classes, so that there are no probabilities."""
         kind = getattr(getattr(self.model, "config", None), "problem_type", None)
         return kind == "regression" or (len(self.labels) == 1 and not self.multi_label)
 
     def label_name(self, index: int) -> str:
+        """Return the name of a class.
+
+        Args:
+            index: Index of the class.
+
+        Returns:
+            Its name; the index in digits for a class without a name.
+
+        Example:
+            >>> ex.adapter.label_name(1)  # doctest: +SKIP
+            'POSITIVE'
+        """
         return self.labels.get(index, str(index))
 
     @cached_property
     def session(self) -> ModelSession:
-        """Runs the model."""
+        """The session that runs the model; made on first use, and left out of copies and pickles."""
         return ModelSession(self.model, self.forward_context, self.is_compiled)
 
     @property
     def model_class_name(self) -> str:
+        """Name of the model's class, for messages and results."""
         return type(self.model).__name__
 
     @property
     def device(self) -> torch.device:
+        """The device that inputs are moved to: that of the first weight, or where accelerate runs an offloaded one."""
         return find_module_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the model's first floating-point weight."""
         return next(part.dtype for part in self.model.parameters() if part.is_floating_point())
 
     def forward_accepts(self, argument: str) -> bool:
-        """Whether the model's forward takes this argument."""
+        """Whether the model's `forward` has a parameter of this name.
+
+        Args:
+            argument: Name of a keyword argument.
+
+        Returns:
+            False also for an argument that only `**kwargs` would take.
+        """
         forward = unwrap_base_model(self.model).forward
         if inspect.ismethod(forward):
             return argument in _get_parameter_names(forward.__func__)
@@ -401,11 +732,23 @@ def _get_parameter_names(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def compute_readout_weights(readout: Readout | None, units: Units | UnitAxis) -> dict[int, float]:
-    """Which rows a read-out reads, with their weights.
+    """Compute the weight of each row that a read-out reads.
 
-    >>> from clearhead.units import build_patch_units
-    >>> compute_readout_weights("first + patches", build_patch_units((1, 2), special_names=["[CLS]"]))
-    {0: 0.5, 1: 0.25, 2: 0.25}
+    Args:
+        readout: A kind of read-out, or the index of a row; negative indices count from the end.
+        units: The units of the rows.
+
+    Returns:
+        Weights by row; they sum to 1.
+
+    Raises:
+        UnsupportedError: If there is no read-out.
+        InputError: If the kind is unknown.
+
+    Example:
+        >>> from clearhead.units import build_patch_units
+        >>> compute_readout_weights("first + patches", build_patch_units((1, 2), special_names=["[CLS]"]))
+        {0: 0.5, 1: 0.25, 2: 0.25}
     """
     if readout is None:
         raise UnsupportedError("this model's attention has no read-out position for the target")
@@ -462,12 +805,27 @@ def register_adapter(cls: S) -> S:
 
 
 def unwrap_base_model(model: nn.Module) -> nn.Module:
-    """The transformers model inside, where adapters wrap it."""
+    """Return the transformers model inside a model of PEFT, which wraps it; other models unchanged.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The inner model, with the layers of the low-rank adapters in place.
+    """
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
 def find_module_device(module: nn.Module) -> torch.device:
-    """Where a module computes. Weights that accelerate keeps elsewhere are on "meta": its hooks say where they go."""
+    """Find the device on which a module computes.
+
+    Args:
+        module: A module with at least one weight.
+
+    Returns:
+        The device of its first weight. For weights that accelerate offloads (device "meta"), the device to which its
+        hooks move them.
+    """
     device = next(module.parameters()).device
     if device.type != "meta":
         return device
@@ -478,12 +836,30 @@ def find_module_device(module: nn.Module) -> torch.device:
 
 
 def list_class_names(model: nn.Module) -> list[str]:
-    """The model's class and those it is made from: a class of one's own is taken for what it extends."""
+    """List the names of the model's class and its base classes, so that a subclass of a known class is recognised.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Names in the order of method resolution, the model's class first.
+    """
     return [cls.__name__ for cls in type(unwrap_base_model(model)).__mro__]
 
 
 def find_adapter_class(class_names: Sequence[str], task: str | None = None) -> type[ModelAdapter] | None:
-    """The kind of subject that stands for a class of models, given by its name and those it is made from."""
+    """Find the adapter for a class of models.
+
+    Args:
+        class_names: Names of the model's class and its base classes; the first one that matches decides.
+        task: Name of a task that the model's class does not tell, such as "similarity"; None for that of the class.
+
+    Returns:
+        The adapter with the longest matching suffix, of several the one registered last; None if none matches.
+
+    Raises:
+        InputError: If no adapter has that task.
+    """
     tasks = {cls.task for cls in ADAPTER_CLASSES}
     if task not in tasks:
         raise unknown_value_error("task", task, sorted(filter(None, tasks)))
@@ -500,6 +876,7 @@ def find_adapter_class(class_names: Sequence[str], task: str | None = None) -> t
 
 
 def format_supported_suffixes() -> str:
+    """Format the endings of supported class names, for the error about an unsupported model."""
     return "supported architectures are " + ", ".join(
         f"*{ending}" for cls in ADAPTER_CLASSES if cls.task is None for ending in cls.class_suffixes
     )
@@ -514,7 +891,24 @@ def make_adapter(
     task: str | None = None,
     is_compiled: bool = False,
 ) -> ModelAdapter:
-    """The subject that stands for this class of model."""
+    """Make the adapter for a model.
+
+    Args:
+        model: The model.
+        processor: Its tokenizer, image processor or processor.
+        readout: Which row of a relevance matrix is read; None for the adapter's default.
+        name: Name of the model in results.
+        region_detector: Finds the regions of an image, for models that read regions.
+        task: Name of a task that the model's class does not tell.
+        is_compiled: Whether passes that record nothing run through torch.compile.
+
+    Returns:
+        The adapter.
+
+    Raises:
+        UnsupportedError: If there is no adapter for this class of models.
+        InputError: If no adapter has that task.
+    """
     names = list_class_names(model)
     kind = find_adapter_class(names, task)
     if kind is None:
@@ -523,7 +917,18 @@ def make_adapter(
 
 
 def unbatch_inputs(adapter: ModelAdapter, inputs: Mapping[str, Any]) -> list[dict[str, Tensor]]:
-    """Split a mapping of model inputs into samples without a batch axis, on the CPU; `collate` moves them together."""
+    """Split a mapping of model inputs into samples without a batch axis, on the CPU; `collate` moves them together.
+
+    Args:
+        adapter: The adapter of the model that takes the inputs.
+        inputs: Tensors, arrays or nested lists, each with a batch axis; None entries are dropped.
+
+    Returns:
+        One mapping per row.
+
+    Raises:
+        InputError: If the model does not take an input, or the batch sizes differ.
+    """
     strange = [name for name in inputs if not adapter.forward_accepts(name)]
     if strange:  # most models swallow arguments that they do not know
         raise InputError(

@@ -19,6 +19,9 @@ class MissingRuleError(UnsupportedError):
 def translate_inplace_errors() -> Iterator[None]:
     """Turn torch's error about an in-place change of a saved tensor into a `MissingRuleError`.
 
+    Yields:
+        Nothing: the `with` contains the forward and backward pass.
+
     Raises:
         MissingRuleError: If an operation inside the `with` changes a tensor that a rule saved for the backward pass.
     """
@@ -115,7 +118,11 @@ class RuleSet:
     unmodified_ops: ClassVar[frozenset[str]] = frozenset()
 
     def make_probe_variant(self) -> "RuleSet":
-        """Return the rule set used to test a model on a batch that holds one sample twice."""
+        """Return the rule set used to test a model on a batch that holds one sample twice.
+
+        Returns:
+            The rule set itself, unless a subclass can check more in such a batch.
+        """
         return self
 
     @property
@@ -129,48 +136,143 @@ class RuleSet:
         return True
 
     def on_use(self, x: Tensor, tensor_uses: WeakTensorKeyDictionary, operation: str) -> None:
-        """Record that an operation is about to use x; `tensor_uses` lives as long as the pass."""
+        """Record that an operation is about to use x; `tensor_uses` lives as long as the pass.
+
+        Args:
+            x: The tensor that is used.
+            tensor_uses: What the rule set keeps about each tensor of the pass.
+            operation: Name of the handler, such as "linear".
+        """
 
     def on_branch(self, x: Tensor, tensor_uses: WeakTensorKeyDictionary) -> Tensor:
-        """Return x as one of possibly several linear maps receives it."""
+        """Return x as one of possibly several linear maps receives it.
+
+        Args:
+            x: The input of a linear map.
+            tensor_uses: What the rule set keeps about each tensor of the pass.
+
+        Returns:
+            x, or a view of it whose backward pass combines the relevance of the branches.
+        """
         return x
 
     def on_index(self, x: Tensor) -> Tensor:
-        """Return x, which was indexed out of a larger tensor."""
+        """Return x, which was indexed out of a larger tensor.
+
+        Args:
+            x: The indexed tensor.
+
+        Returns:
+            x, or a view of it with a rule for its backward pass.
+        """
         return x
 
     def linear(self, apply: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
-        """Compute x Wᵀ + b; the bias receives no relevance."""
+        """Compute x Wᵀ + b; the bias receives no relevance.
+
+        Args:
+            apply: Computes the operation from x.
+            x: The input.
+            weight: W, output × input.
+
+        Returns:
+            The output of the operation, whose backward pass follows the rule.
+        """
         raise NotImplementedError
 
     def convolution(
         self, apply: Callable[[Tensor], Tensor], convolve: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor
     ) -> Tensor:
-        """Compute a convolution; `convolve` is the same one with weights as an argument, and without bias."""
+        """Compute a convolution; `convolve` is the same one with weights as an argument, and without bias.
+
+        Args:
+            apply: Computes the operation from x.
+            convolve: Computes it from x and weights, without bias.
+            x: The input, batch × channel × positions.
+            weight: The weights.
+
+        Returns:
+            The output of the operation, whose backward pass follows the rule.
+        """
         raise NotImplementedError
 
     def add(self, a: Tensor, b: Tensor, batch_size: int, in_place: bool = False) -> Tensor:
-        """Compute a + b, of which one may be constant."""
+        """Compute a + b, of which one may be constant.
+
+        Args:
+            a: The first summand.
+            b: The second summand.
+            batch_size: Number of samples along the first axis.
+            in_place: Whether the sum is written into a.
+
+        Returns:
+            The sum, whose backward pass follows the rule.
+        """
         raise NotImplementedError
 
     def product(self, apply: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
-        """Compute a bilinear operation on two tensors that both depend on the input: attention, gates."""
+        """Compute a bilinear operation on two tensors that both depend on the input: attention, gates.
+
+        Args:
+            apply: Computes the operation from a and b.
+            a: The first factor.
+            b: The second factor.
+
+        Returns:
+            The product, whose backward pass follows the rule.
+        """
         raise NotImplementedError
 
     def linear_map(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Compute an operation that is linear in x: a sum, a product with a constant matrix."""
+        """Compute an operation that is linear in x: a sum, a product with a constant matrix.
+
+        Args:
+            apply: Computes the operation from x.
+            x: The input.
+
+        Returns:
+            The output of the operation, whose backward pass follows the rule.
+        """
         raise NotImplementedError
 
     def mean(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Compute a mean over some axes, which is a linear map."""
+        """Compute a mean over some axes, which is a linear map.
+
+        Args:
+            apply: Computes the mean from x.
+            x: The input.
+
+        Returns:
+            The mean, whose backward pass follows the rule.
+        """
         return self.linear_map(apply, x)
 
     def scale(self, apply: Callable[[Tensor], Tensor], x: Tensor, factor: Tensor) -> Tensor:
-        """Multiply x element by element with a constant."""
+        """Multiply x element by element with a constant.
+
+        Args:
+            apply: Computes the operation from x.
+            x: The input.
+            factor: The constant; broadcast to the shape of x.
+
+        Returns:
+            The product, whose backward pass follows the rule.
+        """
         raise NotImplementedError
 
     def activation(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Compute an element-wise function."""
+        """Compute an element-wise function.
+
+        Args:
+            apply: Computes the function from x.
+            x: The input.
+
+        Returns:
+            The value of the function, whose backward pass follows the rule.
+
+        Raises:
+            MissingRuleError: If the rule set has no rule for this function.
+        """
         raise NotImplementedError
 
     def norm(
@@ -182,9 +284,31 @@ class RuleSet:
         eps: float,
         is_centred: bool,
     ) -> Tensor:
-        """Compute a layer norm (`is_centred`) or a root-mean-square norm over the last `num_axes` axes."""
+        """Compute a layer norm (`is_centred`) or a root-mean-square norm over the last `num_axes` axes.
+
+        Args:
+            apply: Computes the norm from x.
+            x: The input.
+            weight: The learned scale, if there is one.
+            num_axes: Number of axes over which statistics are taken, from the last.
+            eps: What the norm adds to the variance.
+            is_centred: Whether the mean is subtracted.
+
+        Returns:
+            The normalised tensor, whose backward pass follows the rule.
+        """
         raise NotImplementedError
 
     def softmax(self, apply: Callable[[Tensor], Tensor], x: Tensor, axis: int, batch_size: int) -> Tensor:
-        """Compute a softmax over one axis."""
+        """Compute a softmax over one axis.
+
+        Args:
+            apply: Computes the softmax from x.
+            x: The logits.
+            axis: The axis along which the result sums to 1.
+            batch_size: Number of samples along the first axis.
+
+        Returns:
+            The softmax, whose backward pass follows the rule.
+        """
         raise NotImplementedError

@@ -73,7 +73,14 @@ def _call_with_float64_weights(func: Any, args: Any, kwargs: Any) -> Tensor:
 
 
 def supports_float64(device: torch.device) -> bool:
-    """Whether torch computes in float64 on a device; it does not on MPS."""
+    """Whether torch computes in float64 on a device; it does not on MPS.
+
+    Args:
+        device: Any device of torch.
+
+    Returns:
+        False on MPS only.
+    """
     return device.type != "mps"
 
 

@@ -53,6 +53,10 @@ class TensorUses:
 
     Query, key and value are one linear map in the authors' ViT. In their BERT they are three, whose branches are merged
     into one branch of the layer's input.
+
+    Attributes:
+        num_linear: Number of linear maps that use it.
+        num_other: Number of other operations that use it.
     """
 
     num_linear: int = 0
@@ -84,6 +88,9 @@ class LRPRules(RuleSet):
             authors' DETR.
         repeats_mean_relevance: Whether each averaged value receives all of the relevance of a mean, as in
             transformerinterp's MAE: the sum grows by the number of values.
+        name: The name of the rule set in messages.
+        splits_maps: See `RuleSet`: the rules depend on the signs of weights, so LoRA layers must be merged first.
+        needs_float64: See `RuleSet`: sums that almost cancel are denominators.
     """
 
     variant: LRPVariant = "ours"
@@ -288,7 +295,11 @@ class LRPRules(RuleSet):
 
 @dataclass(frozen=True)
 class DuplicateBatchProbe(LRPRules):
-    """The same rules for a batch that holds one sample twice: finds sums where samples are not along the first axis."""
+    """The same rules for a batch that holds one sample twice: finds sums where samples are not along the first axis.
+
+    Attributes:
+        mixed_shapes: The shapes of the sums that differ between the two copies.
+    """
 
     mixed_shapes: list[tuple[int, ...]] = field(default_factory=list, compare=False)
 

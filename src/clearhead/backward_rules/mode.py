@@ -23,7 +23,12 @@ from clearhead.capture.session import remove_hooks_on_exit
 
 
 class RuleMode(TorchFunctionMode):
-    """Applies a rule set to one forward pass of `batch_size` samples."""
+    """Applies a rule set to one forward pass of `batch_size` samples.
+
+    Args:
+        rule_set: The rules of the backward pass.
+        batch_size: Number of samples along the first axis of every tensor.
+    """
 
     def __init__(self, rule_set: RuleSet, batch_size: int) -> None:
         super().__init__()
@@ -87,6 +92,9 @@ def apply_rules(model: nn.Module, rule_set: RuleSet, batch_size: int) -> Iterato
         model: The model whose passes run.
         rule_set: The rules of the backward pass.
         batch_size: The number of samples along the first axis of every tensor.
+
+    Yields:
+        Nothing: the `with` contains the forward passes.
 
     Raises:
         UnmergeableAdapterError: If the rule set needs merged LoRA layers and one of them cannot be merged.

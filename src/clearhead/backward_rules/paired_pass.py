@@ -28,7 +28,14 @@ RULE_SET_NAME = "DeepLIFT"
 
 @dataclass
 class TracedOperation:
-    """One operation of the pass at the input."""
+    """One operation of the pass at the input.
+
+    Attributes:
+        name: Name of the function of torch.
+        inputs: The inputs that depend on the input of the model, of an operation that has a rule.
+        versions: Torch's version counters of these inputs, which reveal a later in-place change.
+        constants: The other arguments.
+    """
 
     name: str
     #: Active inputs of an operation that has a rule.
@@ -77,11 +84,29 @@ class PairedMode(TorchFunctionMode):
     def on_rule(
         self, func: Any, args: Any, kwargs: Any, inputs: tuple[Any, ...], formula: Callable[..., Tensor]
     ) -> Any:
-        """Run an operation that has a rule."""
+        """Run an operation that has a rule.
+
+        Args:
+            func: The function of torch that was called.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            inputs: The arguments that depend on the input of the model.
+            formula: The rule: computes a value with the gradient of the rule, from a triple for each of the inputs
+                (at the reference without graph, at the input, at the reference).
+
+        Returns:
+            The output of the operation.
+        """
         raise NotImplementedError
 
     def on_linear(self, name: str, args: Any, kwargs: Any) -> None:
-        """Handle an operation that is linear in all arguments that depend on the input."""
+        """Handle an operation that is linear in all arguments that depend on the input.
+
+        Args:
+            name: Name of the operation.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+        """
         raise NotImplementedError
 
 
@@ -181,6 +206,9 @@ class DeepLiftFunction(torch.autograd.Function):
 
 def reject_custom_functions(target_value: Tensor) -> None:
     """Reject custom autograd functions of the model, which no mode intercepts, by walking the graph of a target value.
+
+    Args:
+        target_value: A tensor in the graph of the forward pass.
 
     Raises:
         MissingRuleError: If the graph contains a `torch.autograd.Function` other than clearhead's own.

@@ -22,9 +22,12 @@ CONTROL_METHODS = ("random", "position")
 
 @dataclass
 class ChunkExplanations:
-    """By method the explanations, in the order of the examples; and why a method has none.
+    """Explanations of the examples of one chunk, and why methods have none.
 
-    some: those of a method that failed on other examples, by place
+    Attributes:
+        by_method: Explanations of each method, in the order of the examples.
+        partial_by_method: For methods that failed on some examples, the explanations of the others by index.
+        failure_reasons: The error of each method that failed.
     """
 
     by_method: dict[str, list[AnyExplanation]] = field(default_factory=dict)
@@ -32,7 +35,14 @@ class ChunkExplanations:
     failure_reasons: dict[str, str] = field(default_factory=dict)
 
     def get_by_index(self, method: str) -> dict[int, AnyExplanation]:
-        """What there is of a method."""
+        """Return the explanations of a method by the index of the example; empty if the method failed on all.
+
+        Args:
+            method: Name of the method.
+
+        Returns:
+            Explanations by index.
+        """
         return (
             dict(enumerate(self.by_method[method]))
             if method in self.by_method
@@ -161,7 +171,14 @@ def _check_no_nan(e: AnyExplanation) -> None:
 
 
 def build_explain_kwargs(examples: Sequence[Example]) -> dict[str, Any]:
-    """Their inputs as `Explainer.explain` takes them: a list, or a list for each of several streams; and answers."""
+    """Build the arguments of `Explainer.explain` from the inputs of examples: lists by stream, and given continuations.
+
+    Args:
+        examples: Examples with the same streams; at least one.
+
+    Returns:
+        Keyword arguments, each a list in the order of the examples.
+    """
     first = examples[0].input
     if isinstance(first, Mapping) and set(first) <= {"text", "image", "audio", "regions"}:
         made: dict[str, Any] = {name: [example.input[name] for example in examples] for name in first}

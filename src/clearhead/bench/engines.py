@@ -18,6 +18,16 @@ LOCAL_ENGINES = ("local", "processes")
 
 
 def register_engine(name: str) -> Callable[[Engine], Engine]:
+    """Register an engine: a function that computes the chunks of a run and yields their results as they come.
+
+    Args:
+        name: The value of `engine=` and of `--engine`.
+
+    Returns:
+        A decorator for a function of the worker, the tasks, the number of workers and an address; it yields one `Shard`
+        per task, in any order.
+    """
+
     def add(engine: Engine) -> Engine:
         ENGINE_REGISTRY[name] = engine
         return engine
@@ -26,7 +36,18 @@ def register_engine(name: str) -> Callable[[Engine], Engine]:
 
 
 def get_engine(name: str, address: str | None = None) -> Engine:
-    """An engine by its name; with an address, one that goes elsewhere."""
+    """Return a registered engine.
+
+    Args:
+        name: Name of the engine: "local", "processes" or "ray".
+        address: Address of a cluster; None for this machine.
+
+    Returns:
+        The function that computes the chunks of a run.
+
+    Raises:
+        InputError: If there is no such engine, or an engine of this machine gets an address.
+    """
     if name not in ENGINE_REGISTRY:
         raise unknown_value_error("engine", name, sorted(ENGINE_REGISTRY))
     if address is not None and name in LOCAL_ENGINES:

@@ -30,7 +30,14 @@ EXPLANATION_FOLDER = "explanations"
 
 @dataclass(frozen=True)
 class StoredExplanation:
-    """One explanation (or, without a method, a picture or what people marked) as it is written."""
+    """A line of a shard's file: an explanation, or (without a method) an image or the annotated units of an example.
+
+    Attributes:
+        example: Id of the example.
+        explained: The class that is explained.
+        method: Name of the method; empty for images and annotations.
+        form: The JSON form.
+    """
 
     example: str
     explained: str
@@ -68,6 +75,15 @@ def write_stored_explanations(folder: Path, shard_name: str, explanations: Itera
 
 
 def has_stored_explanations(folder: Path, shard_name: str) -> bool:
+    """Whether a run has kept the explanations of a shard.
+
+    Args:
+        folder: Folder of the run.
+        shard_name: Name of the shard's file, without its ending.
+
+    Returns:
+        Whether the file exists; its content is not read.
+    """
     return (folder / EXPLANATION_FOLDER / f"{shard_name}.jsonl.gz").exists()
 
 

@@ -35,11 +35,27 @@ CHUNKS_PER_WINDOW = 16
 
 @dataclass(frozen=True)
 class BenchmarkJob:
-    """What is to be measured, in words: plain data, that a worker in another process can be handed.
+    """A benchmark run as plain data, which can be sent to a worker in another process.
 
-    protocols: by name; `settings` are theirs, by name, too. chunk: examples of a chunk. template: the captions of
-    classes, for a dual encoder. keep: explanations are stored, too. device, dtype, revision: as in `load`; a
-    model in half precision is another model than its float32 version, and its rows have another hash.
+    Attributes:
+        model: A name that `clearhead.load` takes.
+        data: Name of a data set, or "mosaic:NAME" for mosaics of its images.
+        methods: The methods to measure, with options as text.
+        protocols: Names of protocols and presets.
+        settings: Settings of each protocol by name; the others have their defaults.
+        split: Split of the data; None for its default.
+        root: Folder of data that is not downloaded.
+        options: Options of the data set's reader.
+        limit: Number of examples, from the first; None for all.
+        indices: Indices of the examples to use; None for all.
+        chunk: Number of examples that are computed and stored together.
+        batch_size: Maximum number of inputs per batch.
+        seed: Seed of methods and protocols.
+        device: As in `clearhead.load`.
+        dtype: As in `clearhead.load`. A model in half precision counts as another model than its float32 version.
+        revision: As in `clearhead.load`.
+        template: Template of captions, for the zero-shot classes of dual encoders.
+        keep: Whether explanations are stored, too.
     """
 
     model: str
@@ -62,6 +78,14 @@ class BenchmarkJob:
     keep: bool = False
 
     def build_protocols(self) -> dict[str, BenchmarkProtocol]:
+        """Build the protocols of the run with their settings, and check them.
+
+        Returns:
+            Protocols by name, in the order given; a name that is given twice occurs once.
+
+        Raises:
+            InputError: If there is no protocol, settings belong to another one, or two protocols measure the same.
+        """
         strange = [name for name in self.settings if name not in self.protocols]
         if strange:
             raise InputError(f"settings for {', '.join(strange)}, but this run has no such protocol")
@@ -79,6 +103,14 @@ class BenchmarkJob:
         return made
 
     def open_dataset(self) -> BenchmarkDataset:
+        """Open the data set with the selected examples; no image is opened yet.
+
+        Returns:
+            The examples of `indices`, of which `limit` remain.
+
+        Raises:
+            InputError: If the data set or an index does not exist.
+        """
         name, _, mosaic_source = self.data.partition(":")
         if name == "mosaic":
             return make_mosaics(
@@ -96,14 +128,30 @@ class BenchmarkJob:
 
 
 def list_protocol_names() -> list[str]:
+    """List the names that `protocols=` accepts.
+
+    Returns:
+        The registered protocols in alphabetical order, then the presets, which are published settings of them.
+    """
     return [*sorted(PROTOCOL_REGISTRY), *PROTOCOL_PRESETS]
 
 
 def get_protocol(name: str, **settings: Any) -> BenchmarkProtocol:
-    """A protocol by its name, or published settings by theirs.
+    """Return a protocol by name, or a preset, which has published settings.
 
-    >>> get_protocol("te-images").fills
-    ('black',)
+    Args:
+        name: A name that `list_protocol_names` lists.
+        **settings: Settings that differ from the defaults, or from those of the preset.
+
+    Returns:
+        The protocol.
+
+    Raises:
+        InputError: If there is no such protocol.
+
+    Example:
+        >>> get_protocol("te-images").fills
+        ('black',)
     """
     if name in PROTOCOL_PRESETS:
         return replace(PROTOCOL_PRESETS[name], **settings)
@@ -114,7 +162,13 @@ def get_protocol(name: str, **settings: Any) -> BenchmarkProtocol:
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """One chunk: the places of its examples in the data, and for each protocol the methods that are still missing."""
+    """The work on one chunk of examples.
+
+    Attributes:
+        chunk_key: Hash that identifies the chunk in the results.
+        example_indices: Indices of the examples in the data set.
+        missing_methods_by_settings: For each protocol, the methods without a result, as pairs.
+    """
 
     chunk_key: str
     example_indices: tuple[int, ...]
@@ -203,12 +257,22 @@ def align_label(example: Example, dataset: BenchmarkDataset, explainer: "Explain
 
 
 def parse_setting(text: str) -> tuple[str, str, Any]:
-    """A setting as it is typed: protocol, name and value. Values of a tuple are parted by commas.
+    """Parse a setting of the command line, PROTOCOL.NAME=VALUE. The values of a tuple are separated by commas.
 
-    >>> parse_setting("perturb-text.fills=mask,delete")
-    ('perturb-text', 'fills', ('mask', 'delete'))
-    >>> parse_setting("truth.seed=3")
-    ('truth', 'seed', 3)
+    Args:
+        text: The setting as typed.
+
+    Returns:
+        Name of the protocol, name of the setting, and its value in the declared type.
+
+    Raises:
+        InputError: If the text has another form, or the protocol has no such setting or accepts no such value.
+
+    Example:
+        >>> parse_setting("perturb-text.fills=mask,delete")
+        ('perturb-text', 'fills', ('mask', 'delete'))
+        >>> parse_setting("truth.seed=3")
+        ('truth', 'seed', 3)
     """
     where, equals, value = text.partition("=")
     name, _, what = where.rpartition(".")

@@ -28,7 +28,14 @@ MAX_BATCH_INPUTS, MAX_BATCH_UNITS, MAX_PENDING_INPUTS = 128, 2**14, 512
 
 @dataclass(frozen=True)
 class PreparedExample:
-    """An example as the model reads it, nothing removed, with the target that says which scores are looked at."""
+    """An example as the model reads it, with nothing removed, and the target whose class scores are read.
+
+    Attributes:
+        example: The example of the data set.
+        sample: The input of the model, cut off after what the target depends on.
+        target: The target; for zero-shot classes, one of these.
+        label_lookup: Looks up class names: the adapter, or the zero-shot classes.
+    """
 
     example: Example
     sample: Sample
@@ -38,6 +45,19 @@ class PreparedExample:
 
 
 def prepare_example(explainer: "Explainer", example: Example, protocol: BenchmarkProtocol) -> PreparedExample:
+    """Encode an example and resolve the target that a protocol selects for it.
+
+    Args:
+        explainer: Explainer of the model.
+        example: The example.
+        protocol: Selects the target.
+
+    Returns:
+        The example, ready for perturbation.
+
+    Raises:
+        InputError: If the example contains several inputs, or its target stands for several outputs.
+    """
     raw = example.input
     if isinstance(raw, dict) and set(raw) <= {"text", "image", "audio", "regions"}:
         raw = NamedInputs(**raw)
@@ -63,10 +83,18 @@ ScoresByKey = dict[bytes, Float[np.ndarray, "label"]]
 
 
 class OutputCache:
-    """A table from altered inputs to the scores of all classes. `asked` and `passed` count inputs.
+    """Computes class scores of perturbed inputs in batches, each distinct input once.
 
-    `bare` inputs, of which nothing is left, are the same for many examples: their scores may be shared by several
-    tables. They go through the model one by one, so that what they score depends on nothing that went beside them.
+    Empty inputs, of which nothing is left, are equal for many examples; their scores may be shared by several caches.
+    They are forwarded one by one, so that their scores do not depend on the rest of a batch.
+
+    Args:
+        explainer: Explainer of the model.
+        empty_input_scores: Scores of empty inputs to share with other caches; they are added to it.
+
+    Attributes:
+        num_requested: Number of inputs that were requested.
+        num_forwarded: Number of inputs that went through the model.
     """
 
     def __init__(self, explainer: "Explainer", empty_input_scores: ScoresByKey | None = None) -> None:
@@ -77,7 +105,16 @@ class OutputCache:
         self.num_requested = self.num_forwarded = 0
 
     def request(self, sample: Sample, target: Target, is_empty: bool = False) -> bytes:
-        """A ticket: `scores[ticket]` after `finish`."""
+        """Request the scores of an input, which is forwarded together with others, at the latest by `flush`.
+
+        Args:
+            sample: The perturbed input.
+            target: Selects the position in outputs that have many.
+            is_empty: Whether nothing is left of the input.
+
+        Returns:
+            The key under which the cache has the scores after `flush`.
+        """
         key = _compute_key(sample, target)
         self.num_requested += 1
         if is_empty:
@@ -90,7 +127,7 @@ class OutputCache:
         return key
 
     def flush(self) -> None:
-        """Look at whatever waits."""
+        """Compute the scores of all inputs that wait."""
         for keys in self._iter_batches():
             self.scores |= self._forward_batch(keys, [self.pending[key] for key in keys])
         self.pending = {}
@@ -112,6 +149,7 @@ class OutputCache:
         return dict(zip(keys, scores.double().cpu().numpy(), strict=True))
 
     def __getitem__(self, key: bytes) -> Float[np.ndarray, "label"]:
+        """Return the class scores of an input after `flush`, by the key that `request` returned."""
         return self.scores[key] if key in self.scores else self.empty_input_scores[key]
 
     def _iter_batches(self) -> Iterator[list[bytes]]:

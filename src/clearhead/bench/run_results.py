@@ -22,7 +22,13 @@ from clearhead.explanation.multi_stream import AnyExplanation
 
 @dataclass(frozen=True)
 class MetricTable:
-    """One metric, with a column for each part in which it has the same direction."""
+    """One metric, with a column for each part in which it has the same direction.
+
+    Attributes:
+        metric: Name of the metric.
+        smaller_is_better: Whether smaller values are better, in all columns.
+        columns: One column per part.
+    """
 
     metric: str
     smaller_is_better: bool
@@ -36,7 +42,14 @@ class MetricTable:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An example on which a metric differs strongly between methods, with the best and the worst method."""
+    """An example on which a metric differs strongly between methods, with the best and the worst method.
+
+    Attributes:
+        example: Id of the example.
+        part: The measured part.
+        best: Name and value of the best method.
+        worst: Name and value of the worst method.
+    """
 
     example: str
     part: str
@@ -198,7 +211,15 @@ def _interpolate_to_shared_points(
 
 @dataclass(frozen=True)
 class CurveSet:
-    """Curves of one metric and part: the points of each method, and its values for every example."""
+    """Curves of one metric and part: the points of each method, and its values for every example.
+
+    Attributes:
+        part: The measured part.
+        y_name: Name of the values.
+        x_name: Name of the positions.
+        x_by_method: Positions of the points of each method.
+        y_by_method: Values of each method, one row per example.
+    """
 
     part: str
     y_name: str
@@ -256,11 +277,25 @@ class RunResults:
         return reasons or "it had no examples"
 
     def load_explanations(self, keys: set[tuple[str, str]]) -> dict[tuple[str, str], AnyExplanation]:
-        """Load stored explanations by (example, method); those that the run did not keep are missing."""
+        """Load stored explanations by (example, method); those that the run did not keep are missing.
+
+        Args:
+            keys: Pairs of example and method.
+
+        Returns:
+            The explanations that were found, by the same pairs.
+        """
         return explanation_store.load_stored_explanations(self.store.folder, keys)
 
     def load_annotations(self, examples: Collection[str]) -> dict[str, list[int]]:
-        """Load the indices of annotated units by example; those that the run did not keep are missing."""
+        """Load the indices of annotated units by example; those that the run did not keep are missing.
+
+        Args:
+            examples: Names of examples.
+
+        Returns:
+            Indices of units by name of the example.
+        """
         return explanation_store.load_stored_annotations(self.store.folder, examples)
 
     @property

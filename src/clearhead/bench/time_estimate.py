@@ -23,13 +23,20 @@ MIN_EXAMPLES_TO_TIME = 20
 
 @dataclass(frozen=True)
 class TimeEstimate:
-    """Seconds of one explanation by each method alone, of all that is done to one example, and of the whole run."""
+    """Estimated running time of a benchmark run, measured on one example.
+
+    Attributes:
+        seconds_by_method: Seconds of one explanation by each method alone.
+        seconds_per_example: Seconds of all methods and protocols for one example.
+        total_seconds: Seconds of all missing examples, divided among the workers.
+    """
 
     seconds_by_method: dict[str, float]
     seconds_per_example: float
     total_seconds: float
 
     def __str__(self) -> str:
+        """Format the estimate, e.g. "about 12 min (0.82 s for each example, measured on one)"."""
         return (
             f"about {format_duration(self.total_seconds)} ({self.seconds_per_example:.2f} s for each example, "
             "measured on one)"
@@ -38,6 +45,10 @@ class TimeEstimate:
 
 def estimate_time(run: BenchmarkRun, num_workers: int = 1) -> TimeEstimate | None:
     """Measure the time of one missing example and extrapolate it to all missing examples, divided among the workers.
+
+    Args:
+        run: The run; results that it has already are not measured again.
+        num_workers: Number of processes that share the chunks.
 
     Returns:
         The estimate, or None if fewer than `MIN_EXAMPLES_TO_TIME` examples are missing.
@@ -76,7 +87,12 @@ def time_methods(worker: ChunkWorker, task: ChunkTask) -> dict[str, float]:
 
 
 def save_method_seconds(run: BenchmarkRun, estimate: TimeEstimate) -> None:
-    """Write the seconds of each method beside the results."""
+    """Write the seconds of each method to costs.json in the folder of the results.
+
+    Args:
+        run: The run.
+        estimate: Its time estimate.
+    """
     with atomic_write(run.store.folder / "costs.json") as partial:
         said = {"methods": {name: round(seconds, 4) for name, seconds in sorted(estimate.seconds_by_method.items())}}
         partial.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")

@@ -29,7 +29,12 @@ DEFAULT_CAPTION_TEMPLATE = "a photo of {name_with_article}"
 
 @dataclass(frozen=True, eq=False)
 class ZeroShotClasses:
-    """The captions among which a dual encoder chooses, with the interface of a classifier's labels."""
+    """The captions among which a dual encoder chooses, with the interface of a classifier's labels.
+
+    Attributes:
+        explainer: Explainer of the dual encoder.
+        captions: One caption per class.
+    """
 
     explainer: "Explainer"
     captions: tuple[str, ...]
@@ -94,7 +99,11 @@ class ZeroShotClasses:
 
 @dataclass(frozen=True)
 class ZeroShotTarget(Target):
-    """The class of one caption among others."""
+    """The class of one caption among others.
+
+    Attributes:
+        zero_shot_classes: The captions among which the class is chosen.
+    """
 
     zero_shot_classes: ZeroShotClasses | None = None
 

@@ -75,17 +75,29 @@ class CapturedCall:
         return "cross" if _CROSS_ATTENTION_PATTERN.search(self.module) else "self"
 
     def repeat_values_per_head(self) -> Float[Tensor, "batch head key width"]:
-        """Return the values with one entry per attention head; grouped-query heads share theirs."""
+        """Return the values with one entry per attention head; grouped-query heads share theirs.
+
+        Returns:
+            V, repeated for the heads of a group; a copy.
+        """
         assert self.values is not None
         return self.values.repeat_interleave(self.attention.shape[1] // self.values.shape[1], dim=1)
 
     def rebuild_output(self) -> Float[Tensor, "batch query head width"]:
-        """Compute A·V, in the model's dtype."""
+        """Compute A·V, in the model's dtype.
+
+        Returns:
+            The output of the attention before its output projection.
+        """
         values = self.repeat_values_per_head()
         return (self.attention.to(values.dtype) @ values).transpose(1, 2)
 
     def compute_rebuild_error(self) -> float:
-        """Return the largest difference between A·V and the output that the model used, relative to its magnitude."""
+        """Return the largest difference between A·V and the output that the model used, relative to its magnitude.
+
+        Returns:
+            The error relative to the largest absolute output; queries that see no key are left out.
+        """
         assert self.output is not None
         rebuilt = self.rebuild_output()
         if self.has_visible_key is not None:

@@ -11,7 +11,12 @@ from torch import Tensor, nn
 
 @dataclass
 class LayerIO:
-    """Input and output of one run of a layer (a shared layer runs several times in a pass)."""
+    """Input and output of one run of a layer (a shared layer runs several times in a pass).
+
+    Attributes:
+        input: The hidden states that enter the layer.
+        output: The hidden states that leave it; None until the layer has finished.
+    """
 
     input: Float[Tensor, "batch *unit model"]
     output: Float[Tensor, "batch *unit model"] | None = None
@@ -21,6 +26,9 @@ class LayerRecorder:
     """Forward hooks that keep the latest input and output of each layer.
 
     Hooks fire in every thread that uses the model; only runs in the thread that made the recorder are kept.
+
+    Args:
+        layers: The layers to watch; one that occurs twice is hooked once.
     """
 
     def __init__(self, layers: Iterable[nn.Module]) -> None:

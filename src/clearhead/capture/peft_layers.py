@@ -12,17 +12,38 @@ _ATTRIBUTES = ("base_layer", "active_adapters", "disable_adapters", "merged", "m
 
 
 def is_peft_layer(module: nn.Module) -> bool:
-    """Whether a module is a peft layer that wraps another one."""
+    """Whether a module is a peft layer that wraps another one.
+
+    Args:
+        module: Any module.
+
+    Returns:
+        Whether it has the attributes of a wrapper; peft is not imported.
+    """
     return all(hasattr(module, name) for name in _ATTRIBUTES)
 
 
 def has_active_adapters(layer: Any) -> bool:
-    """Whether a peft layer adds something to the layer it wraps: its adapters are neither merged nor disabled."""
+    """Whether a peft layer adds something to the layer it wraps: its adapters are neither merged nor disabled.
+
+    Args:
+        layer: A layer for which `is_peft_layer` is true.
+
+    Returns:
+        False if the wrapped layer alone determines the output.
+    """
     return bool(layer.active_adapters) and not layer.merged and not layer.disable_adapters
 
 
 def get_wrapped_layer(module: nn.Module) -> nn.Module:
-    """Return the layer inside all peft wrappers; a layer without a wrapper is returned as it is."""
+    """Return the layer inside all peft wrappers; a layer without a wrapper is returned as it is.
+
+    Args:
+        module: Any module.
+
+    Returns:
+        The innermost layer.
+    """
     while is_peft_layer(module):
         module = module.base_layer  # type: ignore[assignment]
     return module

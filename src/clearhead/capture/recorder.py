@@ -77,7 +77,11 @@ class HeadRows:
     head_input: Tensor | None = None
 
     def register_hook(self) -> torch.utils.hooks.RemovableHandle:
-        """Register the hook that keeps the head's input; the caller removes it."""
+        """Register the hook that keeps the head's input; the caller removes it.
+
+        Returns:
+            The handle whose `remove` removes the hook.
+        """
         thread_id = threading.get_ident()
 
         def keep_input(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -90,6 +94,9 @@ class HeadRows:
         self, target_values: "Float[Tensor, 'target batch']"
     ) -> "Float[Tensor, 'target batch row model'] | None":
         """Compute ∂value/∂row for all targets with one ordinary backward pass through the head.
+
+        Args:
+            target_values: The value of each target and sample, in the graph of the pass.
 
         Returns:
             The gradient of the head's input for each target; None where a value depends on other rows, too.
@@ -167,6 +174,9 @@ class Recorder:
         Args:
             make_mode: Makes the mode; attention is computed by eager operations, which it sees.
             leaf_dtype: Dtype of the tensors that the graph starts from; None for the model's own.
+
+        Returns:
+            A copy; the recorder itself is unchanged.
         """
         recorder = copy(self)
 
@@ -267,7 +277,17 @@ class Recorder:
     def record(
         self, inputs: Mapping[str, Any], compute_target: TargetFunction, requires: Iterable[str], **run_kwargs: Any
     ) -> Tape:
-        """Run one pass as `run` does, and return a tape with all calls, in the order of the forward pass."""
+        """Run one pass as `run` does, and return a tape with all calls, in the order of the forward pass.
+
+        Args:
+            inputs: Keyword arguments of the model.
+            compute_target: Computes the values of the targets from the model's output.
+            requires: Names of the tensors to record, see `Requirement`.
+            **run_kwargs: Further arguments of `run`.
+
+        Returns:
+            The tape. It keeps the tensors of all calls; `run` needs less memory, since it hands them over one by one.
+        """
         calls: list[AttentionCall] = []
         tape = self.run(inputs, compute_target, requires, calls.append, **run_kwargs)
         tape.calls = calls[::-1]
@@ -288,6 +308,9 @@ class Recorder:
             inputs: Keyword arguments of the model.
             leaves: The inputs that the graph starts from.
             padded_inputs: The same inputs with padding, to test that padding changes nothing.
+
+        Returns:
+            The result of the first call, whatever the inputs of this one.
 
         Raises:
             UnsupportedError: The attention of this model cannot be captured exactly.
@@ -427,6 +450,9 @@ class Recorder:
 
     def get_embedding_modules(self) -> Sequence[nn.Module]:
         """Return the modules that look up token embeddings, in the order in which the model calls them.
+
+        Returns:
+            At least one module; several if modules with a shared weight look up tokens.
 
         Raises:
             UnsupportedError: The model has no input embeddings.

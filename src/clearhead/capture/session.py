@@ -46,6 +46,9 @@ def switched_attention_implementation(topology: ModelTopology, implementation: s
     Args:
         topology: The modules of the model, with their configurations.
         implementation: Name of an attention implementation of transformers.
+
+    Yields:
+        Nothing: the configurations are restored after the `with`, also after an exception.
     """
     current = [(config, config._attn_implementation_internal) for config in topology.find_configs()]
     switched = [(config, original) for config, original in current if original != implementation]
@@ -100,6 +103,9 @@ class ModelSession:
 
         Args:
             with_gradients: Whether passes build a graph, for gradients to their inputs.
+
+        Yields:
+            Nothing: the `with` contains the passes; it may be entered again inside.
 
         Raises:
             UnsupportedError: The model was created under `torch.inference_mode()`.
@@ -213,6 +219,12 @@ def parameters_requiring_grad(parameters: Sequence[nn.Parameter]) -> Iterator[No
     """Inside the `with`, these parameters of a frozen model require gradients, so that the graph starts from them, too.
 
     Tensors that depend on learned parameters only, and not on the input, get gradients this way.
+
+    Args:
+        parameters: Learned parameters of the model, such as object queries; frozen before and after.
+
+    Yields:
+        Nothing: the `with` contains the passes.
     """
     try:
         for parameter in parameters:
@@ -239,7 +251,14 @@ def register_contiguous_batchnorm_hooks(topology: ModelTopology) -> list[torch.u
 
 @contextmanager
 def remove_hooks_on_exit(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
-    """Remove the hooks when the `with` ends, also after an exception."""
+    """Remove the hooks when the `with` ends, also after an exception.
+
+    Args:
+        handles: The handles of registered hooks.
+
+    Yields:
+        Nothing: the `with` contains the passes with the hooks.
+    """
     try:
         yield
     finally:

@@ -102,6 +102,14 @@ class AttentionCall:
 
         Args:
             heads: Indices of the heads, in the order of the copy.
+
+        Returns:
+            A copy; maps, relevance and values have only these heads, the other tensors are the same objects.
+
+        Example:
+            >>> call = AttentionCall(0, "layer.0", attention=torch.rand(1, 8, 5, 5))
+            >>> call.select_heads([2, 3]).attention.shape
+            torch.Size([1, 2, 5, 5])
         """
         head_indices = list(heads)
         tensors = {name: getattr(self, name) for name in ("attention", "attention_gradient", "relevance", "values")}
@@ -114,6 +122,14 @@ class AttentionCall:
 
         Args:
             query_slice: The queries, as a slice of the third axis of the maps.
+
+        Returns:
+            A copy; attention and its gradient have only these queries, the other tensors are the same objects.
+
+        Example:
+            >>> call = AttentionCall(0, "layer.0", attention=torch.rand(1, 8, 5, 5))
+            >>> call.select_queries(slice(0, 2)).attention.shape
+            torch.Size([1, 8, 2, 5])
         """
         maps = {name: getattr(self, name) for name in ("attention", "attention_gradient")}
         return replace(self, **{name: map_[:, :, query_slice] for name, map_ in maps.items() if map_ is not None})
@@ -124,12 +140,27 @@ class AttentionCall:
         Args:
             device: Device of the copy.
             dtype: Data type of the copy; None keeps that of each tensor.
+
+        Returns:
+            The copy. Tensors that already are on the device in that dtype are shared with it.
+
+        Example:
+            >>> AttentionCall(0, "layer.0", attention=torch.rand(1, 8, 5, 5)).to("cpu", torch.float64).attention.dtype
+            torch.float64
         """
         tensors = {name: tensor.to(device, dtype) for name, tensor in self.iter_tensors()}
         return replace(self, **tensors)  # type: ignore[arg-type]
 
     def iter_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over (name, tensor) of the tensors that the call has."""
+        """Iterate over (name, tensor) of the tensors that the call has.
+
+        Yields:
+            Name of the field and the tensor, in the order of the fields; fields that are None are left out.
+
+        Example:
+            >>> [name for name, _ in AttentionCall(0, "layer.0", attention=torch.rand(1, 8, 5, 5)).iter_tensors()]
+            ['attention']
+        """
         for name in _CALL_TENSOR_FIELDS:
             tensor = getattr(self, name)
             if tensor is not None:
@@ -164,6 +195,13 @@ class Tape:
 
         Args:
             device: Device of the copy.
+
+        Returns:
+            The copy.
+
+        Example:
+            >>> Tape(value=torch.ones(2)).to("cpu").value
+            tensor([1., 1.])
         """
         moved_fields: dict[str, Any] = {}
         for name in self.TENSOR_FIELDS:
@@ -179,6 +217,14 @@ class Tape:
 
         Args:
             requires: The tensors to keep, as `resolve_requirements` returns them.
+
+        Returns:
+            A copy with the same calls.
+
+        Example:
+            >>> tape = Tape(inputs={"text": torch.rand(1, 5, 16)})
+            >>> tape.select(frozenset({"attention"})).inputs is None
+            True
         """
         left_out: dict[str, Any] = {}
         if "inputs" not in requires:
@@ -195,6 +241,9 @@ class Tape:
 
         Returns:
             The path of the file.
+
+        Example:
+            >>> ex.record("A wonderful film", requires="attention").save("pass.safetensors")  # doctest: +SKIP
         """
         tensors = {name: tensor for name in self.TENSOR_FIELDS if (tensor := getattr(self, name)) is not None}
         for name in self.STREAM_FIELDS:
@@ -218,8 +267,17 @@ class Tape:
     def load(cls, path: str | Path) -> "Tape":
         """Read a tape that `save` wrote.
 
+        Args:
+            path: A safetensors file.
+
+        Returns:
+            The tape, on the CPU. `deferred` of its calls is None, because a saved tape has no model to run.
+
         Raises:
             InputError: The file cannot be read, or is not a tape.
+
+        Example:
+            >>> Tape.load("pass.safetensors").calls[0].attention.mean(1)  # doctest: +SKIP
         """
         try:
             with safe_open(str(path), framework="pt") as file:
@@ -251,6 +309,9 @@ def resolve_requirements(requirements: str | Iterable[str]) -> Requirements:
 
     Args:
         requirements: One name or several, see `Requirement`.
+
+    Returns:
+        The names, with those of the tensors that gradients belong to.
 
     Raises:
         InputError: A name is unknown.

@@ -49,7 +49,11 @@ class ModelTopology:
             self._walk(child, full_name, module, child_layer, in_module_list or is_module_list)
 
     def is_current(self) -> bool:
-        """Whether every module still has the children that it had during the walk."""
+        """Whether every module still has the children that it had during the walk.
+
+        Returns:
+            False if a module was added, removed or replaced, so that the model must be walked again.
+        """
         return all(module._modules == children for module, children in self._children)
 
     @property
@@ -77,7 +81,7 @@ class ModelTopology:
 
     @cached_property
     def batch_norms(self) -> list[nn.BatchNorm2d]:
-        """The batch norms of images."""
+        """The two-dimensional batch norms, whose statistics are those of channels of an image."""
         return [module for module in self.modules if isinstance(module, nn.BatchNorm2d)]
 
     @cached_property
@@ -105,7 +109,11 @@ class ModelTopology:
         return [module for module in self.modules if hasattr(module, "config")]
 
     def find_configs(self) -> list[Any]:
-        """Return every distinct configuration object in the model, sub-configurations included."""
+        """Return every distinct configuration object in the model, sub-configurations included.
+
+        Returns:
+            Configurations that name an attention implementation, each once.
+        """
         configs: dict[int, Any] = {}
         queue: list[Any] = [module.config for module in self._configured_modules]
         while queue:
@@ -117,7 +125,11 @@ class ModelTopology:
         return list(configs.values())
 
     def iter_parameters(self) -> Iterator[nn.Parameter]:
-        """Iterate over the parameters; one that several modules share comes several times."""
+        """Iterate over the parameters; one that several modules share comes several times.
+
+        Yields:
+            The parameters of each module, in the order of the walk.
+        """
         for module in self.modules:
             for parameter in module._parameters.values():
                 if parameter is not None:
@@ -131,5 +143,12 @@ def _is_named_attention(classes: tuple[type, ...]) -> bool:
 
 
 def is_deformable_attention(module: nn.Module) -> bool:
-    """Whether a module attends to a few sampled points of an image: the weights it returns are no map over patches."""
+    """Whether a module attends to a few sampled points of an image: the weights it returns are no map over patches.
+
+    Args:
+        module: Any module.
+
+    Returns:
+        Whether its class is a multi-scale deformable attention, by its name.
+    """
     return "multiscaledeformable" in type(module).__name__.lower()

@@ -51,7 +51,14 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run one command and exit the process: the entry point of `clearhead`."""
+    """Run one command and exit the process: the entry point of `clearhead`.
+
+    Args:
+        arguments: The arguments of the command line, without the program; None for those of the process.
+
+    Raises:
+        SystemExit: Always: with 0 after success, otherwise with the code of the error.
+    """
     runtime.run_cli(app, arguments)
 
 

@@ -95,7 +95,11 @@ def _rebuild_adapter(*factory_args: Any) -> ModelAdapter:
 
 @dataclass
 class ConceptSample(Sample):
-    """A sample with its read-out positions; by its type, perturbation knows that no unit may be deleted."""
+    """A sample with its read-out positions; by its type, perturbation knows that no unit may be deleted.
+
+    Attributes:
+        read_positions: Indices of the units at which the concept is read.
+    """
 
     read_positions: tuple[int, ...] = ()
 

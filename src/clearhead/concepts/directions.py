@@ -71,6 +71,9 @@ class Direction:
             states: Hidden states.
             dimension: Which of the unit vectors to project on.
 
+        Returns:
+            The projections, without the last axis of the states; positive or negative around an arbitrary zero.
+
         Raises:
             InputError: The states have another width than the direction.
         """
@@ -86,8 +89,15 @@ class Direction:
             states: Hidden states.
             dimension: Which of the unit vectors to project on.
 
+        Returns:
+            The scores, without the last axis of the states.
+
         Raises:
             InputError: The states have another width than the direction.
+
+        Example:
+            >>> directions = Directions.load("gender.safetensors")  # doctest: +SKIP
+            >>> directions[8].compute_score(hidden_states)  # batch × unit  # doctest: +SKIP
         """
         centre = self.centre[dimension]
         spread = self.spread[dimension]
@@ -110,18 +120,25 @@ class Directions(Mapping[LayerIndex, Direction]):
         self.model = model
 
     def __getitem__(self, layer: LayerIndex) -> Direction:
+        """Return the direction of a layer, by its index or "embeddings"; `KeyError` if there is none."""
         if layer not in self.by_layer:
             raise KeyError(f"no direction for layer {layer}: there are directions for {list(self)}")
         return self.by_layer[layer]
 
     def __iter__(self) -> Iterator[LayerIndex]:
+        """Iterate over the layers from the input to the output, "embeddings" first."""
         return iter(sorted(self.by_layer, key=lambda layer: -1 if layer == EMBEDDINGS else int(layer)))
 
     def __len__(self) -> int:
+        """Return the number of layers that have a direction."""
         return len(self.by_layer)
 
     def to_table(self) -> list[dict[str, Any]]:
-        """Return one record for each layer with its held-out metrics."""
+        """Return one record for each layer with its held-out metrics.
+
+        Returns:
+            Records with "layer" and the fields of `HeldOutMetrics`; `count` is 0 where nothing was held out.
+        """
         no_metrics = HeldOutMetrics(None, math.nan, 0)
         return [
             {"layer": layer, **asdict(direction.held_out_metrics or no_metrics)} for layer, direction in self.items()
@@ -130,8 +147,14 @@ class Directions(Mapping[LayerIndex, Direction]):
     def save(self, path: str | Path) -> Path:
         """Save to one safetensors file: the vectors as tensors, everything else as JSON in its header.
 
+        Args:
+            path: The file to write; an existing one is replaced.
+
         Returns:
             The path.
+
+        Example:
+            >>> Directions.load(directions.save("gender.safetensors"))  # doctest: +SKIP
         """
         tensors: dict[str, Tensor] = {}
         layer_metadata: dict[LayerIndex, Any] = {}
@@ -158,6 +181,12 @@ class Directions(Mapping[LayerIndex, Direction]):
     @classmethod
     def load(cls, path: str | Path) -> "Directions":
         """Load directions that `save` wrote.
+
+        Args:
+            path: A safetensors file.
+
+        Returns:
+            The directions, on the CPU.
 
         Raises:
             InputError: The file cannot be opened, or was not written by clearhead.

@@ -24,7 +24,13 @@ StateHook = Callable[[HiddenStates], HiddenStates | None]
 
 @dataclass(frozen=True)
 class HookPoint:
-    """The input or the output of one run of a layer; a layer with shared weights runs several times in a pass."""
+    """The input or the output of one run of a layer; a layer with shared weights runs several times in a pass.
+
+    Attributes:
+        block: The module of the layer.
+        call_index: Which of the runs of this module in a pass, from 0.
+        is_input: True for the input of the layer, False for its output.
+    """
 
     block: nn.Module
     call_index: int
@@ -44,6 +50,9 @@ def find_self_attention_calls(explainer: Explainer, stream: str | None = None) -
     Args:
         explainer: Explainer of the model.
         stream: Name of the stream; default: the adapter's main stream.
+
+    Returns:
+        Indices of calls in one pass, counted over the calls of all streams.
 
     Raises:
         InputError: The model has no layers of that stream.

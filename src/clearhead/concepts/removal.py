@@ -103,6 +103,9 @@ def ablated_directions(
         stream: Stream whose layers are changed; default: the adapter's main stream.
         fraction: Fraction that is removed; 1 removes the direction completely.
 
+    Yields:
+        Nothing: the `with` contains the passes; other threads wait.
+
     Raises:
         InputError: A layer does not exist, or the widths do not fit.
     """

@@ -93,7 +93,11 @@ class ConceptTest:
         return not self.rejection_reason and self.corrected < ALPHA
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dictionary for JSON."""
+        """Return the fields as a dictionary for JSON.
+
+        Returns:
+            The fields of the class, and "significant".
+        """
         return {**asdict(self), "significant": self.is_significant}
 
 

@@ -75,7 +75,11 @@ class TcavResult:
         return render_notebook_view_model(build_tcav_report(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the tests, relative scores and settings as a dictionary for JSON."""
+        """Return the tests, relative scores and settings as a dictionary for JSON.
+
+        Returns:
+            Plain JSON values, schema "clearhead/tcav", without the sensitivity maps; non-finite numbers become null.
+        """
         relative = [
             {"layer": layer, "concept": a, "against": b, "score": score}
             for layer, scores in self.relative_scores.items()

@@ -51,7 +51,11 @@ class PairOccurrence:
     words: WordPair
 
     def swap(self) -> "PairOccurrence":
-        """Return the occurrence with the two sides exchanged."""
+        """Return the occurrence with the two sides exchanged.
+
+        Returns:
+            A new occurrence, with the second text and word first.
+        """
         return PairOccurrence((self.texts[1], self.texts[0]), (self.words[1], self.words[0]))
 
 
@@ -134,6 +138,12 @@ def is_single_token(explainer: Explainer, word: str) -> bool:
     Args:
         explainer: Explainer of the model.
         word: The word, without a space in front.
+
+    Returns:
+        Whether the word is one token, with a space in front or without, and not the unknown token.
+
+    Raises:
+        InputError: The model takes no text.
     """
     return _find_token_id(explainer, word) is not None
 

@@ -61,17 +61,28 @@ class InputSource:
         return {"image": "image", "named image": "image", "audio": "audio"}.get(self.source_type, "text")
 
     def load_text(self) -> str:
-        """Return the text, read from the file if it is one."""
+        """Return the text, read from the file if it is one.
+
+        Returns:
+            The text; of a file, decoded as `read_text` does.
+        """
         if self.source_type == "text file":
             return read_text(Path(self.value))
         return self.value
 
     def load_audio(self) -> Any:
-        """Return the waveform and its sampling rate."""
+        """Return the waveform and its sampling rate.
+
+        Returns:
+            What `read_wav` returns for the file.
+        """
         return read_wav(Path(self.value))
 
     def load_image(self) -> Any:
         """Return the path of the image file, or the pixels of an image from scikit-image.
+
+        Returns:
+            A path, or an array of pixels.
 
         Raises:
             InputError: If the image comes with scikit-image, and that is not installed.

@@ -31,7 +31,11 @@ class MethodApplicability:
     is_recommended: bool = False
 
     def format_applies(self) -> str:
-        """Return "yes", with a remark for the recommended method."""
+        """Return "yes", with a remark for the recommended method.
+
+        Returns:
+            The text of the column; only for methods that apply.
+        """
         return "yes, recommended" if self.is_recommended else "yes"
 
 

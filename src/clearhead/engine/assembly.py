@@ -129,12 +129,12 @@ class TargetResult:
 
     @property
     def batch(self) -> TargetBatch:
-        """The batch."""
+        """The batch that the target's pass ran on."""
         return self.pass_result.batch
 
     @property
     def method_run(self) -> MethodRun:
-        """The method."""
+        """The method that explains the target, with what it recorded."""
         return self.pass_result.method_runs[self.method_index]
 
     @property

@@ -16,6 +16,9 @@ def iter_batch_indices(samples: Sequence[Sample], batch_size: int) -> Iterator[l
         samples: The samples.
         batch_size: Largest number of samples per batch.
 
+    Yields:
+        Indices of the samples of one batch; every index occurs once.
+
     Raises:
         InputError: `batch_size` is smaller than 1.
     """
@@ -48,6 +51,9 @@ def with_progress(
         batches: The items to iterate over.
         progress: True for a progress bar, false for none, or a function that wraps the list.
         description: Text before the bar.
+
+    Returns:
+        An iterable of the batches; the list itself without progress.
     """
     if progress is True:
         from rich.console import Console

@@ -67,6 +67,9 @@ class ModelCapabilities:
             samples: Samples of the model; an example of the adapter replaces them if all are long, because the test
                 compares materialised maps.
 
+        Returns:
+            The result of the first call, whatever the samples of this one.
+
         Raises:
             UnsupportedError: The attention of this model cannot be captured exactly.
         """
@@ -93,7 +96,14 @@ class ModelCapabilities:
         return any(".quantized" in cls.__module__ for cls in self.adapter.session.topology.module_classes)
 
     def find_unsupported_reason(self, method: Method) -> str | None:
-        """Return why a method cannot explain this model; None if it can."""
+        """Return why a method cannot explain this model; None if it can.
+
+        Args:
+            method: The method with its options.
+
+        Returns:
+            The reason, as a sentence for users. A combined method applies if one of its components does.
+        """
         requires = method.declaration.requires
         if reason := _find_missing_package(method):
             return reason
@@ -172,7 +182,14 @@ class ModelCapabilities:
         return None
 
     def is_batch_safe(self, method: Method) -> bool:
-        """Whether a method computes the same for a sample in a batch as for the sample alone."""
+        """Whether a method computes the same for a sample in a batch as for the sample alone.
+
+        Args:
+            method: The method with its options.
+
+        Returns:
+            False if samples must be run one by one.
+        """
         if method.components:
             applicable = (c for c in method.components if self.find_unsupported_reason(c) is None)
             return all(map(self.is_batch_safe, applicable))
@@ -203,6 +220,11 @@ class ModelCapabilities:
 
     def check_readout(self, sample: Sample, target: Target, tiling: TilingConfig | None = None) -> bool:
         """Check that the rows of the last layer that influence the target are the read-out rows.
+
+        Args:
+            sample: The sample.
+            target: A single target.
+            tiling: How attention is computed in tiles; None for materialised maps.
 
         Returns:
             False if no row influences the target, so that nothing was checked.

@@ -22,7 +22,14 @@ from clearhead.targets import Target
 
 
 def find_pass_names(methods: Sequence[Method]) -> set[str]:
-    """Return the names under which a memory budget measures the passes of these methods."""
+    """Return the names under which a memory budget measures the passes of these methods.
+
+    Args:
+        methods: Methods that share their passes.
+
+    Returns:
+        The values of their pass types, with that of the clean pass if one of them uses it.
+    """
     names = {method.pass_type.value for method in methods}
     if any(STRATEGIES[method.pass_type].uses_clean_pass for method in methods):
         names.add(CLEAN_PASS_NAME)
@@ -39,6 +46,9 @@ def check_methods(
         samples: The inputs; the shortest is used for the self-test.
         methods: The methods, with the options of the call and of the profile.
         profile: An author's settings.
+
+    Returns:
+        The requested methods, and those whose passes are run: the components of combined methods in their place.
 
     Raises:
         UnsupportedError: A method does not.
@@ -59,6 +69,9 @@ def must_run_alone(capabilities: ModelCapabilities, methods: Sequence[Method]) -
     Args:
         capabilities: What is known about the model.
         methods: The methods that are run.
+
+    Returns:
+        True if every batch may hold one sample only.
     """
     return capabilities.adapter.positions_depend_on_batch_length or not all(map(capabilities.is_batch_safe, methods))
 
@@ -112,6 +125,13 @@ def iter_batch_plans(
         request: The methods, and the options of `explain`.
         max_rows: Largest number of samples × targets of one pass; None for no limit.
         runs_targets_together: Whether one pass may have several targets of a sample.
+
+    Yields:
+        The plan of each chunk of targets, before it is executed.
+
+    Raises:
+        InputError: If rows="all" is combined with several targets.
+        UnsupportedError: If a method cannot be run with the requested kernel.
     """
     adapter = capabilities.adapter
     if max(map(len, targets)) > 1 and any(method.get_option("rows") for method in request.selection.pass_methods):

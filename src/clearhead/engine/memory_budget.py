@@ -50,7 +50,7 @@ CLEAN_PASS_NAME = "clean"
 
 
 class MemoryBudgetExceededError(Exception):
-    """A pass exceeded the memory budget."""
+    """A pass needed more than the memory budget; the batch is divided and run again."""
 
 
 def parse_bytes(memory: str | int) -> int:
@@ -58,6 +58,9 @@ def parse_bytes(memory: str | int) -> int:
 
     Args:
         memory: A number of bytes, or a text with a unit such as "2GiB" or "500MB".
+
+    Returns:
+        The number of bytes, at least 1.
 
     Raises:
         InputError: It is not an amount of memory, or zero.
@@ -96,6 +99,9 @@ def format_bytes(num_bytes: float) -> str:
 
 class TensorMemoryMeter(TorchDispatchMode):
     """Inside the `with`, measures the live and peak memory of all tensors that are created.
+
+    Args:
+        limit_bytes: Maximum number of live bytes.
 
     Raises:
         MemoryBudgetExceededError: Live memory exceeds `limit_bytes`.
@@ -154,6 +160,9 @@ class CudaMemoryMeter(AbstractContextManager["CudaMemoryMeter"]):
     """Measures the memory of tensors on a GPU with CUDA's own statistics.
 
     A dispatch mode does not see backward passes on a GPU, which run in other threads.
+
+    Args:
+        device: The GPU; what is allocated there already is not counted.
     """
 
     limit_bytes = float("inf")  # CUDA raises an error by itself when the device is full
@@ -273,6 +282,9 @@ class MemoryBudget:
         Args:
             pass_types: Types of the passes that run over the batch.
             num_units: Number of units of the longest sample.
+
+        Returns:
+            The smallest number of all pass types, at least 1.
         """
         return min(self._compute_rows_of_type(pass_type, num_units) for pass_type in pass_types)
 
@@ -294,6 +306,9 @@ class MemoryBudget:
             pass_types: Types of the passes that run over the batch.
             num_units: Number of units of the longest sample.
             device: Device of the model.
+
+        Yields:
+            Nothing: the `with` contains all passes of the batch. The budget holds in this thread only.
 
         Raises:
             InputError: A single sample needs more than the limit.
@@ -324,6 +339,9 @@ class MemoryBudget:
             pass_type: Type of the passes.
             rows: Number of samples in the batch.
             num_units: Number of units of the longest sample.
+
+        Yields:
+            Nothing: the `with` contains the passes; nothing is stored if they raise an exception.
         """
         _trim_malloc()
         self.pass_type = pass_type
@@ -349,7 +367,11 @@ class MemoryBudget:
         self.measurements[pass_type] = measurement
 
     def start_inner_pass(self, rows: int) -> None:
-        """Note the start of an inner pass with this number of rows."""
+        """Note the start of an inner pass with this number of rows.
+
+        Args:
+            rows: Number of rows of the inner pass, such as integration steps × samples.
+        """
         if not self.pass_type:
             return
         if self.meter is not None:
@@ -394,7 +416,11 @@ class MemoryBudget:
         self.exceeded_sizes[self.pass_type] = (rows, self.num_units)
 
     def compute_max_inner_rows(self) -> int:
-        """Return how many rows an inner pass may have, from the measurement of the current inner passes."""
+        """Return how many rows an inner pass may have, from the measurement of the current inner passes.
+
+        Returns:
+            The number; while the first inner passes are measured, at most four times that of the last one.
+        """
         if self.meter is None or self.pass_type in self.measurements or not self.inner_rows:
             return self.max_inner_rows
         measurement = _PassMeasurement(

@@ -91,7 +91,7 @@ class MethodRun:
 
     @property
     def instances(self) -> list[AttributionMethod | CrossStreamMethod]:
-        """The instances of the method."""
+        """The instances that process the calls: one per stream, or a single one where streams attend to each other."""
         return [*self.per_stream.values()] if self.cross_stream is None else [self.cross_stream]
 
     @property

@@ -94,6 +94,9 @@ class BatchPlan:
 
         Returns:
             One result per method.
+
+        Raises:
+            UnsupportedError: If a method cannot be applied to this input.
         """
         logger.debug("%s", self)
         clean_pass: CleanPass | None = None
@@ -131,7 +134,11 @@ class BatchPlan:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain data."""
+        """Return the plan as plain data.
+
+        Returns:
+            Numbers of inputs, targets and units, and "passes": one mapping per kind of pass.
+        """
         return {
             "num_inputs": self.batch.num_samples,
             "targets_per_input": self.batch.targets_per_sample,
@@ -140,6 +147,7 @@ class BatchPlan:
         }
 
     def __str__(self) -> str:
+        """Format one line for the batch, and for each kind of pass its methods, what it records and how."""
         batch = self.batch
         num_inputs = _pluralize(batch.num_samples, "input")
         num_targets = _pluralize(batch.targets_per_sample, "target")
@@ -176,13 +184,21 @@ class ExecutionPlan(list[BatchPlan]):
     """The plans of all batches of one call of `explain`. `print` shows which passes run, and why."""
 
     def __str__(self) -> str:
+        """Format the plans of all batches, numbered."""
         numbered = [f"batch {i + 1} of {len(self)}: {plan}" for i, plan in enumerate(self)]
         return "\n".join(numbered)
 
     __repr__ = __str__
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """The plan of each batch as plain data."""
+        """Return the plan of each batch as plain data.
+
+        Returns:
+            One mapping per batch with "num_inputs", "targets_per_input", "max_units" and "passes".
+
+        Example:
+            >>> [step["purpose"] for step in ex.plan("A wonderful film").to_dict()[0]["passes"]]  # doctest: +SKIP
+        """
         return [plan.to_dict() for plan in self]
 
 

@@ -60,6 +60,7 @@ class Recommendation:
     figures: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        """Format method and reason as one sentence."""
         return f"{self.method}: {self.reason}"
 
 
@@ -69,6 +70,9 @@ def recommend_method(capabilities: ModelCapabilities, samples: Sequence[Sample])
     Args:
         capabilities: What is known about the model, after its self-test.
         samples: The inputs; the longest decides.
+
+    Returns:
+        The method with its reason and the figures that it is based on.
 
     Raises:
         UnsupportedError: No method applies to the model.

@@ -84,7 +84,7 @@ class TargetBatch:
 
     @cached_property
     def targets(self) -> list[Target]:
-        """The target of each row."""
+        """The target of each row: the first target of all samples, then the second, and so on."""
         return [targets[step] for step in range(self.targets_per_sample) for targets in self.targets_by_sample]
 
     @cached_property
@@ -189,17 +189,38 @@ class TargetBatch:
         return [f"{seed:014x}" for seed in content_seeds]
 
     def compute_target(self, output: Any) -> Float[Tensor, "*target batch"]:
-        """Return the value of each target, in the graph of the output; `TargetFunction` keeps the values, too."""
+        """Return the value of each target, in the graph of the output; `TargetFunction` keeps the values, too.
+
+        Args:
+            output: The model's output.
+
+        Returns:
+            The values; without the axis of targets if each sample has one.
+        """
         return self.split_targets(self.compute_values(output)[0])
 
     def split_targets(self, values: Float[Tensor, " batch"]) -> Float[Tensor, "*target batch"]:
-        """Give values an axis of targets, if there are several."""
+        """Give values an axis of targets, if there are several.
+
+        Args:
+            values: One value per row; all samples of the first target come first.
+
+        Returns:
+            A view.
+        """
         if self.targets_per_sample == 1:
             return values
         return values.unflatten(0, (self.targets_per_sample, self.num_samples))
 
     def compute_values_by_sample(self, output: Any) -> Float[Tensor, "sample target"]:
-        """Return the values of the targets of each sample in float64, without a graph, on the CPU."""
+        """Return the values of the targets of each sample in float64, without a graph, on the CPU.
+
+        Args:
+            output: The model's output.
+
+        Returns:
+            A contiguous copy.
+        """
         values = self.compute_values(output)[0].detach().double().cpu()
         return values.reshape(self.targets_per_sample, self.num_samples).mT.clone()
 
@@ -211,6 +232,9 @@ class TargetBatch:
         Args:
             output: The model's output.
             scoring_context: Makes the context for adapters that multiply tensors of the output to get class scores.
+
+        Returns:
+            The value of each row, and the class scores; None for a model without logits whose targets are functions.
 
         Raises:
             InputError: A function of the caller returned no value per sample, or the model has no such scale.
@@ -263,7 +287,14 @@ class TargetBatch:
         return compute_class_target_values(selected, classes, scale, self.adapter.multi_label)
 
     def cast_down(self, output: Any) -> Any:
-        """Cast the float64 tensors of a pass in float64 to the dtype in which methods compute."""
+        """Cast the float64 tensors of a pass in float64 to the dtype in which methods compute.
+
+        Args:
+            output: A tensor, or a mapping or tuple of them, nested at will.
+
+        Returns:
+            The same structure; tensors of other dtypes are the same objects.
+        """
         if isinstance(output, Tensor):
             return output.to(self.compute_dtype) if output.dtype == torch.float64 else output
         if isinstance(output, Mapping):
@@ -271,7 +302,14 @@ class TargetBatch:
         return tuple(map(self.cast_down, output)) if type(output) is tuple else output
 
     def to_unit_vectors(self, tape: Tape) -> Tape:
-        """Turn embeddings, pixels and other inputs on a tape into one vector per unit."""
+        """Turn embeddings, pixels and other inputs on a tape into one vector per unit.
+
+        Args:
+            tape: The tape of a pass; changed in place.
+
+        Returns:
+            The same tape.
+        """
         for name in tape.STREAM_FIELDS:
             vectors = getattr(tape, name)
             if vectors is not None:
@@ -282,15 +320,21 @@ class TargetBatch:
 
 
 class ContentSeeds(Sequence[int]):
-    """The seeds of a batch, derived when they are first read: few methods are random, and hashing images takes long."""
+    """The seeds of a batch, derived when they are first read: few methods are random, and hashing images takes long.
+
+    Args:
+        batch: The batch.
+    """
 
     def __init__(self, batch: TargetBatch) -> None:
         self.batch = batch
 
     def __len__(self) -> int:
+        """Return the number of rows, samples × targets, without hashing anything."""
         return self.batch.num_rows
 
     def __getitem__(self, row: Any) -> Any:
+        """Return the seed of a row, or the seeds of a slice of rows; the first call hashes all inputs."""
         return self.batch.seeds[row]
 
 

@@ -41,6 +41,10 @@ class AggregatedScores:
 
         Returns:
             Pairs of name and score.
+
+        Example:
+            >>> AggregatedScores("word", "sum", (("good", 0.7, 3), ("film", 0.1, 5))).top(1)
+            [('good', 0.7)]
         """
         return [(name, score) for name, score, _ in self.rows[:count]]
 
@@ -49,6 +53,10 @@ class AggregatedScores:
 
         Returns:
             A dict of plain Python values.
+
+        Example:
+            >>> AggregatedScores("word", "sum", (("good", 0.7, 3),)).to_dict()["rows"]
+            [{'name': 'good', 'score': 0.7, 'count': 3}]
         """
         rows = [{"name": name, "score": score, "count": count} for name, score, count in self.rows]
         return {"schema": "clearhead/aggregate", "version": 1, "by": self.group_by, "how": self.reduction, "rows": rows}
@@ -184,6 +192,10 @@ def to_frame(explanations: Sequence[AnyExplanation]) -> "pandas.DataFrame":
 
     Raises:
         InputError: If pandas is not installed (it is not a dependency), or the list holds something else.
+
+    Example:
+        >>> frame = clearhead.to_frame(ex.explain(texts))  # doctest: +SKIP
+        >>> frame[~frame["special"]].groupby("name")["score"].mean()  # doctest: +SKIP
     """
     try:
         import pandas

@@ -39,9 +39,21 @@ class Comparison:
     explanations: Mapping[str, AnyExplanation]
 
     def __getitem__(self, method: str) -> AnyExplanation:
+        """Return the explanation by one method.
+
+        Args:
+            method: The method as it is written in `methods`, with its options.
+
+        Returns:
+            Its explanation.
+
+        Raises:
+            KeyError: If the method was not compared.
+        """
         return self.explanations[method]
 
     def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the methods."""
         return iter(self.explanations)
 
     @property
@@ -116,6 +128,11 @@ class Comparison:
 
         Returns:
             A dict of plain Python values. With several streams, the agreement is a mapping from stream to values.
+
+        Example:
+            >>> comparison = clearhead.compare(ex, "A wonderful film")  # doctest: +SKIP
+            >>> comparison.to_dict()["agreement"]["statistic"]  # doctest: +SKIP
+            'kendall tau-b'
         """
         agreements = {stream: to_json_value(tau) for stream, tau in self.agreements.items()}
         values: Any = agreements

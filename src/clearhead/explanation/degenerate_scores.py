@@ -111,6 +111,9 @@ def find_measured_problems(
         method: The registry name of the method.
         expected_sum: What the scores should add up to, if known.
         largest_score: The largest absolute score of all streams, if known.
+
+    Returns:
+        One sentence per problem; empty if there is none.
     """
     warnings = [
         check_completeness(figures, method, expected_sum, largest_score),

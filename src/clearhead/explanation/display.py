@@ -20,6 +20,7 @@ class DisplayMixin:
         raise NotImplementedError
 
     def __str__(self) -> str:
+        """Return the `repr` with one line for each warning about the scores."""
         return "\n".join([repr(self), *(f"warning: {warning}" for warning in self.warnings)])
 
     def _format_warning_count(self) -> str:
@@ -53,6 +54,12 @@ class DisplayMixin:
 
         Returns:
             The HTML text, or the path of the written file.
+
+        Raises:
+            OSError: If the file cannot be written.
+
+        Example:
+            >>> e.html("why.html")  # doctest: +SKIP
         """
         from clearhead.render.html import render_explanations_page
 

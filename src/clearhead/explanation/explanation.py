@@ -81,6 +81,7 @@ class Explanation(DisplayMixin):
     steps: tuple[str, ...] | None = None
 
     def __eq__(self, other: object) -> bool:
+        """Return whether units, scores, image and metadata are equal; a NaN equals another NaN."""
         if not isinstance(other, Explanation):
             return NotImplemented
         images_equal = np.array_equal(self.image, other.image)  # type: ignore[arg-type]  # None equals only None
@@ -123,6 +124,7 @@ class Explanation(DisplayMixin):
         return list(self.certificate.get("warnings") or ())
 
     def __len__(self) -> int:
+        """Return the number of units, special tokens included."""
         return len(self.units)
 
     @property
@@ -146,6 +148,13 @@ class Explanation(DisplayMixin):
 
         Raises:
             InputError: If the explanation has no steps, or the index is out of range.
+
+        Example:
+            >>> from clearhead.units import build_numbered_units
+            >>> units, rows = build_numbered_units(2, "text", names=["two", "cats"]), np.array([[0.1, 0.4], [0.3, 0.0]])
+            >>> e = Explanation(units, rows.sum(0), "generic", {"name": "on a"}, {}, matrix=rows, steps=("on", "a"))
+            >>> e.step(1).top(1), e.step(1).target["name"]
+            ([('two', 0.3)], 'a')
         """
         if self.steps is None or self.matrix is None:
             raise InputError("this explanation has a single target and no steps")
@@ -158,6 +167,17 @@ class Explanation(DisplayMixin):
         return step._with_warnings_of(self)
 
     def __getitem__(self, stream: str) -> "Explanation":
+        """Return this explanation, by the name of its only stream, as `MultiStreamExplanation` does for several.
+
+        Args:
+            stream: Name of the stream. (For the score of one unit, use `e.scores[i]`.)
+
+        Returns:
+            The explanation itself.
+
+        Raises:
+            InputError: If the stream has another name.
+        """
         if stream != self.stream:
             raise unknown_value_error("stream", stream, [self.stream])
         return self
@@ -190,6 +210,9 @@ class Explanation(DisplayMixin):
 
         Raises:
             InputError: If the units are not part of a text, or the text is not known.
+
+        Example:
+            >>> ex.explain("It is long. I liked it!").sentences().top(1)  # doctest: +SKIP
         """
         return self._merge_units("sentence", absolute)
 
@@ -283,6 +306,12 @@ class Explanation(DisplayMixin):
 
         Returns:
             Pairs of name and score. Ties keep the order of the input.
+
+        Example:
+            >>> from clearhead.units import build_numbered_units
+            >>> units = build_numbered_units(3, "text", names=["not", "very", "good"])
+            >>> Explanation(units, np.array([-0.5, 0.1, 0.4]), "generic", target={}, prediction={}).top(2)
+            [('good', 0.4), ('very', 0.1)]
         """
         indices = self.units.content_indices()
         if include_special:
@@ -298,6 +327,13 @@ class Explanation(DisplayMixin):
 
         Raises:
             InputError: If the units are not patches of a grid.
+
+        Example:
+            >>> from clearhead.units import build_patch_units
+            >>> units = build_patch_units((2, 2), special_names=["[CLS]"])
+            >>> scores = np.array([0.9, 0.0, 0.1, 0.2, 0.3])
+            >>> Explanation(units, scores, "generic", target={}, prediction={}).heat_map().tolist()
+            [[0.0, 0.1], [0.2, 0.3]]
         """
         if self.units.grid is None:
             raise InputError(f"{pluralize_unit(self.units.kind)} are not on a grid, so there is no heat map")
@@ -311,6 +347,9 @@ class Explanation(DisplayMixin):
 
         Raises:
             InputError: If the units are not patches of a grid.
+
+        Example:
+            >>> ex.explain("cat.jpg").mask().mean()  # the fraction of the image that is segmented  # doctest: +SKIP
         """
         from clearhead.explanation.otsu_mask import compute_otsu_mask
 
@@ -328,8 +367,19 @@ class Explanation(DisplayMixin):
         difference of scores: the log-odds of one class against another are not the difference of their log-odds
         against all others (see `clearhead.Contrast`).
 
+        Args:
+            other: The explanation to subtract, of the same input, with the same units.
+
+        Returns:
+            The difference of scores, layers, heads and base values; None for what only one of the two has, or for
+            arrays of different shapes.
+
         Raises:
             InputError: If the two explanations have different inputs or units.
+
+        Example:
+            >>> difference = ex.explain(text, target="cat") - ex.explain(text, target="dog")  # doctest: +SKIP
+            >>> difference.target["kind"]  # "contrast" for methods that are linear in the target  # doctest: +SKIP
         """
         if not isinstance(other, Explanation):
             return NotImplemented
@@ -411,6 +461,12 @@ class Explanation(DisplayMixin):
 
         Returns:
             A dict of plain Python values. `clearhead.from_dict` reads it.
+
+        Example:
+            >>> from clearhead.units import build_numbered_units
+            >>> e = Explanation(build_numbered_units(2, "text"), np.array([0.5, np.nan]), "generic", {}, {})
+            >>> e.to_dict()["scores"]
+            [0.5, None]
         """
         data: dict[str, Any] = {
             "schema": EXPLANATION_SCHEMA,
@@ -440,6 +496,13 @@ class Explanation(DisplayMixin):
 
         Returns:
             The JSON form without its arrays, and the arrays by name.
+
+        Example:
+            >>> from clearhead.units import build_numbered_units
+            >>> e = Explanation(build_numbered_units(2, "text"), np.array([0.5, 0.1]), "generic", {}, {})
+            >>> metadata, arrays = e.to_arrays()
+            >>> list(arrays), metadata["method"]
+            (['scores'], 'generic')
         """
         names = ("scores", "image", *_ARRAY_FIELDS)
         metadata = {key: value for key, value in self.to_dict().items() if key not in names}
@@ -453,6 +516,13 @@ class Explanation(DisplayMixin):
 
         Returns:
             The path. `clearhead.load_explanation` opens the file.
+
+        Raises:
+            OSError: If the file cannot be written. An existing file is then unchanged.
+
+        Example:
+            >>> clearhead.load_explanation(e.save("why.safetensors")) == e  # doctest: +SKIP
+            True
         """
         from safetensors.numpy import save
 
@@ -500,6 +570,12 @@ class Explanation(DisplayMixin):
 
         Returns:
             LaTeX source.
+
+        Raises:
+            InputError: If the units are not part of a text.
+
+        Example:
+            >>> Path("why.tex").write_text(e.words().latex())  # doctest: +SKIP
         """
         from clearhead.render.latex import render_latex_text
 
@@ -584,6 +660,12 @@ def from_dict(data: Mapping[str, Any]) -> Any:
 
     Raises:
         InputError: If the data is not an explanation, is damaged, or was written by another version of clearhead.
+
+    Example:
+        >>> from clearhead.units import build_numbered_units
+        >>> e = Explanation(build_numbered_units(2, "text"), np.array([0.5, np.nan]), "generic", {}, {})
+        >>> from_dict(e.to_dict()).scores
+        array([0.5, nan])
     """
     if not isinstance(data, Mapping):
         return explanation_from_arrays(data, {})  # raises the error for data of another type

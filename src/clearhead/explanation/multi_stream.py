@@ -35,6 +35,9 @@ class MultiStreamExplanation(DisplayMixin):
     Attributes:
         by_stream: The explanations by stream.
 
+    Args:
+        by_stream: The explanation of each stream, by name. At least one.
+
     Example:
         >>> e = ex.explain(text="two cats", image="cats.jpg")  # doctest: +SKIP
         >>> e["text"].top(3), e["image"].heat_map()  # doctest: +SKIP
@@ -45,21 +48,38 @@ class MultiStreamExplanation(DisplayMixin):
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """Names of the streams."""
+        """Names of the streams, such as ("text", "image"), in the order of iteration."""
         return tuple(self.by_stream)
 
     def __getitem__(self, stream: str) -> Explanation:
+        """Return the explanation of one stream.
+
+        Args:
+            stream: Name of the stream, see `streams`.
+
+        Returns:
+            Its explanation, with the units and scores of that input.
+
+        Raises:
+            InputError: If there is no such stream.
+
+        Example:
+            >>> e["image"].heat_map()  # doctest: +SKIP
+        """
         if stream not in self.by_stream:
             raise unknown_value_error("stream", stream, self.by_stream)
         return self.by_stream[stream]
 
     def __iter__(self) -> Iterator[Explanation]:
+        """Iterate over the explanations of the streams; over their names with `streams`."""
         return iter(self.by_stream.values())
 
     def __len__(self) -> int:
+        """Return the number of units of all streams together; of streams with `len(e.streams)`."""
         return sum(map(len, self))
 
     def __eq__(self, other: object) -> bool:
+        """Return whether both have the same streams with equal explanations."""
         if not isinstance(other, MultiStreamExplanation):
             return NotImplemented
         return self.by_stream == other.by_stream
@@ -73,7 +93,7 @@ class MultiStreamExplanation(DisplayMixin):
 
     @property
     def method(self) -> str:
-        """The method with its options."""
+        """The method with its options, which is the same for all streams."""
         return self._first_stream.method
 
     @property
@@ -123,6 +143,7 @@ class MultiStreamExplanation(DisplayMixin):
         return next((explanation.image for explanation in self if explanation.image is not None), None)
 
     def __getattr__(self, name: str) -> Any:
+        """Refuse what only a single stream has, such as `scores`, with the expression to use instead."""
         if name in ("scores", "units", "tokens", "matrix", "stream", "heat_map", "per_layer", "per_head"):
             named = " or ".join(f"e[{stream!r}].{name}" for stream in self.by_stream)
             raise InputError(f"this explanation has several streams: use {named}")
@@ -136,6 +157,12 @@ class MultiStreamExplanation(DisplayMixin):
 
         Returns:
             The explanation with words as units of its texts.
+
+        Raises:
+            InputError: If the units of a text are larger than words.
+
+        Example:
+            >>> e.words()["text"].top(3)  # doctest: +SKIP
         """
         return self._map_streams(lambda explanation: explanation.words(absolute), _is_text)
 
@@ -147,6 +174,12 @@ class MultiStreamExplanation(DisplayMixin):
 
         Returns:
             The explanation with sentences as units of its texts.
+
+        Raises:
+            InputError: If the text of the units is not known, as for inputs given as tensors.
+
+        Example:
+            >>> e.sentences()["encoder"].top(1)  # doctest: +SKIP
         """
         return self._map_streams(lambda explanation: explanation.sentences(absolute), _is_text)
 
@@ -162,6 +195,9 @@ class MultiStreamExplanation(DisplayMixin):
 
         Raises:
             InputError: If no stream has image patches, or the regions are malformed.
+
+        Example:
+            >>> e.regions({"left": (0.0, 0.0, 0.5, 1.0)})["image"].top(2)  # doctest: +SKIP
         """
         if not any(map(_has_patch_grid, self)):
             raise InputError("no stream of this explanation has patches of an image")
@@ -188,6 +224,9 @@ class MultiStreamExplanation(DisplayMixin):
 
         Raises:
             InputError: If the explanation has no steps, or the index is out of range.
+
+        Example:
+            >>> e.step(-1)["encoder"].top(3)  # what the last token depends on  # doctest: +SKIP
         """
         return MultiStreamExplanation(
             {stream: explanation.step(which) for stream, explanation in self.by_stream.items()}
@@ -202,12 +241,30 @@ class MultiStreamExplanation(DisplayMixin):
 
         Returns:
             Pairs of name and score.
+
+        Example:
+            >>> from clearhead.units import build_numbered_units, build_patch_units
+            >>> text, image = build_numbered_units(2, "text", names=["two", "cats"]), build_patch_units((1, 2))
+            >>> streams = {"text": (text, np.array([0.1, 0.7])), "image": (image, np.array([0.5, 0.0]))}
+            >>> explanations = {name: Explanation(*pair, "generic", {}, {}) for name, pair in streams.items()}
+            >>> MultiStreamExplanation(explanations).top(2)
+            [('cats', 0.7), ('0,0', 0.5)]
         """
         ranked = [pair for explanation in self for pair in explanation.top(len(explanation), include_special)]
         return sorted(ranked, key=lambda pair: -pair[1])[:count]
 
     def __sub__(self, other: "MultiStreamExplanation") -> "MultiStreamExplanation":
-        """Subtract another explanation of the same input, stream by stream (see `Explanation.__sub__`)."""
+        """Subtract another explanation of the same input, stream by stream (see `Explanation.__sub__`).
+
+        Args:
+            other: The explanation to subtract, with the same streams.
+
+        Returns:
+            The difference of each stream.
+
+        Raises:
+            InputError: If a stream has another input or other units.
+        """
         if not isinstance(other, MultiStreamExplanation) or other.streams != self.streams:
             return NotImplemented
         return MultiStreamExplanation(
@@ -222,6 +279,10 @@ class MultiStreamExplanation(DisplayMixin):
 
         Returns:
             A dict of plain Python values. `clearhead.from_dict` reads it.
+
+        Example:
+            >>> list(e.to_dict()["by_stream"])  # doctest: +SKIP
+            ['text', 'image']
         """
         streams = {stream: explanation.to_dict(short) for stream, explanation in self.by_stream.items()}
         return {"schema": MULTI_STREAM_SCHEMA, "version": MULTI_STREAM_VERSION, "by_stream": streams}
@@ -234,6 +295,13 @@ class MultiStreamExplanation(DisplayMixin):
 
         Returns:
             The path. `clearhead.load_explanation` opens the file.
+
+        Raises:
+            OSError: If the file cannot be written. An existing file is then unchanged.
+
+        Example:
+            >>> clearhead.load_explanation(e.save("why.safetensors")) == e  # doctest: +SKIP
+            True
         """
         from safetensors.numpy import save
 
@@ -260,6 +328,9 @@ class MultiStreamExplanation(DisplayMixin):
 
         Raises:
             InputError: If no stream has the data of that plot type.
+
+        Example:
+            >>> e.plot().get_figure(root=True).savefig("why.pdf")  # doctest: +SKIP
         """
         from clearhead.render.mpl.explanation import get_main_axes, plot_explanation
 
@@ -293,6 +364,12 @@ def multi_stream_from_arrays(metadata: Mapping[str, Any], arrays: Mapping[str, n
     Args:
         metadata: The JSON form without arrays.
         arrays: The arrays by "stream/name".
+
+    Returns:
+        The explanation.
+
+    Raises:
+        InputError: If the data is damaged or was written by another version of clearhead.
     """
 
     def load_stream(stream: str) -> Explanation:

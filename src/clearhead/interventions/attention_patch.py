@@ -68,6 +68,9 @@ class AttentionPatch:
             visible: The keys that each query can see.
             layer: The index of the layer.
 
+        Returns:
+            New weights, or the same tensor for a layer that is not patched.
+
         Raises:
             InputError: If a head index is out of range.
         """
@@ -151,6 +154,9 @@ def find_visible_keys(attention: AttentionWeights, mask: Tensor | None) -> Visib
     Args:
         attention: The attention weights of a call.
         mask: Its Boolean or additive mask. Without one, a key is visible if any head gives it weight.
+
+    Returns:
+        True for visible keys; one map for all heads where the mask has one.
     """
     if mask is None:
         return (attention > 0).any(1, keepdim=True)
@@ -232,6 +238,10 @@ def run_patched_forward(
 
     Raises:
         UnsupportedError: If the model does not use the patched weights.
+
+    Example:
+        >>> patch = AttentionPatch(lambda attention, visible, layer: visible.to(attention.dtype))  # doctest: +SKIP
+        >>> output, calls, _ = run_patched_forward(ex.recorder, model_inputs, [patch])  # doctest: +SKIP
     """
     session = recorder.session
     patcher = _Patcher(patches, clean_attention)

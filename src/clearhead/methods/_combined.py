@@ -21,7 +21,14 @@ class CombinedMethod(AttributionMethod):
 
     @classmethod
     def get_components(cls, options: Mapping[str, Any]) -> tuple[Method, ...]:
-        """Return the methods whose scores are combined with these options."""
+        """Return the methods whose scores are combined with these options.
+
+        Args:
+            options: The options that were set; those not listed have their defaults.
+
+        Returns:
+            At least two methods, in the order in which their scores are stored.
+        """
         raise NotImplementedError
 
     @classmethod
@@ -33,5 +40,8 @@ class CombinedMethod(AttributionMethod):
         Args:
             component_scores: The scores of each component that applies, by the name of its method.
             valid_masks: For each stream, the units that are not padding.
+
+        Returns:
+            Scores by stream, zero for padding.
         """
         raise NotImplementedError

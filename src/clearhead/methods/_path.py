@@ -113,7 +113,14 @@ class PathMethod(AttributionMethod):
 
     @classmethod
     def count_points(cls, options: Mapping[str, Any]) -> int | None:
-        """Return the number of different points with these options; None if it is unknown, as by default."""
+        """Return the number of different points with these options; None if it is unknown, as by default.
+
+        Args:
+            options: The options that were set; those not listed have their defaults.
+
+        Returns:
+            The number of forward and backward passes besides the clean pass.
+        """
         return None
 
     @classmethod
@@ -131,11 +138,19 @@ class PathMethod(AttributionMethod):
         return False
 
     def iter_points(self) -> Iterable[PathPoint]:
-        """Return the points at which the model must be evaluated."""
+        """Return the points at which the model must be evaluated.
+
+        Returns:
+            The points in the order of evaluation; several may share a batch.
+        """
         raise NotImplementedError
 
     def on_point(self, result: PathPointResult) -> None:
-        """Process the result of one point."""
+        """Process the result of one point.
+
+        Args:
+            result: Values and gradients at the point; points come in the order of `iter_points`.
+        """
 
     def on_point_call(self, point: PathPoint, call: AttentionCall, queries: slice | None = None) -> None:
         """Process one attention call of this stream at one point.

@@ -89,25 +89,51 @@ class PerceptionMethod(PathMethod):
         )
 
     def compute_column_weights(self, call: AttentionCall) -> Float[Tensor, "batch 1 1 key"] | float:
-        """Return the weights by which Ã multiplies the columns of E_h A."""
+        """Return the weights by which Ã multiplies the columns of E_h A.
+
+        Args:
+            call: The attention call of the layer.
+
+        Returns:
+            One weight per key, or 1.0 for plain attention.
+        """
         return 1.0
 
     def compute_mixing_map(self, call: AttentionCall) -> Float[Tensor, "batch query key"]:
-        """Return the full map Ã of one layer."""
+        """Return the full map Ã of one layer.
+
+        Args:
+            call: The attention call, with its maps.
+
+        Returns:
+            E_h A with its columns multiplied by the weights.
+        """
         weight = self.compute_column_weights(call)
         if isinstance(weight, Tensor):
             weight = weight[:, 0]
         return call.mean_attention * weight
 
     def insert_readout_rows(self, call: AttentionCall) -> Float[Tensor, "batch depth row unit"]:
-        """Return the rows that enter a call, after starting those whose read-out depth is this layer."""
+        """Return the rows that enter a call, after starting those whose read-out depth is this layer.
+
+        Args:
+            call: The attention call; calls come from the last layer to the first.
+
+        Returns:
+            P, one set of rows for each read-out depth.
+        """
         depth = self._find_starting_depth(call)
         if depth is not None:
             self.perception_rows[:, depth] = self.initial_rows
         return self.perception_rows
 
     def add_mixed_rows(self, call: AttentionCall, mixed_rows: Float[Tensor, "batch depth row unit"]) -> None:
-        """Update P ← P + P · Ã, given P · Ã."""
+        """Update P ← P + P · Ã, given P · Ã.
+
+        Args:
+            call: The attention call of the layer.
+            mixed_rows: P · Ã.
+        """
         depth = self._find_starting_depth(call)
         if depth is not None and not self.adds_identity_at_top:
             self.perception_rows[:, depth] = 0

@@ -63,7 +63,11 @@ class CoalitionGame:
         return ~self.empty_coalition
 
     def make_generator(self) -> torch.Generator:
-        """Return a random generator that depends on the input and the seed only."""
+        """Return a random generator that depends on the input and the seed only.
+
+        Returns:
+            A new generator on the CPU; each call starts the same sequence.
+        """
         return torch.Generator().manual_seed(self.seed)
 
 
@@ -74,6 +78,7 @@ class PerturbationMethod(AttributionMethod):
     Attributes:
         replacement: What masked units are replaced with, by name; None for the default of the input.
         unit: The kind of unit that is masked as one player, such as "token", "word" or "patch".
+        default_image_unit: The players of an image where `unit` is not set.
     """
 
     #: The players of an image if `unit` is None.
@@ -91,7 +96,17 @@ class PerturbationMethod(AttributionMethod):
         return Cost(forward=1 + evaluations, is_upper_bound=True, note="batched")
 
     def iter_coalitions(self, game: CoalitionGame) -> CoalitionGenerator:
-        """Yield batches of coalitions, receive their values, and return the scores of the players."""
+        """Yield batches of coalitions, receive their values, and return the scores of the players.
+
+        Args:
+            game: The players of one input and the random seed.
+
+        Yields:
+            Boolean tensors of coalitions × players, True for players that are kept.
+
+        Returns:
+            The scores of the players (the value of the generator).
+        """
         raise NotImplementedError
 
 

@@ -71,9 +71,17 @@ class ReferenceMethod(AttributionMethod):
         return "captum" if self.captum else self.rules
 
     def iter_references(self) -> Iterable[ReferenceInput]:
-        """Return the references that the input is compared with."""
+        """Return the references that the input is compared with.
+
+        Returns:
+            The references in the order of evaluation.
+        """
         raise NotImplementedError
 
     def on_reference(self, result: ReferenceResult) -> None:
-        """Process the result of one reference."""
+        """Process the result of one reference.
+
+        Args:
+            result: Multipliers and input vectors of one reference, in the order of `iter_references`.
+        """
         raise NotImplementedError

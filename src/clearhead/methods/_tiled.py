@@ -53,12 +53,19 @@ class TiledMethod:
 
         Args:
             call: The attention call, without maps.
+
+        Returns:
+            The reduction, or None, as by default: the method then reads the maps, whole or tile by tile.
         """
         return None
 
     @classmethod
     def needs_only_reductions(cls) -> bool:
-        """Whether the method needs reductions only, unless an option changes that."""
+        """Whether the method needs reductions only, unless an option changes that.
+
+        Returns:
+            True if the method overrides `request_reduction`.
+        """
         return cls.request_reduction is not TiledMethod.request_reduction
 
     def on_tile(self, call: AttentionCall, queries: slice, previous_total: Tensor | None) -> Tensor:
@@ -68,6 +75,9 @@ class TiledMethod:
             call: The call with the rows of these queries only.
             queries: The queries of the tile.
             previous_total: The sum of the previous tile pass, None in the first one.
+
+        Returns:
+            A tensor of the same shape for every tile.
         """
         reduction = self.request_reduction(call)
         assert reduction is not None
@@ -82,6 +92,9 @@ class TiledMethod:
         Args:
             call: The call; its maps are gone.
             total: The sum of the last tile pass, or the requested reduction.
+
+        Returns:
+            The contribution; None for methods that keep a state instead.
         """
         return total
 

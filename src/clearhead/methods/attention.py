@@ -80,7 +80,11 @@ class RawAttention(AttributionMethod):
 
 @register_cross_stream_method("attention")
 class CrossStreamRawAttention(CrossStreamMethod):
-    """Variant for models whose streams attend to each other; same options as `RawAttention`."""
+    """Variant for models whose streams attend to each other; same options as `RawAttention`.
+
+    Attributes:
+        by_query: As in `RawAttention`.
+    """
 
     tile_passes: ClassVar[int] = 1
     by_query: bool = compat_option(False)

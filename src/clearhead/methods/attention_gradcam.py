@@ -97,7 +97,13 @@ class AttentionGradCAM(AttributionMethod):
 
 @register_cross_stream_method("attention-gradcam")
 class CrossStreamAttentionGradCAM(CrossStreamMethod):
-    """Variant for models whose streams attend to each other; same options as `AttentionGradCAM`."""
+    """Variant for models whose streams attend to each other; same options as `AttentionGradCAM`.
+
+    Attributes:
+        region: As in `AttentionGradCAM`.
+        scaled: As in `AttentionGradCAM`.
+        by_query: As in `AttentionGradCAM`.
+    """
 
     tile_passes: ClassVar[int] = 2
     needs_masked_gradients: ClassVar[bool] = True

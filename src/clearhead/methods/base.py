@@ -147,7 +147,10 @@ class UnitContext:
 
     @property
     def positions(self) -> Float[Tensor, "batch unit axis"]:
-        """Position of each unit in its stream: the distance from the start of a text, or from the image centre."""
+        """Position of each unit in its stream, zero for padding.
+
+        As in `Units.positions`: the fraction of the text before the unit, or (x, y) from the image centre (norm ≤ 1).
+        """
         return self._pad_per_unit([axis.positions for axis in self.axes]).to(self.readout.dtype)
 
     def _pad_per_unit(self, arrays: Sequence[np.ndarray]) -> Shaped[Tensor, "batch unit *axis"]:
@@ -189,7 +192,15 @@ class MethodScores:
     resolved_options: dict[str, list[str]] | None = None
 
     def cpu(self) -> "MethodScores":
-        """Return a copy with all tensors on the CPU."""
+        """Return a copy with all tensors on the CPU.
+
+        Returns:
+            A new object; fields that are None stay None.
+
+        Example:
+            >>> MethodScores(torch.ones(1, 1, 3)).cpu().scores.device
+            device(type='cpu')
+        """
         return replace(
             self,
             scores=self.scores.cpu(),
@@ -239,12 +250,26 @@ class AttributionMethod(TiledMethod):
 
     @classmethod
     def get_pass_type(cls, options: Mapping[str, Any]) -> PassType:
-        """Return the pass type that the method needs with these options."""
+        """Return the pass type that the method needs with these options.
+
+        Args:
+            options: The options that were set; those not listed have their defaults.
+
+        Returns:
+            The declared pass type, unless a subclass chooses another one by its options.
+        """
         return cls.declaration.pass_type
 
     @classmethod
     def get_components(cls, options: Mapping[str, Any]) -> "tuple[Method, ...]":
-        """Return the methods that this one combines, with these options; most methods combine none."""
+        """Return the methods that this one combines, with these options; most methods combine none.
+
+        Args:
+            options: The options that were set; those not listed have their defaults.
+
+        Returns:
+            The methods whose scores `CombinedMethod.combine` receives, in this order.
+        """
         return ()
 
     @classmethod
@@ -252,6 +277,12 @@ class AttributionMethod(TiledMethod):
         """Return the cost with these options: by default the declared one.
 
         Options that only reproduce an author's code may add a pass that is not counted.
+
+        Args:
+            options: The options that were set; those not listed have their defaults.
+
+        Returns:
+            The number of passes for one target of one input.
         """
         return cls.declaration.cost
 
@@ -279,7 +310,19 @@ class AttributionMethod(TiledMethod):
         return "rows" in self.declaration.supports
 
     def setup(self) -> None:
-        """Initialise the state before the first call, and check the options."""
+        """Initialise the state before the first call, and check the options. Does nothing by default.
+
+        Raises:
+            InputError: If an option is invalid (in subclasses).
+
+        Example:
+            >>> class Power(AttributionMethod):
+            ...     exponent: float = 2.0
+            ...
+            ...     def setup(self):
+            ...         if self.exponent <= 0:
+            ...             raise InputError(f"exponent={self.exponent} is not valid: give a positive number")
+        """
 
     def process_call(self, call: AttentionCall) -> None:
         """Process one attention call and keep its contribution, if it has one.
@@ -299,6 +342,11 @@ class AttributionMethod(TiledMethod):
 
         Returns:
             The scores, by layer and head too if there is a single read-out.
+
+        Example:
+            >>> class Uniform(AttributionMethod):  # a control: the same score for every unit
+            ...     def compute_scores(self, tape):
+            ...         return MethodScores(self.unit_context.valid_mask[:, None].double())
         """
         contributions = torch.stack(self.call_scores[::-1], dim=1)  # batch layer head row unit, the first layer first
         scores = MethodScores(contributions.sum((1, 2)))
@@ -324,6 +372,8 @@ class CrossStreamMethod(TiledMethod):
             layer of the stream, the two are identical.
         simultaneous_groups: Block of each attention module. Within a block, each stream attends to the other streams as
             they were at the start of the block.
+        linear_in_target: Whether the scores are linear in the target.
+        depends_on_readout: Whether the scores depend on the read-out position.
     """
 
     declaration: ClassVar[Declaration]
@@ -344,18 +394,36 @@ class CrossStreamMethod(TiledMethod):
         return self.declaration.signed
 
     def setup(self) -> None:
-        """Initialise the state before the first call, and check the options."""
+        """Initialise the state before the first call, and check the options. Does nothing by default."""
 
     def process_call(self, call: AttentionCall) -> None:
-        """Process one attention call."""
+        """Process one attention call.
+
+        Args:
+            call: The call, of one stream or between two; calls come in the order of the backward pass.
+        """
         self._compute_call_scores(call)
 
     def compute_scores(self, tape: Tape) -> dict[str, MethodScores]:
-        """Return the scores of the units of each stream."""
+        """Return the scores of the units of each stream.
+
+        Args:
+            tape: The recorded pass, with inputs, input gradients and the value of the target.
+
+        Returns:
+            Scores by stream name.
+        """
         raise NotImplementedError
 
     def has_readout(self, stream: str) -> bool:
-        """Whether a read-out position lies in this stream."""
+        """Whether a read-out position lies in this stream.
+
+        Args:
+            stream: Name of the stream.
+
+        Returns:
+            True if any sample of the batch is read out at a unit of this stream.
+        """
         return bool(self.unit_contexts[stream].readout.any())
 
 
@@ -363,6 +431,12 @@ def compat_option(default: Any) -> Any:
     """Declare an option that only reproduces an author's code.
 
     Declared properties are verified for the other options, not for these.
+
+    Args:
+        default: The value with which the method is as published.
+
+    Returns:
+        A dataclass field.
     """
     return field(default=default, metadata={"of authors": True})
 
@@ -428,6 +502,9 @@ def register_cross_stream_method(name: str) -> Callable[[CrossStreamMethodT], Cr
 
     Returns:
         A class decorator. It makes the class a dataclass with the declaration of the registered method.
+
+    Raises:
+        KeyError: The method is not registered (by the decorator).
     """
 
     def decorate(cls: CrossStreamMethodT) -> CrossStreamMethodT:
@@ -442,6 +519,9 @@ def register_cross_stream_method(name: str) -> Callable[[CrossStreamMethodT], Cr
 @dataclass(frozen=True)
 class Method:
     """A method with its options: `clearhead.Method("generic", layers=(-4, None))`.
+
+    Attributes:
+        options: The options that were set, as pairs sorted by name.
 
     Args:
         name: The name of a registered method.
@@ -485,7 +565,21 @@ class Method:
 
     @staticmethod
     def option_names(name: str) -> list[str]:
-        """Return the names of the options that only this method has (without `layers`, `heads` and `rows`)."""
+        """Return the names of the options that only this method has (without `layers`, `heads` and `rows`).
+
+        Args:
+            name: Name of a registered method.
+
+        Returns:
+            Names of the dataclass fields of its class, in the order of their declaration.
+
+        Raises:
+            KeyError: If the method is not registered.
+
+        Example:
+            >>> Method.option_names("grad-sam")
+            ['received']
+        """
         return [f.name for f in fields(METHOD_REGISTRY[name]) if f.name != "unit_context"]
 
     @property
@@ -527,6 +621,13 @@ class Method:
         Args:
             name: Name of the option.
             default: Value for an option that was not set.
+
+        Returns:
+            The value that was set. The default of the method itself is not looked up.
+
+        Example:
+            >>> Method("grad-sam", received=True).get_option("received"), Method("grad-sam").get_option("received")
+            (True, None)
         """
         return dict(self.options).get(name, default)
 
@@ -538,11 +639,19 @@ class Method:
 
         Returns:
             A new method.
+
+        Raises:
+            InputError: If the method does not accept an option.
+
+        Example:
+            >>> str(Method("generic", layers=(-4, None)).with_defaults(layers=(0, 2), heads=None))
+            'generic(layers=(-4, None))'
         """
         extra = {key: value for key, value in options.items() if value is not None and key not in dict(self.options)}
         return Method(self.name, **dict(self.options), **extra)
 
     def __str__(self) -> str:
+        """Return the name with the options that were set, e.g. "grad-sam(received=True)": the key in results."""
         if not self.options:
             return self.name
         arguments = ", ".join(f"{key}={value!r}" for key, value in self.options)

@@ -55,6 +55,12 @@ class Cost:
     def count_inputs(self, num_units: int) -> int:
         """Return the number of inputs that run forward, for an input of `num_units` units.
 
+        Args:
+            num_units: Number of units of the input.
+
+        Returns:
+            The number of forward passes.
+
         Example:
             >>> Cost(forward=2, per_unit=1).count_inputs(num_units=10)
             12
@@ -65,6 +71,12 @@ class Cost:
         """Return the number of passes in forward-equivalents, for an input of `num_units` units.
 
         A backward pass counts as two forward passes, and a max-flow problem as one for each unit.
+
+        Args:
+            num_units: Number of units of the input.
+
+        Returns:
+            The number of passes, comparable between methods.
 
         Example:
             >>> Cost(forward=77, backward=76).count_passes(num_units=10)
@@ -91,6 +103,7 @@ class Cost:
         return f"{self.forward:,} passes"
 
     def __str__(self) -> str:
+        """Format the cost for the method table, e.g. "one forward and one backward"."""
         text = self._format_passes()
         if self.per_unit:
             text += f" plus {_format_number(self.per_unit)} for each unit"

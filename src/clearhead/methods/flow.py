@@ -197,6 +197,9 @@ class MiddleLayersGraph:
 
     One graph serves all rows and columns: their entries are the capacities of its last edges, from the source and to
     the sink.
+
+    Args:
+        layers: The attention of the middle layers, residual connections included, from the first to the last.
     """
 
     def __init__(self, layers: Float[Tensor, "layer unit unit"]) -> None:

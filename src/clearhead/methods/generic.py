@@ -59,6 +59,8 @@ class GenericAttention(AttributionMethod):
         guard: Only for streams that attend to each other: handling of zero rows.
         fusion: How heads are combined.
         lrp: Whether LRP relevance replaces attention in the product with the gradient.
+        needs_standard_gradient: The ordinary gradient is recorded next to the relevance.
+        rule_set: The LRP rules for `lrp=True`.
     """
 
     tile_passes: ClassVar[int] = 1

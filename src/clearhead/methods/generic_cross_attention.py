@@ -55,6 +55,10 @@ class SelfRelevance:
     """The relevance R̂_ss of a stream to itself, or R_ss, which includes the identity.
 
     R_ss is stored after a replacement, which leaves no separate identity, and to reproduce the authors' code.
+
+    Attributes:
+        relevance: The matrix.
+        includes_identity: Whether the matrix is R_ss.
     """
 
     relevance: StreamMatrix
@@ -72,6 +76,7 @@ class CrossStreamGenericAttention(CrossStreamMethod):
         guard: Handling of zero rows when rows are divided by their sums.
         fusion: How heads are combined.
         lrp: Whether LRP relevance replaces attention in the product with the gradient.
+        needs_standard_gradient: The ordinary gradient is recorded next to the relevance.
     """
 
     aggregate: bool = True

@@ -84,7 +84,14 @@ class PartialLRP(ModifiedBackwardMethod):
 
 @register_cross_stream_method("partial-lrp")
 class CrossStreamPartialLRP(CrossStreamModifiedBackwardMethod):
-    """Variant for models whose streams attend to each other; same options as `PartialLRP`."""
+    """Variant for models whose streams attend to each other; same options as `PartialLRP`.
+
+    Attributes:
+        rules: As in `PartialLRP`.
+        mask: As in `PartialLRP`.
+        repeated: As in `PartialLRP`.
+        scaled: As in `PartialLRP`.
+    """
 
     rules: Literal["orig", "ours"] = "orig"
     mask: bool = compat_option(False)

@@ -108,7 +108,7 @@ class AttentionRollout(AttributionMethod):
         self.tile_sums = [residual + total.sum(1)]
 
     def on_call_total(self, call: AttentionCall, total: Tensor) -> None:
-        """r ← r Â."""
+        """Push the rows through a layer: r ← r Â."""
         self.rollout_rows = total
 
     def compute_scores(self, tape: Tape) -> MethodScores:
@@ -120,7 +120,11 @@ class AttentionRollout(AttributionMethod):
 
 @register_cross_stream_method("rollout")
 class CrossStreamAttentionRollout(CrossStreamMethod):
-    """Variant for models whose streams attend to each other; same options as `AttentionRollout`."""
+    """Variant for models whose streams attend to each other; same options as `AttentionRollout`.
+
+    Attributes:
+        half: As in `AttentionRollout`.
+    """
 
     half: bool = compat_option(True)
 

@@ -99,7 +99,14 @@ class TransformerAttribution(ModifiedBackwardMethod):
 
 @register_cross_stream_method("transformer-attribution")
 class CrossStreamTransformerAttribution(CrossStreamModifiedBackwardMethod):
-    """Variant for models whose streams attend to each other; same options as `TransformerAttribution`."""
+    """Variant for models whose streams attend to each other; same options as `TransformerAttribution`.
+
+    Attributes:
+        normalise: As in `TransformerAttribution`.
+        rules: As in `TransformerAttribution`.
+        mask: As in `TransformerAttribution`.
+        repeated: As in `TransformerAttribution`.
+    """
 
     normalise: bool = False
     rules: Literal["ours", "orig"] = "ours"
@@ -146,6 +153,9 @@ class StreamRelevanceRows:
         identity_rows: The part of w that no layer has mixed.
         accumulated_rows: The relevance accumulated in the stream.
         tower_rows: The relevance accumulated in its residual tower.
+
+    Args:
+        readout: The weight of each unit's row for each read-out.
     """
 
     def __init__(self, readout: Float[Tensor, "batch row unit"]) -> None:

@@ -30,7 +30,7 @@ class Hierarchy:
 
     @property
     def root(self) -> int:
-        """The root node."""
+        """Index of the root node, the last one."""
         return len(self.player_of_leaf) + len(self.merged_pairs) - 1
 
     def get_children(self, node: int) -> tuple[int, int] | None:
@@ -38,13 +38,20 @@ class Hierarchy:
 
         Args:
             node: Index of the node.
+
+        Returns:
+            Indices of the two nodes that were merged.
         """
         if node < len(self.player_of_leaf):
             return None
         return self.merged_pairs[node - len(self.player_of_leaf)]
 
     def list_leaves_by_node(self) -> list[list[int]]:
-        """Return the leaves below each node."""
+        """Return the leaves below each node.
+
+        Returns:
+            Indices of leaves for each node, from the leaves to the root.
+        """
         leaves = [[leaf] for leaf in range(len(self.player_of_leaf))]
         for first, second in self.merged_pairs:
             leaves.append(leaves[first] + leaves[second])

@@ -33,6 +33,16 @@ class ImagePlayers(MaskablePlayers):
         patch_of_pixel: The unit that each pixel lies in; −1 outside the patches.
         player_of_pixel: The player that each pixel belongs to; −1 outside the patches.
         replacement_pixels: The pixel values that replace masked ones.
+
+    Args:
+        adapter: Adapter of the model.
+        sample: The input.
+        units: The patches.
+        unit: What a player is: "patch" or "superpixel".
+        replacement: What replaces masked pixels: "mean", "blur" or "black".
+
+    Raises:
+        InputError: If the unit or the replacement is unknown.
     """
 
     def __init__(self, adapter: Any, sample: Sample, units: Units, unit: str, replacement: str) -> None:

@@ -105,6 +105,13 @@ class MultiStreamPlayers(MaskablePlayers):
         stream_players: The players of each stream.
         stream_locations: For each stream, the name of its input, its axis and the indices of its units there.
         player_slices: The range of players of each stream.
+
+    Args:
+        adapter: Adapter of a model with several streams.
+        sample: The input.
+        unit: The player of each stream; None for tokens, and `image_unit` for images.
+        replacement: What masked units are replaced by; None for the default of each stream.
+        image_unit: The default unit of images.
     """
 
     def __init__(
@@ -177,7 +184,7 @@ class MultiStreamPlayers(MaskablePlayers):
         return replace(self.sample, inputs=inputs)
 
     def compute_mask_keys(self, keep: Bool[Tensor, "coalition player"]) -> list[bytes]:
-        """Concatenate the keys of the streams."""
+        """Return for each coalition the keys of all streams, joined."""
         keys_by_stream = [
             players.compute_mask_keys(stream_keep)
             for players, stream_keep in zip(self.stream_players, self._split_by_stream(keep), strict=True)

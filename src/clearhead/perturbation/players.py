@@ -32,23 +32,58 @@ class MaskablePlayers(ABC):
 
     @abstractmethod
     def keep_only(self, keep: Bool[Tensor, "player"]) -> Sample:
-        """Return the sample with all other players masked or removed."""
+        """Return the sample with all other players masked or removed.
+
+        Args:
+            keep: True for the players that stay; units that are no players always stay.
+
+        Returns:
+            A new sample; its units may be fewer if players are removed.
+        """
 
     @abstractmethod
     def compute_mask_keys(self, keep: Bool[Tensor, "coalition player"]) -> list[bytes]:
-        """Return a key for each coalition; equal keys mean equal masked inputs."""
+        """Return a key for each coalition; equal keys mean equal masked inputs.
+
+        Args:
+            keep: The coalitions.
+
+        Returns:
+            Keys, to run each distinct input once.
+        """
 
     @abstractmethod
     def count_units(self, keep: Bool[Tensor, "coalition player"]) -> list[int]:
-        """Return the number of units of each masked input."""
+        """Return the number of units of each masked input.
+
+        Args:
+            keep: The coalitions.
+
+        Returns:
+            Lengths, to batch inputs of similar length.
+        """
 
     @abstractmethod
     def spread_to_units(self, scores: Float[Tensor, "player"]) -> Float[Tensor, "unit"]:
-        """Divide the score of each player equally among its units, which preserves the sum."""
+        """Divide the score of each player equally among its units, which preserves the sum.
+
+        Args:
+            scores: One score per player.
+
+        Returns:
+            One score per unit; zero for units that are no players.
+        """
 
     @abstractmethod
     def spread_fixed_leaves(self, leaf_scores: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:
-        """Divide the scores of leaves that are not players among their units."""
+        """Divide the scores of leaves that are not players among their units.
+
+        Args:
+            leaf_scores: One score per leaf of the hierarchy, players and others.
+
+        Returns:
+            One score per unit.
+        """
 
     def spread_by_axis(
         self, scores: Float[Tensor, "player"], fixed_scores: Float[Tensor, "leaf"] | None
@@ -69,11 +104,22 @@ class MaskablePlayers(ABC):
 
     @abstractmethod
     def build_hierarchy(self) -> Hierarchy:
-        """Build the tree of players for Owen values."""
+        """Build the tree of players for Owen values.
+
+        Returns:
+            A binary tree whose leaves are players, and units that are never masked.
+        """
 
     @abstractmethod
     def make_windows(self, size: int) -> Bool[Tensor, "window player"]:
-        """Return every run of `size` neighbouring players; in an image, every square with that side."""
+        """Return every run of `size` neighbouring players; in an image, every square with that side.
+
+        Args:
+            size: Number of players of a run, or along the side of a square.
+
+        Returns:
+            One row per window, True for its players. A window is smaller where there are fewer players than `size`.
+        """
 
 
 def pack_bits(rows: Bool[Tensor, "row item"]) -> list[bytes]:

@@ -37,6 +37,16 @@ class TextPlayers(MaskablePlayers):
         units: The tokens.
         unit: "token", "word" or "sentence".
         replacement: What masked tokens are replaced by.
+
+    Args:
+        adapter: The model's adapter, or the reader of the stream.
+        sample: The unmasked sample.
+        units: The tokens.
+        unit: "token", "word" or "sentence".
+        replacement: What masked tokens are replaced by; None for the default of the tokenizer.
+
+    Raises:
+        InputError: If an option is unknown or impossible for this tokenizer, or every token is special.
     """
 
     adapter: Any
@@ -167,7 +177,7 @@ class TextPlayers(MaskablePlayers):
         return (self.player_of_unit < 0) | keep[..., self.player_of_unit.clamp(min=0)]
 
     def compute_mask_keys(self, keep: Bool[Tensor, "coalition player"]) -> list[bytes]:
-        """Return the masks of the units as keys."""
+        """Return the mask of the tokens, packed into bytes, for each coalition."""
         return pack_bits(self.expand_to_units(keep))
 
     def count_units(self, keep: Bool[Tensor, "coalition player"]) -> list[int]:

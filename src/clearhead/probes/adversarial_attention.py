@@ -111,6 +111,9 @@ def run_adversary_probe(
     Raises:
         InputError: Invalid options.
         UnsupportedError: The model cannot be probed.
+
+    Example:
+        >>> print(run_adversary_probe(ex, ["A wonderful film", "A dull film"]).to_markdown())  # doctest: +SKIP
     """
     if sets < 1 or steps < 1:
         raise InputError(f"sets={sets}, steps={steps}: both must be at least 1")

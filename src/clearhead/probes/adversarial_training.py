@@ -92,6 +92,9 @@ def run_frontier_probe(
     Raises:
         InputError: Invalid options.
         UnsupportedError: The model cannot be probed or trained.
+
+    Example:
+        >>> run_frontier_probe(ex, texts, labels, strengths=(0.0, 1e-3, 1e-2), seeds=2).estimates  # doctest: +SKIP
     """
     if not strengths or any(strength < 0 for strength in strengths):
         raise InputError(f"strengths={list(strengths)}: give at least one, none below 0")

@@ -55,21 +55,50 @@ class AttentionView:
     key_names: tuple[str, ...] | None = None
 
     def get_head_pattern(self, layer: int, head: int, on_average: bool = False) -> str:
-        """Return the name of a head's pattern, on this input or on average over the comparison inputs."""
+        """Return the name of a head's pattern, on this input or on average over the comparison inputs.
+
+        Args:
+            layer: Index of the layer.
+            head: Index of the head.
+            on_average: Use the mean over the comparison inputs, if there are any.
+
+        Returns:
+            Name of the pattern, such as "previous_token".
+        """
         statistics = self.head_statistics
         if on_average and self.mean_head_statistics is not None:
             statistics = self.mean_head_statistics
         return classify_head_pattern({name: float(values[layer, head]) for name, values in statistics.items()})
 
     def format_head_pattern(self, layer: int, head: int, on_average: bool = False) -> str:
-        """Return the name of a head's pattern for display: "previous token" for previous_token."""
+        """Return the name of a head's pattern for display: "previous token" for previous_token.
+
+        Args:
+            layer: Index of the layer.
+            head: Index of the head.
+            on_average: Use the mean over the comparison inputs, if there are any.
+
+        Returns:
+            The name for display.
+        """
         return format_head_pattern(self.get_head_pattern(layer, head, on_average))
 
     def get_map(self, layer: int, head: int) -> Float[np.ndarray, "query key"]:
         """Return the attention map of one head; negative indices count from the end.
 
+        Args:
+            layer: Index of the layer, from 0.
+            head: Index of the head, from 0.
+
+        Returns:
+            The weights of each query over the keys; a view of `attention`.
+
         Raises:
             InputError: The layer or head does not exist.
+
+        Example:
+            >>> compute_attention_view(ex, "A wonderful film").get_map(-1, 0).shape  # doctest: +SKIP
+            (5, 5)
         """
         layers, heads = self.attention.shape[:2]
         if not (-layers <= layer < layers and -heads <= head < heads):
@@ -80,7 +109,11 @@ class AttentionView:
         return self.attention[layer, head]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the view as a dictionary for JSON."""
+        """Return the view as a dictionary for JSON.
+
+        Returns:
+            Plain JSON values, schema "clearhead/attention"; non-finite numbers become null.
+        """
         layers, heads = self.attention.shape[:2]
         document: dict[str, Any] = {
             "schema": "clearhead/attention",
@@ -171,6 +204,10 @@ def compute_attention_view(
     Raises:
         InputError: `raw_input` is more than one input.
         UnsupportedError: The model cannot be probed.
+
+    Example:
+        >>> view = compute_attention_view(ex, "A wonderful film")  # doctest: +SKIP
+        >>> view.tokens, view.get_head_pattern(0, 3)  # doctest: +SKIP
     """
     context = ProbeContext(explainer, [raw_input], target)
     if len(context.samples) != 1:

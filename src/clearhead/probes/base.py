@@ -60,6 +60,7 @@ class ProbeScope:
     heads: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
+        """Format the scope with its layer and heads, e.g. "S3, layer 2"."""
         description = self.name
         if self.layer is not None:
             description += f", layer {self.layer}"
@@ -176,7 +177,14 @@ class ProbeContext:
         return self.target
 
     def get_units(self, sample: Sample) -> Units:
-        """Return the units of the stream that is probed."""
+        """Return the units of the model's own stream; other streams are not probed.
+
+        Args:
+            sample: The sample.
+
+        Returns:
+            The units, one per row and column of its attention.
+        """
         return sample.axes[self.adapter.stream].unit_groups[0]
 
     def check_heads(self, scope: ProbeScope) -> None:
@@ -250,7 +258,12 @@ class ProbeContext:
 
 
 class ProbeBatch:
-    """Samples that go through the model together, with their unpatched and patched outputs."""
+    """Samples that go through the model together, with their unpatched and patched outputs.
+
+    Args:
+        context: The model and the targets of the probe.
+        samples: The samples of the batch.
+    """
 
     def __init__(self, context: ProbeContext, samples: Sequence[Sample]) -> None:
         self.context = context

@@ -74,6 +74,9 @@ def run_correlation_probe(
     Raises:
         InputError: An unknown unit, or an input with a single token.
         UnsupportedError: The model cannot be probed, or its inputs cannot be masked.
+
+    Example:
+        >>> run_correlation_probe(ex, texts, unit="word").estimates  # doctest: +SKIP
     """
     context = ProbeContext(explainer, inputs, target)
     if unit is None:

@@ -40,7 +40,14 @@ EVALUATION_BATCH_SIZE = 64
 
 @contextmanager
 def fixed_seed(seed: int) -> Iterator[None]:
-    """Seed torch's random numbers inside the `with`, and restore the caller's generators afterwards."""
+    """Seed torch's random numbers inside the `with`, and restore the caller's generators afterwards.
+
+    Args:
+        seed: The seed, of the CPU and of the current GPU.
+
+    Yields:
+        Nothing: the `with` contains the training.
+    """
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

@@ -47,7 +47,15 @@ CONCLUSION = (
 
 
 class GuidedBagOfWords(nn.Module):
-    """A classifier of words without context, weighted by a guide or by its own attention."""
+    """A classifier of words without context, weighted by a guide or by its own attention.
+
+    Args:
+        embedding: Module that looks up token embeddings; it is not trained.
+        embedding_size: Width of the embeddings.
+        num_classes: Number of classes.
+        hidden_size: Width of the hidden layer.
+        learns_weights: Whether it learns attention of its own, for use without a guide.
+    """
 
     def __init__(
         self, embedding: nn.Module, embedding_size: int, num_classes: int, hidden_size: int, learns_weights: bool
@@ -115,6 +123,9 @@ def run_diagnostic_probe(
     Raises:
         InputError: Invalid options.
         UnsupportedError: The model does not read text, or cannot be probed or trained.
+
+    Example:
+        >>> run_diagnostic_probe(ex, texts, labels, guides=("uniform", "own", "base", "generic"))  # doctest: +SKIP
     """
     for guide in guides:
         if guide not in GUIDE_DESCRIPTIONS and guide not in METHOD_REGISTRY:

@@ -68,6 +68,10 @@ def run_heads_probe(
 
     Raises:
         UnsupportedError: The model cannot be probed.
+
+    Example:
+        >>> records = run_heads_probe(ex, texts).records  # doctest: +SKIP
+        >>> max(records, key=lambda record: record["ablation"])  # the most important head  # doctest: +SKIP
     """
     context = ProbeContext(explainer, inputs, target)
     batch_values: dict[str, list[Float[np.ndarray, "input layer head"]]] = {name: [] for name in IMPORTANCE_MEASURES}

@@ -85,6 +85,9 @@ def run_permutation_probe(
     Raises:
         InputError: Invalid options.
         UnsupportedError: The model cannot be probed.
+
+    Example:
+        >>> run_permutation_probe(ex, texts, "S2", draws=50).estimates[0].interval  # doctest: +SKIP
     """
     if draws < 1:
         raise InputError(f"draws={draws}: it must be at least 1")
@@ -118,7 +121,14 @@ def run_permutation_probe(
 
 
 class PermutationSampler:
-    """Settings and random numbers of the permutations."""
+    """Settings and random numbers of the permutations.
+
+    Args:
+        num_draws: Number of permutations of each input.
+        keep_special_and_self: Whether the weights of special tokens and of the query itself stay in place.
+        share_across_heads: Whether all heads of a layer are permuted alike.
+        seed: Seed of the permutations.
+    """
 
     def __init__(self, num_draws: int, keep_special_and_self: bool, share_across_heads: bool, seed: int) -> None:
         self.num_draws = num_draws

@@ -52,11 +52,25 @@ class ProbeResult:
     tables: dict[str, Any] = field(default_factory=dict)
 
     def get_column(self, name: str) -> np.ndarray:
-        """Return one metric of every record."""
+        """Return one metric of every record.
+
+        Args:
+            name: Key of the records.
+
+        Returns:
+            One number per record.
+
+        Raises:
+            KeyError: If the records have no such metric.
+        """
         return np.array([record[name] for record in self.records], dtype=np.float64)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as a dictionary for JSON; spaces in keys become underscores."""
+        """Return the result as a dictionary for JSON; spaces in keys become underscores.
+
+        Returns:
+            Plain JSON values, schema "clearhead/probe"; non-finite numbers become null.
+        """
         estimates = [
             {
                 "name": estimate.name,
@@ -83,7 +97,11 @@ class ProbeResult:
         )
 
     def to_markdown(self) -> str:
-        """Return a report in Markdown: settings, figure, table and conclusion."""
+        """Return a report in Markdown: settings, figure, table and conclusion.
+
+        Returns:
+            The text; it shows the figure of the file "figure.png", which must be saved next to it.
+        """
         rows = [
             f"| {estimate.name} | {interval.format_without_count()} | {interval.count} | {estimate.description} |"
             for estimate in self.estimates

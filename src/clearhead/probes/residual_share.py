@@ -56,6 +56,9 @@ def run_skips_probe(
 
     Raises:
         UnsupportedError: The model's values cannot be recorded, or it cannot be probed.
+
+    Example:
+        >>> run_skips_probe(ex, texts).estimates  # doctest: +SKIP
     """
     context = ProbeContext(explainer, inputs, target)
     if not context.self_test.capture_source.shows_computation:

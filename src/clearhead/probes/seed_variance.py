@@ -88,6 +88,9 @@ def run_seeds_probe(
     Raises:
         InputError: Invalid options.
         UnsupportedError: The model cannot be probed or trained.
+
+    Example:
+        >>> run_seeds_probe(ex, texts, labels).estimates  # doctest: +SKIP
     """
     if seeds < 1:
         raise InputError(f"seeds={seeds}: it must be at least 1")

@@ -43,7 +43,12 @@ def make_uniform_weights(attention: AttentionWeights, visible: VisibleKeys, laye
 
 
 class MeanAttention:
-    """The mean weights of the other inputs at the same query and key; 1 / n in rows that no other input reaches."""
+    """The mean weights of the other inputs at the same query and key; 1 / n in rows that no other input reaches.
+
+    Args:
+        context: The model and the inputs of the probe.
+        batches: All inputs, with the attention of their unpatched passes.
+    """
 
     def __init__(self, context: ProbeContext, batches: Iterable[ProbeBatch]) -> None:
         self.max_length = max(len(context.get_units(sample)) for sample in context.samples)
@@ -131,6 +136,9 @@ def run_uniform_probe(
     Raises:
         InputError: Invalid options.
         UnsupportedError: The model cannot be probed.
+
+    Example:
+        >>> run_uniform_probe(ex, texts).estimates[0].interval  # doctest: +SKIP
     """
     context = ProbeContext(explainer, inputs, target, candidates)
     label_names: list[str] | None = None

@@ -77,7 +77,17 @@ class Profile:
     model_filters: tuple["ModelFilter", ...] = ()
 
     def get_settings(self, method: str) -> MethodSettings:
-        """Return the settings of a method, or raise an `InputError` that lists the methods of the profile."""
+        """Return the settings of a method.
+
+        Args:
+            method: Name of the method.
+
+        Returns:
+            The author's options and deviations for this method.
+
+        Raises:
+            InputError: If the profile has no settings for the method; the message lists those that it has.
+        """
         if method not in self.methods:
             supported = ", ".join(sorted(self.methods))
             raise InputError(f"the profile {self.name} has no settings for {method}: it has settings for {supported}")
@@ -110,11 +120,26 @@ class Profile:
         return target, scale or next((item.scale for item in settings if item.scale), None)
 
     def overrides_target(self, methods: Sequence[str], target: TargetLike | Sequence[TargetLike]) -> bool:
-        """Whether the author's code ignores the given target."""
+        """Whether the author's code ignores the given target.
+
+        Args:
+            methods: Names of the requested methods.
+            target: The value of `target=`.
+
+        Returns:
+            True if a target was given and a method of the profile always explains the prediction.
+        """
         return target is not None and any(self.get_settings(method).explains_prediction for method in methods)
 
     def configure_method(self, method: Method) -> Method:
-        """Return the method with the author's options added; options of the caller have precedence."""
+        """Return the method with the author's options added; options of the caller have precedence.
+
+        Args:
+            method: The requested method.
+
+        Returns:
+            A new method.
+        """
         return method.with_defaults(**self.get_settings(method.name).options)
 
     def check_depth(self, method: Method, depth: int, model: str) -> None:
@@ -149,7 +174,14 @@ PROFILES: dict[str, Profile] = {}
 
 
 def register_profile(profile: Profile) -> Profile:
-    """Register a profile under its name, from inside or outside the package, and return it."""
+    """Register a profile under its name, from inside or outside the package.
+
+    Args:
+        profile: The profile; it replaces one with the same name.
+
+    Returns:
+        The profile.
+    """
     PROFILES[profile.name] = profile
     return profile
 
@@ -160,6 +192,9 @@ def get_profile(name: str | None, adapter: "ModelAdapter") -> Profile | None:
     Args:
         name: The name of the profile; None for no profile.
         adapter: The adapter of the model.
+
+    Returns:
+        The profile, with settings that apply to this model only; None without a name.
 
     Raises:
         InputError: The profile is unknown.

@@ -14,7 +14,12 @@ from clearhead.adapters.masked_lm import MaskedLMAdapter
 
 @dataclass(frozen=True)
 class ModelFilter:
-    """A predicate on models, with a description that completes the phrase "models that"."""
+    """A predicate on models, with a description that completes the phrase "models that".
+
+    Attributes:
+        description: The end of the phrase, such as "predict a masked token".
+        matches: Whether an adapter's model belongs to them.
+    """
 
     description: str
     matches: Callable[[ModelAdapter], bool]

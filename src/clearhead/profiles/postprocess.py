@@ -48,7 +48,7 @@ def _rescale_to_unit_range(scores: np.ndarray) -> np.ndarray:
 
 
 def drop_special(scores: np.ndarray, units: Units, readout_weights: Mapping[int, float]) -> np.ndarray:
-    """Drop special tokens."""
+    """Set the scores of special tokens to NaN, so that they are neither ranked nor drawn."""
     return np.where(units.special, np.nan, scores)
 
 

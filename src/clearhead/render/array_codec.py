@@ -53,6 +53,12 @@ def encode_weight_bytes(weights: UInt8[np.ndarray, "..."]) -> dict[str, Any]:
 def quantise_sqrt(weights: Float[np.ndarray, "..."]) -> UInt8[np.ndarray, "..."]:
     """Quantise weights from 0 to 1 to bytes of their square roots, which keeps small weights distinguishable.
 
+    Args:
+        weights: Weights of any shape. NaN becomes 0, and values outside 0…1 are clipped.
+
+    Returns:
+        Bytes of the same shape: 255 √w, rounded.
+
     Example:
         >>> quantise_sqrt(np.array([0.0, 0.0001, 1.0])).tolist()
         [0, 3, 255]

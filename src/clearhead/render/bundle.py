@@ -46,6 +46,9 @@ def read_asset(name: str) -> bytes:
     Args:
         name: One of `ASSET_NAMES`.
 
+    Returns:
+        The content of the file.
+
     Raises:
         KeyError: If there is no such asset.
     """
@@ -55,7 +58,14 @@ def read_asset(name: str) -> bytes:
 
 
 def get_asset_media_type(name: str) -> str:
-    """Return the media type of an asset."""
+    """Return "text/css" for style sheets and "text/javascript" for everything else.
+
+    Args:
+        name: Name of the file.
+
+    Returns:
+        The value of the header Content-Type.
+    """
     return "text/css" if name.endswith(".css") else "text/javascript"
 
 

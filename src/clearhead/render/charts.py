@@ -36,6 +36,9 @@ def make_curve(title: str, x: Sequence[float], y: Sequence[float] | np.ndarray, 
         x: The positions of its points.
         y: The values of its points.
         **extra_fields: low and high (bounds of intervals), point_names, grey (for a control).
+
+    Returns:
+        One item of `curves` of `make_line_chart`.
     """
     return {"name": escape_invisible(title), "x": list(x), "y": np.asarray(y, dtype=float), **extra_fields}
 
@@ -51,6 +54,9 @@ def make_line_chart(
         x_label: The label of the horizontal axis.
         y_label: The label of the vertical axis.
         **extra_fields: y_range, reference_line, integer_axis (integer x, such as layers).
+
+    Returns:
+        The view model.
     """
     return _make_chart("line_chart", title, lines=curves, x_label=x_label, y_label=y_label, **extra_fields)
 

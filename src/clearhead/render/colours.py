@@ -26,7 +26,14 @@ _NEGATIVE_HUE = 250.0
 
 @dataclass(frozen=True)
 class ColourTheme:
-    """OKLCH lightness of zero (the background) and of the largest score, its chroma, and the grey for "no score"."""
+    """Colours of scores on one background, in OKLCH.
+
+    Attributes:
+        zero_lightness: Lightness of the score zero, which is the background.
+        max_score_lightness: Lightness of the largest score.
+        max_score_chroma: Chroma of the largest score.
+        no_score_lightness: Lightness of the grey for units without a score.
+    """
 
     zero_lightness: float
     max_score_lightness: float
@@ -115,6 +122,12 @@ def choose_text_colour(background: Rgb) -> Rgb:
 def format_hex_colour(rgb: Rgb) -> str:
     """Format a colour as a hexadecimal code.
 
+    Args:
+        rgb: Red, green and blue, from 0 to 255.
+
+    Returns:
+        The code, with the number sign.
+
     Example:
         >>> format_hex_colour((176, 85, 0))
         '#b05500'
@@ -171,6 +184,9 @@ def get_level_colour(level: int, theme: ColourTheme = LIGHT_THEME) -> Rgb:
     Args:
         level: An integer level of a quantised score, or `NO_SCORE_LEVEL`.
         theme: The colours of the theme.
+
+    Returns:
+        Red, green and blue, from 0 to 255.
     """
     if level == NO_SCORE_LEVEL:
         return map_score_to_colour(np.nan, theme)

@@ -90,7 +90,14 @@ def render_result_page(result: Any, title: str | None = None, **options: Any) ->
 
 
 def render_standalone_page(view: ViewModel) -> str:
-    """Render a view model as an HTML document that loads nothing: data, static tables, script and style sheet."""
+    """Render a view model as an HTML document that loads nothing: data, static tables, script and style sheet.
+
+    Args:
+        view: The view model of the page, with a "title".
+
+    Returns:
+        The text of the HTML file.
+    """
     source = bundle.build_script(view_model.find_required_modules(view))
     head = make_element("head", *_iter_head_elements(str(view["title"]), source))
     main = make_element("main", _render_body(view), class_="clearhead ch-page")
@@ -111,12 +118,22 @@ def render_notebook_html(result: Any, **options: Any) -> str:
     Args:
         result: The result.
         **options: Options of the result's view model.
+
+    Returns:
+        HTML without `<html>` and `<body>`; it loads nothing.
     """
     return render_notebook_view_model(build_view_model(result, **options))
 
 
 def render_notebook_view_model(view: ViewModel) -> str:
-    """Render a view model as an HTML fragment for notebooks, with scoped styles."""
+    """Render a view model as an HTML fragment for notebooks, with scoped styles.
+
+    Args:
+        view: Any view model.
+
+    Returns:
+        HTML without `<html>` and `<body>`; it loads nothing.
+    """
     body = make_element("div", _render_body(view), class_="clearhead ch-fragment")
     return join_markup(
         make_style_element(bundle.get_style_sheet()),

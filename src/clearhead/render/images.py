@@ -120,7 +120,16 @@ def convert_box_to_pixels(box: Box, height: int, width: int) -> tuple[int, int, 
 
 
 def draw_box_outline(pixels: RgbArray, box: Box, rgb: Rgb = (0, 0, 0)) -> RgbArray:
-    """Return the image with the outline of a box."""
+    """Draw the outline of a box, one pixel wide.
+
+    Args:
+        pixels: The image.
+        box: Left, top, right, bottom, in fractions of the image.
+        rgb: Colour of the line.
+
+    Returns:
+        A copy of the image.
+    """
     image = pixels.copy()
     left, top, right, bottom = convert_box_to_pixels(box, *pixels.shape[:2])
     image[[top, bottom - 1], left:right] = rgb

@@ -16,6 +16,9 @@ def render_methods_table(columns: Sequence[str], rows: TableRows) -> RenderableT
     Args:
         columns: Keys of the rows that are shown, in this order.
         rows: One mapping per method, with the cells of all columns, `method`, `guidance` and `note`.
+
+    Returns:
+        The table with the notes below it.
     """
     return Group(build_terminal_table(columns, rows), *map(Text, iter_method_notes(rows)))
 
@@ -26,6 +29,9 @@ def format_methods_table(columns: Sequence[str], rows: TableRows) -> str:
     Args:
         columns: Keys of the rows that are shown, in this order.
         rows: One mapping per method, as for `render_methods_table`.
+
+    Returns:
+        Lines without colours and without trailing space.
     """
     console = Console(color_system=None, highlight=False, force_jupyter=False)
     with console.capture() as captured:
@@ -39,6 +45,9 @@ def build_methods_view_model(columns: Sequence[str], rows: TableRows) -> ViewMod
     Args:
         columns: Keys of the rows that are shown, in this order.
         rows: One mapping per method, as for `render_methods_table`.
+
+    Returns:
+        A section that contains the table.
     """
     cells = [[escape_invisible(format_table_cell(row[column])) for column in columns] for row in rows]
     table = make_view_model("table", columns=list(columns), rows=cells)

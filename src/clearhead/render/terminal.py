@@ -49,7 +49,14 @@ IMAGE_WIDTH_CELLS, STEP_MAP_WIDTH_CELLS = 36, 24
 
 
 def render_explanation(explanation: AnyExplanation) -> RenderableType:
-    """One explanation: target, coloured input, strongest units, prediction, certificate; streams one after another."""
+    """Render an explanation for the terminal: target, coloured input, largest scores, prediction and certificate.
+
+    Args:
+        explanation: The explanation; its streams come one after the other.
+
+    Returns:
+        What rich prints.
+    """
     inputs, _ = text_labels.split_input_streams(explanation)
     made: list[RenderableType] = [*_iter_header_lines(explanation)]
     for part in inputs:
@@ -79,7 +86,14 @@ def _render_stream(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def render_comparison(comparison: Comparison) -> RenderableType:
-    """Methods under one another on the same text, or beside one another on the same picture, and their agreement."""
+    """Render a comparison for the terminal: the input as coloured by each method, their agreement, the prediction.
+
+    Args:
+        comparison: The comparison.
+
+    Returns:
+        What rich prints.
+    """
     first = next(iter(comparison.explanations.values()))
     named = {escape_invisible(method): explanation for method, explanation in comparison.explanations.items()}
     made: list[RenderableType] = [*_iter_header_lines(first, method=False)]
@@ -118,7 +132,15 @@ def _render_methods(named: dict[str, Explanation]) -> RenderableType:
 
 
 def render_aggregate(aggregate: AggregatedScores, max_rows: int = 20) -> RenderableType:
-    """The rows with the largest |score| as bars, with how often each came."""
+    """Render aggregated scores for the terminal, as bars with numbers of occurrences.
+
+    Args:
+        aggregate: The aggregated scores.
+        max_rows: Number of rows, those with the largest absolute scores.
+
+    Returns:
+        What rich prints.
+    """
     chosen = sorted(aggregate.rows, key=lambda row: -abs(row[1]))[:max_rows]
     chosen.sort(key=lambda row: -row[1])
     full = max((abs(score) for _, score, _ in chosen), default=0) or 1.0

@@ -11,7 +11,15 @@ TableRows = Sequence[Mapping[str, Any]]
 
 
 def build_terminal_table(columns: Sequence[str], rows: TableRows) -> Table:
-    """A table of lines by the names of their columns."""
+    """Build a table for the terminal; the first column is bold and never wrapped.
+
+    Args:
+        columns: Keys of the rows, which are also the headings.
+        rows: One mapping per row.
+
+    Returns:
+        What rich prints.
+    """
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
         made.add_column(column, style="bold" if number == 0 else None, no_wrap=number == 0)
@@ -21,6 +29,18 @@ def build_terminal_table(columns: Sequence[str], rows: TableRows) -> Table:
 
 
 def format_table_cell(value: Any) -> str:
+    """Format a value for a table: "yes" or "no", lists with commas ("nothing" if empty), anything else as text.
+
+    Args:
+        value: The value of a cell.
+
+    Returns:
+        The text.
+
+    Example:
+        >>> format_table_cell(True), format_table_cell(["read_out", "layer"]), format_table_cell([])
+        ('yes', 'read out, layer', 'nothing')
+    """
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(map(str, value)).replace("_", " ") or "nothing" if isinstance(value, list) else str(value)

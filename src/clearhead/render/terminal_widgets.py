@@ -47,7 +47,11 @@ def get_shade_character(level: int) -> str:
 
 @dataclass(frozen=True)
 class TerminalHeatmap:
-    """Step × unit as coloured cells; of many units those with the largest scores, of many steps the first."""
+    """Step × unit as coloured cells, for the terminal: the units with the largest scores, and the first steps.
+
+    Attributes:
+        explanation: An explanation with several steps.
+    """
 
     explanation: Explanation
 
@@ -98,7 +102,11 @@ def _truncate_label(text: str) -> str:
 
 @dataclass(frozen=True)
 class AudioStrip:
-    """The frames of a sound as one line of blocks, and when it begins and ends."""
+    """The scores of audio frames as one line of blocks, for the terminal, with the times of its start and end.
+
+    Attributes:
+        explanation: An explanation of audio.
+    """
 
     explanation: Explanation
 
@@ -116,7 +124,13 @@ class AudioStrip:
 
 @dataclass(frozen=True)
 class HalfBlockImage:
-    """Pixels as half blocks, two rows of them in each line; signs where there are no colours."""
+    """An image as half blocks, for the terminal: two rows of pixels in each line; characters without colours.
+
+    Attributes:
+        pixels: RGB values (height, width, 3).
+        caption: The line below the image.
+        monochrome_lines: Lines of characters for terminals without colours; nothing is printed there if it is empty.
+    """
 
     pixels: np.ndarray
     caption: str

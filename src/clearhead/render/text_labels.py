@@ -40,6 +40,9 @@ def format_aligned_number(value: float, max_abs_value: float) -> str:
         value: The score.
         max_abs_value: The largest absolute score of the column.
 
+    Returns:
+        The number, with a proper minus sign; in scientific notation where the largest score is tiny or huge.
+
     Example:
         >>> format_aligned_number(-0.5, 12.3), format_aligned_number(0.000123, 0.02)
         ('−0.5', '0.0001')

@@ -65,10 +65,16 @@ def find_unit_layout(explanation: Explanation) -> UnitLayout:
 
 
 def escape_invisible(text: str) -> str:
-    """Make invisible characters visible in a name: control characters, line breaks, marks of direction.
+    r"""Make invisible characters visible in a name: control characters, line breaks, marks of direction.
+
+    Args:
+        text: Text from outside, such as a token or a label.
+
+    Returns:
+        The text with a visible sign in place of each invisible character.
 
     Example:
-        >>> escape_invisible("a\\x00b\\u202e")
+        >>> escape_invisible("a\x00b\u202e")
         'a␀b⟨U+202E⟩'
     """
     return text.translate(_NAME_ESCAPES)

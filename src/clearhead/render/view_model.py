@@ -37,11 +37,19 @@ CHART_VIEW_TYPES = ("line_chart", "bar_chart", "box_chart", "scatter_chart", "he
 def build_view_model(
     result: Any, evidence: Collection[int] | None = None, links: "Sequence[AttentionLinks]" = (), **options: Any
 ) -> ViewModel:
-    """The document of whatever clearhead returns; several inputs make a page.
+    """Build the view model of a result of clearhead.
 
-    evidence: the places of units that people marked, to be drawn under the text; links: between units of two streams,
-    one way or both; either goes with one input alone
-    options: those of the kind of result
+    Args:
+        result: What `explain`, `compare` or `aggregate` returns, an attention view, a probe result or a verification.
+        evidence: Indices of the units that annotators marked; they are drawn under the text of a single input.
+        links: Attention between units of two streams of a single input.
+        **options: Options of attention views.
+
+    Returns:
+        The view model of the result; a page for explanations of several inputs.
+
+    Raises:
+        InputError: If the result is of another type.
     """
     from clearhead.probes.attention_view import AttentionView
     from clearhead.probes.cross_attention_view import MultiStreamAttentionView
@@ -73,6 +81,15 @@ def build_view_model(
 
 
 def make_view_model(view_type: str, **fields: Any) -> ViewModel:
+    """Make a view model: plain data that the terminal, the static HTML and the script of the page render.
+
+    Args:
+        view_type: Name of the view, which selects the renderer.
+        **fields: The data of the view.
+
+    Returns:
+        The fields, with schema, version and type.
+    """
     return {"schema": "clearhead/view", "version": VIEW_MODEL_VERSION, "view": view_type, **fields}
 
 
@@ -92,7 +109,17 @@ def _contains_view_type(given: ViewModel, views: Collection[str]) -> bool:
 def build_page_view_model(
     sections: Sequence[ViewModel], title: str, eyebrow: str = "clearhead", footer: str = ""
 ) -> ViewModel:
-    """Documents one after another."""
+    """Build a page of several view models, one below the other.
+
+    Args:
+        sections: The view models.
+        title: Heading and title of the page.
+        eyebrow: Small line above the heading.
+        footer: Text at the end of the page.
+
+    Returns:
+        The view model of the page.
+    """
     return make_view_model("page", eyebrow=eyebrow, title=title, footer=footer, children=list(sections))
 
 
@@ -136,7 +163,16 @@ def build_input_view_models(
 def build_input_view_model(
     group: Sequence[AnyExplanation], evidence: Collection[int] | None = None, links: "Sequence[AttentionLinks]" = ()
 ) -> ViewModel:
-    """Everything about one input: what it is, what the model says, and each method's answer."""
+    """Build the view model of one input: the input, the prediction, and a card with the scores of each method.
+
+    Args:
+        group: Explanations of the same input.
+        evidence: Indices of the units that annotators marked; they are drawn under the text.
+        links: Attention between units of two streams.
+
+    Returns:
+        The view model.
+    """
     first, named = group[0], make_unique_labels(group)
     inputs, rest = text_labels.split_input_streams(first)
     marked = next((part for part in inputs if find_unit_layout(part) == "text"), None)
@@ -180,6 +216,14 @@ def build_links_view_model(links: "Sequence[AttentionLinks]", explanation: AnyEx
 
 
 def format_group_heading(group: Sequence[AnyExplanation]) -> str:
+    """Format the heading of the explanations of one input: a question about their target; "Why?" for several.
+
+    Args:
+        group: Explanations of one input.
+
+    Returns:
+        One line.
+    """
     return _format_question(group[0]) if _has_single_target(group) else "Why?"
 
 

@@ -30,7 +30,11 @@ _RUN_NAME = "BiLSTM"
 
 
 class AdditiveAttention(nn.Module):
-    """Additive attention with one learned query: a weighted mean of the states."""
+    """Additive attention with one learned query: a weighted mean of the states.
+
+    Args:
+        hidden_size: Width of the states.
+    """
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()

@@ -51,17 +51,17 @@ class SentenceComparison:
 
     @property
     def grad_sam(self) -> Explanation:
-        """Explanation by Grad-SAM."""
+        """The explanation by Grad-SAM with its default options."""
         return self.by_method["Grad-SAM"]
 
     @property
     def shap(self) -> Explanation:
-        """Explanation by SHAP."""
+        """The explanation of the predicted class by SHAP, without the lecture's settings."""
         return self.by_method["SHAP"]
 
     @property
     def text(self) -> str:
-        """The sentence."""
+        """The sentence as the model read it."""
         return self.grad_sam.units.texts[0]
 
     @property
@@ -75,16 +75,37 @@ class SentenceComparison:
         return np.asarray(self.grad_sam.units.content_indices())
 
     def compute_abs_scores(self, method: str) -> Float[np.ndarray, "token"]:
-        """Return the absolute scores of all tokens by a method of `LECTURE_METHODS`."""
+        """Return the absolute scores of all tokens by a method of `LECTURE_METHODS`.
+
+        Args:
+            method: A key of `LECTURE_METHODS`, such as "SHAP".
+
+        Returns:
+            |score| of each token, special tokens included.
+        """
         return np.abs(self.by_method[method].scores)
 
     def rank_indices(self, method: str) -> Int[np.ndarray, "token"]:
-        """Return the indices of the content tokens by decreasing absolute score; ties in text order."""
+        """Return the indices of the content tokens by decreasing absolute score; ties in text order.
+
+        Args:
+            method: A key of `LECTURE_METHODS`.
+
+        Returns:
+            Indices of tokens, without special tokens.
+        """
         content_indices = self.content_indices
         return content_indices[np.argsort(-self.compute_abs_scores(method)[content_indices], kind="stable")]
 
     def rank_tokens(self, method: str) -> list[str]:
-        """Return the content tokens by decreasing absolute score."""
+        """Return the content tokens by decreasing absolute score.
+
+        Args:
+            method: A key of `LECTURE_METHODS`.
+
+        Returns:
+            Names of tokens, without special tokens.
+        """
         return [self.grad_sam.tokens[index] for index in self.rank_indices(method)]
 
     @property
@@ -111,7 +132,14 @@ class SentenceComparison:
         return len(shared) / count
 
     def compute_special_fractions(self, method: str) -> dict[str, float]:
-        """Compute the fraction of Σ|score| that each special token holds, [CLS] and [SEP] for BERT."""
+        """Compute the fraction of Σ|score| that each special token holds, [CLS] and [SEP] for BERT.
+
+        Args:
+            method: A key of `LECTURE_METHODS`.
+
+        Returns:
+            Fractions from 0 to 1 by name of the token; all 0 if all scores are.
+        """
         abs_scores = self.compute_abs_scores(method)
         total = float(abs_scores.sum())
         special_indices = [index for index, is_special in enumerate(self.grad_sam.units.special) if is_special]
@@ -120,7 +148,14 @@ class SentenceComparison:
         }
 
     def compute_first_special_fraction(self, method: str) -> float:
-        """Compute the fraction of the first special token, usually [CLS]; 0 without special tokens."""
+        """Compute the fraction of the first special token, usually [CLS]; 0 without special tokens.
+
+        Args:
+            method: A key of `LECTURE_METHODS`.
+
+        Returns:
+            A fraction from 0 to 1.
+        """
         return next(iter(self.compute_special_fractions(method).values()), 0.0)
 
     @property
@@ -131,7 +166,11 @@ class SentenceComparison:
         return bool(len(special_indices)) and bool(scores[special_indices[0]] == scores.max())
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to JSON-serialisable values."""
+        """Convert to JSON-serialisable values.
+
+        Returns:
+            Text, label, rank correlation, overlap of the top tokens, and scores and ranking by each method.
+        """
         return {
             "text": self.text,
             "label": self.label,
@@ -180,7 +219,15 @@ class LectureResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to JSON-serialisable values, schema "clearhead/lecture"."""
+        """Convert to JSON-serialisable values, schema "clearhead/lecture".
+
+        Returns:
+            The mean rank correlation (NaN if no sentence has one), and scores and fractions of each sentence.
+
+        Example:
+            >>> LectureResult(()).to_dict()["sentences"]
+            []
+        """
         return {
             "schema": "clearhead/lecture",
             "version": 1,
@@ -194,6 +241,9 @@ class LectureResult:
 
         Returns:
             A matplotlib figure.
+
+        Example:
+            >>> clearhead.run_lecture(ex).plot().savefig("lecture.pdf")  # doctest: +SKIP
         """
         from clearhead.studies.lecture_figure import plot_lecture
 
@@ -213,6 +263,9 @@ def run_lecture(explainer: "Explainer", sentences: Sequence[str] = LECTURE_SENTE
     Args:
         explainer: Explainer of a text classifier with at least two classes.
         sentences: Sentences; by default the five of the lecture.
+
+    Returns:
+        One comparison per sentence.
 
     Raises:
         InputError: `sentences` is not a list of texts, or the model is not such a classifier.

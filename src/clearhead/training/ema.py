@@ -18,6 +18,10 @@ class ExponentialMovingAverage:
         num_updates: Number of updates so far.
         tensors: The averaged tensors by name.
 
+    Args:
+        model: The model; only floating-point parameters and buffers are averaged.
+        horizon: Number of updates over which the average extends.
+
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
         >>> average = ExponentialMovingAverage(model, horizon=1)

@@ -57,7 +57,7 @@ class TrainingBudget:
 
     @property
     def fraction(self) -> float:
-        """The completed fraction of the budget."""
+        """The completed fraction of the budget, from 0 to 1 (never above)."""
         if self.total_steps is not None:
             return min(self.step / self.total_steps, 1.0)
         return min(self.elapsed_seconds / (self.total_seconds or 1.0), 1.0)

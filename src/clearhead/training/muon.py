@@ -41,7 +41,14 @@ def orthogonalise(
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon optimiser for two-dimensional weights. Use AdamW for all other parameters."""
+    """Muon optimiser for two-dimensional weights. Use AdamW for all other parameters.
+
+    Args:
+        params: Matrices to train.
+        lr: Learning rate.
+        momentum: Weight of the past in the running average of gradients.
+        weight_decay: Fraction of a weight, times the learning rate, that is subtracted per step.
+    """
 
     def __init__(
         self, params: Iterable[Tensor], lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.01
@@ -50,7 +57,11 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all weights that have gradients."""
+        """Update all weights that have gradients.
+
+        Args:
+            closure: Not supported; part of torch's interface.
+        """
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for weight in group["params"]:

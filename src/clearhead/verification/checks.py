@@ -179,7 +179,7 @@ def _compute_completeness_gap(case: VerificationCase) -> float:
 
 
 def measure_completeness(case: VerificationCase) -> CheckMeasurement:
-    """Measure the completeness gap."""
+    """Measure the gap between the sum of scores and target minus base value, relative to the largest score."""
     gap = _compute_completeness_gap(case)
     if case.method.pass_type is PassType.PATH:
         return CheckMeasurement(gap, PATH_COMPLETENESS_TOLERANCE)
@@ -360,7 +360,7 @@ def _find_top_two_labels(e: AnyExplanation) -> tuple[int, int]:
 
 
 def measure_negative_scores(case: VerificationCase) -> CheckMeasurement:
-    """Measure the most negative score."""
+    """Measure the most negative score, of layers and matrix rows too, which must be zero for unsigned methods."""
     lowest = min(
         float(array.min())
         for e in case.individual_explanations

@@ -6,7 +6,7 @@ from clearhead.explanation.multi_stream import AnyExplanation
 
 
 def get_target_value(explanation: AnyExplanation) -> float:
-    """Return the value of the explained target."""
+    """Return the value of the explained output on the target's scale, such as a logit."""
     return float(explanation.target["value"])
 
 

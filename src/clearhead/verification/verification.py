@@ -73,7 +73,7 @@ class Verification:
 
     @property
     def methods(self) -> list[str]:
-        """The verified methods."""
+        """Names of the verified methods with their options, each once, in the order of the call."""
         return list(dict.fromkeys(result.method for result in self.results))
 
     @property
@@ -92,6 +92,10 @@ class Verification:
 
         Returns:
             A dict of plain Python values.
+
+        Example:
+            >>> Verification("zoo:sentiment", 5, ()).to_dict()["ok"]
+            True
         """
         return {
             "schema": "clearhead/verification",

@@ -105,7 +105,12 @@ def make_app(
 
 
 class ApiEndpoints:
-    """Endpoints of the API. Everything that runs a model goes through the scheduler."""
+    """Endpoints of the API. Everything that runs a model goes through the scheduler.
+
+    Args:
+        registry: The loaded models.
+        limits: Limits on requests, queue and caches.
+    """
 
     def __init__(self, registry: ModelRegistry, limits: Limits) -> None:
         self.registry = registry

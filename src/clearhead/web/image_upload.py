@@ -26,7 +26,12 @@ _DATA_URL_PATTERN = re.compile(r"data:image/[a-z+.-]{1,20};base64,")
 
 @dataclass(frozen=True)
 class UploadedImage:
-    """An uploaded image file that passed the checks of its header, not decoded yet."""
+    """An uploaded image file that passed the checks of its header, not decoded yet.
+
+    Attributes:
+        content: The bytes of the file.
+        num_pixels: Width × height, as its header states.
+    """
 
     content: bytes
     num_pixels: int

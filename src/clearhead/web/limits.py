@@ -40,5 +40,9 @@ class Limits:
     body_timeout_seconds: float = 30.0
 
     def to_dict(self) -> dict[str, float]:
-        """Return the limits by name."""
+        """Return the limits by name.
+
+        Returns:
+            Every limit by the name of its field.
+        """
         return asdict(self)

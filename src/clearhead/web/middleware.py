@@ -38,6 +38,12 @@ def is_loopback(host: str) -> bool:
 
     >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, True, False)
+
+    Args:
+        host: An IP address or a host name.
+
+    Returns:
+        False for host names other than "localhost", which are not looked up.
     """
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -85,6 +91,13 @@ class SecurityMiddleware:
         self.allowed_hosts = {"localhost", *(host.lower() for host in allowed_hosts)}
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Handle an ASGI connection: HTTP is checked and passed on, web sockets are closed with code 1008.
+
+        Args:
+            scope: Type, path and headers of the connection.
+            receive: Returns the next event from the client.
+            send: Sends an event to the client.
+        """
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "http":

@@ -164,7 +164,7 @@ def encode_json(data: Any) -> bytes:
 
 
 def make_json_response(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Make a JSON response with `encode_json`."""
+    """Make a response with a JSON body; NaN and infinity in the data are errors."""
     return Response(encode_json(data), status, headers, "application/json")
 
 

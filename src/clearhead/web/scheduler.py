@@ -114,7 +114,11 @@ def format_timeout_message(seconds: float) -> str:
 
 
 class JobScheduler:
-    """The queue of jobs and the worker threads."""
+    """The queue of jobs and the worker threads.
+
+    Args:
+        limits: Number of workers, length of the queue and time limits.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -178,7 +182,7 @@ class JobScheduler:
             self.state_changed.notify_all()
 
     def cancel(self, job_id: str) -> bool:
-        """Cancel a job; returns whether there is such a job."""
+        """Cancel a job, which ends before its next work item; returns whether there is such a job."""
         with self.state_changed:
             job = self.jobs.get(job_id)
             if job is not None:

@@ -91,6 +91,7 @@ class BenchmarkDataset(Sequence[Example]):
         return {name: value for name, value in self.__dict__.items() if name != "_rows"}
 
     def __len__(self) -> int:
+        """Return the number of selected examples; loads the rows, but opens no image."""
         return len(self._rows) if self.indices is None else len(self.indices)
 
     @overload
@@ -98,6 +99,17 @@ class BenchmarkDataset(Sequence[Example]):
     @overload
     def __getitem__(self, index: slice) -> "BenchmarkDataset": ...
     def __getitem__(self, index: "int | slice") -> "Example | BenchmarkDataset":
+        """Return one example, or the data set of a slice of them.
+
+        Args:
+            index: Index of an example, negative from the end, or a slice.
+
+        Returns:
+            The example, with its image opened; for a slice a `BenchmarkDataset`, which opens nothing.
+
+        Raises:
+            IndexError: If there is no such example.
+        """
         if isinstance(index, slice):
             return self.select(range(len(self))[index])
         if not -len(self) <= index < len(self):
@@ -106,6 +118,7 @@ class BenchmarkDataset(Sequence[Example]):
         return self.make_example(self._rows[index if self.indices is None else self.indices[index]])
 
     def __iter__(self) -> Iterator[Example]:
+        """Iterate over the examples; each is made when it is reached."""
         return (self[index] for index in range(len(self)))
 
     def select(self, indices: Iterable[int]) -> "BenchmarkDataset":
@@ -119,6 +132,12 @@ class BenchmarkDataset(Sequence[Example]):
 
         Raises:
             InputError: If an index is out of range.
+
+        Example:
+            >>> rows = ["so so", "good", "bad"]
+            >>> data = BenchmarkDataset("mine", "all", "CC0", ("bad", "good"), lambda: rows, lambda t: Example(t, t))
+            >>> [example.id for example in data.select([2, 0])]
+            ['bad', 'so so']
         """
         size = len(self)
         selected = list(indices)
@@ -143,6 +162,9 @@ class BenchmarkDataset(Sequence[Example]):
 
         Raises:
             InputError: If the split is unknown, or the data set was created by hand.
+
+        Example:
+            >>> load_benchmark_dataset("pets", "test").with_split("train")  # doctest: +SKIP
         """
         return self.open_other_split(split)
 

@@ -15,7 +15,16 @@ FULL_VIEW: Box = (0.0, 0.0, 1.0, 1.0)
 
 @dataclass(frozen=True)
 class CharSpan:
-    """The characters from `start` up to `stop` of a text; `segment` is the index of the text in a pair."""
+    """The characters from `start` up to `stop` of a text; `segment` is the index of the text in a pair.
+
+    Attributes:
+        start: Index of the first character.
+        stop: Index after the last one.
+        segment: Index of the text, 0 for single texts.
+
+    Raises:
+        InputError: If start is not below stop.
+    """
 
     start: int
     stop: int
@@ -28,7 +37,14 @@ class CharSpan:
 
 @dataclass(frozen=True)
 class ImageBox:
-    """A box in an image, in fractions of its width and height: left, top, right, bottom."""
+    """A box in an image, in fractions of its width and height: left, top, right, bottom.
+
+    Attributes:
+        box: The four fractions, from 0 to 1.
+
+    Raises:
+        InputError: If the box is empty or not inside the image.
+    """
 
     box: Box
 
@@ -39,10 +55,19 @@ class ImageBox:
 
     @classmethod
     def from_pixels(cls, box: Sequence[float], width: float, height: float) -> "ImageBox | None":
-        """Create a box from pixels (right and bottom edge exclusive), clipped to the image; None if it is empty.
+        """Create a box from pixels, clipped to the image.
 
-        >>> ImageBox.from_pixels((8, 0, 40, 16), width=32, height=32)
-        ImageBox(box=(0.25, 0.0, 1.0, 0.5))
+        Args:
+            box: Left, top, right and bottom edge in pixels; right and bottom are exclusive.
+            width: Width of the image in pixels.
+            height: Height of the image in pixels.
+
+        Returns:
+            The box in fractions of the image; None if nothing of it lies inside.
+
+        Example:
+            >>> ImageBox.from_pixels((8, 0, 40, 16), width=32, height=32)
+            ImageBox(box=(0.25, 0.0, 1.0, 0.5))
         """
         x_min, x_max = (min(max(float(x) / width, 0.0), 1.0) for x in (box[0], box[2]))
         y_min, y_max = (min(max(float(y) / height, 0.0), 1.0) for y in (box[1], box[3]))
@@ -75,7 +100,12 @@ class EvidenceMask:
 
 @dataclass(frozen=True)
 class UnitIndex:
-    """One unit of a stream by its index: a detector's regions may overlap, so a box does not identify one."""
+    """One unit of a stream by its index: a detector's regions may overlap, so a box does not identify one.
+
+    Attributes:
+        index: Index of the unit in its stream.
+        stream: Name of the stream.
+    """
 
     index: int
     stream: str
@@ -122,7 +152,20 @@ def find_evidence_units(
 def compute_evidence_coverage(
     example: Example, items: Sequence[EvidenceItem], units: Units, view_box: Box = FULL_VIEW
 ) -> Float[np.ndarray, "unit"]:
-    """Compute how much of each unit is covered: the fraction of a box's area; 1 for a token that shares a character."""
+    """Compute which fraction of each unit is evidence.
+
+    Args:
+        example: The example, for the error.
+        items: The evidence.
+        units: The units of one stream; items of other streams are ignored.
+        view_box: The part of the image that the model sees, in fractions of the image.
+
+    Returns:
+        For units with boxes the fraction of their area; for tokens 1 if they share a character with an item, else 0.
+
+    Raises:
+        InputError: If the units have no positions in a text.
+    """
     coverage = np.zeros(len(units))
     if units.boxes is not None:
         image_items = [item for item in items if isinstance(item, ImageBox | EvidenceMask)]
@@ -185,9 +228,17 @@ def _view_to_image_box(box: Box, view: Box) -> Box:
 def compute_box_coverage(items: "Sequence[EvidenceItem]", boxes: Sequence[Box]) -> Float[np.ndarray, "box"]:
     """Compute the exact fraction of each box that the items cover together; ignored pixels count on neither side.
 
-    >>> items = [ImageBox((0.0, 0.0, 0.5, 1.0)), ImageBox((0.25, 0.0, 0.75, 1.0))]
-    >>> compute_box_coverage(items, [(0.5, 0.0, 1.0, 1.0)]).tolist()
-    [0.5]
+    Args:
+        items: Boxes and masks of evidence, which may overlap.
+        boxes: The boxes of units.
+
+    Returns:
+        Fractions from 0 to 1.
+
+    Example:
+        >>> items = [ImageBox((0.0, 0.0, 0.5, 1.0)), ImageBox((0.25, 0.0, 0.75, 1.0))]
+        >>> compute_box_coverage(items, [(0.5, 0.0, 1.0, 1.0)]).tolist()
+        [0.5]
     """
     box_array = np.asarray(boxes, dtype=float).reshape(-1, 4)
     if not items or not len(box_array):

@@ -50,7 +50,11 @@ def _open_file(read: Callable[[Any], Any], source: Path | bytes, name: str) -> A
 
 @dataclass(frozen=True)
 class NpzArchive:
-    """An .npz archive whose large arrays stay on disk (memory-mapped); every process opens it itself."""
+    """An .npz archive whose large arrays stay on disk (memory-mapped); every process opens it itself.
+
+    Attributes:
+        path: The .npz file.
+    """
 
     path: Path
 
@@ -87,6 +91,7 @@ class NpzArchive:
         return np.memmap(self.path, dtype=dtype, mode="r", offset=start, shape=shape)
 
     def __getitem__(self, name: str) -> np.ndarray:
+        """Return an array by name, memory-mapped if it is stored uncompressed; `InputError` if there is none."""
         if name not in self.arrays:
             raise InputError(f"{str(self.path)!r} contains no {name!r}, only {', '.join(self.arrays)}")
         return self.arrays[name]

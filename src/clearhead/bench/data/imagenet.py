@@ -25,7 +25,7 @@ _SPLIT_FOLDERS = (("validation", "val"), ("validation", "validation"), ("test", 
     marker_files=("val/*/", "train/*/", "Data/CLS-LOC/val", "Data/CLS-LOC/train"),
 )
 def open_imagenet(spec: DatasetSpec, folder: Path, split: str | None) -> BenchmarkDataset:
-    """Open ImageNet."""
+    """Open ImageNet as folders of classes, in torchvision's or the published layout, with boxes if there are any."""
     return _open_class_folders(spec, folder, split)
 
 

@@ -98,6 +98,10 @@ def load_benchmark_dataset(
     Raises:
         InputError: If the data set, the split or an option is unknown, or files are missing; the message says which
             files were expected where, and how to get them.
+
+    Example:
+        >>> data = load_benchmark_dataset("known:logic")  # doctest: +SKIP
+        >>> data[0].input, data[0].label  # doctest: +SKIP
     """
     given_options = options
     spec_name, _, suffix = name.partition(":")

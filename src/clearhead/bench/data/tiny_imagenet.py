@@ -23,7 +23,7 @@ PixelBox = tuple[int, int, int, int]
     marker_files=("tin-val.npz", "tin-train-0.npz", "wnids.txt"),
 )
 def open_tiny_imagenet(spec: DatasetSpec, folder: Path, split: str | None) -> BenchmarkDataset:
-    """Open Tiny-ImageNet: 200 classes."""
+    """Open Tiny-ImageNet (200 classes), unpacked or as .npz files."""
     shard_names = {
         "validation": ["tin-val.npz"],
         "train": [path.name for path in sorted(folder.glob("tin-train-*.npz"))],

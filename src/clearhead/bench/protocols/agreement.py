@@ -39,7 +39,10 @@ LEAVE_ONE_OUT = "leave-one-out"
 class MethodAgreement(BenchmarkProtocol):
     """Rank agreement of every two methods, and of each method with leave-one-out.
 
-    `top` is the number of units whose overlap is measured; `leave_one_out=False` saves the forward passes.
+    Attributes:
+        top: Number of highest-ranked units whose overlap is measured.
+        leave_one_out: Whether methods are compared with leave-one-out, which takes a forward pass per unit.
+        fill: What replaces a unit that is left out; None for the default of its stream.
     """
 
     version: ClassVar[int] = 2
@@ -162,8 +165,9 @@ def _select_scores(scores: Float[np.ndarray, "unit"], indices: Any) -> Float[np.
 class ClassSensitivity(BenchmarkProtocol):
     """Class sensitivity: rank correlation between the explanations of the true and of another class.
 
-    `other` selects the second class: "next" is the class with the next index (of two, the other one), "second" the
-    class with the second-highest probability.
+    Attributes:
+        other: The second class: "next" is the class with the next index (of two, the other one), "second" the class
+            with the second-highest probability.
     """
 
     headline_metrics: ClassVar[tuple[str, ...]] = ("tau",)
@@ -172,7 +176,7 @@ class ClassSensitivity(BenchmarkProtocol):
     other: str = "next"
 
     def check_settings(self) -> None:
-        """Validate the settings."""
+        """Check the settings of all protocols, and that `other` is "next" or "second"."""
         super().check_settings()
         if self.other not in ("next", "second"):
             raise unknown_value_error("other", self.other, ("next", "second"))

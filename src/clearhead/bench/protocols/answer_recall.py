@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 @register_protocol("answers")
 @dataclass(frozen=True)
 class AnswerRecall(BenchmarkProtocol):
-    """Recall of the tokens of a marked answer among the `top` highest scores."""
+    """Recall of the tokens of a marked answer among the highest scores.
+
+    Attributes:
+        top: Number of highest scores.
+    """
 
     headline_metrics: ClassVar[tuple[str, ...]] = ("share",)
     rate_metric_prefixes: ClassVar[tuple[str, ...]] = ("share", "chance")

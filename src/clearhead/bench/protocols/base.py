@@ -124,19 +124,48 @@ class BenchmarkProtocol:
         return example.label
 
     def count_perturbed_inputs(self, num_methods: int) -> int | None:
-        """Upper bound of forward inputs per example, without explanations; None if it depends on the input's size."""
+        """Return an upper bound of the forward inputs per example, without those of explanations.
+
+        Args:
+            num_methods: Number of measured methods.
+
+        Returns:
+            The bound; None if it depends on the size of the input.
+        """
         return 0
 
     def is_smaller_better(self, metric: str, part_name: str) -> bool:
-        """Return True if a smaller value of this metric is better for the named part."""
+        """Return whether a smaller value of a metric is better.
+
+        Args:
+            metric: Name of the metric.
+            part_name: The measured part, on which the direction may depend.
+
+        Returns:
+            Whether the metric is in `smaller_is_better_metrics`, unless a subclass decides otherwise.
+        """
         return metric in self.smaller_is_better_metrics
 
     def get_bounds(self, metric: str) -> tuple[float, float] | None:
-        """Return the bounds of a metric whose values often lie at a bound, for its interval; None for other metrics."""
+        """Return the bounds of a metric for its confidence interval.
+
+        Args:
+            metric: Name of the metric.
+
+        Returns:
+            (0, 1) for rates, whose values often lie at a bound; None for other metrics.
+        """
         return RATE_BOUNDS if metric == "correct" or metric.startswith(self.rate_metric_prefixes) else None
 
     def compute_dataset_metrics(self, measurements: Sequence[Measurement]) -> dict[str, float]:
-        """Compute metrics of one method and part over all examples that are not means over examples (mIoU, COCO AP)."""
+        """Compute metrics over all examples that are not means over examples, such as mIoU and COCO AP.
+
+        Args:
+            measurements: The measurements of one method and part on all examples.
+
+        Returns:
+            Metric name → value; empty for most protocols.
+        """
         return {}
 
     def measure(
@@ -175,6 +204,11 @@ def register_protocol(name: str) -> Callable[[ProtocolT], ProtocolT]:
 
     Returns:
         The decorator.
+
+    Example:
+        >>> @register_protocol("my-protocol")  # doctest: +SKIP
+        ... @dataclass(frozen=True)
+        ... class MyProtocol(BenchmarkProtocol): ...
     """
 
     def add(cls: ProtocolT) -> ProtocolT:

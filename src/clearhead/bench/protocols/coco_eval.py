@@ -28,7 +28,15 @@ COCO_METRIC_NAMES = ("AP", "AP medium", "AP large", "AR", "AR medium", "AR large
 
 @dataclass(frozen=True)
 class ObjectInstance:
-    """An object in an image: its mask and class, and the detector's score if it was detected."""
+    """An object in an image: its mask and class, and the detector's score if it was detected.
+
+    Attributes:
+        image_index: Index of the image.
+        label: Index of the class.
+        mask: True inside the object.
+        score: Score of a detected object; 1 for an annotated one.
+        is_crowd: Whether the mask covers a group of objects.
+    """
 
     image_index: int
     label: int

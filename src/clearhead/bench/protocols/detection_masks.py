@@ -48,7 +48,11 @@ MaskArray = Bool[np.ndarray, "height width"]
 @register_protocol("detections")
 @dataclass(frozen=True)
 class DetectionMasks(BenchmarkProtocol):
-    """Overlap of masks cut from the explanations of detections with the annotated objects."""
+    """Overlap of masks cut from the explanations of detections with the annotated objects.
+
+    Attributes:
+        cut: "authors" cuts the heat map into a mask as the authors do, "after" after upscaling.
+    """
 
     description: ClassVar[str] = (
         "Masks cut from the explanations of a detector’s objects, compared with the annotated masks."
@@ -60,7 +64,7 @@ class DetectionMasks(BenchmarkProtocol):
     cut: str = "authors"
 
     def check_settings(self) -> None:
-        """Validate the settings."""
+        """Check the settings of all protocols, and that `cut` is one of `MASK_MODES`."""
         super().check_settings()
         if self.cut not in MASK_MODES:
             raise unknown_value_error("cut", self.cut, MASK_MODES)

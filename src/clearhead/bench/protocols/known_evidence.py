@@ -73,7 +73,7 @@ class KnownEvidence(BenchmarkProtocol):
     more_than: float = 0.5
 
     def check_settings(self) -> None:
-        """Validate the settings."""
+        """Check the settings of all protocols, and that `by` is "score" or "magnitude"."""
         super().check_settings()
         if self.by not in ("score", "magnitude"):
             raise unknown_value_error("by", self.by, ("score", "magnitude"))

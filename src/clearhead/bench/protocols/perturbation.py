@@ -140,7 +140,7 @@ class PerturbationProtocol(BenchmarkProtocol):
         return 1 + num_methods * len(self.fills) * len(self.directions) * len(self.fractions)
 
     def check_settings(self) -> None:
-        """Validate the settings."""
+        """Check the settings of all protocols, the values of the choices, and that fractions ascend from above 0."""
         super().check_settings()
         for setting, values, accepted in (
             ("class to judge by", (self.judged,), ("gold", "predicted", "explained")),

@@ -21,14 +21,15 @@ from clearhead.units import Units
 class ImagePerturbation(PerturbationProtocol):
     """Perturbation of images.
 
-    `ranked` "patch" removes whole patches; "pixel" removes single pixels of the heat map, upscaled to the image size.
+    Attributes:
+        ranked: "patch" removes whole patches; "pixel" removes single pixels of the heat map, upscaled to the image.
     """
 
     fills: tuple[str, ...] = ("black", "mean", "blur")
     ranked: str = "patch"
 
     def check_settings(self) -> None:
-        """Validate the settings."""
+        """Check the settings of perturbation, and that `ranked` is "patch" or "pixel"."""
         super().check_settings()
         if self.ranked not in ("patch", "pixel"):
             raise unknown_value_error("ranked", self.ranked, ("patch", "pixel"))
@@ -97,7 +98,7 @@ class TextPerturbation(PerturbationProtocol):
     shortest: int = 0
 
     def check_settings(self) -> None:
-        """Validate the settings."""
+        """Check the settings of perturbation, and the values of `of` and `protect`."""
         super().check_settings()
         if self.of not in ("removable", "units"):
             raise unknown_value_error("of", self.of, ("removable", "units"))
@@ -153,7 +154,7 @@ class RegionPerturbation(PerturbationProtocol):
     rounding: str = "kept"
 
     def select_streams(self, streams: Sequence[str], explanation: Any) -> list[str]:
-        """Return the stream of regions."""
+        """Return "regions"; `InputError` for a model without region features."""
         if "regions" not in streams:
             raise InputError(f"perturb-regions needs regions of an image, but the streams are {', '.join(streams)}")
         return ["regions"]

@@ -44,7 +44,13 @@ MIN_SPAN_IOU = 0.5
 @register_protocol("rationales")
 @dataclass(frozen=True)
 class RationaleAgreement(BenchmarkProtocol):
-    """Agreement with human rationales; `counts` are the k, `clamp` sets negative scores to zero."""
+    """Agreement with human rationales.
+
+    Attributes:
+        counts: The numbers k of selected words.
+        clamp: Whether negative scores are set to zero.
+        spans: "runs" joins adjacent words into one span, "words" treats each word as a span.
+    """
 
     description: ClassVar[str] = "Do the highest-scored words agree with those that people marked?"
     headline_metrics: ClassVar[tuple[str, ...]] = ("auprc", "token f1 @20")
@@ -56,7 +62,7 @@ class RationaleAgreement(BenchmarkProtocol):
     spans: str = "runs"
 
     def check_settings(self) -> None:
-        """Validate the settings."""
+        """Check the settings of all protocols, and that `spans` is "runs" or "words"."""
         super().check_settings()
         if self.spans not in ("runs", "words"):
             raise unknown_value_error("spans", self.spans, ("runs", "words"))

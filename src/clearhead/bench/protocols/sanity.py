@@ -83,7 +83,12 @@ def reinitialised_parameters(model: nn.Module, parameters: Sequence[nn.Parameter
 @register_protocol("randomisation")
 @dataclass(frozen=True)
 class ParameterRandomisation(BenchmarkProtocol):
-    """Similarity of explanations before and after parameter randomisation; at most `steps` blocks (None: all)."""
+    """Similarity of explanations before and after parameter randomisation.
+
+    Attributes:
+        cascade: Whether blocks stay random once they were randomised; otherwise one block at a time is random.
+        steps: Maximum number of blocks; None for all.
+    """
 
     headline_metrics: ClassVar[tuple[str, ...]] = ("rho",)
 
@@ -236,7 +241,8 @@ def _build_similarity_curves(pairs: Sequence[tuple[float, float]]) -> dict[str, 
 class LabelRandomisation(BenchmarkProtocol):
     """Similarity to the explanations of a model trained on permuted labels.
 
-    `other` is that model's name, as `clearhead.load` accepts it.
+    Attributes:
+        other: Name of that model, as `clearhead.load` accepts it.
     """
 
     headline_metrics: ClassVar[tuple[str, ...]] = ("rho",)
@@ -245,7 +251,7 @@ class LabelRandomisation(BenchmarkProtocol):
     other: str = ""
 
     def check_settings(self) -> None:
-        """Validate the settings."""
+        """Check the settings of all protocols, and that `other` names a model."""
         super().check_settings()
         if not self.other:
             raise InputError("label-randomisation needs the model trained on permuted labels: other=NAME")
@@ -289,6 +295,9 @@ class InputInvariance(BenchmarkProtocol):
     """Change of scores under a constant input shift that the model's bias compensates.
 
     `moved` is the largest change of a score relative to the largest score; 0 is correct.
+
+    Attributes:
+        constant: What is added to all pixel values.
     """
 
     headline_metrics: ClassVar[tuple[str, ...]] = ("moved",)

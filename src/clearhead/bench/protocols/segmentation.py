@@ -58,7 +58,12 @@ MaskArray = Bool[np.ndarray, "height width"]
 @register_protocol("segmentation")
 @dataclass(frozen=True)
 class ObjectSegmentation(BenchmarkProtocol):
-    """Overlap of the thresholded heat map with the object; `masks=True` stores the masks, run-length encoded."""
+    """Overlap of the thresholded heat map with the object.
+
+    Attributes:
+        thresholds: Rules by which the heat map becomes a mask; each has its own metrics.
+        masks: Whether the masks are stored, run-length encoded.
+    """
 
     description: ClassVar[str] = "Does the heat map cover the object?"
     headline_metrics: ClassVar[tuple[str, ...]] = ("iou, otsu", "f1, raw-quarter", "inside mass")
@@ -72,7 +77,7 @@ class ObjectSegmentation(BenchmarkProtocol):
     masks: bool = False
 
     def check_settings(self) -> None:
-        """Validate the settings."""
+        """Check the settings of all protocols, and the names of the threshold rules."""
         super().check_settings()
         for rule in self.thresholds:
             if rule not in THRESHOLD_RULES:

@@ -58,7 +58,12 @@ def to_removal_mask(remover: UnitRemover, units: Units, removed: Bool[np.ndarray
 
 
 class OutputDrops:
-    """Computes y(x) − y(x − S) for many S of many inputs; each distinct perturbed input is forwarded once."""
+    """Computes y(x) − y(x − S) for many S of many inputs; each distinct perturbed input is forwarded once.
+
+    Args:
+        explainer: Explainer of the model.
+        output_cache: Computes the outputs; by default a new cache.
+    """
 
     def __init__(self, explainer: "Explainer", output_cache: OutputCache | None = None) -> None:
         self.output_cache = output_cache or OutputCache(explainer)
@@ -77,6 +82,7 @@ class OutputDrops:
         self.requests[name] = (prepared, clean_key, keys)
 
     def __getitem__(self, name: str) -> Float[np.ndarray, "subset"]:
+        """Return the drops requested under a name, in the order of the removals; forwards the inputs that wait."""
         self.output_cache.flush()
         prepared, clean_key, keys = self.requests[name]
         clean_scores = torch.as_tensor(self.output_cache[clean_key])
@@ -96,7 +102,9 @@ SubsetWeights = Mapping[str, Float[np.ndarray, "subset unit"]]
 class SubsetSensitivity(BenchmarkProtocol):
     """Base class: sums of scores over subsets of units, compared with the drop of the output without them.
 
-    All streams are measured, or only the one that `stream` names.
+    Attributes:
+        fill: What replaces removed units; None for the default of each stream.
+        stream: The stream to measure; None for all.
     """
 
     smaller_is_better_metrics: ClassVar[frozenset[str]] = frozenset({"infidelity", "scaled infidelity"})
@@ -136,7 +144,7 @@ class SubsetSensitivity(BenchmarkProtocol):
         return measurements
 
     def select_streams(self, explanation: AnyExplanation) -> Sequence[str]:
-        """Return the streams to measure."""
+        """Return the stream that `stream` names, or all streams of the explanation."""
         if self.stream is not None:
             return [self.stream]
         return list(explanation.streams)
@@ -175,7 +183,9 @@ def compute_subset_metrics(
 class RandomSubsetSensitivity(SubsetSensitivity):
     """Sensitivity-n over random subsets.
 
-    `shares` are the n of sensitivity-n as fractions of the units; `draws` subsets are drawn for each.
+    Attributes:
+        shares: The n of sensitivity-n, as fractions of the units.
+        draws: Number of subsets for each n.
     """
 
     description: ClassVar[str] = (
@@ -187,7 +197,7 @@ class RandomSubsetSensitivity(SubsetSensitivity):
     draws: int = 32
 
     def check_settings(self) -> None:
-        """Validate the settings."""
+        """Check the settings of all protocols, that `draws` suffices for a correlation, and that shares differ."""
         super().check_settings()
         if self.draws < MIN_CORRELATION_POINTS:
             raise InputError(f"draws={self.draws}: a correlation needs at least {MIN_CORRELATION_POINTS}")
@@ -228,9 +238,14 @@ class RandomSubsetSensitivity(SubsetSensitivity):
 class SlidingSquareSensitivity(SubsetSensitivity):
     """Infidelity over sliding squares of an image.
 
-    Squares of `sides` pixels are moved by `stride` pixels over the model's input image and lie wholly inside it. The
-    sum of a square is that of the heat map, upscaled bilinearly so that each patch's score is spread over its pixels.
-    Sides larger than the image are skipped; an image smaller than every side is an error.
+    The squares lie wholly inside the model's input image. The sum of a square is that of the heat map, upscaled
+    bilinearly so that each patch's score is spread over its pixels. Sides larger than the image are skipped; an image
+    smaller than every side is an error.
+
+    Attributes:
+        fill: What replaces removed pixels.
+        sides: Sides of the squares, in pixels.
+        stride: Distance between neighbouring squares, in pixels.
     """
 
     description: ClassVar[str] = (

@@ -47,7 +47,17 @@ def make_remover(adapter: ModelAdapter, sample: Sample, units: Units, fill: str)
 
 
 class TextRemover(UnitRemover):
-    """Removes tokens of a text, of an encoder–decoder's source, or of a prompt."""
+    """Removes tokens of a text, of an encoder–decoder's source, or of a prompt.
+
+    Args:
+        adapter: Adapter of the model.
+        sample: The input.
+        units: The tokens.
+        fill: "delete", "mask", "pad", "attention" (removed from the attention mask) or "pad+attention".
+
+    Raises:
+        InputError: If the fill is unknown or not possible, or the units are no tokens of the model.
+    """
 
     def __init__(self, adapter: Any, sample: Sample, units: Units, fill: str) -> None:
         self.sample = sample
@@ -162,7 +172,16 @@ def _select_units(units: Units, indices: list[int]) -> Units:
 
 
 class RegionRemover(UnitRemover):
-    """Removes image regions that are given to the model as features and boxes."""
+    """Removes image regions that are given to the model as features and boxes.
+
+    Args:
+        sample: The input.
+        units: The regions.
+        fill: "delete", "attention" (removed from the attention mask) or "mean" (the mean feature vector).
+
+    Raises:
+        InputError: If the fill is unknown.
+    """
 
     #: Inputs with one entry per region, features first: LXMERT's and VisualBERT's.
     REGION_INPUT_NAMES = (
@@ -207,7 +226,17 @@ class RegionRemover(UnitRemover):
 
 
 class PixelRemover(UnitRemover):
-    """Removes single pixels of an image."""
+    """Removes single pixels of an image.
+
+    Args:
+        adapter: Adapter of the model, or of several streams.
+        sample: The input.
+        units: The patches.
+        fill: What replaces a pixel, one of `IMAGE_FILLS`.
+
+    Raises:
+        InputError: If the fill is unknown.
+    """
 
     def __init__(self, adapter: Any, sample: Sample, units: Units, fill: str) -> None:
         if fill not in IMAGE_FILLS:

@@ -209,7 +209,13 @@ RebuildFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class TiledGradients(NamedTuple):
-    """Gradients that the backward pass computes at the output: ∂y/∂A through the output, ∂y/∂query and ∂y/∂key."""
+    """Gradients that the backward pass computes at the output: ∂y/∂A through the output, ∂y/∂query and ∂y/∂key.
+
+    Attributes:
+        attention_gradient: ∂y/∂A through the output.
+        query_gradient: ∂y/∂query through the output.
+        key_gradient: ∂y/∂key through the output.
+    """
 
     attention_gradient: Float[Tensor, "*target batch head query key"]
     query_gradient: Tensor

@@ -34,7 +34,15 @@ class MapReduction:
     has_negative_rows: bool = True
 
     def select_samples(self, sample_slice: slice, device: torch.device) -> "MapReduction":
-        """Return the reduction with the weights of some samples, on the device of their maps."""
+        """Return the reduction with the weights of some samples, on the device of their maps.
+
+        Args:
+            sample_slice: The samples, as a slice of the first axis of the weights.
+            device: Device of the maps.
+
+        Returns:
+            A copy with the weights of these samples.
+        """
 
         def select(weights: Tensor | None) -> Tensor | None:
             return None if weights is None else weights[sample_slice].to(device)
@@ -48,6 +56,9 @@ class MapReduction:
             call: Maps of the tile, with the selected heads only.
             query_slice: Queries of the tile.
             total_queries: Number of queries of the full map.
+
+        Returns:
+            Row vectors times the maps (batch, head or 1, row, key), or one value per query (batch, head, query).
         """
         maps = self.compute_maps(call)
         if self.row_weights is not None:
@@ -59,7 +70,14 @@ class MapReduction:
         return pad(per_query, (query_slice.start, total_queries - query_slice.stop))
 
     def compute_maps(self, call: AttentionCall) -> Float[Tensor, "batch head query key"]:
-        """Return the maps M of a call: its attention, or the product with its gradient."""
+        """Return the maps M of a call: its attention, or the product with its gradient.
+
+        Args:
+            call: A call with its attention, and with its gradient for the product.
+
+        Returns:
+            A, A ⊙ ∂y/∂A, or its positive part, as `quantity` names it.
+        """
         if self.quantity == "positive":
             return call.positive_product
         assert call.attention is not None
@@ -76,6 +94,13 @@ def push_rows(
 
     One row gives a result per head, which costs nothing extra; several rows are multiplied with the mean map, and the
     head axis has length one.
+
+    Args:
+        rows: The row vectors r.
+        maps: The maps, one per head.
+
+    Returns:
+        The products: per head for one row, summed over heads for several.
     """
     if rows.shape[1] == 1:
         return (rows[:, None] @ maps) / maps.shape[1]

@@ -30,10 +30,25 @@ class AttentionKernel(Protocol):
     name: str
 
     def supports(self, call: "TiledAttention", reductions: Sequence[MapReduction]) -> bool:
-        """Whether the kernel computes exactly this attention, whose rows must sum to one, and these reductions."""
+        """Whether the kernel computes exactly this attention, whose rows must sum to one, and these reductions.
+
+        Args:
+            call: The attention call, before it is computed.
+            reductions: Reductions of its maps that will be needed.
+
+        Returns:
+            False for a mask, shape, dtype or device that the kernel does not support; torch then computes the tiles.
+        """
 
     def forward(self, call: "TiledAttention") -> tuple[Float[Tensor, "batch query head width"], tuple[Tensor, ...]]:
-        """Compute the output, and the tensors to keep in `call.kernel_saved_tensors` for the backward pass."""
+        """Compute the output, and the tensors to keep in `call.kernel_saved_tensors` for the backward pass.
+
+        Args:
+            call: A supported call.
+
+        Returns:
+            The output, and the tensors that `backward` needs, such as the log-sum-exp of each query's scores.
+        """
 
     def backward(
         self,
@@ -41,12 +56,30 @@ class AttentionKernel(Protocol):
         gradient: Float[Tensor, "batch query head width"],
         reductions: Sequence[MapReduction],
     ) -> tuple[QKVGradients, list[Tensor]]:
-        """Compute ∂y/∂query, ∂y/∂key and ∂y/∂value, and the reductions, from the gradient of the output."""
+        """Compute ∂y/∂query, ∂y/∂key and ∂y/∂value, and the reductions, from the gradient of the output.
+
+        Args:
+            call: The call, with the saved tensors.
+            gradient: ∂y/∂output.
+            reductions: The reductions to compute in the same loop.
+
+        Returns:
+            The three gradients, and the reductions in the order of the argument.
+        """
 
     def reduce_maps(
         self, call: "TiledAttention", gradient: Tensor | None, reductions: Sequence[MapReduction]
     ) -> list[Tensor]:
-        """Compute the reductions alone; without a gradient, only those of attention are possible."""
+        """Compute the reductions alone; without a gradient, only those of attention are possible.
+
+        Args:
+            call: The call, with the saved tensors.
+            gradient: ∂y/∂output, or None.
+            reductions: The reductions to compute.
+
+        Returns:
+            The reductions in the order of the argument.
+        """
 
 
 @dataclass
@@ -72,6 +105,7 @@ class KernelLog:
         return name
 
     def __or__(self, other: "KernelLog") -> "KernelLog":
+        """Merge the logs of two passes: the kernels of either."""
         return KernelLog(
             self.output_kernels | other.output_kernels,
             self.map_kernels | other.map_kernels,
@@ -112,7 +146,14 @@ class TilingConfig:
 
 
 def get_fastest_kernel(device: torch.device) -> AttentionKernel | None:
-    """Return the fastest kernel for a device; None where that is torch's own, tile by tile."""
+    """Return the fastest kernel for a device; None where that is torch's own, tile by tile.
+
+    Args:
+        device: Device of the model.
+
+    Returns:
+        Triton's kernel on GPUs from Ampere on, the kernel for CPUs, or None.
+    """
     uses_interpreter = os.environ.get("TRITON_INTERPRET") == "1"  # runs Triton kernels on the CPU, for tests
     return _find_fastest_kernel(device, uses_interpreter)
 

@@ -232,7 +232,14 @@ def _project_to_scalar(tensor: Tensor) -> Tensor:
 
 
 def iter_float_tensors(output: Any) -> Iterator[Tensor]:
-    """Iterate over the floating-point tensors in an output: a tensor, a mapping, a sequence, or an object."""
+    """Iterate over the floating-point tensors in an output: a tensor, a mapping, a sequence, or an object.
+
+    Args:
+        output: Output of a module, nested at will.
+
+    Yields:
+        The tensors, depth first; other values are skipped.
+    """
     if isinstance(output, Tensor):
         if output.is_floating_point():
             yield output

@@ -55,6 +55,9 @@ def detaches_gradients(
         forward: Captured forward pass, as `run_self_test` gets it.
         inputs: Keyword arguments of the model.
         select_tensor: Selects the tensor to differentiate from the model's output.
+
+    Returns:
+        True if the model detaches something that its output depends on.
     """
     with torch.enable_grad(), _DetachDetector() as detector:
         forward(inputs)

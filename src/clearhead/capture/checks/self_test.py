@@ -83,7 +83,15 @@ class SelfTest:
         return len(self.call_sites)
 
     def count_layers(self, query_stream: str, key_stream: str) -> int:
-        """Count the layers of attention from one stream to another."""
+        """Count the layers of attention from one stream to another.
+
+        Args:
+            query_stream: Stream of the queries.
+            key_stream: Stream of the keys.
+
+        Returns:
+            The number of such attention calls in one pass; 0 if the model has none.
+        """
         return sum((site.query_stream, site.key_stream) == (query_stream, key_stream) for site in self.call_sites)
 
     @property
@@ -373,7 +381,14 @@ _LAYER_TYPES_WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2",
 
 
 def count_calls_from_config(config: Any) -> int | None:
-    """Return how many attention calls a forward pass of this configuration has; None if it does not tell."""
+    """Return how many attention calls a forward pass of this configuration has; None if it does not tell.
+
+    Args:
+        config: Configuration of a transformers model.
+
+    Returns:
+        Encoder layers plus two per decoder layer (self and cross), or the layers with attention of other models.
+    """
     if getattr(config, "depths", None) is not None:
         return sum(config.depths)
     layers = getattr(config, "num_hidden_layers", None)

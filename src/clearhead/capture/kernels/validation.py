@@ -36,7 +36,14 @@ def validate_kernel(matches_reference: Callable[[], bool], kernel_name: str, fal
 
 
 class ReferenceAttention(NamedTuple):
-    """The results of the formula in float64; `product` is A ⊙ ∂y/∂A."""
+    """The results of the attention formula in float64, with which kernels are compared.
+
+    Attributes:
+        output: The output of the attention.
+        gradients: ∂y/∂query, ∂y/∂key and ∂y/∂value.
+        lse: The log-sum-exp of each query's scores.
+        product: A ⊙ ∂y/∂A.
+    """
 
     output: Float[Tensor, "batch head query value_width"]
     gradients: QKVGradients

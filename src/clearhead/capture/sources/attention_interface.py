@@ -316,6 +316,9 @@ def zeroed_values(unit_index: int | None) -> Iterator[None]:
 
     Args:
         unit_index: Index of the unit among the keys; None for an unchanged pass.
+
+    Yields:
+        Nothing: the `with` contains the passes.
     """
 
     def edit_values(values: Float[Tensor, "batch kv_head key width"]) -> Float[Tensor, "batch kv_head key width"]:
@@ -335,7 +338,15 @@ def zeroed_values(unit_index: int | None) -> Iterator[None]:
 
 @contextmanager
 def patched_attention(patch: PatchFunction) -> Iterator[None]:
-    """Inside the `with`, `patch` replaces output and attention of every call captured in this thread."""
+    """Inside the `with`, `patch` replaces output and attention of every call captured in this thread.
+
+    Args:
+        patch: Receives output, attention, values and mask of a call, and returns the output and attention that replace
+            them.
+
+    Yields:
+        Nothing: the `with` contains the passes; an outer patch holds again afterwards.
+    """
     outer_patch = _thread_state.patch
     _thread_state.patch = patch
     try:
@@ -346,7 +357,14 @@ def patched_attention(patch: PatchFunction) -> Iterator[None]:
 
 @contextmanager
 def replaced_attention_output(compute_output: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside the `with`, every attention call of this thread returns `compute_output(query)`, and none is captured."""
+    """Inside the `with`, every attention call of this thread returns `compute_output(query)`, and none is captured.
+
+    Args:
+        compute_output: Computes the output of an attention call from its queries.
+
+    Yields:
+        Nothing: the `with` contains the passes.
+    """
     register_functions()
     with suspended_capture():
         _thread_state.compute_output = compute_output

@@ -28,6 +28,12 @@ class CaptureSource(ABC):
         Hooks and replaced functions must do nothing where `context.is_active` is false: another thread may run the
         model. Everything is as before after the `with`.
 
+        Args:
+            context: Names the model and its modules, and receives the calls.
+
+        Returns:
+            The context manager.
+
         Raises:
             UnsupportedError: The model's modules cannot be watched.
         """

@@ -69,7 +69,14 @@ def find_custom_forward(module_class: type[nn.Module]) -> CustomAttentionForward
 
 
 def find_custom_modules(topology: ModelTopology) -> dict[str, nn.Module]:
-    """Return the modules that have a registered function, by name, except those inside of another such module."""
+    """Return the modules that have a registered function, by name, except those inside of another such module.
+
+    Args:
+        topology: The modules of the model.
+
+    Returns:
+        Modules by full name; empty if none has a registered function.
+    """
     custom_classes = {cls for cls in topology.module_classes if find_custom_forward(cls) is not None}
     if not custom_classes:
         return {}
@@ -132,7 +139,17 @@ _thread_state = _ThreadState()
 
 @contextmanager
 def replaced_custom_attention(replace_attention: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside the `with`, registered modules use `replace_attention(attention)` in this thread's captured passes."""
+    """Inside the `with`, registered modules use `replace_attention(attention)` in this thread's captured passes.
+
+    Args:
+        replace_attention: Receives the attention weights (batch, head, query, key), and returns others of that shape.
+
+    Yields:
+        Nothing: the `with` contains the passes.
+
+    Raises:
+        UnsupportedError: In a pass, if a registered function does not compute its attention itself.
+    """
     outer_replacement = _thread_state.replace_attention
     _thread_state.replace_attention = replace_attention
     try:

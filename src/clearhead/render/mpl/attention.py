@@ -21,7 +21,14 @@ MIN_DRAWN_WEIGHT = 0.02
 
 
 def plot_attention_overview(view: "AttentionView") -> Figure:
-    """A small map for each head, the deepest layer on top, each with the name of its pattern."""
+    """Draw a small map for each head, the deepest layer on top, each with the name of its pattern.
+
+    Args:
+        view: The attention of one input.
+
+    Returns:
+        The figure.
+    """
     layers, heads, rows, columns = view.attention.shape
     high, wide = rows + max(2, rows // 4), columns + max(1, columns // 10)  # room for a name above each map
     sheet = np.full((layers * high, heads * wide), np.nan)
@@ -48,7 +55,18 @@ def plot_attention_overview(view: "AttentionView") -> Figure:
 
 
 def plot_attention_maps(view: "AttentionView", heads: Sequence[tuple[int, int]]) -> Figure:
-    """Chosen heads, query × key, each with its pattern here and, where others were given, on average."""
+    """Draw the maps of selected heads, query × key, each with its pattern on this input and on average over others.
+
+    Args:
+        view: The attention of one input.
+        heads: Pairs of layer and head; negative indices count from the end.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: If a layer or head does not exist.
+    """
     width, height = (1.2 + 0.26 * len(units) for units in (view.key_names or view.tokens, view.tokens))
     figure = InlineFigure(figsize=(max(width, 2.4) * len(heads), max(height, 2.0) + 0.4), layout="constrained")
     every = figure.subplots(1, len(heads), squeeze=False)[0]
@@ -67,8 +85,14 @@ def plot_attention_maps(view: "AttentionView", heads: Sequence[tuple[int, int]])
 
 
 def plot_attention_by_layer(view: "AttentionView") -> Figure:
-    """What the row that is read sees, layer by layer, the deepest on top: raw, rollout and flow; and, where some were
-    asked about, the probabilities of candidates."""
+    """Draw what the read-out position attends to in each layer: attention, rollout, flow, candidates' probabilities.
+
+    Args:
+        view: The attention of one input; what it lacks is left out.
+
+    Returns:
+        The figure, the deepest layer on top.
+    """
     width, count = 1.0 + 0.3 * len(view.key_names or view.tokens), len(view.scores_by_depth)
     read = "" if view.readout_row is None else f", row of {escape_invisible(view.tokens[view.readout_row])}"
     ratios = [width] * count + [0.8 + 0.4 * len(view.candidate_probabilities)] * bool(view.candidate_probabilities)
@@ -94,7 +118,17 @@ def plot_attention_by_layer(view: "AttentionView") -> Figure:
 
 
 def plot_attention_graph(view: "AttentionView") -> Figure:
-    """Columns are layers, nodes units; a line is as strong as the weight from the unit to the one that it looks at."""
+    """Draw attention as a graph: a column per layer, a node per unit, lines as strong as the mean over heads.
+
+    Args:
+        view: The attention of one input.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: If queries and keys are units of different streams.
+    """
     if view.key_names is not None:
         raise InputError(
             "a layered graph needs units that attend to each other; these attend to units of another stream"

@@ -50,6 +50,12 @@ class InlineFigure(Figure):
     """A figure that shows itself in a notebook, and that no pyplot keeps alive; in vector files, text stays text."""
 
     def savefig(self, *args: Any, **options: Any) -> None:
+        """Write the figure to a file; in PDF, PS and SVG files, text stays text and SVG identifiers are reproducible.
+
+        Args:
+            *args: The file, as in matplotlib.
+            **options: Options of matplotlib's `savefig`.
+        """
         with rc_context({"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "clearhead"}):
             super().savefig(*args, **options)
 
@@ -61,13 +67,32 @@ class InlineFigure(Figure):
 
 @dataclass
 class Canvas:
-    """What one stream is drawn on: a figure of its own, or a part of a larger one; and how much room it asked for."""
+    """Where one stream is drawn: in a figure of its own, in a part of a larger one, or in the user's axes.
+
+    Attributes:
+        figure: The figure or subfigure; None until it is made.
+        requested_size: Width and height that the plot asked for, in inches.
+        user_axes: The axes that the user gave, if any.
+    """
 
     figure: FigureBase | None = None
     requested_size: tuple[float, float] = (0.0, 0.0)
     user_axes: Axes | None = None
 
     def get_titled_figure(self, width: float, height: float, explanation: Explanation) -> FigureBase:
+        """Return the figure to draw into, for plots that arrange several axes themselves.
+
+        Args:
+            width: Requested width in inches.
+            height: Requested height in inches.
+            explanation: Supplies the title of a new figure.
+
+        Returns:
+            The figure or subfigure.
+
+        Raises:
+            InputError: If the user gave axes.
+        """
         if self.user_axes is not None:
             raise InputError("this kind of figure has several axes and cannot be drawn into one: leave out ax=")
         self.requested_size = (width, height)
@@ -76,6 +101,16 @@ class Canvas:
         return self.figure
 
     def make_axes(self, width: float, height: float, explanation: Explanation) -> tuple[FigureBase, Axes]:
+        """Return the axes to draw into: the user's, or new ones.
+
+        Args:
+            width: Requested width in inches; new figures are at least 5 inches wide.
+            height: Requested height of the axes in inches.
+            explanation: Supplies the title of a new figure.
+
+        Returns:
+            The figure and the axes.
+        """
         if self.user_axes is not None:
             return self.user_axes.figure, self.user_axes
         figure = self.get_titled_figure(max(width, 5.0), height + 0.3, explanation)
@@ -85,7 +120,15 @@ class Canvas:
 
 
 def get_main_axes(figure: Figure, user_axes: Axes | None = None) -> Axes:
-    """Return the user's axes, or the figure's first axes, set up so that a notebook displays the whole figure."""
+    """Return the user's axes, or the figure's first axes, set up so that a notebook displays the whole figure.
+
+    Args:
+        figure: The figure that was drawn.
+        user_axes: The axes that the user gave, if any.
+
+    Returns:
+        The axes.
+    """
     axes = user_axes or figure.axes[0]
     if user_axes is None and isinstance(figure, InlineFigure):
         axes._repr_png_ = figure._repr_png_  # type: ignore[attr-defined]
@@ -95,9 +138,19 @@ def get_main_axes(figure: Figure, user_axes: Axes | None = None) -> Axes:
 def plot_explanation(
     explanation: AnyExplanation, kind: str | None = None, ax: Axes | None = None, **options: Any
 ) -> Figure:
-    """A figure of one kind, by default what says most about the units; streams stand side by side.
+    """Draw an explanation as a figure; several streams stand next to each other.
 
-    ax: axes to draw into, in place of a figure of its own
+    Args:
+        explanation: The explanation.
+        kind: Type of plot, drawn for the streams that have its data. Default: the most informative one for the units.
+        ax: Axes to draw into, in place of a new figure.
+        **options: Options of the plot type.
+
+    Returns:
+        The figure, with the warnings about the scores below it.
+
+    Raises:
+        InputError: If the type of plot is unknown, or no stream has its data.
     """
     if kind is not None and kind not in _DRAW_FUNCTIONS:
         raise unknown_value_error("kind of figure", kind, _DRAW_FUNCTIONS)
@@ -548,6 +601,17 @@ def _set_colour_bar_ticks(made: Any, limit: Callable[[float, float], object], fu
 
 
 def label_axes(axes: Axes, x: str, y: str, title: str = "") -> Axes:
+    """Set labels and title of axes in the style of all figures, and hide their upper and right spine.
+
+    Args:
+        axes: The axes.
+        x: Label of the horizontal axis.
+        y: Label of the vertical axis.
+        title: Title; mathematical notation in it is not parsed.
+
+    Returns:
+        The same axes.
+    """
     axes.set_xlabel(x, fontsize=8, color=MUTED_COLOUR)
     axes.set_ylabel(y, fontsize=8, color=MUTED_COLOUR)
     axes.set_title(title, fontsize=9, color=TEXT_COLOUR, loc="left", parse_math=False)

@@ -23,7 +23,14 @@ JSD_AXIS_MAX = float(np.log(2))
 
 
 def plot_probe(result: "ProbeResult") -> Figure:
-    """The figure of a probe; what has none of its own gets its table as bars."""
+    """Draw the figure of a probe; bars of its estimates if the probe has no figure of its own.
+
+    Args:
+        result: The result of the probe.
+
+    Returns:
+        The figure.
+    """
     figure = InlineFigure(figsize=(9.0, 4.6), layout="constrained")
     figure.suptitle(
         f"{result.probe} · {result.model} · {_format_num_inputs(result)}",

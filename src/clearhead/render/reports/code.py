@@ -48,12 +48,22 @@ def write_code_report(study: "CodeStudy", path: str | Path) -> Path:
     Args:
         study: The study.
         path: The HTML file; an existing one is replaced.
+
+    Returns:
+        The path.
     """
     return write_report_page(path, build_code_report(study))
 
 
 def build_code_report(study: "CodeStudy") -> ViewModel:
-    """Build the report: accuracy, attention to classes and tree parts, right against wrong, detector, other model."""
+    """Build the report: accuracy, attention to classes and tree parts, right against wrong, detector, other model.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The page; sections without data are left out.
+    """
     sections: list[ViewModel | None] = [
         _build_accuracy_section(study),
         _build_class_section(study),

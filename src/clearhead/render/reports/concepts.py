@@ -52,12 +52,22 @@ def write_tcav_report(result: "TcavResult", path: str | Path) -> Path:
     Args:
         result: The result.
         path: The HTML file; an existing one is replaced.
+
+    Returns:
+        The path.
     """
     return write_report_page(path, build_tcav_report(result))
 
 
 def build_tcav_report(result: "TcavResult") -> ViewModel:
-    """Build the report of a TCAV result: scores of concepts, relative scores, and sensitivity maps."""
+    """Build the report of a TCAV result: scores of concepts, relative scores, and sensitivity maps.
+
+    Args:
+        result: The result.
+
+    Returns:
+        The page.
+    """
     columns = ["concept", "layer", "TCAV", "interval", "accuracy", "mean S", "mean |S|", "effect", "p (random)"]
     columns += ["p (½)", "p (Holm)", "significant"]
     rows = [
@@ -152,12 +162,22 @@ def write_axis_report(study: "AxisStudy", path: str | Path) -> Path:
     Args:
         study: The study.
         path: The HTML file; an existing one is replaced.
+
+    Returns:
+        The path.
     """
     return write_report_page(path, build_axis_report(study))
 
 
 def build_axis_report(study: "AxisStudy") -> ViewModel:
-    """Build the report: layers, similarity of maps, ranks, pronouns, costs, pairs of people, maps."""
+    """Build the report: layers, similarity of maps, ranks, pronouns, costs, pairs of people, maps.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The page; sections without data are left out.
+    """
     sections: list[ViewModel | None] = [_build_layer_section(study.directions)]
     if study.set_results:
         sections.append(_build_similarity_section(study))

@@ -19,7 +19,14 @@ _STATUS_STYLES = {"passed": "green", "failed": "bold red", "not_applicable": "di
 
 
 def render_verification(verification: "Verification") -> RenderableType:
-    """Render the results of all checks as one table grouped by method, with a summary below."""
+    """Render the results of all checks as one table grouped by method, with a summary below.
+
+    Args:
+        verification: The results.
+
+    Returns:
+        What rich prints.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in VERIFICATION_COLUMNS:
         table.add_column(head, justify="right" if head in FIGURES else "left", no_wrap=head in FIGURES)

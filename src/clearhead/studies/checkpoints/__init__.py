@@ -50,7 +50,14 @@ class ConversionResult:
     missing: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to JSON-serialisable values, schema "clearhead/conversion"."""
+        """Convert to JSON-serialisable values, schema "clearhead/conversion".
+
+        Returns:
+            A dict of the attributes, with "schema" and "version".
+
+        Example:
+            >>> clearhead.convert_checkpoint("vit_b16.pth", "vit", family="vit").to_dict()["weights"]  # doctest: +SKIP
+        """
         return {"schema": "clearhead/conversion", "version": 2, **asdict(self)}
 
 

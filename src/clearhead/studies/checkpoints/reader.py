@@ -34,6 +34,7 @@ class CheckpointTensors:
         self.skipped_names: list[str] = []
 
     def __contains__(self, name: str) -> bool:
+        """Whether a tensor of this name is in the checkpoint and was not taken out yet."""
         return name in self.tensors
 
     @property
@@ -51,6 +52,12 @@ class CheckpointTensors:
 
     def pop(self, name: str) -> Tensor:
         """Remove a tensor and return a contiguous copy; half precision becomes float32.
+
+        Args:
+            name: Name of the tensor.
+
+        Returns:
+            The copy.
 
         Raises:
             InputError: There is no tensor of that name.
@@ -96,6 +103,12 @@ class CheckpointTensors:
 
     def count_layers(self, pattern: str) -> int:
         """Count the layers; the first group of `pattern` is the layer index.
+
+        Args:
+            pattern: A regular expression that matches names from their start.
+
+        Returns:
+            The number of layers, at least 1.
 
         Raises:
             InputError: No name matches, or the indices have gaps.

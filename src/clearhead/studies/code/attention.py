@@ -70,6 +70,7 @@ class CodeAttention:
     attributions: dict[str, Float[np.ndarray, "question class"]] = field(default_factory=dict)
 
     def __len__(self) -> int:
+        """Return the number of questions."""
         return len(self.is_correct)
 
     @property
@@ -92,6 +93,9 @@ class CodeAttention:
 
         Args:
             classes: Names out of `self.classes`.
+
+        Returns:
+            New measurements of the same questions.
 
         Raises:
             ValueError: A name is not among `self.classes`.

@@ -66,7 +66,14 @@ class CodeStudy:
         return self.by_class.model
 
     def build_class_table(self, code_attention: CodeAttention) -> list[dict[str, Any]]:
-        """Build one row per class: frequency, received attention and attribution, as multiples of chance level."""
+        """Build one row per class: frequency, received attention and attribution, as multiples of chance level.
+
+        Args:
+            code_attention: Measurements by token class or by part of the syntax tree.
+
+        Returns:
+            Rows with "class", "token_fraction", "received_attention" and one interval per method.
+        """
         function_ids = code_attention.function_ids
         rows = []
         for class_index, name in enumerate(code_attention.classes):
@@ -82,7 +89,11 @@ class CodeStudy:
         return rows
 
     def build_accuracy_table(self) -> list[dict[str, Any]]:
-        """Build one row per question type: number of questions and share of right answers."""
+        """Build one row per question type: number of questions and share of right answers.
+
+        Returns:
+            Rows with "question_type", "questions" and "accuracy"; empty for tasks without types.
+        """
         measurements = self.by_class
         rows = []
         for question_type in sorted({name for name in measurements.question_types if name}):
@@ -94,7 +105,11 @@ class CodeStudy:
         return rows
 
     def list_discoveries(self) -> list[dict[str, Any]]:
-        """List the heads and classes in which wrong answers differ significantly, smallest q-value first."""
+        """List the heads and classes in which wrong answers differ significantly, smallest q-value first.
+
+        Returns:
+            Rows with layer, head, class, effect sizes and q-value; empty if nothing was tested.
+        """
         differences = self.attention_differences
         if differences is None:
             return []
@@ -118,7 +133,11 @@ class CodeStudy:
         return render_notebook_view_model(build_code_report(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to JSON-serialisable values, schema "clearhead/code-study"."""
+        """Convert to JSON-serialisable values, schema "clearhead/code-study".
+
+        Returns:
+            Settings, tables and significant differences; the attention of single questions is not included.
+        """
         return {
             "schema": "clearhead/code-study",
             "version": 2,
@@ -195,6 +214,9 @@ def run_code_study(
         seed: Seed of permutations, folds and resampling.
         progress: Whether to show a progress bar, or a function that wraps the sequence.
         **settings: Further settings to store with the result.
+
+    Returns:
+        The measurements and tests.
 
     Raises:
         InputError: There are no questions, or the models differ in layers or heads.

@@ -142,7 +142,14 @@ _BODY_PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class Lexeme:
-    """A leaf of the syntax tree: its character span, token class and syntax part."""
+    """A leaf of the syntax tree: its character span, token class and syntax part.
+
+    Attributes:
+        start: First character.
+        stop: Character after the last.
+        token_class: Class of the token, such as "identifier".
+        syntax_part: Part of the tree that it belongs to.
+    """
 
     start: int
     stop: int
@@ -193,6 +200,12 @@ class ParsedSource:
 
 def resolve_language(name: str) -> str:
     """Resolve a language name or alias, ignoring case, to a key of `GRAMMARS`.
+
+    Args:
+        name: Name or alias of a programming language.
+
+    Returns:
+        The key of `GRAMMARS`.
 
     Raises:
         InputError: The language is unknown.
@@ -397,7 +410,12 @@ def _is_body_delimiter(leaf: Node, body: Node) -> bool:
 
 @dataclass(frozen=True)
 class TokenSyntax:
-    """The class and the part of each unit of a model's input."""
+    """The class and the part of each unit of a model's input.
+
+    Attributes:
+        token_classes: The class of each unit.
+        syntax_parts: The part of the tree of each unit.
+    """
 
     token_classes: tuple[str, ...]
     syntax_parts: tuple[str, ...]

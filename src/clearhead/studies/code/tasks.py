@@ -63,6 +63,9 @@ def make_cloze_questions(
         seed: Seed of the draws.
         max_tokens: Longest function, in tokens.
 
+    Returns:
+        The questions, in the order of the functions.
+
     Raises:
         InputError: The model is not a masked language model, the language is unknown, or no function is usable.
     """
@@ -109,6 +112,9 @@ def make_clone_questions(
         function_names: Names of the functions of each pair, where several texts are variants of one function; if
             omitted, each text is a function.
 
+    Returns:
+        The questions, in the order of the pairs.
+
     Raises:
         InputError: The lengths differ, a language is unknown, or no pair parses.
     """
@@ -136,6 +142,9 @@ def make_translation_questions(
         texts: Source code of the functions.
         expected_texts: Reference translation of each function.
         language: Language of `texts`.
+
+    Returns:
+        The questions, in the order of the functions.
 
     Raises:
         InputError: The lengths differ, the language is unknown, or no function parses.

@@ -71,7 +71,7 @@ class AxisMaps:
 
     @property
     def dr_attcat(self) -> LayerTokenMap | None:
-        """DR × AttCAT."""
+        """DR × attention × CAT; None without a masked position."""
         return None if self.attcat is None else self.dr * self.attcat
 
     def get_map(self, name: str) -> LayerTokenMap:
@@ -79,6 +79,9 @@ class AxisMaps:
 
         Args:
             name: "dr", "attention", "cat", "attdr", "attcat", "drcat" or "dr_attcat".
+
+        Returns:
+            One value per layer and token.
 
         Raises:
             InputError: The map needs a masked position and the sentence has none.
@@ -89,7 +92,14 @@ class AxisMaps:
         return np.asarray(values)
 
     def build_map_with_sum(self, name: str) -> LayerTokenMap:
-        """Return the map with its sum over layers as the last row, divided by the Frobenius norm, for plotting."""
+        """Return the map with its sum over layers as the last row, divided by the Frobenius norm, for plotting.
+
+        Args:
+            name: As in `get_map`.
+
+        Returns:
+            One row more than layers, with Frobenius norm 1 (zeros stay zero).
+        """
         rows = np.vstack([self.get_map(name), self.get_map(name).sum(0)])
         return rows / max(float(np.linalg.norm(rows)), 1e-300)
 

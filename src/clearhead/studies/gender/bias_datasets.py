@@ -140,6 +140,9 @@ def read_bias_dataset(name: str, path: str | Path, mask_token: str) -> list[Bias
         path: The dataset's file.
         mask_token: Text of the model's mask token.
 
+    Returns:
+        One template per sentence.
+
     Raises:
         InputError: The name is unknown, or the file is missing or cannot be read as that dataset.
     """

@@ -122,7 +122,11 @@ class AxisStudy:
         return render_notebook_view_model(build_axis_report(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to JSON-serialisable values, schema "clearhead/axis"."""
+        """Convert to JSON-serialisable values, schema "clearhead/axis".
+
+        Returns:
+            Plain JSON values; non-finite numbers become null.
+        """
         costs = {
             method: {name: asdict(interval) for name, interval in intervals.items()}
             for method, intervals in self.costs.items()
@@ -183,6 +187,9 @@ def run_axis_study(
         batch_size: Maximum number of sentences per pass.
         seed: Seed of the fit.
         progress: Whether to show a progress bar, or a function that wraps the sequence.
+
+    Returns:
+        The directions with all analyses; those without input are empty.
 
     Raises:
         InputError: The model is not a masked language model, the text has too few of the words, or a removal method

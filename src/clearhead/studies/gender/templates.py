@@ -84,7 +84,13 @@ class BiasTemplate:
 
 @dataclass(frozen=True)
 class PeopleSentence:
-    """A sentence about two people: a subject and an object."""
+    """A sentence about two people: a subject and an object.
+
+    Attributes:
+        text: The sentence.
+        subject: The word for the first person.
+        object: The word for the second person.
+    """
 
     text: str
     subject: str
@@ -92,7 +98,18 @@ class PeopleSentence:
 
 
 def make_people_sentences(triples: Sequence[Sequence[str]] = PEOPLE_TRIPLES) -> list[PeopleSentence]:
-    """Make sentences from (subject, verb, object) triples, such as "The surgeon thanked the nurse."."""
+    """Make sentences from (subject, verb, object) triples, such as "The surgeon thanked the nurse.".
+
+    Args:
+        triples: Triples of words, without articles.
+
+    Returns:
+        One sentence per triple.
+
+    Example:
+        >>> make_people_sentences([("surgeon", "thanked", "nurse")])[0].text
+        'The surgeon thanked the nurse.'
+    """
     return [
         PeopleSentence(f"The {subject} {verb} the {object_}.", subject, object_) for subject, verb, object_ in triples
     ]
@@ -100,14 +117,27 @@ def make_people_sentences(triples: Sequence[Sequence[str]] = PEOPLE_TRIPLES) -> 
 
 @dataclass(frozen=True)
 class TemplateSet:
-    """Sentences of one pattern, one per filler word."""
+    """Sentences of one pattern, one per filler word.
+
+    Attributes:
+        name: Name of the set.
+        pattern: Sentence with {word} and {mask}.
+        words: The filler words.
+    """
 
     name: str
     pattern: str
     words: tuple[str, ...]
 
     def fill(self, mask_token: str) -> list[BiasTemplate]:
-        """Fill the pattern with each word, using the model's mask token."""
+        """Fill the pattern with each word, using the model's mask token.
+
+        Args:
+            mask_token: Text of the model's mask token.
+
+        Returns:
+            One template per word, each with the sentence in which the word is masked, too.
+        """
         prior = self.pattern.format(mask=mask_token, word=mask_token)
         return [BiasTemplate(self.pattern.format(mask=mask_token, word=word), word, prior) for word in self.words]
 
@@ -129,6 +159,9 @@ def read_occupations(path: str | Path, pattern: str = OCCUPATION_PATTERN) -> Tem
         path: The JSON file.
         pattern: Sentence pattern.
 
+    Returns:
+        The set "occupations".
+
     Raises:
         InputError: The file is missing, is not such a list, or is empty.
     """
@@ -148,5 +181,8 @@ def make_free_templates(mask_token: str, sentences: Sequence[str] = FREE_SENTENC
     Args:
         mask_token: The mask token of the model, which replaces `{mask}`.
         sentences: The sentences.
+
+    Returns:
+        One template per sentence.
     """
     return [BiasTemplate(sentence.format(mask=mask_token)) for sentence in sentences]

@@ -20,10 +20,15 @@ Span = tuple[int, int]
 class TaskExample:
     """A text in pieces (words, or letters), its label, and the pieces that decide the label.
 
-    witnesses: every minimal set of positions that is sufficient for the label; a single empty set if the label is
-        the same whatever is kept, because nothing in the text is evidence against it
-    question_positions: positions that specify the question (a queried key, the name of a rule): always needed, never
-        evidence
+    Attributes:
+        id: Name of the example, unique within its task.
+        text: The text.
+        spans: Start and stop of each piece in the text, in characters.
+        label: The label.
+        witnesses: Every minimal set of positions that is sufficient for the label; a single empty set if the label is
+            the same whatever is kept, because nothing in the text is evidence against it.
+        question_positions: Positions that specify the question (a queried key, the name of a rule): always needed,
+            never evidence.
     """
 
     id: str
@@ -35,6 +40,7 @@ class TaskExample:
 
     @property
     def words(self) -> tuple[str, ...]:
+        """The pieces of the text, which positions number from 0."""
         return tuple(self.text[start:end] for start, end in self.spans)
 
     @property

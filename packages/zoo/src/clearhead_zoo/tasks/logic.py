@@ -32,12 +32,23 @@ from clearhead_zoo.tasks import TaskExample, join_words, make_generator
 
 @dataclass(frozen=True)
 class Not:
+    """True where a rule is false.
+
+    Attributes:
+        rule: The negated rule.
+    """
+
     rule: Rule
 
 
 @dataclass(frozen=True)
 class AtLeast:
-    """True where at least `count` of the parts are: 1 is "or", all is "and"."""
+    """True where at least `count` of the rules are: 1 is "or", all is "and".
+
+    Attributes:
+        count: Number of rules that must be true.
+        rules: The rules.
+    """
 
     count: int
     rules: tuple[Rule, ...]
@@ -48,10 +59,26 @@ WordSet: TypeAlias = frozenset[str]
 
 
 def any_of(*rules: Rule) -> AtLeast:
+    """Combine rules by "or".
+
+    Args:
+        *rules: Words or rules.
+
+    Returns:
+        A rule that is true where at least one of them is.
+    """
     return AtLeast(1, rules)
 
 
 def all_of(*rules: Rule) -> AtLeast:
+    """Combine rules by "and".
+
+    Args:
+        *rules: Words or rules.
+
+    Returns:
+        A rule that is true where all of them are; always without rules.
+    """
     return AtLeast(len(rules), rules)
 
 
@@ -92,6 +119,19 @@ def build_vocabulary() -> list[str]:
 
 
 def is_satisfied(rule: Rule, present: WordSet) -> bool:
+    """Return whether a rule is true for the words of a text.
+
+    Args:
+        rule: A word, which is true where it is present, or a rule.
+        present: The words of the text.
+
+    Returns:
+        The truth value.
+
+    Example:
+        >>> is_satisfied(all_of("coral", Not("ember")), frozenset({"coral", "flint"}))
+        True
+    """
     match rule:
         case str():
             return rule in present

@@ -33,6 +33,7 @@ def build_vocabulary() -> list[str]:
 
 
 def list_values() -> list[str]:
+    """List the tokens of values, v0, v1, …, which are the labels of the task."""
     return [f"v{value}" for value in range(NUM_VALUES)]
 
 

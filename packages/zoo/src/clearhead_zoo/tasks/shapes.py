@@ -76,7 +76,14 @@ FEATURE_NOISE_STD = 0.3
 
 @dataclass(frozen=True)
 class ShapesQuestion:
-    """A question, where its words stand in the text, and which of them carry it."""
+    """A question about a scene.
+
+    Attributes:
+        family: What is asked, such as "colour" or "count".
+        text: The question.
+        spans: Start and stop of each word in the text, in characters.
+        content_positions: Positions of the words that carry the question.
+    """
 
     family: str
     text: str
@@ -85,6 +92,7 @@ class ShapesQuestion:
 
     @property
     def words(self) -> tuple[str, ...]:
+        """The words of the question; punctuation is left out."""
         return tuple(self.text[start:end] for start, end in self.spans)
 
 
@@ -186,9 +194,11 @@ class Scenes:
     noise_seed: Integers
 
     def __len__(self) -> int:
+        """Return the number of scenes."""
         return len(self.x)
 
     def __getitem__(self, rows: Any) -> Scenes:
+        """Return the scenes of these rows, by a slice, indices or a mask."""
         arrays = {field.name: getattr(self, field.name)[rows] for field in fields(self) if field.name != "size"}
         return Scenes(self.size, **arrays)
 
@@ -212,9 +222,11 @@ class QuestionBatch:
     anchor: Integers
 
     def __len__(self) -> int:
+        """Return the number of questions, one per scene."""
         return len(self.question)
 
     def __getitem__(self, rows: Any) -> QuestionBatch:
+        """Return the questions and scenes of these rows, by a slice, indices or a mask."""
         return QuestionBatch(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def sample_other_objects(self, rng: np.random.Generator) -> Booleans:
@@ -568,6 +580,7 @@ class ShapesExample(TextExample):
 
     @property
     def evidence_regions(self) -> tuple[int, ...]:
+        """Indices of the regions of the evidence, one per object."""
         return tuple(self.regions[place] for place in self.objects)
 
     @property

@@ -58,16 +58,22 @@ def build_vocabulary() -> list[str]:
 
 @dataclass(frozen=True)
 class Spelling:
-    """A word in chunks: some letters, and the phonemes they stand for (none for a silent letter)."""
+    """A word in chunks: some letters, and the phonemes they stand for (none for a silent letter).
+
+    Attributes:
+        chunks: Letters and phonemes of each chunk, in the order of the word.
+    """
 
     chunks: tuple[Chunk, ...]
 
     @property
     def word(self) -> str:
+        """The word in lower-case letters."""
         return "".join(letters for letters, _ in self.chunks)
 
     @property
     def phonemes(self) -> tuple[str, ...]:
+        """The phonemes of the word in CMUdict's notation, without stress."""
         return tuple(phoneme for _, phonemes in self.chunks for phoneme in phonemes)
 
     @property
@@ -93,10 +99,23 @@ class Spelling:
         ]
 
     def __str__(self) -> str:
+        """Return the line of the prepared file: the word, a tab, and its chunks as letters:PHONEMES."""
         return self.word + "\t" + " ".join(f"{letters}:{'+'.join(phonemes)}" for letters, phonemes in self.chunks)
 
     @classmethod
     def from_line(cls, line: str) -> Spelling:
+        """Parse a line of the prepared file.
+
+        Args:
+            line: A line as `str` returns it.
+
+        Returns:
+            The spelling.
+
+        Example:
+            >>> Spelling.from_line("tax\\tt:T a:AE x:K+S").phonemes
+            ('T', 'AE', 'K', 'S')
+        """
         pieces = [piece.partition(":") for piece in line.split("\t")[1].split()]
         return cls(tuple((letters, tuple(sounds.split("+")) if sounds else ()) for letters, _, sounds in pieces))
 
@@ -151,6 +170,10 @@ class Aligner:
     >>> aligner = Aligner([("ax", ("AE", "K", "S")), ("tax", ("T", "AE", "K", "S")), ("at", ("AE", "T"))])
     >>> str(aligner.align([("tax", ("T", "AE", "K", "S"))])[0])
     'tax\\tt:T a:AE x:K+S'
+
+    Args:
+        entries: Words with their phonemes.
+        num_iterations: Number of iterations of expectation maximisation.
     """
 
     def __init__(self, entries: Sequence[DictionaryEntry], num_iterations: int = 12) -> None:
@@ -274,6 +297,13 @@ def write_aligned_dictionary(path: Path, entries: Sequence[DictionaryEntry], not
 
 
 def write_spellings(path: Path, spellings: Iterable[Spelling], notice: str = "") -> None:
+    """Write spellings to a file, one per line, after a notice.
+
+    Args:
+        path: The file; an existing one is replaced, and missing folders are made.
+        spellings: The spellings.
+        notice: Text in front, each line with a number sign, such as a licence.
+    """
     lines = [*(f"# {line}".rstrip() for line in notice.splitlines()), *map(str, spellings)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -75,6 +75,12 @@ class TritonBackward:
         output: The output of the forward pass.
         gradient: ∂y/∂output.
         lse: The log-sum-exp of each query's scores.
+        query: The queries.
+        key: The keys; grouped-query heads share theirs.
+        value: The values.
+        scale: The factor of the scores.
+        causal: Whether keys after the query are hidden.
+        launch_config: Tile sizes and number of warps.
     """
 
     query: Float[Tensor, "batch head token width"]

@@ -54,6 +54,9 @@ class TritonReducer:
         lookahead: The number of keys that a query sees after its own position.
         mask: Boolean (visible keys) or additive mask, element by element.
         blocks: Launch parameters; None for the measured ones.
+        query: The queries.
+        key: The keys; grouped-query heads share theirs.
+        value: The values; None if no gradient is needed.
     """
 
     query: Float[Tensor, "batch head query width"]
