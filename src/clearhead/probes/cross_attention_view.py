@@ -47,7 +47,7 @@ class MultiStreamAttentionView:
 
     def __getitem__(self, name: str) -> AttentionView:
         if name not in self.views:
-            raise unknown_value_error("map", name, self.views)
+            raise unknown_value_error("attention map", name, self.views)
         return self.views[name]
 
     def to_dict(self) -> dict[str, Any]:
