@@ -175,7 +175,7 @@ class ClassSensitivity(BenchmarkProtocol):
         """Validate the settings."""
         super().check_settings()
         if self.other not in ("next", "second"):
-            raise unknown_value_error("other", self.other, ("next", "second"))
+            raise unknown_value_error("value for other=", self.other, ("next", "second"))
 
     def measure(
         self,

@@ -63,7 +63,7 @@ class DetectionMasks(BenchmarkProtocol):
         """Validate the settings."""
         super().check_settings()
         if self.cut not in MASK_MODES:
-            raise unknown_value_error("cut", self.cut, MASK_MODES)
+            raise unknown_value_error("value for cut=", self.cut, MASK_MODES)
 
     def measure(
         self,

@@ -59,7 +59,7 @@ class RationaleAgreement(BenchmarkProtocol):
         """Validate the settings."""
         super().check_settings()
         if self.spans not in ("runs", "words"):
-            raise unknown_value_error("spans", self.spans, ("runs", "words"))
+            raise unknown_value_error("value for spans=", self.spans, ("runs", "words"))
 
     def measure(
         self,
