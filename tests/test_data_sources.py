@@ -51,7 +51,7 @@ def test_json_values_keep_their_type(tmp_path: Path) -> None:
     [
         ("some.csv", "text,labels", "unknown column 'label': did you mean 'labels'.*Accepted: text, labels$"),
         ("some.csv", "label,label", "2 columns are named 'label': give each column a unique name"),
-        ("some.txt", "text,label", r"is not a table: give a file that ends in \.csv, \.tsv, \.jsonl, \.ndjson"),
+        ("some.txt", "text,label", r"is not a table: use a file that ends in \.csv, \.tsv, \.jsonl, \.ndjson"),
     ],
 )
 def test_invalid_columns_raise(tmp_path: Path, name: str, head: str, message: str) -> None:

@@ -36,7 +36,7 @@ def test_keyword_takes_precedence_over_object():
     [
         ({"compute_options": {"seed": 1}}, r"compute_options= must be ComputeOptions\(…\), not {'seed': 1}"),
         ({"input_options": ComputeOptions()}, r"input_options= must be InputOptions"),
-        ({"batch_size": 0}, "batch_size=0: it must be at least 1"),
+        ({"batch_size": 0}, "batch_size=0 is not valid: it must be at least 1"),
         ({"truncation_side": "middle"}, "use 'left' or 'right'"),
         ({"kernel": "materialised", "checkpoint": True}, "checkpoint=True needs a tiled pass"),
     ],

@@ -205,7 +205,10 @@ class Explainer:
         """
         request = make_request("plan", inputs, method, target, **arguments)
         if request.compute_options.memory is not None:
-            raise InputError("a plan cannot show memory=, which divides batches while they run: omit it")
+            raise InputError(
+                "a plan cannot take memory= into account, because memory= divides batches during execution: leave it "
+                "out"
+            )
         call = self._prepare_call(request)
         plans = ExecutionPlan()
         for indices in call.batches:
@@ -387,7 +390,7 @@ class Explainer:
                 return _pair_named_inputs(named, self.adapter.is_single_input)
             inputs = named[accepted[0]]
         if inputs is None:
-            raise InputError(f"nothing to explain: give {accepted_text}")
+            raise InputError(f"nothing to explain: pass {accepted_text}")
         if not isinstance(inputs, list) or (inputs and self.adapter.is_single_input(inputs)):
             return [inputs], True
         if not inputs:
@@ -509,5 +512,5 @@ def _make_targets(target: Any, scale: str, num_inputs: int) -> list[Target]:
     if not isinstance(target, list):
         return [make_target(target, scale)] * num_inputs
     if len(target) != num_inputs:
-        raise InputError(f"target= has {len(target)} targets for {num_inputs} inputs: give one for each")
+        raise InputError(f"target= has {len(target)} targets for {num_inputs} inputs: pass one for each")
     return [make_target(input_target, scale) for input_target in target]

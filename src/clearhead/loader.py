@@ -133,7 +133,7 @@ def _open_pretrained(name: str, revision: str | None, processor: Any, task: str 
                 f"{name!r} contains adapters: load them into their base model with peft and pass that model"
             ) from None
         raise InputError(
-            f"cannot open {name!r} as a model: {_format_first_line(error)} Give a zoo model (see clearhead "
+            f"cannot open {name!r} as a model: {_format_first_line(error)} Specify a zoo model (see clearhead "
             "models), a folder written by save_pretrained, or a hub name"
         ) from None
     architecture = (getattr(config, "architectures", None) or ["model of unknown architecture"])[0]
@@ -164,7 +164,7 @@ def _open_pretrained(name: str, revision: str | None, processor: Any, task: str 
 def _check_model_path(name: str, path: str, revision: str | None) -> None:
     """Check a path before transformers, which takes everything that is not a folder for a hub name."""
     if os.path.isfile(path):
-        raise InputError(f"{name!r} is a file: give the folder that contains the model, as written by save_pretrained")
+        raise InputError(f"{name!r} is a file: pass the folder that contains the model, as written by save_pretrained")
     if os.path.isdir(path):
         if revision is not None:
             raise InputError(f"revision={revision!r} is only for hub models, but {name!r} is a folder: leave it out")

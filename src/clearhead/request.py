@@ -53,11 +53,11 @@ class ComputeOptions:
         if self.kernel is not None and self.kernel not in ATTENTION_KERNELS:
             raise unknown_value_error("kernel", self.kernel, ATTENTION_KERNELS)
         if self.checkpoint not in (None, True, False):
-            raise InputError(f"checkpoint={self.checkpoint!r} is not valid: pass True or False, or omit it")
+            raise InputError(f"checkpoint={self.checkpoint!r} is not valid: pass True or False, or leave it out")
         if self.kernel == "materialised" and self.checkpoint:
             raise InputError("checkpoint=True needs a tiled pass: kernel='materialised' keeps the maps of every layer")
         if self.batch_size < 1:
-            raise InputError(f"batch_size={self.batch_size}: it must be at least 1")
+            raise InputError(f"batch_size={self.batch_size} is not valid: it must be at least 1")
 
 
 class ExplainOptions(TypedDict, total=False):

@@ -144,7 +144,7 @@ def _clip_rounding_errors(values: Float[np.ndarray, "example"], bounds: tuple[fl
     if values.min() < bounds[0] - tolerance or values.max() > bounds[1] + tolerance:
         raise InputError(
             f"values from {values.min():g} to {values.max():g} are out of the bounds {bounds[0]:g} and {bounds[1]:g}: "
-            "give the smallest and the largest possible value, or no bounds"
+            "pass the smallest and the largest possible value, or no bounds"
         )
     return np.clip(values, *bounds)
 

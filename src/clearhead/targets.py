@@ -363,7 +363,7 @@ class Target:
                 second = find_index(b)
                 if first == second:
                     raise InputError(
-                        f"cannot contrast {labels.label_name(second)!r} with itself: give two different labels"
+                        f"cannot contrast {labels.label_name(second)!r} with itself: use two different labels"
                     )
                 return first, second
             case _:
@@ -518,7 +518,7 @@ def make_target(spec: TargetLike, scale: str = "logit") -> Target:
     ):
         return Target(spec, scale)  # type: ignore[arg-type]
     raise InputError(
-        f"target={spec!r} is not a target: give a label, an index, clearhead.Contrast(a, b), "
+        f"target={spec!r} is not a target: pass a label, an index, clearhead.Contrast(a, b), "
         "clearhead.MaskedToken(token, mask_index), clearhead.GeneratedToken(step) or a function of the model's output"
     )
 

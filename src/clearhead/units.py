@@ -335,7 +335,7 @@ def _group_by_offsets(units: Units, level: str) -> list[object]:
 def _group_by_token_markers(names: Sequence[str], special: Sequence[bool], level: str) -> list[object]:
     """Return a group key for each token without offsets, by the tokenizer's markers (## continues; Ġ and ▁ begin)."""
     if level != "word":
-        raise InputError("merging into sentences needs the text: give the text instead of model inputs")
+        raise InputError("merging into sentences needs the text: pass the text instead of model inputs")
     marks_beginnings = any(name.startswith(("Ġ", "▁")) for name in names)
     parents: list[object] = []
     for i, name in enumerate(names):

@@ -468,7 +468,7 @@ def test_detector_extracts_regions_from_the_image() -> None:
         ({"text": "So boring!", "regions": ([[1.0] * 6], None)}, "uses the positions of regions"),
         ({"text": 7, "regions": joint_models.regions(2)}, "must be a text"),
         ({"text": " ", "regions": joint_models.regions(2)}, "empty"),
-        ({"inputs": "So boring!"}, "each by name"),
+        ({"inputs": "So boring!"}, "each passed by name"),
         ({"inputs": {"input_ids": [[2, 3]]}}, "must contain input_ids and visual_feats"),
         ({"inputs": {"input_ids": [[2, 3]], "visual_feats": torch.zeros(1, 2, 6)}}, "must contain visual_pos"),
         (

@@ -222,7 +222,7 @@ def test_bypassed_attention_forward_raises() -> None:
     model = models.made(LENGTH_FIRST)
     model.encoder.layers[1].__class__ = Bypassing
     message = get_error_message(model, LENGTH_FIRST)
-    assert "encoder.layers.1.self_attn attends, but was not called: something bypasses its forward" in message
+    assert "encoder.layers.1.self_attn computes attention, but its forward method was not called" in message
 
 
 def test_concurrent_passes_equal_sequential_passes() -> None:
@@ -421,7 +421,7 @@ class TestWrongRegistrations:
     def test_uncalled_attention_module_raises(self) -> None:
         model = models.made(VIT)
         model.spare = models.FusedAttention().double()
-        assert "spare attends, but was not called" in get_error_message(model)
+        assert "spare computes attention, but its forward method was not called" in get_error_message(model)
 
     def test_returned_attention_needs_no_registration(self) -> None:
         """An attention module that returns its probabilities (batch × head × query × key) is recorded by them."""
@@ -501,7 +501,7 @@ def test_invalid_readers_raise() -> None:
         clearhead.load(textbook, models.bilstm_reader(), readout="first")
     with pytest.raises(bad, match="must return the model's arguments by name, not Tensor"):
         clearhead.load(encoder, clearhead.TokenReader(inputs=lambda ids, real: ids))  # type: ignore[arg-type,return-value]
-    with pytest.raises(bad, match="name it with embedding_module="):
+    with pytest.raises(bad, match="specify it with embedding_module="):
         clearhead.load(encoder, clearhead.TokenReader(embedding_module="head"))
     named = clearhead.TokenReader(embedding_module="words")
     assert clearhead.load(encoder, named, readout="mean").explain(
@@ -534,11 +534,11 @@ def test_invalid_inputs_raise() -> None:
         ex.explain(torch.tensor([1, 30]), method="generic")
     with pytest.raises(bad, match="truncate the text in the reader's read="):
         ex.explain("w1 w2", max_length=1, method="generic")
-    with pytest.raises(bad, match="give its tokens as a tensor, not str"):
+    with pytest.raises(bad, match="pass its tokens as a tensor, not str"):
         clearhead.load(models.made("textbook, fixed positions"), clearhead.TokenReader()).explain(
             "w1", method="generic"
         )
-    with pytest.raises(bad, match="give images as tensors"):
+    with pytest.raises(bad, match="pass images as tensors"):
         image_explainer.explain(np.zeros((16, 12, 3), np.uint8), method="generic")
     with pytest.raises(bad, match="3 channels of real numbers"):
         image_explainer.explain(torch.zeros(1, 16, 12), method="generic")

@@ -395,7 +395,7 @@ def test_contrast_tape_has_two_logits() -> None:
             "cannot contrast .a dog. with itself",
         ),
         ({"text": "a dog", "image": IMAGES[0], "target": Contrast(None, "")}, "contrast with is empty"),
-        ({"inputs": "a dog"}, "each by name"),
+        ({"inputs": "a dog"}, "each passed by name"),
         ({"text": ["a dog", "a cat"], "image": IMAGES[:3]}, "add the missing inputs"),
         ({"text": "a dog", "image": IMAGES[0], "tokens": ["a"]}, "tokens= names the units of model inputs"),
         ({"inputs": {"input_ids": [[2, 9, 3]]}}, "model inputs must contain pixel_values"),

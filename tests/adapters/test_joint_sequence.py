@@ -265,7 +265,7 @@ def test_bypass_transformer_raises() -> None:
     [
         ({"text": "So boring!", "image": joint_models.make_image()}, "detector"),
         ({"text": "So boring!", "regions": ([[1.0] * 4], None)}, "takes 6 features"),
-        ({"inputs": {"input_ids": [[2]], "visual_embeds": torch.zeros(1, 2, 6)}}, "too short: give a longer text"),
+        ({"inputs": {"input_ids": [[2]], "visual_embeds": torch.zeros(1, 2, 6)}}, "too short: use a longer text"),
         ({"inputs": {"input_ids": [[2, 8, 3]]}}, "must contain input_ids and visual_embeds"),
         (
             {

@@ -156,7 +156,7 @@ def test_invalid_loading_options_raise() -> None:
             clearhead.load(model, tokenizer, task="similarity", readout=readout)
     with pytest.raises(InputError, match=r"unknown task 'similar': did you mean 'similarity'\?"):
         clearhead.load(model, tokenizer, task="similar", readout="mean")
-    with pytest.raises(UnsupportedError, match=r"has a head: give its bare encoder, model\.bert"):
+    with pytest.raises(UnsupportedError, match=r"has a head: pass its bare encoder, model\.bert"):
         clearhead.load(*models.text_model("bert"), task="similarity", readout="mean")
     with pytest.raises(InputError, match=r"unknown scale 'logit'.*Accepted: cosine"):
         explainer("bert").explain(PAIRS[0], scale="logit", method="generic")

@@ -429,7 +429,7 @@ def test_lists_of_model_inputs_accept_lists_of_token_names() -> None:
         ["a", "b"],
         ["c", "d"],
     ]
-    with pytest.raises(InputError, match="give a list of lists"):
+    with pytest.raises(InputError, match="pass a list of lists"):
         ex.explain([first, first], tokens=["a", "b", "c"], method="generic")
     with pytest.raises(InputError, match="names the units of 1 inputs, but there are 2"):
         ex.explain(second, tokens=["a", "b"], method="generic")
@@ -558,7 +558,7 @@ def test_missing_mask_raises() -> None:
         ex.explain("no mask", method="generic")
     with pytest.raises(InputError, match="truncated, possibly including the masked one"):
         ex.explain("so boring a film and so [MASK]", max_length=5, method="generic")
-    with pytest.raises(InputError, match="give input_ids"):
+    with pytest.raises(InputError, match="pass input_ids"):
         ex.explain({"inputs_embeds": torch.ones(1, 3, 32)}, method="generic")
     alone = clearhead.load(text_model("bert", "ForMaskedLM")[0])
     with pytest.raises(InputError, match="load the tokenizer"):

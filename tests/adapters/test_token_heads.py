@@ -348,8 +348,8 @@ class TestChoices:
             (("She", "hates"), None, r"\(text, \[choice"),
             (("She", []), None, "the list of choices is empty"),
             (EXAMPLE, 3, "choice 3 does not exist: there are 3"),
-            (EXAMPLE, "like", "choice 'like' does not exist: give its index"),
-            (EXAMPLE, TokenLabel(1), "give the index of a choice"),
+            (EXAMPLE, "like", "choice 'like' does not exist: use its index"),
+            (EXAMPLE, TokenLabel(1), "pass the index of a choice"),
         ],
     )
     def test_invalid_choices_raise(self, raw_input: Any, target: Any, message: str) -> None:

@@ -406,7 +406,7 @@ def test_perceiver_queries_are_numbered_and_have_no_heat_map() -> None:
         ({"pixel_values": None}, "must contain input_ids and pixel_values"),
         ({"input_ids": torch.tensor([[3, 4, 5]])}, "does not mark the position of the image"),
         ({"input_ids": torch.tensor([[3, *[tiny.get_image_token_id()] * 9, 5]])}, "4 × 4 patches, but the text has 9"),
-        ({"input_ids": torch.tensor([[tiny.get_image_token_id()] * 16])}, "an image but no text"),
+        ({"input_ids": torch.tensor([[tiny.get_image_token_id()] * 16])}, "an image, but no text"),
         ({"input_ids": torch.tensor([3, 4, 5])}, "must be batch × token"),
         ({"pixel_values": torch.zeros(2, 3, 16, 16)}, "one image for each of 1 texts"),
         ({"pixel_values": torch.zeros(1, 3, 20, 20)}, r"images of \(16, 16\) pixels"),
@@ -441,7 +441,7 @@ def test_invalid_layout_inputs_raise(kind: str, change: dict[str, Any], message:
 def test_invalid_text_and_image_calls_raise() -> None:
     ex = clearhead.load(tiny.model("llava"), tiny.processor("llava"))
     for arguments in ({"text": "I like <image>"}, {"image": tiny.make_image()}, {"inputs": "I like"}):
-        with pytest.raises(InputError, match="a text and an image, each by name"):
+        with pytest.raises(InputError, match="a text and an image, each passed by name"):
             ex.explain(**arguments, method="generic")
     with pytest.raises(InputError, match=r"the position of the image.*<image>"):
         ex.explain(text="I like", image=tiny.make_image(), method="generic")

@@ -136,9 +136,9 @@ def test_missing_evidence_raises_and_empty_evidence_marks_nothing() -> None:
 
 def test_units_of_another_input_raise() -> None:
     example = Example("1", "good and fine", 1, ((CharSpan(9, 13),),))
-    with pytest.raises(InputError, match="another input"):
+    with pytest.raises(InputError, match="different inputs"):
         find_evidence_units(example, units_of("wordpiece", "good"))
-    with pytest.raises(InputError, match="give the text itself"):
+    with pytest.raises(InputError, match="pass the text itself"):
         find_evidence_units(example, build_numbered_units(3, "text"))
 
 

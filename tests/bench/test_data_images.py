@@ -352,7 +352,7 @@ def test_data_sets_named_in_errors_of_protocols_can_be_loaded(tmp_path: Path) ->
         assert _list_true_instances(load_benchmark_dataset(name, root=tmp_path)[0])
     reopened = load_benchmark_dataset("coco:image", root=tmp_path)
     assert reopened.open_other_split is not None and len(reopened.open_other_split("val2017")) == len(reopened) == 2
-    with pytest.raises(InputError, match=r"unknown each 'pictures'. Accepted: class, image"):
+    with pytest.raises(InputError, match=r"unknown value for each= 'pictures'. Accepted: class, image"):
         load_benchmark_dataset("coco:pictures", root=tmp_path)
 
 

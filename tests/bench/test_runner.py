@@ -502,7 +502,7 @@ def test_invalid_jobs_raise() -> None:
         ChunkWorker(replace(JOB, protocols=(), settings={}))
     with pytest.raises(InputError, match="local"):
         get_engine("cluster")
-    with pytest.raises(InputError, match="give its name"):
+    with pytest.raises(InputError, match="pass its name"):
         list(get_engine("processes")(ChunkWorker(JOB, explainer("bert/classify"), make_dataset()), [], 1))
 
 

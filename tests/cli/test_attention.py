@@ -36,8 +36,8 @@ def test_out_folder_has_maps_figures_and_average_patterns(clearhead: Clearhead, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "no input: give a text"),
-        (("So boring", "--head", "1"), "name the folder for them with --out"),
+        ((), "no input: pass a text"),
+        (("So boring", "--head", "1"), "specify the folder for them with --out"),
         (("So boring", "--head", "1", "--out", "x"), "such as 1.3"),
         (("So boring", "--limit", 3), "need --average-over"),
     ],

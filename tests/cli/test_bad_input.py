@@ -120,7 +120,7 @@ def test_unsupported_and_missing_models_are_rejected(run_failing: RunFailing, be
     assert run_failing("explain", TEXT, "-m", "./lost").endswith(
         "cannot open './lost' as a model: there is no such folder"
     )
-    assert "is a file: give the folder" in run_failing("explain", TEXT, "-m", bert / "model.safetensors")
+    assert "is a file: pass the folder" in run_failing("explain", TEXT, "-m", bert / "model.safetensors")
 
 
 def test_nan_weight_is_reported_by_parameter_name(run_failing: RunFailing, bert: Path, work_dir: Path) -> None:
@@ -176,7 +176,7 @@ def test_invalid_data_folders_are_rejected(run_failing: RunFailing, bert: Path, 
     (work_dir / "folder").mkdir()
     assert "contains no texts (.txt) and no images" in run_failing("explain", "folder", "-m", bert, "--out", "results")
     (work_dir / "folder" / "one.txt").write_text(TEXT)
-    assert "name a folder for the results with --out" in run_failing("explain", "folder", "-m", bert)
+    assert "specify a folder for the results with --out" in run_failing("explain", "folder", "-m", bert)
     assert "must be the only input" in run_failing("explain", "folder", TEXT, "-m", bert, "--out", "results")
     assert "compare takes one input" in run_failing("compare", "folder", "-m", bert)
     before = read_folder(work_dir)

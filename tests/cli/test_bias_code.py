@@ -62,7 +62,7 @@ def test_terminal_table_of_java_functions(clearhead: Clearhead, masked_lm: Path,
     source_file.write_text("public int the(int he) {return he;}\npublic A(int it) {book(it);}\n", encoding="utf-8")
     page = tmp_path / "code.html"
     result = clearhead("bias", "code", source_file, "--language", "java", "-m", masked_lm, "--count", 4, "--html", page)
-    assert result.code == 0 and "modifier" in result.out and "right:" in result.out and "not done:" in result.out
+    assert result.code == 0 and "modifier" in result.out and "right:" in result.out and "skipped:" in result.out
 
 
 def test_functions_of_two_languages_are_counted_separately(
@@ -95,7 +95,7 @@ def test_unusable_pair_tables_are_rejected(
 ) -> None:
     pairs, table = ("--task", "pairs", "--language", "python", "-m", bert), tmp_path / "pairs.tsv"
     assert "--task pairs needs --language" in run_failing("bias", "code", source, "--task", "pairs", "-m", bert)
-    assert "is not a table: give a file that ends in .csv, .tsv" in run_failing("bias", "code", source, *pairs)
+    assert "is not a table: use a file that ends in .csv, .tsv" in run_failing("bias", "code", source, *pairs)
     assert f"there is no file '{table}'" in run_failing("bias", "code", table, *pairs)
     table.write_text("first\tsecond\tlabel\n", encoding="utf-8")
     assert "is empty: write one input per row" in run_failing("bias", "code", table, *pairs)
@@ -142,7 +142,7 @@ def test_unusable_source_files_are_rejected(run_failing, masked_lm: Path, tmp_pa
     (tmp_path / "empty.py").write_text("x = 1\n")
     assert "there are no functions in" in run_failing("bias", "code", tmp_path / "empty.py", "-m", masked_lm)
     (tmp_path / "some.cob").write_text("x")
-    assert "name it with --language" in run_failing("bias", "code", tmp_path / "some.cob", "-m", masked_lm)
+    assert "specify it with --language" in run_failing("bias", "code", tmp_path / "some.cob", "-m", masked_lm)
 
 
 def test_help_has_examples(clearhead: Clearhead) -> None:

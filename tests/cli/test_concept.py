@@ -109,7 +109,7 @@ def test_directions_of_another_model_are_noted(
     assert Directions.load(saved).model == str(masked_lm)
     Directions(Directions.load(saved), "another").save(saved)
     result = clearhead("concept", "remove", saved, corpus, "-m", masked_lm, "--limit", 3, "--html", tmp_path / "r.html")
-    assert result.code == 0 and f"{saved} was computed on another and is used on {masked_lm}" in result.err
+    assert result.code == 0 and f"{saved} was computed with another, but is used with {masked_lm}" in result.err
 
 
 def test_removal_from_classifier_measures_accuracy_with_labels(
@@ -168,7 +168,7 @@ def test_invalid_arguments_are_rejected(
     assert "needs a file: --sentence-set winobias=FILE" in run_failing(*axis, corpus, "--sentence-set", "winobias")
     assert "two words separated by a comma" in run_failing(*axis, corpus, "--compared-words", "he")
     tcav = ("concept", "tcav", corpus, "-m", masked_lm, "--random", corpus)
-    assert "give a texture (striped" in run_failing(*tcav, "--concept", "stripy")
+    assert "use a texture (striped" in run_failing(*tcav, "--concept", "stripy")
     assert "no text contains a word of the list" in run_failing(*tcav, "--concept", "x:zebra")
     assert f"--save {str(unrelated_file)!r} exists and is not a folder" in run_failing(
         *tcav, "--concept", "dotted", "--save", unrelated_file

@@ -34,7 +34,7 @@ def test_json_lists_sentences_with_rankings_by_method(clearhead: Clearhead, bert
     [
         (("--figure", "all.doc"), "must end in one of .png, .svg, .pdf"),
         (("--figure", "no/where.png"), "there is no folder"),
-        (("--figure", "."), "is a folder: name a file"),
+        (("--figure", "."), "is a folder: specify a file"),
     ],
 )
 def test_invalid_figure_paths_are_rejected(run_failing, bert: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -13,9 +13,7 @@ from tests.render.static_html import Page
 def test_terminal_prints_table_and_conclusion(clearhead: Clearhead, bert: Path) -> None:
     result = clearhead("probe", "permutation", "I like the movie", "So boring", "-m", bert, "--draws", 3)
     assert result.code == 0 and result.err == "" and "\x1b" not in result.out
-    assert (
-        "median TVD" in result.out and "2 inputs" in result.out and "says nothing about" in " ".join(result.out.split())
-    )
+    assert "median TVD" in result.out and "2 inputs" in result.out and "does not show" in " ".join(result.out.split())
 
 
 @pytest.mark.parametrize(
@@ -92,7 +90,7 @@ def test_probes_use_the_label_column(
         (("permutation", "So boring", "--heads", "a"), "must be numbers separated by commas"),
         (("permutation", "So boring", "--heads", "9"), "has 4 heads"),
         (("permutation", "So boring", "--limit", 3), "need data"),
-        (("permutation", "So boring", "--scope", "S3"), "give it with layer="),
+        (("permutation", "So boring", "--scope", "S3"), "specify it with layer="),
         (("permutation",), "nothing to explain"),
     ],
 )

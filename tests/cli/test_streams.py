@@ -314,8 +314,8 @@ RunFailing = Callable[..., str]
     ("model", "options", "message"),
     [
         ("clip", (), "nothing to explain"),
-        ("clip", (TEXT,), "takes text and image: give each of them once, --text … --image …"),
-        ("clip", (TEXT, "--text", "and", "--image", "DOG"), "give each of them once"),
+        ("clip", (TEXT,), "takes text and image: pass each of them once, --text … --image …"),
+        ("clip", (TEXT, "--text", "and", "--image", "DOG"), "pass each of them once"),
         ("clip", ("--text", TEXT), "missing: image="),
         ("clip", ("--text", TEXT, "--image", "lost.png"), "there is no image 'lost.png'"),
         ("clip", ("--text", TEXT, "--image", "DOG", "--audio", "BARK"), "leave out --audio"),
@@ -326,7 +326,7 @@ RunFailing = Callable[..., str]
         ("decoder", ("--text", TEXT, "--image", "DOG"), "takes text: leave out --image"),
         ("decoder", ("DOG",), "takes texts, but"),
         ("decoder", ("BARK",), "is an audio file"),
-        ("decoder", (TEXT, "--target", "step 1", "--step", "2"), "both name a position"),
+        ("decoder", (TEXT, "--target", "step 1", "--step", "2"), "both select a position"),
         ("decoder", (TEXT, "--target", "step 1", "--mask", "2"), "--mask selects a masked token"),
         ("decoder", (TEXT, "--step", "9", "--answer", " It is"), "step 9 does not exist"),
         ("decoder", (TEXT, "--answer", ""), "answer= is empty"),
@@ -341,7 +341,7 @@ RunFailing = Callable[..., str]
         ("tagger", (TEXT, "--target", "query 1"), "is not a target of BertForTokenClassification"),
         ("bert", (TEXT, "--target", "step 1"), "makes one prediction per input"),
         ("bert", (TEXT, "--example", "3"), "--example already selects the input"),
-        ("bert", ("--example", "3"), "--example is for models of the zoo"),
+        ("bert", ("--example", "3"), "--example applies only to models of the zoo"),
         ("bert", ("--text", TEXT, "--image-column", "picture"), "--image-column needs data"),
     ],
 )
@@ -373,7 +373,7 @@ def test_incompatible_data_options_are_rejected(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.csv").write_text("text,picture\nhello,dog.png\n")
     command = ("explain", "a.csv", "--out", "results")
-    assert "name its column of images with --image-column" in run_failing(*command, "-m", model_folder("clip"))
+    assert "specify its column of images with --image-column" in run_failing(*command, "-m", model_folder("clip"))
     assert "leave out --image-column" in run_failing(*command, "-m", bert, "--image-column", "picture")
     assert "unknown column 'image'" in run_failing(*command, "-m", model_folder("clip"), "--image-column", "image")
     assert "--text applies only to single inputs" in run_failing(*command, "-m", bert, "--text", TEXT)

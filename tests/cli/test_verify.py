@@ -42,7 +42,7 @@ def test_failed_check_sets_exit_code_3(clearhead: Clearhead, bert: Path) -> None
     [
         (("genric",), 2, "did you mean 'generic'"),
         (("generic", "--image", "chelsea"), 2, "takes text: leave out --image"),
-        (("all", "--example", "3"), 2, "--example is for models of the zoo"),
+        (("all", "--example", "3"), 2, "--example applies only to models of the zoo"),
     ],
 )
 def test_invalid_arguments_are_rejected(

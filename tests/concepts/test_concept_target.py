@@ -83,14 +83,14 @@ def test_position_by_word_equals_position_by_index():
     assert by_number.explain("So boring!", method="grad-sam").target["value"] == e.target["value"]
     with pytest.raises(InputError, match="position='movie', but that word is not in the text"):
         make_concept_explainer(explainer("bert/mask"), direction(), 1, "movie").explain("So boring!", method="generic")
-    with pytest.raises(InputError, match="the text has none: give a word or a number"):
+    with pytest.raises(InputError, match="the text has no mask: use a word or the index of a unit"):
         make_concept_explainer(explainer("bert/mask"), direction(), 1).explain("So boring!", method="generic")
 
 
 def test_repeated_word_warns():
     ex, text = explainer("bert/classify"), "so boring and so long"
     with pytest.warns(
-        ClearheadWarning, match=r"'So' occurs 2 times .* the number of its unit \((\d+), (\d+)\)"
+        ClearheadWarning, match=r"'So' occurs 2 times .* the index of its unit \((\d+), (\d+)\)"
     ) as caught:
         e = make_concept_explainer(ex, direction(), 1, "So").explain(text, method=["grad-sam", "occlusion"])["grad-sam"]
     positions = [position for position, token in enumerate(e.tokens) if token == "so"]
@@ -130,9 +130,9 @@ def test_invalid_requests_raise():
     ex, raw = explainer("bert/classify"), inputs("bert/classify")[0]
     with pytest.raises(InputError, match=r"pass the Direction of one layer, such as densray .*, not Tensor"):
         make_concept_explainer(ex, direction().q, layer=1)
-    with pytest.raises(InputError, match=r"give directions\[k\], not Directions"):
+    with pytest.raises(InputError, match=r"one layer, directions\[k\], not Directions"):
         make_concept_explainer(ex, Directions({1: direction()}), layer=1)
-    with pytest.raises(InputError, match="no attention lies below the embeddings"):
+    with pytest.raises(InputError, match="there is no attention below the embeddings"):
         make_concept_explainer(ex, direction(), layer="embeddings")
     with pytest.raises(InputError, match="position=99, but the input has"):
         make_concept_explainer(ex, direction(), 0, 99).explain(raw, method="generic")

@@ -165,9 +165,9 @@ def test_invalid_sets_raise(first, second, message):
 
 def test_invalid_options_raise():
     first, second = make_clusters()
-    with pytest.raises(InputError, match="the vectors have 6, so give 1 to 6"):
+    with pytest.raises(InputError, match="the vectors have 6 dimensions, so use 1 to 6"):
         fit_densray(first, second, dimensions=7)
-    with pytest.raises(InputError, match="give 'dynamic', or two numbers"):
+    with pytest.raises(InputError, match="use 'dynamic', or two numbers"):
         fit_densray(first, second, weights="fair")
     with pytest.raises(InputError, match="not all the same"):
         fit_densray_regression(first, torch.ones(40))

@@ -79,7 +79,7 @@ def test_hooks_are_removed_when_a_pass_fails():
         ex.explain(TEXTS[0], method="grad-sam")
     assert all(not site.block._forward_hooks and not site.block._forward_pre_hooks for site in find_hook_points(ex))
     with (
-        pytest.raises(InputError, match="layer 3 does not exist: give 0 to 2"),
+        pytest.raises(InputError, match="layer 3 does not exist: use 0 to 2"),
         ablated_directions(ex, {3: direction()}),
     ):
         pass

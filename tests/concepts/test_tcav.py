@@ -199,7 +199,7 @@ def test_textures_are_blended_into_images():
     (blended,) = overlay_texture([image], "striped", opacity=0.25)
     assert blended.shape == image.shape and blended.dtype == np.uint8 and abs(blended.astype(int) - 75).max() <= 64
     assert blended.std() > 5
-    with pytest.raises(InputError, match="opacity=0: it must be above 0"):
+    with pytest.raises(InputError, match="opacity=0 is not valid: it must be above 0"):
         overlay_texture([image], "striped", opacity=0)
 
 

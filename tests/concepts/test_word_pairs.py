@@ -61,7 +61,7 @@ def test_pairs_from_one_file(tmp_path, name, content):
     (tmp_path / name).write_text(content)
     assert read_word_pairs(tmp_path / name) == [("he", "she"), ("king", "queen")]
     (tmp_path / name).write_text("[]")
-    with pytest.raises(InputError, match=r"contains no pair of words: give two words per line"):
+    with pytest.raises(InputError, match=r"contains no pair of words: write two words per line"):
         read_word_pairs(tmp_path / name)
 
 

@@ -119,7 +119,7 @@ def test_budget_below_one_input_raises_with_required_memory() -> None:
 
 @pytest.mark.parametrize("memory", ["much", "2 GiBs", "-1GiB", "0", "", True, "2.GiB"])
 def test_invalid_memory_amount_raises(memory: object) -> None:
-    with pytest.raises(InputError, match="is not an amount of memory: give, for example,"):
+    with pytest.raises(InputError, match="is not an amount of memory: use, for example,"):
         models.explainer("bert/classify").explain(TEXTS[0], memory=memory, method="generic")  # type: ignore[arg-type]
 
 

@@ -70,7 +70,7 @@ def test_invalid_aggregations_raise() -> None:
         clearhead.aggregate([])
     with pytest.raises(InputError, match="contains a str"):
         clearhead.aggregate(by_method)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="unknown by 'words': did you mean 'word'"):
+    with pytest.raises(InputError, match="unknown value for by= 'words': did you mean 'word'"):
         clearhead.aggregate(explanations(), by="words")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="unknown reduction 'median'"):
         clearhead.aggregate(explanations(), reduction="median")  # type: ignore[arg-type]

@@ -409,7 +409,7 @@ def test_opposite_orders_are_a_warning_where_chance_is_excluded(count: int, warn
     assert bool(comparison.warnings) == warns
     if warns:
         (warning,) = comparison.warnings
-        assert warning.startswith("generic and rollout put the tokens into opposite orders, beyond chance")
+        assert warning.startswith("generic and rollout rank the tokens in opposite orders, more than chance explains")
         assert "τ-b −1.00, p = 0.008, n = 5" in warning and "method='occlusion'" in warning
 
 

@@ -119,7 +119,7 @@ class CustomActivation(nn.Module):
 
 @pytest.mark.parametrize(
     ("function", "message"),
-    [(torch.cos, "cos"), (torch.sort, "sort"), (torch.sigmoid, "sigmoid, which is not zero at zero")],
+    [(torch.cos, "cos"), (torch.sort, "sort"), (torch.sigmoid, "sigmoid, whose value at zero is not zero")],
 )
 def test_operator_without_rule_is_rejected_by_name(function: Any, message: str) -> None:
     model, processor = models.text_model("bert")

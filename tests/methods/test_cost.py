@@ -140,12 +140,12 @@ def test_passes_are_counted_in_forward_equivalents() -> None:
 
 @pytest.mark.parametrize("numbers", [{"forward": 0}, {"forward": 1.5}, {"forward": 1, "backward": -1}], ids=str)
 def test_invalid_number_of_passes_is_rejected(numbers: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="is not a number of passes: give an integer of at least"):
+    with pytest.raises(InputError, match="is not a number of passes: use an integer of at least"):
         Cost(**numbers)
 
 
 def test_cost_in_words_is_rejected() -> None:
-    with pytest.raises(InputError, match=r"wordy: cost='one forward' is not valid: give .*clearhead\.Cost\(forward=1"):
+    with pytest.raises(InputError, match=r"wordy: cost='one forward' is not valid: use .*clearhead\.Cost\(forward=1"):
 
         @register_method("wordy", family="control", cost="one forward", citation="–", signed=False, target="none")
         class Wordy(AttributionMethod):

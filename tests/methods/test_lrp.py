@@ -84,7 +84,7 @@ def test_target_with_zero_sum_relevance_is_rejected(method: Any, arguments: dict
         if isinstance(arguments.get("target"), list)
         else replica_comparison.SENTENCES[0]
     )
-    with pytest.raises(UnsupportedError, match="relevance starts with a sum of zero"):
+    with pytest.raises(UnsupportedError, match="initial relevance sums to zero"):
         ex.explain(texts, method, **arguments)
     e = ex.explain(
         replica_comparison.SENTENCES[0], method, target=lambda output: output.logits[:, 0] - output.logits[:, 1] / 2
@@ -93,7 +93,7 @@ def test_target_with_zero_sum_relevance_is_rejected(method: Any, arguments: dict
 
 
 def test_zero_sum_target_is_rejected_for_multi_stream_models() -> None:
-    with pytest.raises(UnsupportedError, match="relevance starts with a sum of zero"):
+    with pytest.raises(UnsupportedError, match="initial relevance sums to zero"):
         joint_models.explainer("lxmert").explain(
             **joint_models.inputs("lxmert")[0], method="lrp", target=clearhead.Contrast(0, 1)
         )

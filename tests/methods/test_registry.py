@@ -191,7 +191,7 @@ def test_patent_notes_appear_in_table_documentation_and_command_line(capsys: pyt
 )
 def test_method_options_of_wrong_types_are_rejected(name: str, options: dict[str, Any]) -> None:
     (option,) = options
-    with pytest.raises(clearhead.InputError, match=f"^{option}=.* is not valid: give "):
+    with pytest.raises(clearhead.InputError, match=f"^{option}=.* is not valid: use "):
         clearhead.Method(name, **options)
 
 

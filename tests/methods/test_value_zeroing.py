@@ -132,5 +132,5 @@ def test_nondeterministic_layer_is_rejected(monkeypatch: pytest.MonkeyPatch) -> 
         return forward(*args, **kwargs) + 0.1 * len(runs)
 
     monkeypatch.setattr(layer, "forward", add_drift)
-    with pytest.raises(clearhead.UnsupportedError, match=r"encoder\.layer\.1\..* does not give the same output"):
+    with pytest.raises(clearhead.UnsupportedError, match=r"encoder\.layer\.1\..* does not return the same output"):
         ex.explain(models.TEXTS[0], "value-zeroing")

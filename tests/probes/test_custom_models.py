@@ -98,7 +98,7 @@ def test_leave_one_out_equals_the_text_without_the_word(ex):
         np.sign(gaps[i] - gaps[j]) * np.sign(weights[i] - weights[j]) for i in range(len(words)) for j in range(i)
     ]
     assert line["τ(last row, left out (delete))"] == pytest.approx(np.mean(agreements))
-    with pytest.raises(InputError, match="cannot be probed by leave-one-out: give longer"):
+    with pytest.raises(InputError, match="cannot be probed by leave-one-out: use longer"):
         probes.run_correlation_probe(ex, "w3")
 
 

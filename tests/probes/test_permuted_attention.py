@@ -91,7 +91,7 @@ def test_mean_attention_is_identity_for_equal_inputs_and_uniform_for_one_input()
 
 def test_unsupported_requests_are_rejected():
     ex = explainer("bert/classify")
-    with pytest.raises(InputError, match="give it with layer="):
+    with pytest.raises(InputError, match="specify it with layer="):
         probes.run_permutation_probe(ex, TEXTS, "S3")
     with pytest.raises(InputError, match="unknown scope"):
         probes.run_permutation_probe(ex, TEXTS, "S5")
@@ -106,4 +106,4 @@ def test_result_has_a_conclusion_and_serialises():
     data = result.to_dict()
     assert data["estimates"][0]["count"] == len(TEXTS) and data["records"][0]["input"] == TEXTS[0]
     low, mean, high = (data["estimates"][0][name] for name in ("low", "mean", "high"))
-    assert low <= mean <= high and "says nothing about" in data["conclusion"]
+    assert low <= mean <= high and "does not show" in data["conclusion"]

@@ -88,7 +88,7 @@ def test_models_without_the_start_layer_are_rejected(profile: str, method: str, 
     ex = explainer(architecture, first)
     message = (
         rf"the profile {profile} starts {method} at layer {first} \(counted from 0\).* has {first} layers, and at "
-        rf"least {first + 1} are needed\. Give layers= .*, or use the profile {profile}_depth_scaled"
+        rf"least {first + 1} are needed\. Use layers= .*, or use the profile {profile}_depth_scaled"
     )
     with pytest.raises(clearhead.UnsupportedError, match=message):
         ex.explain(pixels(), method, profile=profile)
@@ -101,7 +101,7 @@ def test_models_without_the_start_layer_are_rejected(profile: str, method: str, 
 def test_error_names_no_depth_scaled_profile_if_none_exists() -> None:
     with pytest.raises(clearhead.UnsupportedError, match="the profile idl_ga starts generic at layer 3") as error:
         explainer("vit", 3).explain(pixels(), "generic", profile="idl_ga")
-    assert str(error.value).endswith("Give layers= to choose other layers")
+    assert str(error.value).endswith("Use layers= to choose other layers")
 
 
 @pytest.mark.parametrize(("profile", "method", "first"), STARTS, ids=NAMES)

@@ -381,7 +381,7 @@ def list_files(folder: Path) -> list[str]:
             {"blocks.0.ls1.gamma": torch.ones(64), "norm_pre.bias": torch.ones(3)},
             "do not have: blocks.0.ls1.gamma, norm_p",
         ),
-        ({"norm.weight": None}, "has no norm.weight: does it belong to another family?"),
+        ({"norm.weight": None}, "has no norm.weight: check --family"),
         ({"pos_embed": torch.ones(1, 8, 64)}, "do not form a square image"),
         (
             {"blocks.1.norm1.bias": torch.ones(3)},

@@ -82,7 +82,7 @@ def test_sentence_without_mask_has_no_attcat_map():
     maps = compute_axis_maps(ex, directions, "it isn't the book.")
     assert maps.attcat is None and maps.attdr.shape == maps.dr.shape
     assert compute_pair_difference(maps, 0, -2) == pytest.approx(maps.dr.sum(0)[0] - maps.dr.sum(0)[-2])
-    with pytest.raises(InputError, match="attcat needs a masked position"):
+    with pytest.raises(InputError, match="attcat requires a masked position"):
         maps.get_map("attcat")
     with pytest.raises(InputError, match=r"no directions for layers \[2\]"):
         compute_axis_maps(ex, Directions({0: directions[0], 1: directions[1]}), TEXT)

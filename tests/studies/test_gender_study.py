@@ -104,7 +104,13 @@ def test_report_page_is_self_contained(study, tmp_path):
     two_maps = ["heat_map"] * 2  # DR and AttDR; with a mask there are four more
     assert list(maps.values()) == [two_maps + two_maps * 3, (two_maps * 3) * 2, two_maps * 3], maps
     assert Page(study._repr_html_()).document["children"] == Page(page).document["children"]
-    for words in ("By layer", "Are AttCAT and DR similar?", "rank the listed words", "At the mask", "Cost of removing"):
+    for words in (
+        "By layer",
+        "Are AttCAT and DR similar?",
+        "rank the listed words",
+        "At the mask",
+        "Cost of the removal",
+    ):
         assert words in page
     page = page.replace("http://www.w3.org/", "")  # the namespace of SVG, not an address that is fetched
     assert "http://" not in page and "https://" not in page and "<script>alert" not in page

@@ -76,7 +76,7 @@ def test_weight_schedule_and_rejected_inputs():
     )
     with pytest.raises(InputError, match=r"unknown pattern 'diagonal'.*identity"):
         build_target_rows("diagonal", VALID)
-    with pytest.raises(InputError, match="needs class_mask"):
+    with pytest.raises(InputError, match="requires class_mask"):
         build_target_rows("class", VALID)
-    with pytest.raises(InputError, match="no head is guided"):
+    with pytest.raises(InputError, match="no attention head is guided"):
         compute_guidance_loss({}, [], VALID)

@@ -158,12 +158,12 @@ def make_giant_png(width: int, height: int) -> bytes:
 
 
 INVALID_REQUESTS: list[tuple[dict[str, Any], str]] = [
-    ({"text": "x" * 10_000_000}, "10,000,000 characters, and at most 20,000 are accepted"),
+    ({"text": "x" * 10_000_000}, "10,000,000 characters, but at most 20,000 are accepted"),
     ({"text": ""}, "the text is empty"),
     ({"text": " \n\t "}, "the text is empty"),
     ({"text": 5}, "text: Input should be a valid string"),
     ({"text": ["a"]}, "text: Input should be a valid string"),
-    ({"text": None}, "give it a text"),
+    ({"text": None}, "provide a text"),
     ({"model": "/etc/passwd", "text": "x"}, "unknown model"),
     ({"model": "zoo:logic", "text": "x"}, "unknown model"),
     ({"model": "../zoo:sentiment", "text": "x"}, "unknown model"),
@@ -179,10 +179,10 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str]] = [
     ({"text": "x", "path": "/etc/passwd"}, "path: Extra inputs are not permitted"),
     ({"text": "x", "image": encode_base64(make_png())}, "not an image"),
     ({"text": "x", "example": 3}, "an example is a complete input"),
-    ({"example": 3}, "no ready examples"),
+    ({"example": 3}, "no built-in examples"),
     ({"model": "zoo:pets", "text": "/etc/hostname"}, "not text"),
-    ({"model": "zoo:pets", "image": "/etc/hostname"}, "not in base64"),
-    ({"model": "zoo:pets", "image": "file:///etc/hostname"}, "not in base64"),
+    ({"model": "zoo:pets", "image": "/etc/hostname"}, "not encoded in base64"),
+    ({"model": "zoo:pets", "image": "file:///etc/hostname"}, "not encoded in base64"),
     ({"model": "zoo:pets", "image": ""}, "the image cannot be opened"),
     ({"model": "zoo:pets", "image": encode_base64(make_png()[:200])}, "the image cannot be opened"),
     ({"model": "zoo:pets", "image": encode_base64(b"<svg onload=alert(1)>")}, "the image cannot be opened"),

@@ -125,7 +125,7 @@ def test_other_class_is_explained_by_one_click(page: Page) -> None:
     expect(page.get_by_role("heading", name=before)).to_be_visible()
     for line in page.locator("#history li").all():
         line.get_by_role("checkbox").check()
-    page.get_by_role("button", name="Show those ticked side by side").click()
+    page.get_by_role("button", name="Show selected results side by side").click()
     expect(page.locator("#result-view")).to_contain_text("POSITIVE")
     expect(page.locator("#result-view")).to_contain_text("NEGATIVE")
     expect(page.locator("#history li")).to_have_count(3)
@@ -198,7 +198,7 @@ def test_failed_model_request_does_not_fall_back_to_previous_model(page: Page) -
     page.route(failing_request, lambda route: route.fulfill(status=422, json={"error": "pets went for a walk"}))
     page.get_by_label("Model").select_option("zoo:pets")
     expect(page.locator("#error")).to_contain_text("pets went for a walk")
-    page.get_by_label("use it").click()  # the form still belongs to the previous model
+    page.get_by_label("use this example").click()  # the form still belongs to the previous model
     insert_image(page, "paste", "lost.png")
     expect(page.locator("#error")).to_contain_text("No model is ready")
     page.get_by_role("button", name="Explain", exact=True).click()
@@ -256,7 +256,7 @@ def test_hovered_word_highlights_attended_regions(page: Page) -> None:
 
 def test_every_detected_object_has_box_and_mask(page: Page) -> None:
     select_model(page, "zoo:shapes-detr")
-    page.get_by_label("use it").check()
+    page.get_by_label("use this example").check()
     explain(page)
     page.locator("#result-view").get_by_role("button", name="Objects").click()
     labels = page.locator("#result-view .ch-overlay .ch-object-box:visible b").all_inner_texts()
@@ -284,7 +284,7 @@ def test_selected_head_of_a_long_text_is_fetched_in_full(page: Page) -> None:
 def test_contrast_target_of_a_generated_word(page: Page) -> None:
     select_model(page, "zoo:spell")
     page.get_by_label("Text", exact=True).fill("phone")
-    page.get_by_label("and not").locator("visible=true").fill("V")
+    page.get_by_label("rather than").locator("visible=true").fill("V")
     explain(page)
     expect(page.locator("#result-view")).to_contain_text("F − V")
     expect(page.locator("#history")).to_contain_text("the prediction, not V")
@@ -401,7 +401,7 @@ def test_too_long_pasted_text_is_rejected(page: Page) -> None:
             return document.getElementById("text").dispatchEvent(made);
         }"""
     )
-    expect(page.get_by_role("alert")).to_contain_text("10,000,009 characters, and at most 20,000 are accepted")
+    expect(page.get_by_role("alert")).to_contain_text("10,000,009 characters, but at most 20,000 are accepted")
     assert field.input_value() == "so boring"
     explain(page)
     expect(page.get_by_role("alert")).to_be_hidden()

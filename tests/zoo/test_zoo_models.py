@@ -148,7 +148,7 @@ def test_total_size_of_the_zoo_is_bounded() -> None:
 def test_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(LookupError, match="did you mean 'sentiment'"):
         clearhead_zoo.path("sentimental")
-    with pytest.raises(LookupError, match="It has: "):
+    with pytest.raises(LookupError, match="Available models: "):
         clearhead_zoo.card("zebra")
 
 

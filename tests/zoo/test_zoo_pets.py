@@ -154,7 +154,7 @@ def test_crop_to_square_accepts_any_image_shape_and_dtype(shape: tuple[int, ...]
 
 
 def test_crop_to_square_rejects_channels_first_arrays() -> None:
-    with pytest.raises(ValueError, match=r"a picture is \(height, width\) .* this is \(3, 96, 96\)"):
+    with pytest.raises(ValueError, match=r"an image must have the shape \(height, width\) .*, not \(3, 96, 96\)"):
         hans.crop_to_square(np.zeros((3, 96, 96), dtype=np.uint8))
 
 

@@ -251,7 +251,7 @@ def test_fields_of_an_example_are_consistent() -> None:
 
 def test_unknown_family_is_rejected() -> None:
     with pytest.raises(
-        ValueError, match=r"no questions are called size; there are: colour, shape, count, exist, relation"
+        ValueError, match=r"there are no questions named size; there are: colour, shape, count, exist, relation"
     ):
         shapes.make_example(family="size")
 

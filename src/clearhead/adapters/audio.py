@@ -59,7 +59,9 @@ class AudioAdapter(ModelAdapter):
 
     def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
         if options.unit_names is not None:
-            raise InputError("tokens= names the tokens of a text; audio frames are named by their times")
+            raise InputError(
+                "tokens= names the tokens of a text, but audio frames are named by their times: leave out tokens="
+            )
         if isinstance(raw, Mapping):
             if self.grad_input_name not in raw:
                 raise InputError(
@@ -71,7 +73,7 @@ class AudioAdapter(ModelAdapter):
             ]
         if self.processor is None:
             raise InputError(
-                f"the model was loaded without a feature extractor: give {self.grad_input_name}, or load (model, "
+                f"the model was loaded without a feature extractor: pass {self.grad_input_name}, or load (model, "
                 "extractor)"
             )
         wave = _read_waveform(raw, self.sampling_rate)
@@ -93,7 +95,8 @@ class AudioAdapter(ModelAdapter):
         """`cut`: what was left out, as a share of what is there."""
         for name in set(inputs) - {self.grad_input_name}:
             raise InputError(
-                f"audio is explained from {self.grad_input_name} (and its attention_mask): leave out {name}"
+                f"audio models accept only {self.grad_input_name} (and its attention_mask) as model inputs: leave out "
+                f"{name}"
             )
         given = inputs[self.grad_input_name]
         if not given.is_floating_point() or not given.numel():
@@ -157,7 +160,7 @@ class WaveformClassificationAdapter(AudioAdapter):
             raise InputError(f"input_values must be batch × time, not batch × {tuple(values.shape)}")
         if self._count_frames(values) < 1:
             raise InputError(
-                f"{len(values)} audio samples are too few for one frame of {type(self.model).__name__}: give longer "
+                f"{len(values)} audio samples are too few for one frame of {type(self.model).__name__}: use longer "
                 "audio"
             )
 

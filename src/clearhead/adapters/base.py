@@ -141,7 +141,7 @@ class InputOptions:
         if self.unit_names is not None and num_inputs > 1:
             if len(self.unit_names) != num_inputs or any(isinstance(names, str) for names in self.unit_names):
                 raise InputError(
-                    f"tokens= must name the units of each of the {num_inputs} inputs: give a list of lists"
+                    f"tokens= must name the units of each of the {num_inputs} inputs: pass a list of lists"
                 )
             hows = [replace(how, unit_names=names) for how, names in zip(hows, self.unit_names, strict=True)]
         ids = isinstance(self.continuation, list) and all(isinstance(one, int) for one in self.continuation)
@@ -149,7 +149,7 @@ class InputOptions:
             if len(self.continuation) != num_inputs:
                 raise InputError(
                     f"answer= has {len(self.continuation)} texts for {num_inputs} "
-                    f"input{'s' if num_inputs > 1 else ''}: give one for each, a text or its token ids"
+                    f"input{'s' if num_inputs > 1 else ''}: pass one for each, a text or its token ids"
                 )
             hows = [replace(how, continuation=answer) for how, answer in zip(hows, self.continuation, strict=True)]
         return hows
@@ -372,7 +372,7 @@ class ModelAdapter(ABC):
             InputError: If the model does not have such targets.
         """
         if any(isinstance(target.spec, MaskedToken) or target.mask_index is not None for target in targets):
-            raise InputError(f"{type(self.model).__name__} does not predict masked tokens: give a label or an index")
+            raise InputError(f"{type(self.model).__name__} does not predict masked tokens: pass a label or an index")
         return output.logits.repeat(len(samples) // len(output.logits), 1)
 
     def find_readout_rows(self, sample: Sample, target: Target) -> dict[int, float]:
@@ -485,7 +485,7 @@ class ModelAdapter(ABC):
         if isinstance(target.spec, PositionTarget):
             raise InputError(
                 f"the target is {describe_spec(target.spec)}, but {type(self.model).__name__} makes one prediction per "
-                "input: give a label or an index"
+                "input: pass a label or an index"
             )
         return [target]
 
@@ -932,7 +932,8 @@ def unbatch_inputs(adapter: ModelAdapter, inputs: Mapping[str, Any]) -> list[dic
     strange = [name for name in inputs if not adapter.forward_accepts(name)]
     if strange:  # most models swallow arguments that they do not know
         raise InputError(
-            f"{type(adapter.model).__name__} does not take {', '.join(strange)}: leave it out of the model inputs"
+            f"{type(adapter.model).__name__} does not take {', '.join(strange)}: remove "
+            f"{'it' if len(strange) == 1 else 'them'} from the model inputs"
         )
     try:
         parts = {name: torch.as_tensor(part).cpu() for name, part in inputs.items() if part is not None}

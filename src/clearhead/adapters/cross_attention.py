@@ -66,7 +66,7 @@ class LxmertAdapter(CrossAttentionAdapter, TextWithRegionsAdapter):
 
     def build_region_inputs(self, regions: ImageRegions) -> dict[str, Tensor]:
         if regions.boxes is None:
-            raise InputError(f"{self.name} uses the positions of regions: give regions=(features, boxes)")
+            raise InputError(f"{self.name} uses the positions of regions: pass regions=(features, boxes)")
         mask = torch.ones(len(regions.features), dtype=torch.long)
         return {"visual_feats": regions.features, "visual_pos": regions.boxes, "visual_attention_mask": mask}
 

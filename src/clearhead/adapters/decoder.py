@@ -76,7 +76,8 @@ class CausalLMAdapter(GenerativeAdapter, TextAdapter):
         if strange:
             name = type(self.model).__name__
             raise InputError(
-                f"{name} is explained from {', '.join(self.supported_inputs)}: leave out {', '.join(strange)}"
+                f"{name} accepts only {', '.join(self.supported_inputs)} as model inputs: leave out "
+                f"{', '.join(strange)}"
             )
         samples = super()._samples_from_model_inputs(raw, how)
         if how.keep_padding:
@@ -149,7 +150,7 @@ class CausalLMAdapter(GenerativeAdapter, TextAdapter):
 
     def _apply_chat_template(self, messages: list[Any]) -> str:
         if getattr(self.tokenizer_wrapper.tokenizer, "chat_template", None) is None:
-            raise InputError("the tokenizer has no chat template: give the prompt as one text")
+            raise InputError("the tokenizer has no chat template: pass the prompt as one text")
         check_messages(messages)
         last = messages[-1]["role"] == "assistant"
         how = {"continue_final_message": True} if last else {"add_generation_prompt": True}
@@ -226,7 +227,7 @@ class CausalLMAdapter(GenerativeAdapter, TextAdapter):
         """The ids of a text after the prompt: those that prompt and answer have together, where the prompt's stay."""
         if self.tokenizer_wrapper.tokenizer is None:
             raise InputError(
-                "a text for answer= needs the tokenizer: load it together with the model, or give token ids"
+                "a text for answer= needs the tokenizer: load it together with the model, or pass token ids"
             )
         alone = list(self.tokenizer_wrapper.call_tokenizer("encode", answer, add_special_tokens=False))
         if "input_ids" not in sample.inputs or len(sample.units.texts) != 1 or sample.num_truncated:
@@ -246,7 +247,7 @@ class CausalLMAdapter(GenerativeAdapter, TextAdapter):
         continued = {"input_ids", "position_ids"} if sample.counts_padding else {"input_ids"}
         strange = [name for name in sample.inputs if name not in continued]
         if strange:
-            raise InputError(f"answer= cannot be appended to {', '.join(strange)}: give the prompt as input_ids only")
+            raise InputError(f"answer= cannot be appended to {', '.join(strange)}: pass the prompt as input_ids only")
         ids = torch.tensor(continuation_ids)
         start = int(sample.inputs["position_ids"][0]) if sample.counts_padding else 0
         length = len(sample.units) + len(ids)

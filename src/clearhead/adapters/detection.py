@@ -117,7 +117,7 @@ class BaseDetectionAdapter(ImageAdapter):
                 f"batch × {tuple(pixels.shape)}"
             )
         for name in set(inputs) - {"pixel_values", "pixel_mask"}:
-            raise InputError(f"detectors are explained from pixel_values (and pixel_mask): leave out {name}")
+            raise InputError(f"detectors accept only pixel_values (and pixel_mask) as model inputs: leave out {name}")
         pixels = _remove_image_padding(pixels, inputs.get("pixel_mask"))
         found, grid = self.run_detection(pixels)
         axes, pixels = self.build_axes(pixels, grid, len(found.logits))
@@ -138,7 +138,7 @@ class BaseDetectionAdapter(ImageAdapter):
             isinstance(target.spec, PositionTarget) and not isinstance(target.spec, DetectionQuery)
         ):
             raise InputError(
-                f"{describe_spec(target.spec)} is not a target of a detector: give clearhead.DetectionQuery(number) "
+                f"{describe_spec(target.spec)} is not a target of a detector: pass clearhead.DetectionQuery(number) "
                 '(--target "query N"), or a label'
             )
         found = get_detections(sample)

@@ -89,22 +89,26 @@ class DualEncoderAdapter(PairAdapter):
             if len(texts) != len(others):
                 raise InputError(
                     f"there are {len(texts)} texts and {len(others)} inputs for {second}=: they are paired by "
-                    "position, so give the same number of each"
+                    "position, so pass the same number of each"
                 )
         else:
             if not isinstance(raw, NamedInputs):
                 raise InputError(
-                    f"{self.name} takes two inputs, each by name: explain({first}=…, {second}=…), not a single one"
+                    f"{self.name} takes two inputs, each passed by name, not a single one: explain({first}=…, "
+                    f"{second}=…)"
                 )
             given = raw
             missing = [f"{stream}=" for stream in self.input_names if getattr(given, stream) is None]
             if missing:
                 raise InputError(
-                    f"{self.name} takes a text and {second}: explain({first}=…, {second}=…); missing: "
+                    f"{self.name} takes two inputs, {first} and {second}: explain({first}=…, {second}=…); missing: "
                     f"{', '.join(missing)}"
                 )
             if options.unit_names is not None:
-                raise InputError("tokens= names the units of model inputs; the units of a text are already named")
+                raise InputError(
+                    "tokens= names the units of model inputs, but the units of a text already have names: leave out "
+                    "tokens="
+                )
             texts, others = (
                 self.text_tower.make_samples(given.text, options),
                 self.make_second_samples(getattr(given, second), InputOptions()),
@@ -253,7 +257,7 @@ class AudioTextDualEncoderAdapter(DualEncoderAdapter):
             return [Sample({name: torch.as_tensor(part)[i] for name, part in raw.items()}, {}) for i in range(count)]
         if self.feature_extractor is None:
             raise InputError(
-                "the model was loaded without a feature extractor: give input_features, or load (model, processor)"
+                "the model was loaded without a feature extractor: pass input_features, or load (model, processor)"
             )
         sound = np.asarray(raw, dtype=np.float32)
         longest = self.feature_extractor.nb_max_samples

@@ -155,7 +155,8 @@ class EncoderDecoderAdapter(GenerativeAdapter):
         one, other = self.make_causality_probe()
         if not self.logits_agree([{**batch, "decoder_input_ids": ids[None]} for ids in (one, other)]):
             raise UnsupportedError(
-                f"{type(unwrap_base_model(self.model)).__name__}: its output tokens depend on later tokens"
+                f"{type(unwrap_base_model(self.model)).__name__} cannot be explained: its output tokens depend on "
+                "later tokens"
             )
 
     def pad_prefixes(self, samples: Sequence[Sample]) -> Tensor:

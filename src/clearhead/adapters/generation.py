@@ -104,7 +104,7 @@ class GenerativeAdapter(ModelAdapter):
             or not isinstance(sample.max_new_tokens, int)
             or sample.max_new_tokens < 1
         ):
-            raise InputError(f"max_new_tokens={sample.max_new_tokens!r} is not valid: give a positive number of tokens")
+            raise InputError(f"max_new_tokens={sample.max_new_tokens!r} is not valid: use a positive number of tokens")
         place = target.position
         return place + 1 if isinstance(place, int) and place >= 0 else sample.max_new_tokens
 
@@ -116,7 +116,7 @@ class GenerativeAdapter(ModelAdapter):
         whole = isinstance(target.spec, Predicted) and (sample.is_user_continuation or self.explains_full_output)
         if whole or (isinstance(target.spec, GeneratedToken) and target.position is None):
             if not count:
-                raise InputError("the model generates an empty output: give the text to explain with answer=")
+                raise InputError("the model generates an empty output: pass the text to explain with answer=")
             return [self._make_step_target(sample, target, step) for step in range(count)]
         match target.spec:
             case GeneratedToken(place):
@@ -129,7 +129,7 @@ class GenerativeAdapter(ModelAdapter):
                 return [self._make_step_target(sample, target, 0)]
             case wanted:
                 raise InputError(
-                    f"target={wanted!r} is not an output of {type(self.model).__name__}: give a token, "
+                    f"target={wanted!r} is not an output of {type(self.model).__name__}: pass a token, "
                     "clearhead.Contrast(a, b) or clearhead.GeneratedToken(step, token)"
                 )
 
@@ -158,7 +158,10 @@ class GenerativeAdapter(ModelAdapter):
 
     def find_readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
         if self.readout != "next word":
-            raise InputError(f"readout={self.readout!r}: each token is predicted at its own position, so leave it out")
+            raise InputError(
+                f"readout={self.readout!r} does not apply, because each token is predicted at its own position: leave "
+                "it out"
+            )
         return {self.decoder_stream: {self.find_readout_row(sample, target): 1.0}}
 
     def truncate_to_targets(self, sample: Sample, targets: Sequence[Target]) -> Sample:
@@ -247,7 +250,7 @@ class GenerativeAdapter(ModelAdapter):
         """
         if not hasattr(self.model, "generate"):
             raise UnsupportedError(
-                f"{type(self.model).__name__} cannot generate text: give the output text with answer="
+                f"{type(self.model).__name__} cannot generate text: pass the output text with answer="
             )
         settings = copy.deepcopy(self.model.generation_config)
         given = {"max_new_tokens": max_new_tokens, "do_sample": False, "num_beams": 1, "return_dict_in_generate": False}
@@ -317,7 +320,7 @@ class GenerativeAdapter(ModelAdapter):
             "logit)"
         )
         says = f"{name} computes logits that are not finite with {padding}" if gap != gap else differs
-        return InputError(f"{says}: remove the padding, pad on the right, or give the text")
+        return InputError(f"{says}: remove the padding, pad on the right, or pass the text")
 
     def _logits_at(self, batch: dict[str, Any], row: int) -> Float[Tensor, "label"]:
         """The logits at one position of a batch of one; the others are not computed where the model can leave them."""

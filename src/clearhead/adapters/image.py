@@ -143,12 +143,14 @@ class ImageAdapter(ModelAdapter):
 
     def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
         if options.unit_names is not None:
-            raise InputError("tokens= names the tokens of a text; image patches are named by their positions")
+            raise InputError(
+                "tokens= names the tokens of a text, but image patches are named by their positions: leave out tokens="
+            )
         if isinstance(raw, Mapping):
             return self._samples_from_model_inputs(raw)
         if self.processor is None:
             raise InputError(
-                "the model was loaded without an image processor: give pixel_values, or load (model, processor)"
+                "the model was loaded without an image processor: pass pixel_values, or load (model, processor)"
             )
         return [self._build_sample({"pixel_values": preprocess_image(raw, self.processor)})]
 
@@ -247,7 +249,7 @@ class MaskedAutoencoderAdapter(ImageAdapter):
         if self.model.config.mask_ratio != 0 or not in_order:
             raise UnsupportedError(
                 f"{type(self.model).__name__} drops and shuffles patches at random on each pass: set config.mask_ratio "
-                "= 0 and give model inputs with an increasing noise= (so that every patch keeps its position), and a "
+                "= 0 and pass model inputs with an increasing noise= (so that every patch keeps its position), and a "
                 "target function"
             )
 

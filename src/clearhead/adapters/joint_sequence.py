@@ -100,7 +100,7 @@ class VisualBertAdapter(JointSequenceAdapter, TextWithRegionsAdapter):
         sample = super().build_joint_sample(inputs, units, visual, num_truncated)
         if int(sample.inputs["attention_mask"].sum()) < 2:
             raise InputError(
-                f"{self.name} reads the second to last token, so a text of one token is too short: give a longer text"
+                f"{self.name} reads the second-to-last token, so a text of one token is too short: use a longer text"
             )
         return sample
 
@@ -154,14 +154,14 @@ class ViltAdapter(JointSequenceAdapter, TextWithImageAdapter):
         if "pixel_mask" in inputs:
             inputs = {**inputs, "pixel_values": self._crop_to_pixel_mask(inputs["pixel_values"], inputs["pixel_mask"])}
         if "image_embeds" in inputs:
-            raise InputError("image_embeds have no patches to display: give pixel_values")
+            raise InputError("image_embeds have no patches to display: pass pixel_values")
         sight = super().read_visual_inputs(inputs, options)
         assert sight.units.grid is not None
         count, most = sight.units.grid[0] * sight.units.grid[1], self.model.config.max_image_length
         if isinstance(most, int) and 0 <= most < count:
             raise InputError(
                 f"{self.name} samples {most} of the {count} patches of this image at random in each pass: set "
-                "model.config.max_image_length = -1, or give a smaller image"
+                "model.config.max_image_length = -1, or use a smaller image"
             )
         sight.inputs["pixel_mask"] = torch.ones(sight.inputs["pixel_values"].shape[1:], dtype=torch.long)
         return sight

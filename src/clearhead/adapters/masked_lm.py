@@ -43,7 +43,7 @@ class MaskedTokenAdapter(TextAdapter):
         if self.mask_token_id is None:
             raise InputError("the id of the mask token is not known: load the tokenizer together with the model")
         if "input_ids" not in inputs:
-            raise InputError("the masked position cannot be found in inputs_embeds: give input_ids")
+            raise InputError("the masked position cannot be found in inputs_embeds: pass input_ids")
         masks = (inputs["input_ids"] == self.mask_token_id).nonzero().flatten().tolist()
         if not masks:
             token = getattr(self.tokenizer_wrapper.tokenizer, "mask_token", f"id {self.mask_token_id}")

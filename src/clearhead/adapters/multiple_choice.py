@@ -103,13 +103,13 @@ class MultipleChoiceAdapter(TextHeadAdapter):
             case _ if target.function is not None:
                 return [target]
         raise InputError(
-            f"{describe_spec(target.spec)} is not a target of {type(self.model).__name__}: give the index of a choice"
+            f"{describe_spec(target.spec)} is not a target of {type(self.model).__name__}: pass the index of a choice"
         )
 
     def _resolve_choice(self, label: str | int, count: int) -> int:
         number = self.label_index(label)
         if not -count <= number < count:
-            raise InputError(f"choice {label} does not exist: there are {count}, counted from 0")
+            raise InputError(f"choice {label} does not exist: there are {count} choices, counted from 0")
         return number % count
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class MultipleChoiceAdapter(TextHeadAdapter):
     def label_index(self, label: str | int) -> int:
         number = str(label).removeprefix("choice ")
         if not number.lstrip("-").isdigit():
-            raise InputError(f"choice {label!r} does not exist: give its index, counted from 0")
+            raise InputError(f"choice {label!r} does not exist: use its index, counted from 0")
         return int(number)
 
     def label_name(self, index: int) -> str:

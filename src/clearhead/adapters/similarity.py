@@ -85,14 +85,14 @@ class PairAdapter(ModelAdapter):
                 return [SimilarityTarget(target.spec, target.scale, own)]
             case Contrast(a, b, None) if a in (None, own) and isinstance(b, str):
                 if b == own:
-                    raise InputError(f"cannot contrast {own!r} with itself: give a different text")
+                    raise InputError(f"cannot contrast {own!r} with itself: use a different text")
                 if not b.strip():
-                    raise InputError("the text to contrast with is empty: give a different text")
+                    raise InputError("the text to contrast with is empty: use a different text")
                 return [SimilarityTarget(target.spec, target.scale, own, b)]
             case _ if target.function is not None:
                 return [target]
         raise InputError(
-            f"{self.name} measures the similarity of two inputs: leave out target=, or give clearhead.Contrast(None, "
+            f"{self.name} measures the similarity of two inputs: leave out target=, or pass clearhead.Contrast(None, "
             f"other text) or a function of the output, not {describe_spec(target.spec)}"
         )
 
@@ -192,7 +192,7 @@ class TextSimilarityAdapter(PairAdapter):
         inside: Any = unwrap_base_model(encoder)
         if inside.base_model is not inside:
             raise UnsupportedError(
-                f"{type(inside).__name__} has a head: give its bare encoder, model.{inside.base_model_prefix}, to "
+                f"{type(inside).__name__} has a head: pass its bare encoder, model.{inside.base_model_prefix}, to "
                 "explain the similarity of two texts"
             )
         self.text_encoder = TextEncoderAdapter(encoder, self.processor, self.readout, self.name)
@@ -241,7 +241,7 @@ class TextSimilarityAdapter(PairAdapter):
             if len(pairs[0]) != len(pairs[1]):
                 raise InputError(
                     f"there are {len(pairs[0])} first texts and {len(pairs[1])} second texts: they are paired by "
-                    "position, so give the same number of each"
+                    "position, so pass the same number of each"
                 )
         elif isinstance(raw, tuple) and len(raw) == 2:
             pairs = [self.text_encoder.make_samples(part, options) for part in raw]

@@ -108,8 +108,8 @@ class TextAdapter(ModelAdapter):
         for one, name in zip(tokens.inputs["input_ids"].tolist(), tokens.units.names, strict=True):
             if one >= count:
                 raise InputError(
-                    f"the tokenizer encodes {name!r} as id {one}, but the model's vocabulary has {count} tokens: does "
-                    "the tokenizer belong to another model?"
+                    f"the tokenizer encodes {name!r} as id {one}, but the model's vocabulary has {count} tokens: check "
+                    "that the tokenizer belongs to this model"
                 )
 
     def _samples_from_model_inputs(self, raw: Mapping[str, Any], how: InputOptions) -> list[Sample]:
@@ -195,7 +195,7 @@ class TextAdapter(ModelAdapter):
             if not ids or getattr(self.tokenizer_wrapper.config, "pad_token_id", None) is None:
                 raise InputError(
                     "inputs of different lengths cannot share a batch, since the model cannot recognise their padding: "
-                    "set model.config.pad_token_id and give texts or input_ids, or set batch_size=1"
+                    "set model.config.pad_token_id and pass texts or input_ids, or set batch_size=1"
                 )
         batch: dict[str, list[Tensor]] = {}
         for sample in samples:

@@ -64,7 +64,10 @@ class TextWithVisualAdapter(TextAdapter):
         tokenizer = getattr(self.processor, "tokenizer", self.processor)
         if tokenizer is not None and not hasattr(tokenizer, "convert_ids_to_tokens"):
             given = type(self.processor).__name__
-            raise InputError(f"{names[0]} also takes texts, but was loaded with a {given}, which has no tokenizer")
+            raise InputError(
+                f"{names[0]} also takes texts, but was loaded with a {given}, which has no tokenizer: pass its "
+                "processor instead"
+            )
         self.embeddings = unwrap_base_model(self.model).get_input_embeddings()  # type: ignore[operator]
         self.tokenizer_wrapper = TokenizerWrapper(
             tokenizer, self.model, "text", getattr(self.model.config, "text_config", None)
@@ -102,7 +105,9 @@ class TextWithVisualAdapter(TextAdapter):
             return self._samples_from_model_inputs(raw, options)
         if not isinstance(raw, NamedInputs) or raw.text is None:
             given = "only " + self.visual_stream if isinstance(raw, NamedInputs) else f"a {type(raw).__name__}"
-            raise InputError(f"{self.name} takes text= and {self.visual_stream}=, each by name, but was given {given}")
+            raise InputError(
+                f"{self.name} takes text= and {self.visual_stream}=, each passed by name, but was given {given}"
+            )
         if not isinstance(raw.text, str):
             raise InputError(f"text= must be a text, not a {type(raw.text).__name__}")
         sight = self.read_visual(raw)
@@ -193,7 +198,7 @@ class TextWithRegionsAdapter(TextWithVisualAdapter):
         if given is None:
             if self.region_detector is None:
                 raise InputError(
-                    f"{self.name} takes regions, and has no detector to find them in the image: give "
+                    f"{self.name} takes regions, but has no detector to find them in the image: pass "
                     "regions=(features, boxes), or load(…, detector=f) with f(image) → (features, boxes)"
                 )
             given = self.region_detector(picture)
@@ -256,7 +261,7 @@ class TextWithImageAdapter(TextWithVisualAdapter):
             raise InputError(f"{self.name} takes text= and image=, but was given only a text")
         if not hasattr(self.processor, "image_processor"):
             raise InputError(
-                "the model was loaded without an image processor: give model inputs, or load (model, processor)"
+                "the model was loaded without an image processor: pass model inputs, or load (model, processor)"
             )
         return self.read_visual_inputs({"pixel_values": preprocess_image(raw.image, self.processor)}, InputOptions())
 

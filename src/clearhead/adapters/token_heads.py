@@ -59,7 +59,7 @@ class TokenHeadAdapter(TextHeadAdapter):
             isinstance(wanted, PositionTarget) and not isinstance(wanted, self.target_class)
         ):
             raise InputError(
-                f"{describe_spec(wanted)} is not a target of {type(self.model).__name__}: give "
+                f"{describe_spec(wanted)} is not a target of {type(self.model).__name__}: pass "
                 f"clearhead.{self.target_class.__name__}(…)"
             )
 
@@ -190,12 +190,10 @@ class QuestionAnsweringAdapter(TokenHeadAdapter):
         wanted = target.at_position("both", AnswerSpan).spec
         assert isinstance(wanted, AnswerSpan) and isinstance(sample, QASample)
         if wanted.against is not None and target.position is None:
-            raise InputError(
-                "a contrast needs a position: give clearhead.AnswerSpan('start', token, against), or 'end'"
-            )
+            raise InputError("a contrast needs a position: use clearhead.AnswerSpan('start', token, against), or 'end'")
         places = ("start", "end") if target.position is None else (target.position,)
         if places[0] not in ("start", "end"):
-            raise InputError(f"an answer has a 'start' and an 'end', but no {target.position!r}")
+            raise InputError(f"the position in an answer span must be 'start' or 'end', not {target.position!r}")
         own = sample.answer_span if wanted.label is None else _find_answer_span(sample.units, wanted.label)
         against = None if wanted.against is None else _find_answer_span(sample.units, wanted.against)
         which = {"start": 0, "end": 1}
@@ -285,12 +283,12 @@ def _find_answer_span(units: Units, label: str | int) -> tuple[int, int]:
             raise InputError(f"token {label} does not exist: the text has {len(units)} tokens, counted from 0")
         return label, label
     if units.offsets is None or len(units.texts) < 2:
-        raise InputError("an answer given as words requires the text: give (question, text), or the index of a token")
+        raise InputError("an answer given as words requires the text: pass (question, text), or the index of a token")
     start = units.texts[1].find(label)
     inside = [i for i, here in enumerate(_mark_context_tokens(units)) if here]
     within = [i for i in inside if units.offsets[i][0] < start + len(label) and units.offsets[i][1] > start]
     if start < 0 or not within:
-        raise InputError(f"{label!r} does not occur in the text: give words of the text, or the index of a token")
+        raise InputError(f"{label!r} does not occur in the text: pass words of the text, or the index of a token")
     return within[0], within[-1]
 
 

@@ -80,7 +80,7 @@ class TextTower(Tower, TextAdapter):
         if not isinstance(raw, str | Mapping):
             raise InputError(
                 f"expected one text, but got {type(raw).__name__} ({raw!r:.40}); to contrast it with another text, "
-                "give target=clearhead.Contrast(None, other)"
+                "pass target=clearhead.Contrast(None, other)"
             )
         samples = super().make_samples(raw, options)
         if isinstance(raw, Mapping):
@@ -144,7 +144,7 @@ class TextTower(Tower, TextAdapter):
         if self.readout == LAST_POSITION and len(lengths) > 1:
             raise InputError(
                 f"{type(self.model).__name__} reads the last position, so the input_ids of one batch must have the "
-                f"same length, not {sorted(lengths)}: pad them to {self.tokenizer_wrapper.max_length} tokens, or give "
+                f"same length, not {sorted(lengths)}: pad them to {self.tokenizer_wrapper.max_length} tokens, or pass "
                 "texts"
             )
         return super().collate(samples)
@@ -194,7 +194,7 @@ class NaflexImageTower(ImageTower):
             return [self._build_sample(part) for part in unbatch_inputs(self, raw)]
         if self.processor is None:
             raise InputError(
-                "the model was loaded without an image processor: give pixel_values, or load (model, processor)"
+                "the model was loaded without an image processor: pass pixel_values, or load (model, processor)"
             )
         made = self.processor(images=open_image(raw), return_tensors="np")
         return [

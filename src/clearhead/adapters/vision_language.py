@@ -142,15 +142,17 @@ class VisionLanguageAdapter(CausalLMAdapter):
         elif isinstance(raw, NamedInputs) and raw.text is not None and raw.image is not None:
             samples = [self._sample_from_raw(raw, options)]
         else:
-            raise InputError(f"{self.name} takes a text and an image, each by name: explain(text=…, image=…)")
+            raise InputError(f"{self.name} takes a text and an image, each passed by name: explain(text=…, image=…)")
         return [self._apply_continuation_options(sample, options) for sample in samples]
 
     def _sample_from_raw(self, raw: NamedInputs, how: InputOptions) -> PromptSample:
         """A text and a picture, as the processor reads them."""
         if not (hasattr(self.copied_processor, "tokenizer") and hasattr(self.copied_processor, "image_processor")):
-            raise InputError("the model was loaded without a processor: give model inputs, or load (model, processor)")
+            raise InputError("the model was loaded without a processor: pass model inputs, or load (model, processor)")
         if how.unit_names is not None:
-            raise InputError("tokens= names the units of model inputs; the units of a text are already named")
+            raise InputError(
+                "tokens= names the units of model inputs, but the units of a text already have names: leave out tokens="
+            )
         prompt, picture = self._render_prompt(raw.text), open_image(raw.image)
         # A rendered conversation brings its own start token, which must not be doubled.
         begun = {"add_special_tokens": False} if self._starts_with_bos(prompt) else {}
@@ -200,7 +202,7 @@ class VisionLanguageAdapter(CausalLMAdapter):
         strange = [name for name in raw if name not in taken]
         if strange:
             name = type(self.model).__name__
-            raise InputError(f"{name} is explained from {', '.join(taken)}: leave out {', '.join(strange)}")
+            raise InputError(f"{name} accepts only {', '.join(taken)} as model inputs: leave out {', '.join(strange)}")
         given = {name: torch.as_tensor(part) for name, part in raw.items() if part is not None}
         if "input_ids" not in given or "pixel_values" not in given:
             raise InputError(
@@ -260,10 +262,10 @@ class VisionLanguageAdapter(CausalLMAdapter):
             shown = f", {mark!r}" if mark else ""
             raise InputError(
                 f"the text does not mark the position of the image: insert the model's image token{shown} (id "
-                f"{self.image_token_id}), or give a conversation"
+                f"{self.image_token_id}), or pass a conversation"
             )
         if count == len(holds):
-            raise InputError("there is an image but no text: give a prompt about the image")
+            raise InputError("there is an image, but no text: pass a prompt about the image")
         return count
 
     def _build_text_units(self, ids: Tensor, at: list[int], names: Any) -> Units:
@@ -281,7 +283,7 @@ class VisionLanguageAdapter(CausalLMAdapter):
         """The ids of an answer: those that it has together with the words after the picture, where theirs stay."""
         if self.tokenizer_wrapper.tokenizer is None:
             raise InputError(
-                "a text for answer= needs the tokenizer: load it together with the model, or give token ids"
+                "a text for answer= needs the tokenizer: load it together with the model, or pass token ids"
             )
         alone = list(self.tokenizer_wrapper.call_tokenizer("encode", answer, add_special_tokens=False))
         ids, special = sample.inputs["input_ids"].tolist(), sample.axes[self.stream].special

@@ -71,7 +71,8 @@ class AttnLRPRules(RuleSet):
             at_zero = apply(x.new_zeros(1))
         if at_zero.item() != 0:  # f(z)/z is unbounded
             raise MissingRuleError(
-                f"the operator {_get_operation_name(apply)}, which is not zero at zero, has no rule in {self.name}"
+                f"the operator {_get_operation_name(apply)}, whose value at zero is not zero, has no rule in "
+                f"{self.name}"
             )
 
         def rule(g: Tensor, x: Tensor) -> tuple[Tensor]:

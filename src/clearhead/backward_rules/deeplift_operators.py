@@ -368,7 +368,9 @@ def _make_batch_norm_rule(
 ) -> InputsAndFormula | None:
     """None: with its running statistics it is linear; with those of the batch it has no rule."""
     if training:
-        raise MissingRuleError("the operator batch_norm with the statistics of its batch has no rule in DeepLIFT")
+        raise MissingRuleError(
+            "the operator batch_norm with batch statistics (in training mode) has no rule in DeepLIFT"
+        )
     return None
 
 

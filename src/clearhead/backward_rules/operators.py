@@ -366,7 +366,7 @@ def _batch_norm(
 ) -> Tensor:
     """A batch norm with its running statistics, which is a multiplication."""
     if training:
-        raise MissingRuleError("the operator batch_norm with the statistics of its batch has no rule")
+        raise MissingRuleError("the operator batch_norm with batch statistics (in training mode) has no rule")
     factor = torch.rsqrt(running_var + eps)
     if weight is not None:
         factor = factor * weight

@@ -223,8 +223,7 @@ def reject_custom_functions(target_value: Tensor) -> None:
         if isinstance(node, BackwardCFunction) and not isinstance(node, DeepLiftFunction._backward_cls):
             function_name = type(node).__name__.removesuffix("Backward")
             raise MissingRuleError(
-                f"the operator {function_name} is a function with a derivative of its own, and has no rule in "
-                f"{RULE_SET_NAME}"
+                f"the operator {function_name} is a custom autograd function, and has no rule in {RULE_SET_NAME}"
             )
         stack += [input_node for input_node, _ in node.next_functions]
 

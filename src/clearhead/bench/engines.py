@@ -60,7 +60,7 @@ def check_opened_by_name(engine_name: str, worker: ChunkWorker) -> None:
     for what, given in (("model", worker.preloaded_explainer), ("data", worker.preloaded_dataset)):
         if given is not None:
             raise InputError(
-                f"engine={engine_name!r} opens the {what} again in each process: give its name instead of the object"
+                f"engine={engine_name!r} opens the {what} again in each process: pass its name instead of the object"
             )
 
 
@@ -92,8 +92,8 @@ def run_in_processes(
             yield done.result()
     except BrokenExecutor:
         raise ClearheadError(
-            "a worker process ended before its chunk was finished (killed, or out of memory?): run the same command "
-            "again to resume; fewer --workers or a smaller --batch-size need less memory"
+            "a worker process ended before its chunk was finished; it may have been killed, or may have run out of "
+            "memory. Run the same command again to resume; fewer --workers or a smaller --batch-size need less memory"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)  # whoever stops a run does not wait for chunks that nobody will store

@@ -178,7 +178,7 @@ class ChunkTask:
 def iter_chunks(dataset: BenchmarkDataset, chunk_size: int) -> Iterator[tuple[tuple[int, ...], str]]:
     """Yield the example indices of each chunk, and a digest of their content."""
     if chunk_size < 1:
-        raise InputError(f"chunk={chunk_size}: it must be at least 1")
+        raise InputError(f"chunk={chunk_size} is not valid: it must be at least 1")
     seen: set[str] = set()
     for start in range(0, len(dataset), chunk_size * CHUNKS_PER_WINDOW):
         window = range(start, min(start + chunk_size * CHUNKS_PER_WINDOW, len(dataset)))

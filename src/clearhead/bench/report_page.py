@@ -258,7 +258,7 @@ def _build_method_costs(results: RunResults) -> Iterator[ViewModel]:
     heads = ["method", "requirements", "single explanation", "relative to the cheapest"]
     note = None
     if results.total_seconds:
-        note = f"Chunks took {results.total_seconds:,.1f} s in all; methods share their passes there."
+        note = f"All chunks together took {results.total_seconds:,.1f} s; methods share their passes within a chunk."
     yield make_view_model(
         "section", heading="Cost per method", children=[_build_table("", heads, rows)], note=note, collapsed_children=[]
     )

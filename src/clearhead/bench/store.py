@@ -133,7 +133,7 @@ class ResultStore:
         path = self.folder / "run.json"
         if self.folder.exists() and (not self.folder.is_dir() or (self._has_foreign_files() and not path.exists())):
             raise InputError(
-                f"{str(self.folder)!r} already exists and is not a benchmark run: give --out an empty or new folder"
+                f"{str(self.folder)!r} already exists and is not a benchmark run: set --out to an empty or new folder"
             )
 
     def prepare_folder(self, manifest: Mapping[str, Any]) -> None:

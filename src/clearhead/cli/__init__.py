@@ -127,7 +127,7 @@ def explain(
     """Explain a prediction: score every word, patch or frame of the input by its contribution to the target.
 
     The target is the predicted label, unless --target selects another. High scores support the target; negative scores
-    of signed methods count against it. The default method is the recommended one, which clearhead methods shows.
+    of signed methods count against it. The default method is the recommended one (see clearhead methods).
     """
     sources = parse_sources(*(inputs or ()))
     chosen_methods = opt.parse_method_options(methods, [])
@@ -179,8 +179,8 @@ def _reject_single_input_options(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if value not in (None, False):
             raise InputError(
-                f"{name} applies only to single inputs: for a table or folder, unmerged results are written to --out, "
-                "and second texts and images are read from --pair-column and --image-column"
+                f"{name} applies only to single inputs: for a table or folder, results are written to --out without "
+                "merging tokens, and second texts and images are read from --pair-column and --image-column"
             )
 
 
@@ -220,7 +220,7 @@ def compare(
     explain_kwargs = explain_options.build_explain_kwargs()
     explainer, raw_inputs = load_model_and_inputs(model_options, sources, input_options)
     if any(len(values) > 1 for values in raw_inputs.values() if isinstance(values, list)):
-        raise InputError("compare takes one input: give each of --text, --image and --audio once")
+        raise InputError("compare takes one input: use each of --text, --image and --audio only once")
     single_input = {stream: values[0] if isinstance(values, list) else values for stream, values in raw_inputs.items()}
     comparison = clearhead.compare(explainer, methods=chosen_methods, **single_input, **explain_kwargs, memory=memory)
     merged = {
@@ -278,9 +278,9 @@ def show(
 def methods(model_options: opt.CliModelOptions, as_json: opt.JsonOption = False) -> None:
     """List all attribution methods with their cost, requirements and declared properties.
 
-    With --model, the list also shows whether each method applies to this model, and which one is recommended for it.
+    With --model, the list also shows whether each method applies to that model, and which one is recommended for it.
     Requirements are the tensors that a method records during a pass. Signed methods give negative scores to units that
-    count against the target. Below the table: what each method measures, and when it misleads.
+    count against the target. Below the table, the command prints what each method measures and its limitations.
     """
     from clearhead.methods import METHOD_REGISTRY
     from clearhead.render.methods_table import render_methods_table

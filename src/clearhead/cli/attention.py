@@ -88,11 +88,11 @@ def attention(
     streams.
     """
     if typed_input is None and not input_options.values_by_stream and input_options.example is None:
-        raise InputError("no input: give a text or an image. See clearhead attention --help")
+        raise InputError("no input: pass a text or an image. See clearhead attention --help")
     if average_over is None and (limit is not None or column is not None):
         raise InputError("--limit and --column need --average-over")
     if head and out is None:
-        raise InputError("--head draws attention maps: name the folder for them with --out DIR")
+        raise InputError("--head draws attention maps: specify the folder for them with --out DIR")
     chosen_heads = [_parse_layer_and_head(text) for text in head or ()]
     put.check_output_folder(out)
     explainer, raw_input = _load_single_input(typed_input, model_options, input_options)
@@ -132,7 +132,7 @@ def _load_single_input(
     if "inputs" in raw_inputs:
         raw_inputs = {explainer.adapter.input_names[0]: raw_inputs["inputs"]}
     if any(len(values) != 1 for values in raw_inputs.values()):
-        raise InputError("attention is shown for one input: give one input for each stream")
+        raise InputError("attention is shown for one input: pass one input for each stream")
     return explainer, {name: values[0] for name, values in raw_inputs.items()}
 
 

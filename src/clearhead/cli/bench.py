@@ -74,7 +74,11 @@ def bench(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="PROTOCOL.NAME=VALUE", help="Setting of a protocol; may be repeated."),
+        typer.Option(
+            "--set",
+            metavar="PROTOCOL.NAME=VALUE",
+            help="Setting of a protocol, such as perturb-images.fills=black; may be repeated.",
+        ),
     ] = None,
     split: Annotated[str | None, typer.Option(metavar="NAME", help="Split of the data set.")] = None,
     root: Annotated[str | None, typer.Option(metavar="DIR", help="Folder that contains the data sets.")] = None,
@@ -93,7 +97,9 @@ def bench(
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Use only the first N examples.")] = None,
     indices: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Use only the examples with these indices (from 0), one per line."),
+        typer.Option(
+            metavar="FILE", help="File with the indices of the examples to use, one per line, counting from 0."
+        ),
     ] = None,
     merge: Annotated[
         list[Path] | None,
@@ -138,8 +144,9 @@ def bench(
 ) -> None:
     """Benchmark attribution methods: agreement with known evidence, faithfulness, and other protocols.
 
-    Results are Parquet files with one row per example, method, protocol and setting. A run that is resumed or extended
-    computes only the missing chunks of examples. Methods that do not differ significantly share a range of ranks.
+    The results are written to Parquet files, with one row per example, method, protocol and setting. A run that is
+    resumed or extended computes only the missing chunks of examples. Methods that do not differ significantly share a
+    range of ranks.
     """
     from clearhead.bench import time_estimate
     from clearhead.bench.engines import get_engine
@@ -277,7 +284,9 @@ def _parse_data_option(text: str) -> tuple[str, str | list[str]]:
     if not equals or not name or not value:
         raise InputError(f"{text!r} is not an option of a data set: write NAME=VALUE, as in each=image")
     if name in ("column", "label_column"):
-        raise InputError(f"--option {text}: write --{name.replace('_', '-')} {value}")
+        raise InputError(
+            f"--option {text} is a separate option of the command: write --{name.replace('_', '-')} {value}"
+        )
     if name in ("columns", "remove"):  # these options are lists, even of one name
         return name, [item.strip() for item in value.split(",")]
     return name, value

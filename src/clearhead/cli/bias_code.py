@@ -153,18 +153,18 @@ def _print_study(study: "CodeStudy") -> None:
         {name: _format_cell(value) for name, value in row.items()} for row in study.build_class_table(study.by_class)
     ]
     put.print_table(list(rows[0]), rows)
-    print(f"right: {study.accuracy} of {len(study.by_class)} questions")
+    print(f"accuracy: {study.accuracy} on {len(study.by_class)} questions")
     if study.attention_differences is not None:
         num_tested = study.attention_differences.num_tested
-        print(f"wrong vs. right: {len(study.list_discoveries())} of {num_tested} heads × classes differ")
+        print(f"wrong vs. correct predictions: {len(study.list_discoveries())} of {num_tested} head–class pairs differ")
     if study.detection is not None:
         scores = ", ".join(f"{name} {auroc}" for name, auroc in study.detection.auroc.items())
         print(f"detection of wrong predictions (AUROC): {scores}")
     if study.change is not None:
         num_significant = int(study.change.is_significant.sum())
-        print(f"vs. {study.compared_model}: {num_significant} of {study.change.num_tested} heads × classes differ")
+        print(f"vs. {study.compared_model}: {num_significant} of {study.change.num_tested} head–class pairs differ")
     for reason in study.skipped_reasons:
-        print(f"not done: {reason}")
+        print(f"skipped: {reason}")
 
 
 def _format_cell(value: Any) -> str:
@@ -266,7 +266,7 @@ def _read_functions(path: Path, languages: list[str]) -> dict[str, list[str]]:
     for file in files:
         name = languages[0] if languages else LANGUAGE_BY_SUFFIX.get(file.suffix, "")
         if not name:
-            raise InputError(f"cannot infer the language of {str(file)!r}: name it with --language")
+            raise InputError(f"cannot infer the language of {str(file)!r}: specify it with --language")
         text = read_text(file)
         if file.suffix in LINE_FILE_SUFFIXES:
             functions = [line for line in text.splitlines() if line.strip()]
@@ -275,7 +275,7 @@ def _read_functions(path: Path, languages: list[str]) -> dict[str, list[str]]:
         by_language.setdefault(name, []).extend(functions)
     if not any(by_language.values()):
         raise InputError(
-            f"there are no functions in {str(path)!r}: give source files ({', '.join(LANGUAGE_BY_SUFFIX)}) or a .txt "
+            f"there are no functions in {str(path)!r}: use source files ({', '.join(LANGUAGE_BY_SUFFIX)}) or a .txt "
             "file with one function per line"
         )
     return {name: functions for name, functions in by_language.items() if functions}

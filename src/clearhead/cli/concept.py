@@ -381,7 +381,7 @@ def explain(
     """Explain, with any method, which parts of the input activate a direction at one layer and position."""
     put.check_output_paths(html)
     if typed_input is None:
-        raise InputError("nothing to explain: give a text or an image. See clearhead concept explain --help")
+        raise InputError("nothing to explain: pass a text or an image. See clearhead concept explain --help")
     from clearhead.concepts.concept_target import make_concept_explainer
     from clearhead.concepts.directions import Directions
 
@@ -456,7 +456,7 @@ def _get_stream(input_set: Sequence[Any]) -> str:
 def _note_if_other_model(directions: "Directions", path: str, model_name: str) -> None:
     """Print a note if directions of another model are used: valid only if one was fine-tuned from the other."""
     if directions.model and directions.model != model_name:
-        put.print_note(f"{path} was computed on {directions.model} and is used on {model_name}")
+        put.print_note(f"{path} was computed with {directions.model}, but is used with {model_name}")
 
 
 CONCEPT_SUBCOMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {

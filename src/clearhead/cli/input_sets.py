@@ -33,7 +33,7 @@ def read_input_set(source: str) -> list[Any]:
         return read_text_lines([path])
     if parse_input_source(source).source_type != "data":
         raise InputError(
-            f"{source!r} is not a set of inputs: give a folder, a .txt file with one input per line, or a table"
+            f"{source!r} is not a set of inputs: use a folder, a .txt file with one input per line, or a table"
         )
     return collect_raw_inputs(source, open_dataset(source).iter_rows("text"))
 
@@ -73,7 +73,7 @@ def read_concept_examples(
         return name, select_texts_with_words(words, texts, count)
     if name not in TEXTURE_GENERATORS:
         raise InputError(
-            f"--concept {concept_spec!r}: give a texture ({', '.join(TEXTURE_GENERATORS)}), NAME=FOLDER, NAME=FILE, or "
+            f"--concept {concept_spec!r}: use a texture ({', '.join(TEXTURE_GENERATORS)}), NAME=FOLDER, NAME=FILE, or "
             "NAME:word,word,… for the texts of --random that contain one of these words"
         )
     return name, list(draw_textures(name, count, seed=seed))
@@ -83,7 +83,7 @@ def read_labelled_texts(inputs: str, column: str | None, label_column: str, limi
     """Read the texts of a table and their labels; rows without a text or a label are left out with a note."""
     if parse_input_source(inputs).source_type != "data" or Path(inputs).is_dir():
         raise InputError(
-            f"--label-column names a column of a table, but {inputs!r} is not a table: give a CSV, TSV or JSONL file"
+            f"--label-column names a column of a table, but {inputs!r} is not a table: use a CSV, TSV or JSONL file"
         )
     rows = list(islice(open_dataset(inputs, column, label_column).iter_rows("text"), limit))
     labelled = [row.raw_input for row in rows if row.error is None]

@@ -108,7 +108,7 @@ def load_model_and_inputs(
         for stream, values in input_options.values_by_stream.items()
     }
     if not sources and not named:
-        raise InputError("nothing to explain: give a text, an image or an audio file. See clearhead explain --help")
+        raise InputError("nothing to explain: pass a text, an image or an audio file. See clearhead explain --help")
     explainer = load_explainer(model_options, {*(source.stream for source in sources), *named})
     input_names = explainer.adapter.input_names
     model_name = explainer.adapter.name
@@ -142,7 +142,7 @@ def _assign_to_streams(
     missing = [stream for stream in input_names if stream not in named and stream != "regions"]
     if len(missing) != 1:
         options = " ".join(f"--{stream} …" for stream in input_names if stream != "regions")
-        raise InputError(f"{model_name} takes {_join_names(input_names)}: give each of them once, {options}")
+        raise InputError(f"{model_name} takes {_join_names(input_names)}: pass each of them once, {options}")
     return {**named, missing[0]: list(sources)}
 
 
@@ -152,7 +152,7 @@ def _repeat_to_equal_length(raw_inputs: dict[str, list[Any]]) -> dict[str, list[
     if any(len(values) not in (1, longest) for values in raw_inputs.values()):
         counts = _join_names([f"{len(values)} for --{stream}" for stream, values in raw_inputs.items()])
         raise InputError(
-            f"inputs are paired by position, but there are {counts}: give equal numbers, or a single input to combine "
+            f"inputs are paired by position, but there are {counts}: pass equal numbers, or a single input to combine "
             "with all of them"
         )
     return {stream: values * (longest // len(values)) for stream, values in raw_inputs.items()}
@@ -182,7 +182,7 @@ def _load_zoo_example(model: str | None, number: int) -> dict[str, Any]:
     from clearhead.zoo import is_zoo_installed
 
     if model is None or not model.startswith("zoo:") or not is_zoo_installed():
-        raise InputError("--example is for models of the zoo: name one with --model zoo:NAME")
+        raise InputError("--example applies only to models of the zoo: specify one with --model zoo:NAME")
     from clearhead_zoo.examples import make_example_input
 
     try:
@@ -213,7 +213,7 @@ def find_dataset(
     if len(sources) > 1:
         raise InputError(f"{path!r} is a data set and must be the only input, but {len(sources)} inputs were given")
     if out is None:
-        raise InputError(f"{path!r} contains several inputs: name a folder for the results with --out DIR")
+        raise InputError(f"{path!r} contains several inputs: specify a folder for the results with --out DIR")
     return open_dataset(path, column, pair_column, image_column)
 
 
@@ -227,7 +227,7 @@ def check_dataset_streams(dataset: InputDataset, explainer: "Explainer") -> None
             raise InputError(f"{model_name} takes {_join_names(input_names)}: leave out --image-column")
     elif len(input_names) > 1:
         raise InputError(
-            f"{model_name} takes {_join_names(input_names)}: give a table, and name its column of images with "
+            f"{model_name} takes {_join_names(input_names)}: use a table, and specify its column of images with "
             "--image-column"
         )
     elif dataset.stream == "image" and input_names != ("image",):

@@ -38,8 +38,8 @@ def lecture(
 ) -> None:
     """Compare Grad-SAM with SHAP: token rankings, rank correlation without special tokens, and the score of [CLS].
 
-    The predicted class of each sentence is explained. "SHAP, as in the lecture" reproduces a lecture
-    notebook: it explains class 1 (counting from 0), regardless of the prediction.
+    The predicted class of each sentence is explained. The column "SHAP, as in the lecture" reproduces the notebook
+    of a lecture: it explains class 1 (counting from 0), regardless of the prediction.
     """
     put.check_output_paths(figure, option="--figure")
     if figure is not None and Path(figure).suffix.lower() not in FIGURE_SUFFIXES:

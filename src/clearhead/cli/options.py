@@ -443,12 +443,14 @@ class CliExplainOptions:
         position_target = _parse_position_target(self.target, self.against)
         if self.step is not None:
             if position_target is not None:
-                raise InputError(f"--step {self.step} and --target {self.target!r} both name a position: leave one out")
+                raise InputError(
+                    f"--step {self.step} and --target {self.target!r} both select a position: leave out one of them"
+                )
             position_target = clearhead.GeneratedToken(self.step, self.target, self.against)
         if position_target is not None:
             if self.mask is not None:
                 raise InputError(
-                    "--mask selects a masked token and cannot be combined with another position: leave one of them out"
+                    "--mask selects a masked token and cannot be combined with another position: leave out one of them"
                 )
             return position_target
         if self.max_new_tokens is not None and self.answer is None and self.target is self.against is None:

@@ -217,7 +217,7 @@ def check_output_folder(folder: str | None, option: str = "--out") -> None:
     if folder is None:
         return
     if os.path.exists(folder) and not os.path.isdir(folder):
-        raise InputError(f"{option} {folder!r} exists and is not a folder: name a folder")
+        raise InputError(f"{option} {folder!r} exists and is not a folder: choose another path")
     target = folder
     if not os.path.isdir(folder):
         target = _get_parent_folder(folder)
@@ -237,18 +237,18 @@ def check_output_paths(
                 target = _get_parent_folder(path)
             _check_writable(path, target)
     if file_path is not None and os.path.isdir(file_path):
-        raise InputError(f"{option} {file_path!r} is a folder: name a file")
+        raise InputError(f"{option} {file_path!r} is a folder: specify a file")
     if save_path is None:
         return
     if os.path.exists(os.path.join(save_path, "settings.json")):
-        raise InputError(f"--save {save_path!r} contains the results of a run with --out: name another folder")
+        raise InputError(f"--save {save_path!r} contains the results of a run with --out: choose another folder")
     if _is_explanation_file(save_path) and num_explanations > 1:
         raise InputError(
-            f"--save {save_path!r} names one file, but there are {num_explanations} explanations: name a folder"
+            f"--save {save_path!r} names one file, but there are {num_explanations} explanations: specify a folder"
         )
     if os.path.exists(save_path) and not os.path.isdir(save_path) and not _is_explanation_file(save_path):
         raise InputError(
-            f"--save {save_path!r} exists and is not a folder: name a folder, or a file that ends in "
+            f"--save {save_path!r} exists and is not a folder: specify a folder, or a file that ends in "
             f"{EXPLANATION_SUFFIX}"
         )
     has_suffix = Path(save_path).suffix[1:].isalpha() and not save_path.endswith(os.sep)

@@ -73,7 +73,7 @@ def probe(
         typer.Option(
             "--keep",
             metavar="",
-            help="permutation: keep the weights on special tokens and the weight of each token on itself.",
+            help="permutation: do not permute the weights on special tokens or the weight of each token on itself.",
         ),
     ] = False,
     by_head: Annotated[

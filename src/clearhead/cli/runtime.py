@@ -141,7 +141,7 @@ def _report_exception(error: Exception) -> int:
         return print_error(f"{error.filename!r}: {error.strerror}" if error.filename else error, EXIT_BAD_INPUT)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return print_error(
-            "out of memory: try --memory below the available memory, a smaller --batch-size or a smaller --max-length",
+            "out of memory: set --memory below the available memory, or use a smaller --batch-size or --max-length",
             EXIT_UNSUPPORTED,
         )
     message = f"unexpected {type(error).__name__}: {error}. This is a bug in clearhead."

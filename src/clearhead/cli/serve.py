@@ -40,7 +40,9 @@ def serve(
     ] = None,
     host: Annotated[
         str,
-        typer.Option(metavar="ADDRESS", help="Address to listen on. Addresses other than loopback require a token."),
+        typer.Option(
+            metavar="ADDRESS", help="Address to listen on. Addresses other than loopback addresses require a token."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(metavar="N", min=0, max=65535, help="Port to listen on; 0 selects any free port.")
@@ -78,7 +80,7 @@ def serve(
         import fastapi  # noqa: F401
         import uvicorn
     except ImportError as missing:
-        raise InputError(f"the page needs {missing.name}: pip install 'clearhead[web]'") from None
+        raise InputError(f"the web page requires {missing.name}: pip install 'clearhead[web]'") from None
     from clearhead.web import Limits, make_app
     from clearhead.web.middleware import check_token, is_loopback
     from clearhead.web.model_registry import list_zoo_model_names

@@ -56,7 +56,7 @@ def compute_masked_lm_cost(
     check_is_list(texts)
     nonempty_texts = [text for text in texts if text.strip()]
     if not nonempty_texts:
-        raise InputError("there is no text to measure the cost on")
+        raise InputError("there are no texts on which to measure the cost")
 
     def compute_losses(text: str) -> list[float]:
         return [_compute_masked_loss(explainer, text, mask_fraction, seed)]

@@ -282,7 +282,7 @@ def fit_concept_vector(
     if threshold is not None and metrics.accuracy < threshold:
         raise InputError(
             f"{names[0]} cannot be distinguished from {names[1]}: accuracy {metrics.accuracy:.2f} on {metrics.count} "
-            f"held-out activations, less than {threshold}: choose another layer or pool, give more examples, or "
+            f"held-out activations, less than {threshold}: choose another layer or pool, use more examples, or "
             "threshold=None"
         )
     metadata = {"method": "tcav", "classifier": classifier, "seed": seed}

@@ -74,7 +74,7 @@ def select_texts_with_words(words: Iterable[str], texts: Iterable[str], max_text
                 break
     if not matches:
         shown_words = ", ".join(word_list[:8]) + (" …" if len(word_list) > 8 else "")
-        raise InputError(f"no text contains a word of the list ({shown_words}): give other words, or more texts")
+        raise InputError(f"no text contains a word of the list ({shown_words}): use other words, or more texts")
     return matches
 
 
@@ -101,7 +101,8 @@ def draw_textures(texture: str, num_images: int, image_size: int = 128, seed: in
         raise unknown_value_error("texture", texture, TEXTURE_GENERATORS)
     if num_images < 1 or image_size < 4:
         raise InputError(
-            f"num_images={num_images}, image_size={image_size}: give at least one image of at least 4 pixels"
+            f"num_images={num_images}, image_size={image_size} are not valid: use at least one image of at least 4 "
+            "pixels"
         )
     rng = np.random.default_rng([seed, list(TEXTURE_GENERATORS).index(texture)])
     return [_colourise(TEXTURE_GENERATORS[texture](rng, image_size), rng) for _ in range(num_images)]
@@ -130,7 +131,7 @@ def overlay_texture(images: Sequence[Any], texture_name: str, opacity: float = 0
         (8, 12, 3)
     """
     if not 0 < opacity <= 1:
-        raise InputError(f"opacity={opacity}: it must be above 0 and at most 1")
+        raise InputError(f"opacity={opacity} is not valid: it must be above 0 and at most 1")
     arrays = [np.asarray(image if isinstance(image, np.ndarray) else _open_image(image)) for image in images]
     image_size = max(max(array.shape[:2]) for array in arrays)
     textures = draw_textures(texture_name, len(arrays), image_size, seed)

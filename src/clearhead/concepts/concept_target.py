@@ -65,17 +65,17 @@ def make_concept_explainer(
     if not isinstance(direction, Direction):
         hint = ", such as densray and TCAV return"
         if isinstance(direction, Directions):
-            hint = ": give directions[k]"
+            hint = ", directions[k]"
         raise InputError(f"pass the Direction of one layer{hint}, not {type(direction).__name__}")
     if len(explainer.adapter.input_names) != 1 or get_self_test(explainer).has_cross_attention:
         raise UnsupportedError(
-            f"{explainer.adapter.name} has several streams: concepts are explained in models with one stream"
+            f"{explainer.adapter.name} has several streams: concepts can be explained only in models with one stream"
         )
     call_indices = find_self_attention_calls(explainer)
     hook_points = find_hook_points(explainer)
     layer_index = resolve_layer_index(layer, len(call_indices))
     if layer_index == EMBEDDINGS:
-        raise InputError("no attention lies below the embeddings: give a layer index, from 0")
+        raise InputError("there is no attention below the embeddings: use a layer index, counted from 0")
     num_layers = get_hook_point_index(layer_index)
     readout = _ConceptReadout(
         explainer,
@@ -147,7 +147,8 @@ class _ConceptReadout:
         if position == "class":
             if adapter.masked and not sample.mask_positions:
                 raise InputError(
-                    "position='class' is the position of the mask, and the text has none: give a word or a number"
+                    "position='class' is the position of the mask, and the text has no mask: use a word or the index "
+                    "of a unit"
                 )
             return tuple(adapter.find_readouts(sample, Target(lambda output: output))[adapter.stream])
         if isinstance(position, str):
@@ -166,7 +167,7 @@ def _get_readout_weights(sample: Sample) -> dict[int, float]:
 def _find_word_units(units: Units, word: str) -> tuple[int, ...]:
     """The units (subword tokens) of the first occurrence of a word; warns if there are further occurrences."""
     if units.kind != "token":
-        raise InputError(f"position={word!r} is a word, but the input has none: give the number of a unit")
+        raise InputError(f"position={word!r} is a word, but the input has no words: use the index of a unit")
     merged, parents = units.merge("word")
     matches = [
         tuple(i for i, parent in enumerate(parents) if parent == word_index)
@@ -179,8 +180,8 @@ def _find_word_units(units: Units, word: str) -> tuple[int, ...]:
     if len(matches) > 1:
         first_units = ", ".join(str(match[0]) for match in matches)
         warnings.warn(
-            f"{word!r} occurs {len(matches)} times in the text, and the first occurrence is used: for another, give "
-            f"the number of its unit ({first_units})",
+            f"{word!r} occurs {len(matches)} times in the text, and the first occurrence is used: for another, use the "
+            f"index of its unit ({first_units})",
             ClearheadWarning,
             stacklevel=2,
         )

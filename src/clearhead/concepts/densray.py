@@ -269,7 +269,9 @@ def compute_top_eigenvectors(
     """The largest eigenvalues and their unit eigenvectors."""
     width = len(contrast)
     if not 1 <= dimensions <= width:
-        raise InputError(f"dimensions={dimensions}: the vectors have {width}, so give 1 to {width}")
+        raise InputError(
+            f"dimensions={dimensions} is not valid: the vectors have {width} dimensions, so use 1 to {width}"
+        )
     values, vectors = torch.linalg.eigh((contrast + contrast.T) / 2)
     return values.flip(0)[:dimensions], vectors.flip(1)[:, :dimensions].T.contiguous()
 
@@ -313,8 +315,8 @@ def _resolve_pair_weights(weights: PairWeights, n: int, m: int) -> tuple[float, 
         return 1 / (2 * n * m), 1 / (n * n + m * m)
     if isinstance(weights, str) or len(weights) != 2:
         raise InputError(
-            f"weights={weights!r}: give 'dynamic', or two numbers, the weights of pairs across the two sets and within "
-            "one set"
+            f"weights={weights!r} is not valid: use 'dynamic', or two numbers, the weights of pairs across the two "
+            "sets and within one set"
         )
     return weights
 
@@ -350,7 +352,7 @@ def _validate_vectors(vectors: Any, set_name: str) -> Vectors:
     if vectors.dim() != 2:
         raise InputError(f"{set_name} must be vector × model, but has the shape {tuple(vectors.shape)}")
     if not len(vectors):
-        raise InputError(f"{set_name} is empty: a direction needs vectors on both sides")
+        raise InputError(f"{set_name} is empty: a direction needs vectors in both sets")
     if not vectors.isfinite().all():
         raise InputError(f"{set_name} contains numbers that are not finite")
     return vectors if vectors.is_floating_point() else vectors.double()
@@ -360,8 +362,8 @@ def _check_enough_vectors(count: int, width: int, few: bool) -> None:
     """Refuse fewer vectors than dimensions unless `few`, and fewer than two in any case."""
     if count < width and not few:
         raise InputError(
-            f"{count} vectors are too few for {width} dimensions, so the direction would depend on chance: give more, "
-            "or set few=True (--few) and check the held-out accuracy"
+            f"{count} vectors are too few for {width} dimensions, so the direction would depend on chance: use more "
+            "vectors, or set few=True (--few) and check the held-out accuracy"
         )
     if count < 2:
         raise InputError("a direction needs at least two vectors")

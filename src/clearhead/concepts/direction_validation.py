@@ -115,6 +115,6 @@ def _select_held_out_groups(
     masks = [is_held_out[group_of_vector] for group_of_vector in side_groups]
     if any(mask.all() for mask in masks):
         raise InputError(
-            "holding out whole groups leaves one set empty: give more groups, or a smaller held-out fraction"
+            "holding out whole groups leaves one set empty: use more groups, or a smaller held-out fraction"
         )
     return masks

@@ -72,7 +72,8 @@ def find_self_attention_calls(explainer: Explainer, stream: str | None = None) -
         )
     if not self_test.has_unit_vectors:
         raise UnsupportedError(
-            f"the layers of {explainer.adapter.name} do not pass on one vector for each unit, so they have no direction"
+            f"the layers of {explainer.adapter.name} do not pass on one vector for each unit, so no direction can be "
+            "computed for them"
         )
     return call_indices
 
@@ -89,7 +90,7 @@ def resolve_layer_index(layer: LayerIndex, num_layers: int) -> LayerIndex:
         return layer
     if not isinstance(layer, int) or not -num_layers <= layer < num_layers:
         raise InputError(
-            f"layer {layer!r} does not exist: give 0 to {num_layers - 1}, a negative number that counts from the end, "
+            f"layer {layer!r} does not exist: use 0 to {num_layers - 1}, a negative number that counts from the end, "
             f"or {EMBEDDINGS!r} for the output of the embedding layer"
         )
     return layer % num_layers

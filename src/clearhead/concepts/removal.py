@@ -80,7 +80,7 @@ def compute_conceptor_negation(first: Vectors, second: Vectors, aperture: float 
         InputError: The aperture is not positive, or the sets are invalid.
     """
     if aperture <= 0:
-        raise InputError(f"aperture={aperture}: it must be greater than 0")
+        raise InputError(f"aperture={aperture} is not valid: it must be greater than 0")
     first, second = validate_two_sets(first, second, ("first", "second"))
     vectors = torch.cat([first, second]).double()
     r = vectors.T @ vectors / len(vectors)

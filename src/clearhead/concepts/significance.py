@@ -121,7 +121,7 @@ def split_random_sets(num_inputs: int, set_size: int, max_sets: int, seed: int =
         num_sets = min(max_sets, num_inputs // set_size)
     if num_sets < MIN_RANDOM_SETS:
         raise InputError(
-            f"{num_inputs} random inputs make {num_sets} sets of {set_size} (the size of the smallest concept): give "
+            f"{num_inputs} random inputs make {num_sets} sets of {set_size} (the size of the smallest concept): use "
             f"at least {MIN_RANDOM_SETS * set_size}, better {20 * set_size}"
         )
     order = np.random.default_rng(seed).permutation(num_inputs)

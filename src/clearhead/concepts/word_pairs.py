@@ -84,7 +84,7 @@ def read_word_pairs(first_path: str | Path, second_path: str | Path | None = Non
     normalised = [[word.strip().casefold() for word in row] for row in rows]
     pairs = [(row[0], row[1]) for row in normalised if len(row) == 2 and all(row)]
     if not pairs:
-        raise InputError(f"{source} no pair of words: give two words per line, or two files with one word per line")
+        raise InputError(f"{source} no pair of words: write two words per line, or two files with one word per line")
     return pairs
 
 
@@ -280,7 +280,7 @@ def compute_axis_vectors(
     complete = [i for i in range(len(occurrences)) if all(side[i] is not None for side in sides)]
     if not complete:
         raise InputError(
-            "no listed word is a single token of its sentence: check the pairs with "
+            "none of the listed words is a single token in its sentence: check the pairs with "
             "select_single_token_pairs(explainer, pairs)"
         )
     stacked = [torch.stack([side[i] for i in complete]) for side in sides]  # type: ignore[misc]

@@ -187,7 +187,7 @@ class DatasetRun:
     def _check_settings(self) -> None:
         """Explain a small example with all settings, to raise errors before anything is written."""
         if self.batch_size < 1:
-            raise InputError(f"batch_size={self.batch_size}: it must be at least 1")
+            raise InputError(f"batch_size={self.batch_size} is not valid: it must be at least 1")
         options = {name: value for name, value in self.options.items() if name not in ("max_length", "truncation")}
         if getattr(options.get("target"), "mask_index", None) is not None:  # the example has one masked position
             options["target"] = replace(options["target"], mask_index=0)
@@ -214,7 +214,7 @@ class DatasetRun:
             return
         if self.out_dir.exists() and (not self.out_dir.is_dir() or any(self.out_dir.iterdir())):
             raise InputError(
-                f"{str(self.out_dir)!r} already exists and contains other files: give --out an empty or new folder"
+                f"{str(self.out_dir)!r} already exists and contains other files: set --out to an empty or new folder"
             )
         self.out_dir.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as partial:
@@ -283,11 +283,11 @@ def _check_same_settings(path: Path, settings: Mapping[str, Any]) -> None:
         previous = document["settings"]
         version = document["version"]
     except (ValueError, KeyError, TypeError):
-        raise InputError(f"{str(path)!r} was not written by clearhead: give --out an empty or new folder") from None
+        raise InputError(f"{str(path)!r} was not written by clearhead: set --out to an empty or new folder") from None
     if version != settings["version"]:
         raise InputError(
             f"{str(path.parent)!r} contains results in file format {version}; this version of clearhead writes format "
-            f"{settings['version']}: give --out an empty or new folder"
+            f"{settings['version']}: set --out to an empty or new folder"
         )
     current = settings["settings"]
     changed = [key for key in {**previous, **current} if previous.get(key) != current.get(key)]

@@ -156,7 +156,7 @@ def parse_image_source(value: str) -> InputSource:
     if value in SKIMAGE_IMAGE_NAMES and not os.path.exists(value):
         return InputSource("named image", value)
     if not os.path.isfile(value):
-        raise InputError(f"there is no image {value!r}: give a file, or one of {', '.join(SKIMAGE_IMAGE_NAMES)}")
+        raise InputError(f"there is no image {value!r}: use a file, or one of {', '.join(SKIMAGE_IMAGE_NAMES)}")
     return InputSource("image", value)
 
 
@@ -173,7 +173,7 @@ def parse_audio_source(value: str) -> InputSource:
         InputError: If there is no such file.
     """
     if not os.path.isfile(value):
-        raise InputError(f"there is no audio file {value!r}: give a file that ends in {', '.join(AUDIO_SUFFIXES)}")
+        raise InputError(f"there is no audio file {value!r}: use a file that ends in {', '.join(AUDIO_SUFFIXES)}")
     return InputSource("audio", value)
 
 
@@ -322,7 +322,8 @@ def open_dataset(
         count = sum(1 for _ in _iter_table_rows(path))
         if not count:
             raise InputError(
-                f"{str(path)!r} is empty: write one input per row, in a table below the row of column names"
+                f"{str(path)!r} is empty: write one input per row; a table also needs a header row with the column "
+                "names"
             )
     columns = _select_columns(path, column, pair_column, image_column)
     source_type: Literal["table", "lines"] = "table" if path.suffix.lower() in TABLE_DELIMITERS else "lines"
@@ -430,7 +431,7 @@ def _open_folder(path: Path) -> InputDataset:
         if texts:
             content = f"{len(texts)} texts and {len(images)} images"
         raise InputError(
-            f"the folder {str(path)!r} contains {content}: give a folder with either texts or images. To explain its "
+            f"the folder {str(path)!r} contains {content}: use a folder with either texts or images. To explain its "
             f"name as a text, use --text {str(path)!r}"
         )
     files = texts or images
@@ -476,7 +477,7 @@ def _iter_table_rows(path: Path) -> Iterator[DatasetRow]:
     suffix = path.suffix.lower()
     if suffix not in (*TABLE_DELIMITERS, *JSON_LINES_SUFFIXES) and path.exists():
         suffixes = ", ".join((*TABLE_DELIMITERS, *JSON_LINES_SUFFIXES))
-        raise InputError(f"{str(path)!r} is not a table: give a file that ends in {suffixes}")
+        raise InputError(f"{str(path)!r} is not a table: use a file that ends in {suffixes}")
     with path.open(encoding="utf-8-sig", newline="") as file:
         parsed_rows = _parse_delimited_rows(file, path) if suffix in TABLE_DELIMITERS else _parse_json_lines(file)
         for number, (cells, error) in enumerate(parsed_rows, 1):

@@ -164,7 +164,9 @@ def _select_kernel(recorder: Recorder, device: torch.device, kernel: str | None)
         return None
     attention_kernel = recorder.kernel or get_fastest_kernel(device)
     if kernel == "triton" and (attention_kernel is None or attention_kernel.name != "triton"):
-        raise UnsupportedError("kernel='triton' needs a GPU and the package triton: pass kernel='tiles', or omit it")
+        raise UnsupportedError(
+            "kernel='triton' needs a GPU and the package triton: pass kernel='tiles', or leave out kernel="
+        )
     return attention_kernel
 
 

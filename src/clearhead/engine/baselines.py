@@ -113,9 +113,7 @@ class Baselines:
     def _build_from_example(self, name: str, leaf: str) -> Tensor:
         """Another input as the baseline; a text is truncated, or padded with the default baseline."""
         if len(self.inputs) > 1:
-            raise InputError(
-                "examples can be baselines only for models with one input: give names of baselines instead"
-            )
+            raise InputError("examples can be baselines only for models with one input: use names of baselines instead")
         samples = self.adapter.make_samples(name.removeprefix(EXAMPLE_PREFIX), InputOptions())
         example = self.adapter.collate(samples[:1])[leaf]
         x = self.inputs[leaf]
@@ -202,7 +200,10 @@ class Baselines:
             token_id = tokenizer.get_special_token_id(token_name)
         if not isinstance(token_id, int):
             model_name = type(self.recorder.model).__name__
-            raise InputError(f"baseline={token_name!r}: {model_name} and its tokenizer have no such token; try 'mean'")
+            raise InputError(
+                f"baseline={token_name!r} is not available: {model_name} and its tokenizer have no such token; try "
+                "'mean'"
+            )
         return token_id
 
     def _get_embedding_module(self, leaf: str) -> nn.Module:

@@ -23,7 +23,7 @@ def iter_batch_indices(samples: Sequence[Sample], batch_size: int) -> Iterator[l
         InputError: `batch_size` is smaller than 1.
     """
     if batch_size < 1:
-        raise InputError(f"batch_size={batch_size}: it must be at least 1")
+        raise InputError(f"batch_size={batch_size} is not valid: it must be at least 1")
 
     def get_sort_key(index: int) -> tuple[Any, ...]:
         """Image sizes and batch key, names of the inputs, and lengths."""

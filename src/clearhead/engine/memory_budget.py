@@ -74,7 +74,7 @@ def parse_bytes(memory: str | int) -> int:
     if match is not None and not isinstance(memory, bool):
         num_bytes = int(float(match[1]) * _BYTES_PER_UNIT[match[2]])
     if not num_bytes:
-        raise InputError(f"memory={memory!r} is not an amount of memory: give, for example, '2GiB' or '500MB'")
+        raise InputError(f"memory={memory!r} is not an amount of memory: use, for example, '2GiB' or '500MB'")
     return num_bytes
 
 

@@ -257,7 +257,7 @@ def check_tiling_supported(method_runs: Sequence[MethodRun]) -> None:
         if not (STRATEGIES[method_run.method.pass_type].supports_tiling and method_run.supports_tiling):
             raise UnsupportedError(
                 f"{method_run.method} cannot be computed tile by tile: it needs materialised attention maps, or other "
-                "passes. Omit kernel='streaming', or choose another method"
+                "passes. Leave out kernel='streaming', or choose another method"
             )
 
 

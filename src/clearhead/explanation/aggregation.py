@@ -110,7 +110,7 @@ def aggregate(
     if len(scales) > 1:
         raise InputError(f"scores of targets on different scales cannot be added up: {', '.join(sorted(scales))}")
     if by not in _COLLECTORS:
-        raise unknown_value_error("by", by, _COLLECTORS)
+        raise unknown_value_error("value for by=", by, _COLLECTORS)
     scores_by_key: dict[str, list[float]] = defaultdict(list)
     for explanation in explanations:
         for key, score in _COLLECTORS[by](explanation, absolute):

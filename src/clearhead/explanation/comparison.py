@@ -187,11 +187,11 @@ def check_disagreement(
         advice = "explain with method='kernel-shap', and trust what it supports"
     if first.signed != second.signed:
         unsigned = names[1] if first.signed else names[0]
-        advice = f"{unsigned} has no signs, so units that speak against the target may cause this; {advice}"
+        advice = f"{unsigned} has no signs, so units that count against the target may cause this; {advice}"
     statistic = f"{test.statistic:.2f}".replace("-", "−")
     return (
-        f"{names[0]} and {names[1]} put the {pluralize_unit(first.units.kind)} into opposite orders, beyond chance "
-        f"(Kendall’s τ-b {statistic}, p = {test.pvalue:.1g}, n = {len(indices)}): {advice}."
+        f"{names[0]} and {names[1]} rank the {pluralize_unit(first.units.kind)} in opposite orders, more than chance "
+        f"explains (Kendall’s τ-b {statistic}, p = {test.pvalue:.1g}, n = {len(indices)}): {advice}."
     )
 
 
@@ -245,7 +245,7 @@ def _select_default_methods(ex: "Explainer") -> list[str]:
     if len(selected) < 2:
         name = next(name for name in DEFAULT_COMPARED_METHODS if not applicability[name].applies)
         raise UnsupportedError(
-            f"fewer than two of {', '.join(DEFAULT_COMPARED_METHODS)} apply, so name the methods to compare; "
+            f"fewer than two of {', '.join(DEFAULT_COMPARED_METHODS)} apply, so specify the methods to compare; "
             f"{name}: {applicability[name].why_not}"
         )
     return selected

@@ -150,7 +150,7 @@ def check_first_unit(scores: Float[np.ndarray, "unit"], units: Units, method: st
     if share < MAX_FIRST_UNIT_SHARE or share < MAX_FIRST_UNIT_MULTIPLE * max(others):
         return None
     return (
-        f"the first {units.kind}, {_quote_unit(units, 0)}, takes {_format_share(share)} of the absolute scores, as the "
+        f"the first {units.kind}, {_quote_unit(units, 0)}, has {_format_share(share)} of the absolute scores, as the "
         f"attention sink of a decoder does: compare the other {pluralize_unit(units.kind)} with each other, or "
         f"{_suggest_single_layers(method) or _suggest_methods(method)}."
     )
@@ -166,7 +166,7 @@ def check_delimiters(scores: Float[np.ndarray, "unit"], units: Units, method: st
     if not largest or units.special[largest] or shares[largest] < MAX_DELIMITER_SHARE or not _is_delimiter(text):
         return None
     return (
-        f"{_quote_unit(units, largest)} takes {_format_share(shares[largest])} of the absolute scores, and punctuation "
+        f"{_quote_unit(units, largest)} has {_format_share(shares[largest])} of the absolute scores, and punctuation "
         f"and line breaks often are attention sinks: compare the other {pluralize_unit(units.kind)} with each other, "
         f"or {_suggest_methods(method)}."
     )
@@ -190,10 +190,10 @@ def check_flat_scores(
     if method in _UNTARGETED_METHODS:
         advice = f"{method} does not use the target: {_suggest_methods(method)}, which do"
     if largest == 0:
-        return f"all scores are zero, so there is no order of {pluralize_unit(units.kind)}; {advice}."
+        return f"all scores are zero, so the {pluralize_unit(units.kind)} cannot be ranked; {advice}."
     return (
         f"all scores are equal within rounding (they differ by at most {difference:.1g}, the largest is "
-        f"{largest:.2g}), so there is no order of {pluralize_unit(units.kind)}; {advice}."
+        f"{largest:.2g}), so the {pluralize_unit(units.kind)} cannot be ranked; {advice}."
     )
 
 
@@ -313,7 +313,7 @@ def _suggest_single_layers(method: str) -> str:
     if method not in _LAYER_PRODUCT_METHODS:
         return ""
     return (
-        "read the last layer alone, layers=(-1, None): in a decoder the first token attends only to itself, and the "
+        "use only the last layer, layers=(-1, None): in a decoder the first token attends only to itself, and the "
         "product over all layers ends there"
     )
 

@@ -73,8 +73,8 @@ def value_zeroing_distances(
         gap = float((compute_state(None) - clean_state).abs().max())
         if not gap <= RELATIVE_TOLERANCE_BY_DTYPE.get(_get_hidden_state(output).dtype, 1e-4):
             raise UnsupportedError(
-                f"value-zeroing cannot explain {name}: the layer of {call_sites[index].module} does not give the same "
-                f"output when it runs again (gap {gap:.1e}), so the effect of values cannot be measured"
+                f"value-zeroing cannot explain {name}: the layer of {call_sites[index].module} does not return the "
+                f"same output when it runs again (difference {gap:.1e}), so the effect of values cannot be measured"
             )
         # 1 − cos(a, b) = |a − b|² / 2 for unit vectors, without the cancellation of 1 − cos
         per_unit = [(compute_state(j) - clean_state).square().sum(-1) / 2 for j in range(clean_state.shape[1])]

@@ -182,7 +182,7 @@ def build_baseline_names(baselines: str | tuple[str, ...] | None, examples: str 
 def check_step_count(count: int, minimum: int = 1, name: str = "steps") -> int:
     """Check a number of steps or samples and return it; `name` is the option for the message."""
     if not isinstance(count, int) or isinstance(count, bool) or count < minimum:
-        raise InputError(f"{name}={count!r} is not valid: give an integer of at least {minimum}")
+        raise InputError(f"{name}={count!r} is not valid: use an integer of at least {minimum}")
     return count
 
 

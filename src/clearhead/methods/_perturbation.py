@@ -113,5 +113,5 @@ class PerturbationMethod(AttributionMethod):
 def check_min_int(name: str, value: Any, minimum: int) -> int:
     """Return an integer option, or raise an `InputError` that names it."""
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise InputError(f"{name}={value!r} is not valid: give an integer of at least {minimum}")
+        raise InputError(f"{name}={value!r} is not valid: use an integer of at least {minimum}")
     return value

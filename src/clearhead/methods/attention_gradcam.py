@@ -43,7 +43,7 @@ from clearhead.methods.cost import Cost
     signed=False,
     target="any",
     measures="attention of the last layer, weighted by how much the target depends on each head",
-    misleads="one gradient per head hides heads whose entries have opposite signs, and only one layer is read",
+    misleads="averaging the gradient over a head cancels entries of opposite sign, and only one layer is used",
     layers=(-1, None),
     supports=("layers", "heads", "rows"),
     layer_scores="contributions",

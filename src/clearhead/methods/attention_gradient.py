@@ -24,7 +24,7 @@ from clearhead.methods.cost import Cost
     signed=True,
     target="any",
     measures="how much the target would change with each attention weight",
-    misleads="a saturated softmax has no gradient, whatever its weight does for the target",
+    misleads="the gradient vanishes where the softmax is saturated, even if the weight matters to the target",
     linear_in_target=True,
     layers=(-1, None),
     supports=("layers", "heads", "rows"),

@@ -24,7 +24,7 @@ from clearhead.methods.cost import Cost
     signed=True,
     target="any",
     measures="how much each attention weight adds to the target, to first order",
-    misleads="a saturated softmax has no gradient, and what the values carry is left out",
+    misleads="the gradient vanishes where the softmax is saturated, and the content of the values is ignored",
     linear_in_target=True,
     supports=("layers", "heads", "rows"),
     layer_scores="contributions",

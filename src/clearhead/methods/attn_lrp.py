@@ -29,8 +29,8 @@ from clearhead.methods.pass_type import PassType
     citation="Achtibat et al. (2024), AttnLRP: attention-aware layer-wise relevance propagation for transformers, ICML",
     signed=True,
     target="any",
-    measures="how much of the target each unit contributed, passed back operation by operation",
-    misleads="units that steer attention can cancel, as the words of a question do",
+    measures="how much each unit contributed to the target, propagated backwards operation by operation",
+    misleads="scores of units that only direct attention, such as the words of a question, can cancel out",
     linear_in_target=True,
     note=LRP_PATENT_NOTE,
 )

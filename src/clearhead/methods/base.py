@@ -86,7 +86,7 @@ class Declaration:
     def __post_init__(self) -> None:
         if not isinstance(self.cost, Cost):
             raise InputError(
-                f"{self.name}: cost={self.cost!r} is not valid: give the number of passes, such as "
+                f"{self.name}: cost={self.cost!r} is not valid: use the number of passes, such as "
                 "cost=clearhead.Cost(forward=1, backward=1)"
             )
 
@@ -102,7 +102,7 @@ class Declaration:
         if self.measures:
             sentences.append(f"Measures {self.measures}.")
         if self.misleads:
-            sentences.append(f"Misleads: {self.misleads}.")
+            sentences.append(f"Limitation: {self.misleads}.")
         return " ".join(sentences)
 
     @property

@@ -50,7 +50,7 @@ class Cost:
         for name, minimum in (("forward", 1), ("backward", 0), ("per_unit", 0)):
             count = getattr(self, name)
             if not isinstance(count, int) or isinstance(count, bool) or count < minimum:
-                raise InputError(f"{name}={count!r} is not a number of passes: give an integer of at least {minimum}")
+                raise InputError(f"{name}={count!r} is not a number of passes: use an integer of at least {minimum}")
 
     def count_inputs(self, num_units: int) -> int:
         """Return the number of inputs that run forward, for an input of `num_units` units.

@@ -40,7 +40,7 @@ from clearhead.methods.pass_type import PassType
     signed=True,
     target="any",
     measures="how the target changes from a baseline to the input, unit by unit; the scores add up to the change",
-    misleads="the answer is relative to the baseline, and units that steer attention can cancel",
+    misleads="the scores depend on the baseline, and those of units that only direct attention can cancel out",
     linear_in_target=True,
     axioms=("complete",),
 )

@@ -36,7 +36,7 @@ from clearhead.methods.pass_type import PassType
     "Shrikumar, Greenside & Kundaje (2017), ICML",
     signed=True,
     target="any",
-    measures="how the target changes from random inputs to the input, unit by unit, on average",
+    measures="how the target changes, on average, from random references to the input, unit by unit",
     misleads="few random references make the scores noisy where units interact",
     linear_in_target=True,
     axioms=("complete",),

@@ -41,8 +41,8 @@ from clearhead.methods.pass_type import PassType
     signed=True,
     target="any",
     rounding_amplification=10.0,  # errors are relative to the root mean square, which is less than the largest score
-    measures="how much each unit adds, and where the target is sensitive, in one score",
-    misleads="the sum of the scores has no meaning, and a unit that counts against the target may come out near zero",
+    measures="the contribution of each unit and the sensitivity of the target to it, combined in one score",
+    misleads="the sum of the scores has no meaning, and units that count against the target may have scores near zero",
 )
 class Ensemble(CombinedMethod):
     """Sum of `deeplift-shap` and `saliency`, each divided by its root mean square."""

@@ -44,8 +44,8 @@ HeadFusion = Literal["clamp-mean", "mean-clamp", "separate-means"]
     "encoder-decoder transformers, ICCV",
     signed=False,
     target="any",
-    measures="attention weighted by its gradient, multiplied through the layers",
-    misleads="negative contributions are cut off, and in decoders the first token collects most of the score",
+    measures="attention weighted by its gradient, multiplied across layers",
+    misleads="negative contributions are set to zero, and in decoders the first token often receives most of the score",
     supports=("layers", "heads", "rows"),
     layer_scores="contributions",
 )

@@ -26,8 +26,8 @@ from clearhead.methods.cost import Cost
     citation="Barkan et al. (2021), Grad-SAM: explaining transformers via gradient self-attention maps, CIKM",
     signed=False,
     target="any",
-    measures="attention times its positive gradient, averaged over heads and layers",
-    misleads="information that moved between tokens in early layers is credited to where it went",
+    measures="attention multiplied by its positive gradient, averaged over heads and layers",
+    misleads="information that early layers move between tokens is credited to the receiving token",
     supports=("layers", "heads"),
     layer_scores="contributions",
 )

@@ -33,8 +33,8 @@ from clearhead.methods.pass_type import PassType
     "as in Erion et al. (2021), Nature Machine Intelligence",
     signed=True,
     target="any",
-    measures="average gradient between noisy inputs and random baselines, times the difference",
-    misleads="random points lie off the data, and few samples make the scores noisy",
+    measures="the average gradient between noisy inputs and random baselines, multiplied by their difference",
+    misleads="random points lie outside the data distribution, and few samples make the scores noisy",
     linear_in_target=True,
     axioms=("zero for units without effect", "implementation invariant"),
 )

@@ -37,8 +37,8 @@ def reduce_vectors(
     "activation differences",
     signed=True,
     target="any",
-    measures="first-order share of each unit in the target",
-    misleads="gradients vanish where the model is saturated, and the scores do not add up",
+    measures="the contribution of each unit to the target, to first order",
+    misleads="gradients vanish where the model is saturated, and the scores do not add up to the target",
     linear_in_target=True,
     axioms=("exact on linear models",),
 )

@@ -38,7 +38,7 @@ from clearhead.methods.pass_type import PassType
     signed=True,
     target="any",
     measures="how the target changes from a baseline to the input, along a straight line; the scores add up",
-    misleads="points on the line are no real inputs, and the answer is relative to the baseline",
+    misleads="points on the line are not real inputs, and the scores depend on the baseline",
     linear_in_target=True,
     axioms=("complete", "zero for units without effect", "implementation invariant"),
 )

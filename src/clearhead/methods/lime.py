@@ -35,8 +35,8 @@ from clearhead.methods.pass_type import PassType
     citation='Ribeiro, Singh & Guestrin (2016), "Why should I trust you?" Explaining the predictions of any classifier',
     signed=True,
     target="any",
-    measures="weights of a linear model of the target on masked inputs",
-    misleads="masked inputs are no real inputs, and interactions between units are averaged away",
+    measures="the weights of a linear model that predicts the target for masked inputs",
+    misleads="masked inputs are not real inputs, and a linear model ignores interactions between units",
     linear_in_target=True,
     model_agnostic=True,
 )

@@ -37,7 +37,7 @@ def _parse_heads(value: Any) -> tuple[int, ...]:
     try:
         return tuple(index(head) for head in value)
     except TypeError:
-        message = f"heads={value!r} is not a list of heads: give head indices, counted from 0, e.g. [0, 3]"
+        message = f"heads={value!r} is not a list of heads: use head indices, counted from 0, e.g. [0, 3]"
         raise InputError(message) from None
 
 
@@ -62,7 +62,7 @@ def validate_option(name: str, value: Any, type_hint: Any) -> Any:
         InputError: The value is not of this type.
     """
     if type_hint is bool and not isinstance(value, bool):
-        raise InputError(f"{name}={value!r} is not valid: give True or False")
+        raise InputError(f"{name}={value!r} is not valid: use True or False")
     if get_origin(type_hint) is Literal and value not in get_args(type_hint):
         raise unknown_value_error(name, value, get_args(type_hint))
     if isinstance(value, list):
@@ -72,7 +72,7 @@ def validate_option(name: str, value: Any, type_hint: Any) -> Any:
         accepted_types = get_args(type_hint)
     if not any(_matches_type(value, accepted_type) for accepted_type in accepted_types):
         descriptions = [text for known_type, text in TYPE_DESCRIPTIONS.items() if known_type in accepted_types]
-        raise InputError(f"{name}={value!r} is not valid: give {' or '.join(descriptions) or type_hint}")
+        raise InputError(f"{name}={value!r} is not valid: use {' or '.join(descriptions) or type_hint}")
     return value
 
 

@@ -18,7 +18,7 @@ from clearhead.methods.cost import Cost
     signed=False,
     target="none",
     measures="nothing about the model: the distance from the start or the centre, as a control",
-    misleads="a method that is no better than this has found a habit of the data",
+    misleads="a method that does no better than this control may only reflect where evidence usually is in the data",
     model_agnostic=True,
 )
 class PositionControl(AttributionMethod):

@@ -18,7 +18,7 @@ from clearhead.methods.cost import Cost
     signed=False,
     target="none",
     measures="nothing: random scores, as a control",
-    misleads="a method that is no better than this has found nothing",
+    misleads="a method that does no better than this control has found no evidence",
     model_agnostic=True,
 )
 class RandomControl(AttributionMethod):

@@ -74,8 +74,8 @@ class _NodeInContext:
     "games with a priori unions; the partition explainer of the shap package",
     signed=True,
     target="any",
-    measures="average effect of adding each unit, over groups of neighbouring units",
-    misleads="masked inputs are no real inputs, and the grouping decides what is averaged",
+    measures="the average effect of adding each unit, with neighbouring units grouped",
+    misleads="masked inputs are not real inputs, and the scores depend on the grouping",
     model_agnostic=True,
     axioms=("exact on additive games", "complete"),
 )
@@ -100,9 +100,10 @@ class PartitionShap(PerturbationMethod):
             players[node][[tree.player_of_leaf[leaf] for leaf in leaves if tree.player_of_leaf[leaf] >= 0]] = True
         if (needed := self._count_coalitions(tree, players)) > budget:
             warnings.warn(
-                f"shap: dividing every group of {game.num_players} units takes {needed:,} evaluations, and there are "
-                f"{budget:,}: the scores of undivided groups are spread evenly over their units. `unopened` in the "
-                "certificate is their fraction; increase evaluations=, or choose larger units (unit=)",
+                f"shap: dividing every group of {game.num_players} units takes {needed:,} evaluations, but only "
+                f"{budget:,} are allowed: the score of an undivided group is distributed evenly over its units. "
+                "`unopened` in the certificate is their fraction of the effect; increase evaluations=, or choose "
+                "larger units (unit=)",
                 CostWarning,
                 stacklevel=2,
             )

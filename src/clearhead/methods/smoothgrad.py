@@ -29,8 +29,8 @@ from clearhead.methods.pass_type import PassType
     citation="Smilkov et al. (2017), SmoothGrad: removing noise by adding noise, ICML workshop",
     signed=False,
     target="any",
-    measures="sensitivity averaged over noisy copies of the input",
-    misleads="noise moves images and embeddings off the data",
+    measures="the sensitivity of the target to each unit, averaged over noisy copies of the input",
+    misleads="noise moves images and embeddings outside the data distribution",
     axioms=("zero for units without effect", "implementation invariant"),
 )
 class SmoothGrad(PathMethod):

@@ -46,14 +46,14 @@ METRIC_DESCRIPTIONS = {
     "attainable JSD": "the largest divergence that any weights could have",
     "JSD of the mean head": "divergence of the mean over heads; differences between heads can cancel",
     "TVD": "total variation distance of the output",
-    "largest weight": "of the rows in scope, mean over heads",
+    "largest weight": "largest attention weight of the rows in scope, mean over heads",
 }
 CONCLUSION = (
     "The probe searched for attention weights far from the model's own that leave its output within the tolerance. "
-    "Where their divergence comes near the attainable one, the output does not determine where attention goes, and the "
-    "attention map is one of many with the same output. This model never produces these weights, and everything it "
-    "computes below them is kept: the result does not prove that another model, trained in the same way, would attend "
-    "to these units. A small divergence may also be a failure of the search."
+    "Where their divergence is close to the attainable maximum, the output does not determine the attention weights: "
+    "the attention map is one of many that give the same output. The model itself never produces these weights, and "
+    "everything that it computes before them is unchanged, so the result does not prove that another model, trained "
+    "in the same way, would attend to these units. A small divergence may also mean that the search failed."
 )
 
 #: Number of inputs that are searched together if only the read-out row is in scope.
@@ -116,7 +116,7 @@ def run_adversary_probe(
         >>> print(run_adversary_probe(ex, ["A wonderful film", "A dull film"]).to_markdown())  # doctest: +SKIP
     """
     if sets < 1 or steps < 1:
-        raise InputError(f"sets={sets}, steps={steps}: both must be at least 1")
+        raise InputError(f"sets={sets}, steps={steps} are not valid: both must be at least 1")
     probe_scope = make_scope(scope, layer, heads)
     context = ProbeContext(explainer, inputs, target, candidates)
     context.check_heads(probe_scope)

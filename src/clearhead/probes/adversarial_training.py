@@ -40,11 +40,12 @@ DEFAULT_STRENGTHS = (0.0, 1e-4, 1e-3, 1e-2, 1e-1)
 #: Lower bound of the arguments of logarithms.
 LOG_EPS = 1e-10
 CONCLUSION = (
-    "Whole models were trained to give the same outputs with other attention. A point far up and near the left edge "
-    "is a model with the same outputs that attends elsewhere: this attention is then not the only one that goes with "
-    "these outputs. If points only rise as the outputs change, attention is bound to the outputs. Compare with the "
-    "seeds: divergence below theirs is no larger than chance. That another model can attend elsewhere says nothing "
-    "about whether this model uses its own attention."
+    "Complete models were trained to give the same outputs with different attention. A point in the upper left corner "
+    "is a model that gives the same outputs but attends to other units: the model's attention is then not the only "
+    "one that is compatible with these outputs. If divergence increases only together with the change of the outputs, "
+    "the outputs constrain the attention. Compare the points with those of the seeds: a divergence below theirs is "
+    "not larger than chance. The existence of a model that attends to other units does not show whether this model "
+    "uses its own attention."
 )
 
 
@@ -97,9 +98,9 @@ def run_frontier_probe(
         >>> run_frontier_probe(ex, texts, labels, strengths=(0.0, 1e-3, 1e-2), seeds=2).estimates  # doctest: +SKIP
     """
     if not strengths or any(strength < 0 for strength in strengths):
-        raise InputError(f"strengths={list(strengths)}: give at least one, none below 0")
+        raise InputError(f"strengths={list(strengths)} is not valid: use at least one value, none below 0")
     if scope not in ("S1", "S2", "S4"):
-        raise InputError(f"scope={scope!r}: adversarial models are trained on S1, S2 or S4")
+        raise InputError(f"scope={scope!r} is not valid: adversarial models are trained on S1, S2 or S4")
     split = LabelledSplit(explainer, inputs, labels, held_out, target, seed)
     probe_scope = make_scope(scope)
     config = FineTuningConfig(steps, batch_size, learning_rate, checkpoint_dir, progress)

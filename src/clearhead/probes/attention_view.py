@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 #: With more units than this, no flow is computed.
 MAX_FLOW_LENGTH = 40
 CONCLUSION = (
-    "A map shows which units a head takes values from, neither the values nor how they are used later; the name of a "
-    "pattern is a suggestion. Whether the output depends on a head is measured by clearhead probe heads."
+    "An attention map shows which units a head takes values from. It shows neither these values nor how later layers "
+    "use them, and the names of patterns are only approximate. To measure whether the output depends on a head, run "
+    "clearhead probe heads."
 )
 
 

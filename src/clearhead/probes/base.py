@@ -99,7 +99,7 @@ def make_scope(name: str, layer: int | None = None, heads: Sequence[int] | None 
     if layer is not None and name != "S3":
         raise InputError(f"layer={layer} is for scope S3, which covers one layer; the layers of {name} are fixed")
     if layer is None and name == "S3":
-        raise InputError("scope S3 covers one layer: give it with layer=")
+        raise InputError("scope S3 covers one layer: specify it with layer=")
     return ProbeScope(name, layer, None if heads is None else tuple(heads))
 
 

@@ -48,7 +48,7 @@ class MultiStreamAttentionView:
     def __getitem__(self, name: str) -> AttentionView:
         """Return the attention view of one pair of streams, by its key in `views`; `InputError` if there is none."""
         if name not in self.views:
-            raise unknown_value_error("map", name, self.views)
+            raise unknown_value_error("attention map", name, self.views)
         return self.views[name]
 
     def to_dict(self) -> dict[str, Any]:

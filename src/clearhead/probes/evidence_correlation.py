@@ -41,11 +41,11 @@ SIGNIFICANCE_LEVEL = 0.05
 UNIT_LEVELS = ("token", "word", "patch")
 BEST_HEAD = "best head"
 CONCLUSION = (
-    "The values measure whether attention ranks units as gradients and leave-one-out do. A low tau counts against "
-    "attention only as far as the evidence is right: compare it with the agreement of the two kinds of evidence, and "
-    "with chance. The best head is chosen after the fact, so compare it with its own chance level. With attention "
-    "detached, the gradient ignores that attention itself depends on the input. Agreement would not show that "
-    "attention causes the output."
+    "The values measure whether attention ranks units in the same order as gradients and leave-one-out do. A low tau "
+    "is evidence against attention only if gradients and leave-one-out are reliable: compare it with their agreement "
+    "with each other, and with the chance level. The best head is selected after the measurement, so compare it with "
+    "its own chance level. With attention detached, the gradient ignores that attention itself depends on the input. "
+    "Agreement would not show that attention causes the output."
 )
 
 
@@ -164,7 +164,7 @@ class _CustomTokenPlayers:
         """
         kept = (self.player_of_unit < 0) | keep[self.player_of_unit.clamp(min=0)]
         if not kept.any():
-            raise InputError("a text of one token cannot be probed by leave-one-out: give longer texts")
+            raise InputError("a text of one token cannot be probed by leave-one-out: use longer texts")
         return self.adapter.make_samples(self.token_ids[kept], InputOptions())[0]
 
 

@@ -75,8 +75,8 @@ class FineTuningConfig:
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch_size < 1 or not self.learning_rate > 0:
             raise InputError(
-                f"steps={self.steps}, batch_size={self.batch_size}, learning_rate={self.learning_rate}: all must be "
-                "above 0"
+                f"steps={self.steps}, batch_size={self.batch_size}, learning_rate={self.learning_rate} are not valid: "
+                "all must be above 0"
             )
 
     def train_model(
@@ -180,11 +180,12 @@ class LabelledSplit:
             order = np.random.default_rng(seed).permutation(count)
         if not 0 < num_test < count:
             raise InputError(
-                f"held_out={held_out} of {count} inputs leaves no inputs for training or none for evaluation: give "
-                "more inputs, a fraction between 0 and 1, or the number of inputs to hold out from the end"
+                f"held_out={held_out} leaves no inputs for training or none for evaluation (number of inputs: "
+                f"{count}): use more inputs, a fraction between 0 and 1, or the number of inputs to hold out from the "
+                "end"
             )
         if labels is not None and len(labels) != count:
-            raise InputError(f"{len(labels)} labels for {count} inputs: give one for each")
+            raise InputError(f"{len(labels)} labels for {count} inputs: pass one for each")
         self.base_copy = ModelCopy(self.context).eval()
         if labels is None:
             self.labels = self._predict_labels()
@@ -353,7 +354,7 @@ def _find_first_reinitialised(
     layers_known = len(layers) == len(attention_modules)
     if not layers_known or isinstance(fresh, bool) or not isinstance(fresh, int) or not 0 <= fresh <= len(layers):
         raise InputError(
-            f"fresh={fresh!r} is not valid: give the number of final layers to reinitialise, at most "
+            f"fresh={fresh!r} is not valid: use the number of final layers to reinitialise, at most "
             f"{len(attention_modules)} (0: only the modules after them), or 'all', the only choice if attention is "
             "outside of layers"
         )

@@ -35,14 +35,14 @@ GUIDE_DESCRIPTIONS = {
     "uniform": "the same weight for every unit",
     "own": "learned by the classifier itself",
     "base": "the model's attention in the read-out row, mean over heads",
-    "adversary": "the attention of a model that was trained to give the same outputs and attend elsewhere",
+    "adversary": "the attention of a model that was trained to give the same outputs but attend to other units",
 }
 CONCLUSION = (
-    "A classifier that sees words without their context was given a weight for each word. Where a guide makes it "
-    "better than uniform weights and than its own, the guide identifies the words that matter to the task. That shows "
-    "information in the weights, not that the model's output was computed from them: a guide may be right about the "
-    "task and wrong about the model. A guide that helps no more than uniform weights may still be faithful to a model "
-    "that uses context."
+    "A classifier that sees words without their context received a weight for each word. If a guide makes it more "
+    "accurate than uniform weights and its own learned weights do, the guide identifies the words that matter to the "
+    "task. This shows that the weights contain information, not that the model computed its output from them: a guide "
+    "may be correct about the task and wrong about the model. A guide that helps no more than uniform weights may "
+    "still be faithful to a model that uses context."
 )
 
 

@@ -40,10 +40,10 @@ NUM_PRUNING_POINTS = 8
 NUM_REPORTED_HEADS = 10
 IMPORTANCE_MEASURES = ("gradient", "ablation", "patching")
 CONCLUSION = (
-    "A head matters to these outputs as far as they change without it. Heads with the same function hide each other: "
-    "each alone seems unimportant, but removing both is not, so read the pruning curve, too. The gradient measures "
-    "small changes only. The name of a pattern describes which units a head attends to on average over these inputs, "
-    "not its function."
+    "A head is important for these outputs to the extent that they change without it. Heads with the same function "
+    "can mask each other: removing either one changes little, but removing both does, so also check the pruning "
+    "curve. The gradient measures only the effect of small changes. The name of a pattern describes which units a "
+    "head attends to on average over these inputs, not its function."
 )
 
 

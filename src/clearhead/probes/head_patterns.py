@@ -15,13 +15,13 @@ MIN_PATTERN_FRACTION = 0.4
 MIN_BROAD_ENTROPY = 0.85
 #: The patterns that a name is chosen from, with their meaning.
 PATTERN_DESCRIPTIONS = {
-    "previous_token": "attends to the previous unit: local order, subword tokens of a word",
+    "previous_token": "attends to the previous unit, which reflects local order or the subword tokens of a word",
     "next_token": "attends to the next unit",
     "self": "attends to its own unit: adds little to the residual stream",
     "class_token": "attends to the first special token, which often absorbs attention that is not needed",
     "separator": "attends to separators, which often absorb attention that is not needed",
     "same_word": "attends to other occurrences of the same unit",
-    "single_key": "all queries attend to the same key, which is no special token",
+    "single_key": "all queries attend to the same key, which is not a special token",
     "broad": "spreads over all units, close to an average",
     "mixed": "no pattern takes most of the weight: inspect single inputs",
 }

@@ -39,7 +39,7 @@ MAX_DRAWS_PER_PASS = 25
 
 METRIC_DESCRIPTIONS = {
     "median TVD": "total variation distance of the output: 0 unchanged, 1 another class with certainty",
-    "largest weight": "of the read-out row, mean over heads",
+    "largest weight": "largest attention weight of the read-out row, mean over heads",
     "flips": "fraction of draws that change the predicted class",
 }
 
@@ -90,7 +90,7 @@ def run_permutation_probe(
         >>> run_permutation_probe(ex, texts, "S2", draws=50).estimates[0].interval  # doctest: +SKIP
     """
     if draws < 1:
-        raise InputError(f"draws={draws}: it must be at least 1")
+        raise InputError(f"draws={draws} is not valid: it must be at least 1")
     probe_scope = make_scope(scope, layer, heads)
     context = ProbeContext(explainer, inputs, target, candidates)
     context.check_heads(probe_scope)
@@ -283,8 +283,8 @@ def _format_conclusion(scope: ProbeScope) -> str:
             " The residual stream bypasses attention, so a small change does not prove that attention is unused."
         )
     return (
-        f"Weights were shuffled at scope {scope} and everything else was kept. If the output hardly changes although "
-        "one weight is large, it does not depend on which units the row attends to; if it changes, it does."
-        f"{residual_note} The probe tests this trained model with weights that it never produces, and says nothing "
-        "about weights that other training would give it."
+        f"Attention weights were permuted in scope {scope}, and everything else was kept. If the output hardly changes "
+        "although one weight is large, it does not depend on which units the row attends to; if the output changes, "
+        f"it does.{residual_note} The probe tests this trained model with weights that it never produces, and does not "
+        "show which weights a different training run would produce."
     )

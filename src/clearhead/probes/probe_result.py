@@ -145,7 +145,10 @@ class ProbeResult:
             bold_name = Text(estimate.name, style="bold")
             interval = estimate.interval
             table.add_row(bold_name, interval.format_without_count(), str(interval.count), Text(estimate.description))
-        title = Text(f"{self.probe} · {self.model} · {len(self.records)} inputs · {self._format_settings()}")
+        title = Text(
+            f"{self.probe} · {self.model} · {len(self.records)} input{'' if len(self.records) == 1 else 's'} · "
+            f"{self._format_settings()}"
+        )
         return Group(title, table, Text(self.conclusion))
 
 

@@ -32,10 +32,10 @@ RESIDUAL_SHARE_MEASURES = ("flow", "norm", "gradient")
 #: With more units than this, no flow is computed.
 MAX_FLOW_LENGTH = 40
 CONCLUSION = (
-    "Each share measures how much of a layer's output bypassed its attention. The three measures differ and need not "
-    "agree: the flow uses attention only, the norm uses the size of the values and not their direction, the gradient "
-    "measures the effect on this output, to first order. A large share means that changing attention in that layer can "
-    "change little, not that the unit itself matters."
+    "Each share measures how much of a layer's output bypassed its attention. The three measures are based on "
+    "different quantities and need not agree: the flow uses only attention, the norm uses the size but not the "
+    "direction of the values, and the gradient measures the effect on this output to first order. A large share means "
+    "that changing the attention in that layer has little effect on the output, not that the unit itself is important."
 )
 _REQUIREMENTS = resolve_requirements(("attention", "values", "output_projection", "block_input"))
 

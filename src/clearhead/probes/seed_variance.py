@@ -31,18 +31,19 @@ if TYPE_CHECKING:
 
 METRIC_DESCRIPTIONS = {
     "median JSD": "divergence of the seeds' attention from the model's, median over seeds, mean over heads: 0 to 0.693",
-    "median JSD of the mean head": "the same of the mean over heads; differences between heads can cancel",
+    "median JSD of the mean head": "the same divergence for the mean over heads; differences between heads can cancel",
     "median TVD": "total variation distance of the seeds' outputs from the model's, median over seeds",
-    "largest weight": "of the rows in scope, mean over heads",
+    "largest weight": "largest attention weight of the rows in scope, mean over heads",
     "accuracy": "fraction of inputs that the model predicts correctly",
-    "accuracy of seeds": "the same of the models from other seeds, mean over them",
+    "accuracy of seeds": "the same fraction for the models from other seeds, mean over these models",
 }
 CONCLUSION = (
-    "Copies of the model were trained from other seeds on the same inputs. Where their outputs agree and their "
-    "attention does not, attention depends on the seed more than on the task, and a single model's map is one of "
-    "several that training could have given. Where attention agrees, too, it is determined by the task and the initial "
-    "weights, which does not yet mean that it explains the output: seeds share the layers that were not reinitialised. "
-    "Adversarial attention must diverge more than this to count."
+    "Copies of the model were trained with other seeds on the same inputs. If their outputs agree but their attention "
+    "does not, attention depends on the seed more than on the task, and the attention map of a single model is one of "
+    "several that training could have produced. If their attention also agrees, it is determined by the task and the "
+    "initial weights, because all seeds share the layers that were not reinitialised; this alone does not mean that "
+    "attention explains the output. The divergence of adversarial attention is meaningful only if it exceeds the "
+    "divergence between seeds."
 )
 
 
@@ -93,7 +94,7 @@ def run_seeds_probe(
         >>> run_seeds_probe(ex, texts, labels).estimates  # doctest: +SKIP
     """
     if seeds < 1:
-        raise InputError(f"seeds={seeds}: it must be at least 1")
+        raise InputError(f"seeds={seeds} is not valid: it must be at least 1")
     split = LabelledSplit(explainer, inputs, labels, held_out, target, seed)
     probe_scope = make_scope(scope)
     config = FineTuningConfig(steps, batch_size, learning_rate, checkpoint_dir, progress)

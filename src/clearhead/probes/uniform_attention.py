@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 BATCH_SIZE = 16
 CONCLUSION = (
-    "Attention was made uniform in a trained model. Where predictions stay, the model does not need the selection of "
-    "its attention there, at least on these inputs; where they change, it does, but the change may also come from "
-    "states that the model never met in training. Only a model trained with uniform attention distinguishes the two "
-    "causes. Replacing the weights by the mean attention of the other inputs, position by position, removes only what "
-    "attention selects in this input: where predictions stay under the mean and change under uniform weights, the "
-    "model needs a habit of its attention, not a choice."
+    "The attention weights of a trained model were replaced with uniform weights. Where predictions stay the same, "
+    "the model does not need the selectivity of its attention there, at least on these inputs. Where predictions "
+    "change, it may need this selectivity, or the change may come from hidden states that never occurred in training; "
+    "only a model trained with uniform attention distinguishes the two causes. Replacing the weights with the mean "
+    "attention of the other inputs, position by position, removes only what attention selects in this particular "
+    "input: where predictions stay the same with the mean attention but change with uniform weights, the model needs "
+    "its average attention pattern, not a selection that depends on the input."
 )
 MEAN_ATTENTION_PREFIX = "mean attention, "
 
@@ -144,7 +145,7 @@ def run_uniform_probe(
     label_names: list[str] | None = None
     if labels is not None:
         if len(labels) != len(context.samples):
-            raise InputError(f"{len(labels)} labels for {len(context.samples)} inputs: give one for each")
+            raise InputError(f"{len(labels)} labels for {len(context.samples)} inputs: pass one for each")
         label_names = [context.adapter.label_name(context.adapter.label_index(label)) for label in labels]
     scopes = {f"layer {layer}": ProbeScope("S3", layer) for layer in range(context.num_layers)}
     scopes["all layers"] = ProbeScope("S4")

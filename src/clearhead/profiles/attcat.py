@@ -21,7 +21,7 @@ def mask_special_tokens(adapter: ModelAdapter, sample: Sample, target: Target) -
     tokenizer_wrapper = getattr(adapter, "tokenizer_wrapper", None)
     if ids is None or tokenizer_wrapper is None:
         raise InputError(
-            f"this profile masks [CLS] and [SEP] of a text, but the input of {adapter.name} has no token ids: give a "
+            f"this profile masks [CLS] and [SEP] of a text, but the input of {adapter.name} has no token ids: pass a "
             "text"
         )
     mask = sample.inputs.get("attention_mask", torch.ones_like(ids)).clone()
@@ -32,7 +32,7 @@ def mask_special_tokens(adapter: ModelAdapter, sample: Sample, target: Target) -
     special[list(sample.mask_positions)] = False
     mask[special] = 0
     if not mask.any():
-        raise InputError("this profile masks [CLS] and [SEP], but the text has no other tokens: give a longer text")
+        raise InputError("this profile masks [CLS] and [SEP], but the text has no other tokens: use a longer text")
     units = replace(sample.units, special=tuple(special.tolist()))
     axes = {units.stream: UnitAxis.concat(units)}
     return replace(sample, inputs={**sample.inputs, "attention_mask": mask}, axes=axes), target

@@ -162,7 +162,7 @@ class Profile:
             return
         message = (
             f"the profile {self.name} starts {method.name} at layer {first} (counted from 0), as its authors' code "
-            f"does: {model} has {depth} layers, and at least {first + 1} are needed. Give layers= to choose other "
+            f"does: {model} has {depth} layers, and at least {first + 1} are needed. Use layers= to choose other "
             "layers"
         )
         if settings.depth_scaled:

@@ -30,7 +30,7 @@ def plot_lecture(lecture: "LectureResult") -> Figure:
     """Draw one row per sentence, Grad-SAM left and SHAP right, and below the fractions of special tokens."""
     heights = [0.55 + 0.2 * len(sentence.grad_sam) for sentence in lecture.sentences]
     figure = InlineFigure(figsize=(9.2, sum(heights) + 2.6), layout="constrained")
-    title = "Grad-SAM and SHAP: score of each token; in front, its rank by |score| among tokens that are not special"
+    title = "Grad-SAM and SHAP: score of each token, preceded by its rank by |score| among tokens that are not special"
     figure.suptitle(title, fontsize=10, color=TEXT_COLOUR, x=0.01, ha="left")
     grid = figure.add_gridspec(len(heights) + 1, 2, height_ratios=[*heights, 1.6])
     for row, sentence in enumerate(lecture.sentences):
@@ -126,7 +126,7 @@ def render_lecture(lecture: "LectureResult") -> RenderableType:
         for row in _build_ranking_rows(sentence):
             table.add_row(*map(Text, row))
         correlation = _format_correlation(sentence.rank_correlation)
-        agreement = f"rank correlation {correlation}, overlap of the first tokens {sentence.top_overlap:.0%}"
+        agreement = f"rank correlation {correlation}, overlap of the top-ranked tokens {sentence.top_overlap:.0%}"
         blocks += [Text(_format_sentence(sentence), style="bold"), table, Text(agreement, style="dim"), ""]
     blocks.append(_build_special_token_table(lecture))
     token = escape_invisible(lecture.first_special_token)

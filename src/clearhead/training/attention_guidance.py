@@ -43,7 +43,7 @@ def build_target_rows(
     batch, n = valid_mask.shape
     if pattern == "class":
         if class_mask is None:
-            raise InputError("the pattern 'class' needs class_mask: which tokens are of the class")
+            raise InputError("the pattern 'class' requires class_mask, which selects the tokens of the class")
         weights = (class_mask & valid_mask)[:, None, :].expand(batch, n, n).float()
     elif pattern in GUIDANCE_PATTERNS:
         offset = {"identity": 0, "next": 1, "previous": -1}.get(pattern)
@@ -102,7 +102,7 @@ def compute_guidance_loss(
             for head in guide.heads:
                 losses.append(_compute_masked_kl(target, attention[layer][:, head], has_target))
     if not losses:
-        raise InputError("no head is guided: give at least one guide with heads")
+        raise InputError("no attention head is guided: pass at least one guide that selects heads")
     return torch.stack(losses).mean()
 
 

@@ -43,7 +43,7 @@ class TrainingBudget:
     def __post_init__(self) -> None:
         if (self.total_steps is None) == (self.total_seconds is None):
             raise ValueError(
-                f"give either total_steps or total_seconds, not total_steps={self.total_steps}, "
+                f"pass either total_steps or total_seconds, not total_steps={self.total_steps}, "
                 f"total_seconds={self.total_seconds}"
             )
 

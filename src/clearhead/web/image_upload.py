@@ -59,14 +59,14 @@ def parse_image_upload(encoded: str, limits: Limits) -> UploadedImage:
     try:
         content = b64decode(body, validate=True)
     except (binascii.Error, ValueError):
-        raise InputError("the image is not in base64: send the bytes of a PNG or JPEG file in base64") from None
+        raise InputError("the image is not encoded in base64: send the bytes of a PNG or JPEG file in base64") from None
     with _translated_decoder_errors(limits):
         image = _open_without_decoding(content)
         width, height = image.size
         if width * height > limits.max_image_pixels:
             raise InputError(
-                f"the image has {width:,} × {height:,} pixels, and at most {limits.max_image_pixels:,} in total are "
-                "accepted: make it smaller"
+                f"the image has {width:,} × {height:,} pixels, but at most {limits.max_image_pixels:,} in total are "
+                "accepted: use a smaller image"
             )
         image.verify()
     return UploadedImage(content, width * height)

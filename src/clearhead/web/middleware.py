@@ -63,8 +63,8 @@ def check_token(host: str, token: str | None) -> None:
     """
     if token is None and not is_loopback(host):
         raise InputError(
-            f"--host {host} can be reached from other machines, so a token is needed: set CLEARHEAD_TOKEN to one "
-            "(python -c 'import secrets; print(secrets.token_urlsafe(24))' makes one), or give --token-file"
+            f"--host {host} can be reached from other machines, so a token is needed: set CLEARHEAD_TOKEN to a token "
+            "(to generate one, run python -c 'import secrets; print(secrets.token_urlsafe(24))'), or use --token-file"
         )
     if token is not None and len(token) < MIN_TOKEN_LENGTH:
         raise InputError(f"the token has {len(token)} characters: it needs at least {MIN_TOKEN_LENGTH}")

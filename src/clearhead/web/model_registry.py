@@ -162,7 +162,7 @@ class ModelRegistry:
             name: LoadedModel(name, explainer, model_cards.get(name, {})) for name, explainer in explainers.items()
         }
         if not self.loaded_models:
-            raise InputError("no model to serve: name one with --model, or pip install clearhead-zoo")
+            raise InputError("there is no model to serve: specify one with --model, or run pip install clearhead-zoo")
 
     def __getitem__(self, name: str) -> LoadedModel:
         """Return a loaded model by name.

@@ -53,7 +53,7 @@ def _parse_explanations_json(content: bytes, limits: Limits) -> "list[AnyExplana
     try:
         data = json.loads(content)
     except (ValueError, RecursionError):
-        raise InputError("the file looks like JSON, but is damaged") from None
+        raise InputError("the file appears to be JSON, but is damaged") from None
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema == "clearhead/explanations":  # saved by the page
         try:
@@ -83,7 +83,7 @@ def decode_explanations(request: RenderRequest, limits: Limits) -> "list[AnyExpl
         return explanations
     if len(request.images) != len(explanations):
         raise InputError(
-            f"{len(request.images)} images for {len(explanations)} explanations: give one for each (or null)"
+            f"{len(request.images)} images for {len(explanations)} explanations: provide one for each (or null)"
         )
     decoded_images: dict[str, Any] = {}
     # One budget for all images together, because a small body can contain many large ones.
@@ -181,7 +181,7 @@ def encode_safetensors(explanations: "Sequence[AnyExplanation]") -> bytes:
     """
     if len(explanations) != 1:
         raise InputError(
-            f"a safetensors file holds one explanation, and there are {len(explanations)}: save an HTML page instead"
+            f"a safetensors file contains one explanation, but there are {len(explanations)}: save an HTML page instead"
         )
     with tempfile.TemporaryDirectory(prefix="clearhead-") as folder:
         path = Path(folder) / "saved.safetensors"

@@ -68,7 +68,7 @@ def check_request(request: InputRequest, limits: Limits) -> None:
         text = getattr(request, name, None)
         if text is not None and len(text) > limits.max_text_characters:
             raise InputError(
-                f"the {name} has {len(text):,} characters, and at most {limits.max_text_characters:,} are accepted: "
+                f"the {name} has {len(text):,} characters, but at most {limits.max_text_characters:,} are accepted: "
                 "shorten it, or explain it with clearhead explain"
             )
     if isinstance(request, ExplainRequest):
@@ -77,10 +77,10 @@ def check_request(request: InputRequest, limits: Limits) -> None:
                 raise unknown_value_error("method", name, sorted(METHOD_REGISTRY))
         if len(set(request.methods)) > limits.max_methods:
             raise InputError(
-                f"{len(request.methods)} methods are too many for one request: at most {limits.max_methods}"
+                f"{len(request.methods)} methods are too many for one request: select at most {limits.max_methods}"
             )
     if request.example is not None and not (request.text is request.text_pair is request.image is None):
-        raise InputError("an example is a complete input: omit text, text_pair and image")
+        raise InputError("an example is a complete input: leave out text, text_pair and image")
 
 
 def build_explain_inputs(request: InputRequest, adapter: "ModelAdapter", image: Any) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def build_explain_inputs(request: InputRequest, adapter: "ModelAdapter", image: 
     missing = [stream for stream in input_names if stream not in inputs and stream != "regions"]
     if missing:
         needed = " and ".join("an image" if stream == "image" else f"a {stream}" for stream in missing)
-        raise InputError(f"{accepted}: give it {needed}")
+        raise InputError(f"{accepted}: provide {needed}")
     return inputs
 
 

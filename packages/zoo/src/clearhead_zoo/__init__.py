@@ -30,13 +30,13 @@ def path(name: str) -> Path:
 
     >>> path("sentimant")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    LookupError: the zoo has no model 'sentimant'; did you mean 'sentiment'? It has: ...
+    LookupError: the zoo has no model 'sentimant': did you mean 'sentiment'? Available models: ...
     """
     known = names()
     if name not in known:
         nearest = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
-        raise LookupError(f"the zoo has no model {name!r}{hint} It has: {', '.join(known)}")
+        hint = f": did you mean {nearest[0]!r}?" if nearest else "."
+        raise LookupError(f"the zoo has no model {name!r}{hint} Available models: {', '.join(known)}")
     return MODELS_DIR / name
 
 

@@ -24,7 +24,9 @@ def make_example_input(name: str, index: int = 0) -> dict[str, Any]:
     ['image', 'regions', 'text']
     """
     if name not in _EXAMPLE_MAKERS:
-        raise LookupError(f"{name} has no ready examples: those that have are {', '.join(list_models_with_examples())}")
+        raise LookupError(
+            f"{name} has no built-in examples: the models with examples are {', '.join(list_models_with_examples())}"
+        )
     return _EXAMPLE_MAKERS[name](index)
 
 

@@ -74,11 +74,13 @@ class CustomImageAdapter(CustomModelAdapter):
 
     def make_samples(self, raw: Any, options: InputOptions) -> list[Sample]:
         if options.unit_names is not None:
-            raise InputError("tokens= names the tokens of a text; image patches are named by their positions")
+            raise InputError(
+                "tokens= names the tokens of a text, but image patches are named by their positions: leave out tokens="
+            )
         reader, pixels = self.processor, raw
         if not isinstance(raw, Tensor):
             if reader.read is None:
-                raise InputError("the reader has no read=, so give images as tensors, channel × height × width")
+                raise InputError("the reader has no read=, so pass images as tensors, channel × height × width")
             pixels = reader.read(open_image(raw))
         if not isinstance(pixels, Tensor):
             raise InputError(f"the reader's read= must return a tensor, not {type(pixels).__name__}")

@@ -114,8 +114,8 @@ class CustomTokenAdapter(CustomModelAdapter):
         if len(found) != 1:
             names = ", ".join(name for name, _ in found) or ", ".join(chosen) or "it has no nn.Embedding"
             raise InputError(
-                f"cannot determine which module of {self.model_class_name} embeds the tokens with one call per "
-                f"pass ({names}): name it with embedding_module=, or give vector_size="
+                f"cannot determine which module of {self.model_class_name} embeds the tokens with one call per pass "
+                f"({names}): specify it with embedding_module=, or set vector_size="
             )
         ((name, output),) = found
         return modules[name], output.shape[:2] == (len(tokens), 1)
@@ -128,7 +128,7 @@ class CustomTokenAdapter(CustomModelAdapter):
             for length_first in (False, True):
                 if isinstance(part, Tensor) and torch.equal(part, whole.transpose(0, 1) if length_first else whole):
                     return name, length_first
-        raise InputError("inputs= must pass on the tokens unchanged, batch first or length first")
+        raise InputError("inputs= must pass on the tokens unchanged, with the batch axis or the length axis first")
 
     def find_grad_input_names(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
         return (self.input_argument,)
@@ -149,7 +149,7 @@ class CustomTokenAdapter(CustomModelAdapter):
     def _read_tokens(self, raw: Any) -> Tensor:
         given = isinstance(raw, Tensor) or (isinstance(raw, np.ndarray) and raw.dtype.kind in "iuf")
         if not given and self.processor.read is None:
-            raise InputError(f"the reader has no read=, so give its tokens as a tensor, not {type(raw).__name__}")
+            raise InputError(f"the reader has no read=, so pass its tokens as a tensor, not {type(raw).__name__}")
         try:
             tokens = torch.as_tensor(raw if given or self.processor.read is None else self.processor.read(raw))
         except (TypeError, ValueError, RuntimeError) as problem:

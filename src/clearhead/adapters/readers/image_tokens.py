@@ -169,7 +169,7 @@ class SingleTileLayout(SingleImageLayout):
         if tiles.dim() != 4 or len(tiles) != 1:
             raise InputError(
                 f"pixel_values must be batch × 1 × {self.num_channels} × height × width, not batch × "
-                f"{tuple(tiles.shape)}: give one image that is not split into tiles "
+                f"{tuple(tiles.shape)}: pass one image that is not split into tiles "
                 "(processor.image_processor.do_image_splitting = False)"
             )
         if not tiles.any():

@@ -68,7 +68,7 @@ def _normalize_boxes(boxes: Float[Tensor, "region 4"], size: Any) -> Float[Tenso
     if boxes.max() > 1 + BOX_TOLERANCE:
         if size is None:
             raise InputError(
-                f"boxes reach up to {float(boxes.max()):g}, so they are in pixels: give the size of the image, "
+                f"boxes reach up to {float(boxes.max()):g}, so they are in pixels: pass the size of the image, "
                 "regions=(features, boxes, (height, width)), or the image itself with image="
             )
         try:

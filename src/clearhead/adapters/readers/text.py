@@ -60,9 +60,11 @@ class TokenizerWrapper:
     def encode_texts(self, texts: tuple[str, ...], options: InputOptions, **tokenizer_kwargs: Any) -> EncodedText:
         """The texts encoded; `encoding` goes to the tokenizer, such as add_special_tokens=False."""
         if self.tokenizer is None:
-            raise InputError("the model was loaded without a tokenizer: give model inputs, or load (model, tokenizer)")
+            raise InputError("the model was loaded without a tokenizer: pass model inputs, or load (model, tokenizer)")
         if options.unit_names is not None:
-            raise InputError("tokens= names the units of model inputs; the units of a text are already named")
+            raise InputError(
+                "tokens= names the units of model inputs, but the units of a text already have names: leave out tokens="
+            )
         with self.lock:
             if _read_tokenizer_settings(self.original_tokenizer) != self.copied_settings:  # tokens were added since
                 self._copy_tokenizer()
@@ -160,7 +162,7 @@ class TokenizerWrapper:
             return token
         if self.tokenizer is None:
             raise InputError(
-                "a target given as text needs the tokenizer: load it together with the model, or give the token id"
+                "a target given as text needs the tokenizer: load it together with the model, or pass the token id"
             )
         tries = [self.call_tokenizer("encode", text, add_special_tokens=False) for text in (" " + token, token)]
         for ids in tries:
@@ -185,7 +187,7 @@ class TokenizerWrapper:
         """The encoded text, and how many tokens of it were cut off."""
         most = self.max_length if how.max_length is None else how.max_length
         if not isinstance(most, Integral) or isinstance(most, bool) or most < 1:
-            raise InputError(f"max_length={how.max_length!r} is not valid: give a positive number of tokens")
+            raise InputError(f"max_length={how.max_length!r} is not valid: use a positive number of tokens")
         full = self._encode(texts, **encoding)
         length, limit = len(full["input_ids"]), min(int(most), self.max_length)
         if length <= limit:
@@ -196,7 +198,7 @@ class TokenizerWrapper:
             )
         if limit <= sum(full["special_tokens_mask"]):
             raise InputError(
-                f"max_length={limit} leaves no room for the text next to the special tokens: give a larger limit"
+                f"max_length={limit} leaves no room for the text next to the special tokens: use a larger limit"
             )
         with self.lock:
             self.tokenizer.truncation_side = how.truncation_side or self.truncation_side

@@ -113,7 +113,9 @@ class BenchmarkDataset(Sequence[Example]):
         if isinstance(index, slice):
             return self.select(range(len(self))[index])
         if not -len(self) <= index < len(self):
-            raise IndexError(f"{self.name}, {self.split}: there is no example {index} of {len(self)}")
+            raise IndexError(
+                f"{self.name}, {self.split}: there is no example {index}; the split has {len(self)} examples"
+            )
         index %= len(self)
         return self.make_example(self._rows[index if self.indices is None else self.indices[index]])
 

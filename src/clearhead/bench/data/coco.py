@@ -37,7 +37,7 @@ def open_coco(spec: DatasetSpec, folder: Path, split: str | None, each: str = "c
     With `each` "image", one example for each image with all its objects, for masks of all detections.
     """
     if each not in ("class", "image"):
-        raise unknown_value_error("each", each, ("class", "image"))
+        raise unknown_value_error("value for each=", each, ("class", "image"))
     files = sorted([*folder.glob("annotations/instances_*.json"), *folder.glob("instances_*.json")])
     file_by_split = {path.stem.removeprefix("instances_"): path for path in files}
     split_names = sorted(file_by_split, key=lambda name: (not name.startswith("val"), name))
@@ -145,7 +145,7 @@ def _open_image(folder: Path, image_entry: Mapping[str, Any]) -> tuple[Any, tupl
     if image.size != (width, height):
         raise InputError(
             f"{image_entry['file_name']} is {image.size[0]} × {image.size[1]}, but {width} × {height} in the "
-            "annotations: do the images belong to another data set?"
+            "annotations: check that the images belong to this data set"
         )
     return image, (height, width)
 

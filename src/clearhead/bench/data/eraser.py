@@ -161,7 +161,9 @@ def _has_document(documents: Path, name: str) -> bool:
 def _read_document(documents: Path, name: str) -> str:
     """Read the text of a document, or raise `InputError` if it is missing; files get Unix line ends."""
     if not _has_document(documents, name):
-        raise InputError(f"there is no document {name!r} in {str(documents)!r}: is it unpacked completely?")
+        raise InputError(
+            f"there is no document {name!r} in {str(documents)!r}: check that it has been unpacked completely"
+        )
     if documents.is_dir():
         content = (documents / name).read_bytes()
     else:

@@ -51,7 +51,7 @@ class ImageBox:
     def __post_init__(self) -> None:
         left_edge, top_edge, right_edge, bottom_edge = self.box
         if not (0 <= left_edge < right_edge <= 1 and 0 <= top_edge < bottom_edge <= 1):
-            raise InputError(f"the box {self.box} is not inside the image: give fractions left, top, right, bottom")
+            raise InputError(f"the box {self.box} is not inside the image: use fractions (left, top, right, bottom)")
 
     @classmethod
     def from_pixels(cls, box: Sequence[float], width: float, height: float) -> "ImageBox | None":
@@ -176,7 +176,7 @@ def compute_evidence_coverage(
         coverage[_find_overlapping_units([item for item in items if isinstance(item, CharSpan)], units)] = 1
     else:
         raise InputError(
-            f"the units of {example.id!r} have no positions in a text (they were given as model inputs): give the text "
+            f"the units of {example.id!r} have no positions in a text (they were given as model inputs): pass the text "
             "itself"
         )
     coverage[[item.index for item in items if isinstance(item, UnitIndex) and item.stream == units.stream]] = 1
@@ -191,7 +191,9 @@ def _collect_evidence(example: Example, alternative: int | None) -> list[Evidenc
         return [item for items in example.evidence for item in items]
     if not 0 <= alternative < len(example.evidence):
         count = len(example.evidence)
-        raise InputError(f"alternative={alternative}: {example.id!r} has {count} sets of evidence, counted from 0")
+        raise InputError(
+            f"alternative={alternative} does not exist: {example.id!r} has {count} sets of evidence, counted from 0"
+        )
     return list(example.evidence[alternative])
 
 
@@ -202,7 +204,7 @@ def _find_overlapping_units(spans: Sequence[CharSpan], units: Units) -> Bool[np.
     for span in spans:
         if span.segment >= len(units.texts) or span.stop > len(units.texts[span.segment]):
             raise InputError(
-                f"{span} lies outside the units' texts: the units belong to another input than the example"
+                f"{span} lies outside the units' texts: the units and the example belong to different inputs"
             )
         is_evidence[span.segment][span.start : span.stop] = 1
     num_preceding = []  # cumulative number of evidence characters before each position, white space excluded

@@ -130,7 +130,7 @@ def _make_example(
 @register_dataset(
     "table",
     licence="your own data: as you know it",
-    download_hint="give the path of a .csv, .tsv or .jsonl file",
+    download_hint="pass the path of a .csv, .tsv or .jsonl file",
     folder_names=(),
     marker_files=("*.csv", "*.tsv", "*.jsonl", "*.ndjson"),
 )
@@ -139,7 +139,7 @@ def open_table_dataset(
 ) -> BenchmarkDataset:
     """Open a table file; without `label_column`, the labels are unknown."""
     if path.is_dir():
-        raise InputError(f"{str(path)!r} is a folder: give the path of one table in it")
+        raise InputError(f"{str(path)!r} is a folder: pass the path of one table in it")
     source = open_dataset(path, column, label_column)
     split = choose_split(spec.name, split, ["all"])
     rows = list(source.iter_rows("text"))

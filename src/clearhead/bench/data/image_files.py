@@ -43,7 +43,7 @@ def _open_file(read: Callable[[Any], Any], source: Path | bytes, name: str) -> A
     try:
         return read(file)
     except FileNotFoundError:
-        raise InputError(f"there is no image {name}: is the data set unpacked completely?") from None
+        raise InputError(f"there is no image {name}: check that the data set has been unpacked completely") from None
     except (OSError, ValueError, SyntaxError, EOFError) as problem:
         raise InputError(f"{name} cannot be opened as an image ({problem})") from None
 

@@ -32,7 +32,7 @@ def open_imagenet(spec: DatasetSpec, folder: Path, split: str | None) -> Benchma
 @register_dataset(
     "folder",
     licence="your own data: as you know it",
-    download_hint="give the path of a folder with one folder of images per class, or with train/ and val/ of that kind",
+    download_hint="pass the path of a folder with one folder of images per class, or with train/ and val/ of that kind",
     folder_names=(),
     marker_files=("*",),
 )

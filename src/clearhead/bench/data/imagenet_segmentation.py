@@ -79,7 +79,8 @@ def _make_example(path: Path, row: tuple[int, int]) -> Example:
     mask = np.asarray(file[file[file["value/gt"][index, 0]][0, 0]]).T > 0
     if mask.shape != pixels.shape[:2]:
         raise InputError(
-            f"{SEGMENTATION_FILE}, image {index}: the mask has the shape {mask.shape}, but the image {pixels.shape[:2]}"
+            f"{SEGMENTATION_FILE}, image {index}: the mask has the shape {mask.shape}, but the image has the shape "
+            f"{pixels.shape[:2]}"
         )
     evidence = ((EvidenceMask(mask),),) if mask.any() else None
     return Example(_decode_matlab_text(file, "id", index), image, label, evidence)

@@ -140,7 +140,7 @@ def _find_folder(spec: DatasetSpec, root: str | Path | None) -> Path | None:
         if not spec.requires_folder:
             return None
         raise InputError(
-            f"the folder of {spec.name} is not known: give it with root= or the environment variable "
+            f"the folder of {spec.name} is not known: set it with root= or the environment variable "
             f"{DATA_ROOT_VARIABLE}. How to get it: {spec.download_hint}"
         )
     base = Path(root)
@@ -197,7 +197,9 @@ def read_lines(path: Path) -> list[str]:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise InputError(f"there is no file {str(path)!r}: is the data set unpacked completely?") from None
+        raise InputError(
+            f"there is no file {str(path)!r}: check that the data set has been unpacked completely"
+        ) from None
     for encoding in ("utf-8-sig", "cp1252", "latin-1"):
         try:
             text = content.decode(encoding)

@@ -55,7 +55,9 @@ def _read_glue_table(path: Path, split: str) -> list[SentenceRow]:
     """Read a tab-separated file, where quotation marks belong to the sentences; GLUE's test set has no labels."""
     header, *body = [line.rstrip("\r").split("\t") for line in read_lines(path)]
     if "sentence" not in header:
-        raise InputError(f"{str(path)!r} has no column 'sentence', but {header}: is it the SST-2 file of GLUE?")
+        raise InputError(
+            f"{str(path)!r} has no column 'sentence', but {header}: check that it is the SST-2 file of GLUE"
+        )
     text_column = header.index("sentence")
     label_column = header.index("label") if "label" in header else None
     rows: list[SentenceRow] = []

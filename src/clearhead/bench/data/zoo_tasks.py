@@ -40,7 +40,9 @@ def open_zoo_task(
     if task not in _TASK_BUILDERS:
         raise unknown_value_error("task", task, tuple(_TASK_BUILDERS))
     if split not in (None, "held-out"):
-        raise InputError(f"split={split!r}: only the held-out stream of {task} can be used for measurements")
+        raise InputError(
+            f"split={split!r} is not available: only the held-out stream of {task} can be used for measurements"
+        )
     draw_rows, make_example, list_labels = _TASK_BUILDERS[task]
     return BenchmarkDataset(
         f"known:{task}",

@@ -179,7 +179,7 @@ class ClassSensitivity(BenchmarkProtocol):
         """Check the settings of all protocols, and that `other` is "next" or "second"."""
         super().check_settings()
         if self.other not in ("next", "second"):
-            raise unknown_value_error("other", self.other, ("next", "second"))
+            raise unknown_value_error("value for other=", self.other, ("next", "second"))
 
     def measure(
         self,

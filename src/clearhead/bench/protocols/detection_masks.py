@@ -67,7 +67,7 @@ class DetectionMasks(BenchmarkProtocol):
         """Check the settings of all protocols, and that `cut` is one of `MASK_MODES`."""
         super().check_settings()
         if self.cut not in MASK_MODES:
-            raise unknown_value_error("cut", self.cut, MASK_MODES)
+            raise unknown_value_error("value for cut=", self.cut, MASK_MODES)
 
     def measure(
         self,

@@ -76,7 +76,7 @@ class KnownEvidence(BenchmarkProtocol):
         """Check the settings of all protocols, and that `by` is "score" or "magnitude"."""
         super().check_settings()
         if self.by not in ("score", "magnitude"):
-            raise unknown_value_error("by", self.by, ("score", "magnitude"))
+            raise unknown_value_error("value for by=", self.by, ("score", "magnitude"))
 
     def measure(
         self,

@@ -67,8 +67,8 @@ class PerturbationProtocol(BenchmarkProtocol):
 
     description: ClassVar[str] = (
         "The model’s output as units are removed, those with the highest scores first (positive) or the lowest "
-        "(negative). “probability clearhead” is the mean height of the curve of the followed class’s probability, aopc "
-        "how far it falls on average. Parts are named: stream / replacement / direction."
+        "(negative). “probability clearhead” is the mean height of the curve of the followed class’s probability, "
+        "aopc is how far it falls on average. The names of parts have the form stream / replacement / direction."
     )
     headline_metrics: ClassVar[tuple[str, ...]] = ("probability clearhead", "aopc")
     rate_metric_prefixes: ClassVar[tuple[str, ...]] = ("accuracy ",)
@@ -156,7 +156,8 @@ class PerturbationProtocol(BenchmarkProtocol):
                     raise unknown_value_error(setting, value, accepted)
         if list(self.fractions) != sorted(set(self.fractions)) or (self.fractions and self.fractions[0] <= 0):
             raise InputError(
-                f"fractions must be ascending and above 0 (the clean input is always included): {self.fractions}"
+                "fractions must be ascending and above 0 (the clean input is always included), but are "
+                f"{self.fractions}"
             )
         if max(self.fractions, default=0) > 1:
             raise InputError(f"fractions must lie between 0 and 1, but are {self.fractions}")
@@ -196,7 +197,7 @@ class PerturbationProtocol(BenchmarkProtocol):
         if self.fractions:
             return compute_removed_counts(self.fractions, total, self.rounding)
         if not total:
-            raise InputError("no removable units, so a step-by-step curve is undefined")
+            raise InputError("the input has no removable units, so a step-by-step curve is undefined")
         return list(range(1, total + 1))
 
     def _iter_ranked_masks(

@@ -32,7 +32,7 @@ class ImagePerturbation(PerturbationProtocol):
         """Check the settings of perturbation, and that `ranked` is "patch" or "pixel"."""
         super().check_settings()
         if self.ranked not in ("patch", "pixel"):
-            raise unknown_value_error("ranked", self.ranked, ("patch", "pixel"))
+            raise unknown_value_error("value for ranked=", self.ranked, ("patch", "pixel"))
 
     def select_streams(self, streams: Sequence[str], explanation: Any) -> list[str]:
         """Return the streams whose units are patches."""
@@ -101,9 +101,12 @@ class TextPerturbation(PerturbationProtocol):
         """Check the settings of perturbation, and the values of `of` and `protect`."""
         super().check_settings()
         if self.of not in ("removable", "units"):
-            raise unknown_value_error("of", self.of, ("removable", "units"))
+            raise unknown_value_error("value for of=", self.of, ("removable", "units"))
         if not isinstance(self.protect, bool) and (len(self.protect) != 2 or min(self.protect) < 0):
-            raise InputError(f"protect={self.protect}: give true, false, or two numbers of tokens, first and last")
+            raise InputError(
+                f"protect={self.protect} is not valid: use true, false, or the number of tokens to protect at the "
+                "start and at the end"
+            )
 
     def select_streams(self, streams: Sequence[str], explanation: Any) -> list[str]:
         """Return the text streams with at least `shortest` tokens."""

@@ -65,7 +65,7 @@ class RationaleAgreement(BenchmarkProtocol):
         """Check the settings of all protocols, and that `spans` is "runs" or "words"."""
         super().check_settings()
         if self.spans not in ("runs", "words"):
-            raise unknown_value_error("spans", self.spans, ("runs", "words"))
+            raise unknown_value_error("value for spans=", self.spans, ("runs", "words"))
 
     def measure(
         self,

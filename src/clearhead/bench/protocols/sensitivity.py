@@ -200,9 +200,11 @@ class RandomSubsetSensitivity(SubsetSensitivity):
         """Check the settings of all protocols, that `draws` suffices for a correlation, and that shares differ."""
         super().check_settings()
         if self.draws < MIN_CORRELATION_POINTS:
-            raise InputError(f"draws={self.draws}: a correlation needs at least {MIN_CORRELATION_POINTS}")
+            raise InputError(
+                f"draws={self.draws} is too small: a correlation needs at least {MIN_CORRELATION_POINTS} draws"
+            )
         if not self.shares or len({f"{share:g}" for share in self.shares}) < len(self.shares):
-            raise InputError(f"shares={self.shares}: give at least one, without duplicates")
+            raise InputError(f"shares={self.shares} is not valid: list at least one value, without duplicates")
 
     def count_perturbed_inputs(self, num_methods: int) -> int:
         """Number of perturbed inputs per example; the same subsets serve all methods."""
@@ -261,9 +263,9 @@ class SlidingSquareSensitivity(SubsetSensitivity):
         """Validate the settings."""
         super().check_settings()
         if not self.sides or len(set(self.sides)) < len(self.sides):
-            raise InputError(f"sides={self.sides}: give at least one, without duplicates")
+            raise InputError(f"sides={self.sides} is not valid: list at least one value, without duplicates")
         if min(*self.sides, self.stride) < 1:
-            raise InputError(f"sides={self.sides}, stride={self.stride}: each must be at least 1 pixel")
+            raise InputError(f"sides={self.sides}, stride={self.stride} are not valid: each must be at least 1 pixel")
 
     def count_perturbed_inputs(self, num_methods: int) -> int | None:
         """None: the number of squares depends on the image size."""

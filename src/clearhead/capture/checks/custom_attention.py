@@ -136,8 +136,8 @@ def _check_all_called(
     missing = [name for name in find_custom_modules(topology) if name not in captured]
     if missing:
         raise UnsupportedError(
-            f"{model_name}: {missing[0]} attends, but was not called: something bypasses its forward; if the "
-            "model does not use it, remove it from the model"
+            f"{model_name}: {missing[0]} computes attention, but its forward method was not called. If the model calls "
+            "another method of this module, call its forward instead; if the model does not use the module, remove it"
         )
     unknown = [f"{name} ({class_name})" for name, class_name in unregistered.items() if name not in captured]
     if unknown:

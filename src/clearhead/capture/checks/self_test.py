@@ -218,15 +218,12 @@ def _find_implementation(
             continue  # the model has its own table of attention functions, as ModernBERT had in transformers 5.0
         if calls:
             return implementation, calls
-    hint = ""
+    hint = "it may be a model without attention"
     if is_non_transformers_model(topology):
-        hint = "register a function for its attention modules with clearhead.register_attention; or "
+        hint = f"register a function for its attention modules with clearhead.register_attention, or {hint}"
     if any("Sdpa" in cls.__name__ for cls in topology.module_classes):  # fixed when the model is built
-        hint = "load it with attn_implementation='eager', so that its attention can be captured; or "
-    raise UnsupportedError(
-        f"{type(topology.model).__name__} made no attention call that can be captured: {hint}is it a model without "
-        "attention?"
-    )
+        hint = "load it with attn_implementation='eager', so that its attention can be captured"
+    raise UnsupportedError(f"{type(topology.model).__name__} made no attention call that can be captured: {hint}")
 
 
 def _check_call_count(model: nn.Module, calls: list[CapturedCall], expected: int | None) -> None:

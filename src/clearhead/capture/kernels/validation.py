@@ -26,7 +26,7 @@ def validate_kernel(matches_reference: Callable[[], bool], kernel_name: str, fal
     try:
         if matches_reference():
             return True
-        reason = "its results differ from the formula"
+        reason = "its results differ from the reference formula"
     except torch.OutOfMemoryError:
         raise
     except Exception as problem:  # compilers raise exceptions of their own

@@ -308,9 +308,10 @@ def _check_nonzero_start(values: Float[Tensor, "target batch"], scores: Tensor) 
     if empty:
         several = f" (of {len(values)} targets, those at {', '.join(map(str, empty))})" if len(values) > 1 else ""
         raise MissingRuleError(
-            f"the target{several} subtracts some classes from another (as a contrast, a probability and log-odds do), "
-            "so its relevance starts with a sum of zero. These rules conserve that sum, and only rounding errors "
-            "remain. Explain the logits of the classes and subtract them, or use rules='orig' or attn-lrp"
+            f"the target{several} subtracts the scores of some classes from that of another (as a contrast, a "
+            "probability and log-odds do), so its initial relevance sums to zero. These rules conserve the sum, so "
+            "the scores would contain only rounding errors. Explain the logits of the classes and subtract them, or "
+            "use rules='orig' or attn-lrp"
         )
 
 

@@ -63,7 +63,7 @@ const referenceLegendItem = (referenceLine) => referenceLine && legendItem(svg("
 const chartFigure = ({ title, caption = title, small: isSmall }, plot, legend, columns, rows, note) => h("figure", { class: `ch-chart${isSmall ? " ch-small-chart" : ""}` },
   caption && h("figcaption", { class: "ch-label" }, caption), plot, legend.some(Boolean) && h("div", { class: "ch-chart-legend" }, legend),
   note && h("p", { class: "ch-note" }, note),
-  h("div", { class: "ch-details" }, collapsible("These figures as a table", () => dataTable({ caption: title, columns, rows }))));
+  h("div", { class: "ch-details" }, collapsible("Values as a table", () => dataTable({ caption: title, columns, rows }))));
 
 // A value with its interval, with as many decimals as the other values of its axis.
 const formatInterval = ({ low: axisLow, high: axisHigh }, value, low, high) => {

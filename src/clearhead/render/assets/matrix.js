@@ -135,7 +135,7 @@ export const matrix = (options) => {
   observer.observe(frame);
   redrawOnThemeChange(canvas, draw);
   if (options.hasTable === false || rows.length * columns.length > MAX_TABLE_CELLS) return frame;
-  return h("div", null, frame, collapsible("These figures as a table", () => makeTable(options)));
+  return h("div", null, frame, collapsible("Values as a table", () => makeTable(options)));
 };
 
 // One pixel for each cell, to be scaled up; unsigned weights use the blue half of the colour map.

@@ -36,13 +36,15 @@ RANKING_NOTE = (
     "random order (chance)."
 )
 PRONOUN_NOTE = (
-    "Probabilities at the first mask of each sentence; apart is |ln p(a)/p(b)|, bias the log ratio minus that of the "
-    "same sentence with the filler masked, too. Change: apart after removal minus before, with its p."
+    "Probabilities at the first mask of each sentence; “apart” is |ln p(a)/p(b)|; “bias” is the log ratio minus that "
+    "of the same sentence with the filler also masked. “change” is “apart” after the removal minus “apart” before it, "
+    "with its p-value."
 )
 TCAV_NOTE = (
-    "The fraction of inputs whose output increases towards the concept, mean over random negative sets, with its exact "
-    "binomial interval. A star: different from random concepts and from one half, after Holm’s correction over "
-    "concepts and layers. A cross: the concept could not be distinguished from random inputs."
+    "The fraction of inputs whose output increases towards the concept, mean over random negative sets, with its "
+    "exact binomial interval. A star marks a score that differs from the scores of random concepts and from one half, "
+    "after Holm’s correction over concepts and layers. A cross marks a concept that could not be distinguished from "
+    "random inputs."
 )
 
 
@@ -90,7 +92,7 @@ def build_tcav_report(result: "TcavResult") -> ViewModel:
     layers = list(result.relative_scores)
     sections = [
         build_section(
-            "Does the concept drive the class?",
+            "Does the concept influence the class?",
             build_panel(concepts.make_tcav_chart(result.concept_tests, result.target)),
             build_table(columns, rows),
             note=TCAV_NOTE,
@@ -106,7 +108,7 @@ def build_tcav_report(result: "TcavResult") -> ViewModel:
         build_section(
             "Where in the input",
             *panels,
-            note="g·v of every unit, where v is the mean vector of each concept; below zero: away from the concept.",
+            note="g·v of every unit, where v is the mean vector of each concept; negative values point away from it.",
         )
     )
     return build_report_page(
@@ -150,7 +152,7 @@ def write_ablation_report(
     Returns:
         The path of the file.
     """
-    sections = [build_section("Cost of removing on the model’s own task", _build_cost_table(costs))]
+    sections = [build_section("Cost of the removal on the model’s own task", _build_cost_table(costs))]
     return write_report_page(
         path, build_report_page(f"clearhead · {model}", "Without the direction", sections, _format_settings(settings))
     )
@@ -186,7 +188,7 @@ def build_axis_report(study: "AxisStudy") -> ViewModel:
         sections.append(_build_pronoun_section(study))
     if study.costs:
         note = "The loss at masked words of held-out sentences, before and after."
-        sections.append(build_section("Cost of removing", _build_cost_table(study.costs), note=note))
+        sections.append(build_section("Cost of the removal", _build_cost_table(study.costs), note=note))
     if study.people_scores:
         sections.append(_build_people_section(study))
     sections.append(_build_maps_section("own sentences", study.shown_maps))

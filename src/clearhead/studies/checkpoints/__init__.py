@@ -100,14 +100,14 @@ def convert_checkpoint(
         raise unknown_value_error("family", family, CONVERTERS)
     folder = Path(dest)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{str(dest)!r} already exists: name a folder that does not exist or is empty")
+        raise InputError(f"{str(dest)!r} already exists: specify a folder that does not exist or is empty")
     weights, used_pickle = open_checkpoint_file(source, trusted)
     head_weights: CheckpointTensors | None = None
     if head_file is not None:
         head_weights, head_used_pickle = open_checkpoint_file(head_file, trusted)
         used_pickle = used_pickle or head_used_pickle
     if class_names is not None and not class_names:
-        raise InputError("class_names= is empty: give the names of the classes")
+        raise InputError("class_names= is empty: pass the names of the classes")
     model = CONVERTERS[family](weights, ConversionSettings(family, class_names, num_heads, head_weights))
     _check_all_used(weights, source, family)
     skipped_names = list(weights.skipped_names)

@@ -124,8 +124,7 @@ class CheckpointTensors:
         """Return a tensor, or raise `InputError` with the names of those that are left."""
         if name not in self.tensors:
             raise InputError(
-                f"{self.source} has no {name}: does it belong to another family? It has "
-                f"{format_names(self.remaining_names)}"
+                f"{self.source} has no {name}: check --family; the file has {format_names(self.remaining_names)}"
             )
         return self.tensors[name]
 
@@ -222,12 +221,14 @@ def open_checkpoint_file(path: str | Path, trusted: bool) -> tuple[CheckpointTen
         except (SafetensorError, OSError) as error:
             raise InputError(f"{str(path)!r} cannot be opened: {error}") from None
     if not _is_torch_file(file):
-        raise InputError(f"{str(path)!r} is not a checkpoint: neither a .safetensors file nor one of torch.save")
+        raise InputError(
+            f"{str(path)!r} is not a checkpoint: neither a .safetensors file nor a file written by torch.save"
+        )
     if not trusted:
         raise UnsupportedError(
             f"{str(path)!r} is a pickled file, and opening it can execute arbitrary code that reads, sends or deletes "
             "your files. If you know its origin and trust it, pass --i-trust-this-file (trusted=True in Python). "
-            "A .safetensors file needs no such trust"
+            "A .safetensors file cannot execute code"
         )
     content, is_unpickled = _load_without_warnings(file)
     tensors = dict(_iter_named_tensors(content))

@@ -70,8 +70,8 @@ def _convert_vision_transformer(weights: CheckpointTensors, settings: Conversion
     input_multiple = 1 if classifier is None else classifier[0].shape[1] / config_options["hidden_size"]
     if input_multiple != 1 and (input_multiple != 2 or settings.family != "dino"):
         raise InputError(
-            f"the classifier's input is {input_multiple:g} times the width of a token, so it is not known which tokens "
-            "it reads"
+            f"the classifier's input is {input_multiple:g} times the width of a token, so clearhead cannot determine "
+            "which tokens it reads"
         )
     if "dist_token" in weights:
         build = _build_deit
@@ -123,7 +123,7 @@ def _pop_classifier(weights: CheckpointTensors, settings: ConversionSettings) ->
                 return source.pop(f"{prefix}weight"), source.pop(f"{prefix}bias")
     if settings.class_names is not None:
         raise InputError(
-            "class names were given, but the file has no classifier: if it is in a second file, give head_file= "
+            "class names were given, but the file has no classifier: if it is in a second file, pass head_file= "
             "(--head-file)"
         )
     return None

@@ -446,7 +446,7 @@ def align_syntax(units: Units, sources: Sequence[ParsedSource]) -> TokenSyntax:
         InputError: The units have no offsets, or there are fewer sources than texts.
     """
     if units.offsets is None:
-        raise InputError("syntax is aligned by characters: give texts, and load the model with a fast tokenizer")
+        raise InputError("syntax is aligned by characters: pass texts, and load the model with a fast tokenizer")
     segments = units.segments or (0,) * len(units)
     if max(segments) >= len(sources):
         raise InputError(f"the input has {max(segments) + 1} texts, but {len(sources)} were parsed")

@@ -119,10 +119,10 @@ def make_clone_questions(
         InputError: The lengths differ, a language is unknown, or no pair parses.
     """
     if len(texts) != len(labels):
-        raise InputError(f"{len(texts)} pairs have {len(labels)} labels: give one for each")
+        raise InputError(f"{len(texts)} pairs have {len(labels)} labels: pass one for each")
     names = texts if function_names is None else function_names
     if len(texts) != len(names):
-        raise InputError(f"{len(texts)} pairs have {len(names)} pairs of function names: give one for each")
+        raise InputError(f"{len(texts)} pairs have {len(names)} pairs of function names: pass one for each")
     function_ids = _number_joined_functions(names)
     questions = []
     for pair, label, (first_name, _) in zip(texts, labels, names, strict=True):
@@ -150,7 +150,7 @@ def make_translation_questions(
         InputError: The lengths differ, the language is unknown, or no function parses.
     """
     if len(texts) != len(expected_texts):
-        raise InputError(f"{len(texts)} functions have {len(expected_texts)} translations: give one for each")
+        raise InputError(f"{len(texts)} functions have {len(expected_texts)} translations: pass one for each")
     questions = []
     for text, expected_text in zip(texts, expected_texts, strict=True):
         source = parse_source(text, language)
@@ -169,7 +169,7 @@ def _number_joined_functions(names: Sequence[tuple[str, str]]) -> dict[str, int]
 def _check_not_empty(questions: list[CodeQuestion], description: str, language: str) -> list[CodeQuestion]:
     """Return the questions, or raise `InputError` if every text was dropped."""
     if not questions:
-        raise InputError(f"none of {description} is usable: they do not parse as {language}, or are too long")
+        raise InputError(f"none of {description} can be used: they cannot be parsed as {language}, or are too long")
     return questions
 
 

@@ -88,7 +88,7 @@ class AxisMaps:
         """
         values = getattr(self, name)
         if values is None:
-            raise InputError(f"{name} needs a masked position, but the sentence has none")
+            raise InputError(f"{name} requires a masked position, but the sentence has none")
         return np.asarray(values)
 
     def build_map_with_sum(self, name: str) -> LayerTokenMap:

@@ -14,7 +14,7 @@ const makeHeaders = (extraHeaders) => ({ ...(token ? { authorization: `Bearer ${
 const checkResponse = async (response) => {
   if (response.ok) return response;
   const body = await response.json().catch(() => ({}));
-  throw new RequestError(body.error ?? `The server answered ${response.status}.`);
+  throw new RequestError(body.error ?? `The server returned the HTTP status ${response.status}.`);
 };
 
 const sendRequest = async (path, options) => {

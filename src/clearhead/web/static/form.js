@@ -114,7 +114,7 @@ export class Form {
 
   showMethodCount() {
     const count = this.methods.length;
-    byId("method-count").textContent = count > 1 ? `– ${count}, will be compared` : "– tick several to compare them";
+    byId("method-count").textContent = count > 1 ? `– ${count} selected, to be compared` : "– select several to compare them";
   }
 
   showTextPair(isShown) {
@@ -131,7 +131,7 @@ export class Form {
     if (length <= characters) return;
     event.preventDefault();
     const formatCount = (count) => count.toLocaleString("en");
-    this.showError(`The text would have ${formatCount(length)} characters, and at most ${formatCount(characters)} are accepted: shorten it, or explain it with clearhead explain.`);
+    this.showError(`The text would have ${formatCount(length)} characters, but at most ${formatCount(characters)} are accepted: shorten it, or explain it with clearhead explain.`);
   }
 
   listenForDropsAndPastes() {

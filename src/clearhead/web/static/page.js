@@ -46,11 +46,11 @@ const makeEventHandler = (result, numMethods) => {
   return (event) => {
     switch (event.event) {
       case "busy": return showStatus(`The queue is full: trying again in ${event.seconds} s …`);
-      case "queued": return showStatus(event.num_before ? `Waiting; ${event.num_before} before this one …` : "Starting …");
+      case "queued": return showStatus(event.num_before ? `Waiting: ${event.num_before} ${event.num_before === 1 ? "request is" : "requests are"} ahead of this one …` : "Starting …");
       case "started": return showStatus(`${event.methods.join(", ")} …`);
       case "progress":
         showProgress((numDone + Math.min(1, event.num_inputs / event.expected_inputs) * 0.95) / numMethods);
-        return showStatus(`${event.methods.join(", ")}: ${Math.min(event.num_inputs, event.expected_inputs).toLocaleString("en")} of up to ${event.expected_inputs.toLocaleString("en")}, ${event.elapsed_seconds.toFixed(1)} s …`);
+        return showStatus(`${event.methods.join(", ")}: ${Math.min(event.num_inputs, event.expected_inputs).toLocaleString("en")} of up to ${event.expected_inputs.toLocaleString("en")} inputs, ${event.elapsed_seconds.toFixed(1)} s …`);
       case "explanation":
         numDone += 1;
         showProgress(numDone / numMethods);
@@ -107,7 +107,7 @@ const formatTarget = ({ target, against }) => {
 const explain = withErrorMessage(async () => {
   await whenFormReady();
   const request = form.buildRequest();
-  if (!request.methods.length) throw new Error("Tick at least one method.");
+  if (!request.methods.length) throw new Error("Select at least one method.");
   const result = new Result(formatTitle(request), `${request.model.replace("zoo:", "")}${formatTarget(request)} · ${request.methods.join(", ")}`, request);
   let isListed = false;
   const handleEvent = makeEventHandler(result, request.methods.length);
@@ -169,7 +169,7 @@ const showSideBySide = withErrorMessage(async () => {
 
 const initialise = withErrorMessage(async () => {
   const [{ limits, version }, { models }] = await Promise.all([getJson("api/about"), getJson("api/models")]);
-  byId("limits").textContent = `clearhead ${version}. Texts up to ${limits.max_text_characters.toLocaleString("en")} characters, images up to ${Math.round(limits.max_image_bytes / 2 ** 20)} MiB; a request takes at most ${limits.timeout_seconds} s.`;
+  byId("limits").textContent = `clearhead ${version}. Texts up to ${limits.max_text_characters.toLocaleString("en")} characters, images up to ${Math.round(limits.max_image_bytes / 2 ** 20)} MiB; a request may take at most ${limits.timeout_seconds} s.`;
   form = new Form(limits, showError);
   form.onSavedFile = openFile;
   form.listModels(models);

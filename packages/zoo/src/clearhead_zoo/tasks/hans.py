@@ -196,7 +196,9 @@ def fill_pixels(image: np.ndarray, pixel_mask: np.ndarray, mode: str = "mean") -
 def crop_to_square(image: np.ndarray) -> np.ndarray:
     """The middle square of an image (grey or colour, bytes or 0 … 1) as 96 × 96 × 3 bytes."""
     if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[-1] not in (1, 3, 4)):
-        raise ValueError(f"a picture is (height, width) or (height, width, 1, 3 or 4); this is {image.shape}")
+        raise ValueError(
+            f"an image must have the shape (height, width) or (height, width, 1, 3 or 4), not {image.shape}"
+        )
     if image.dtype != np.uint8:
         image = np.round(np.clip(image, 0, 1) * 255).astype(np.uint8)
     if image.ndim == 2:

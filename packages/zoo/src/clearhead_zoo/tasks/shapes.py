@@ -601,7 +601,7 @@ def make_examples(
     """Questions about scenes, each with everything that is known about it."""
     unknown = sorted(set(families) - set(FAMILIES))
     if unknown:
-        raise ValueError(f"no questions are called {', '.join(unknown)}; there are: {', '.join(FAMILIES)}")
+        raise ValueError(f"there are no questions named {', '.join(unknown)}; there are: {', '.join(FAMILIES)}")
     rng = make_generator(seed, split)
     asked = sample_question_batch(rng, count, size, families)
     features, corners, region = make_regions(rng, asked.scenes)

