@@ -141,7 +141,7 @@ def fill_cells(
     images: Float[Tensor, "batch 3 size size"], hidden: NDArray[np.bool_], fills: Float[Tensor, "batch 3 size size"]
 ) -> Float[Tensor, "batch 3 size size"]:
     """The images with these cells filled by others."""
-    mask: Bool[Tensor, "batch size size"] = cells.spread_over_pixels(torch.from_numpy(hidden)).to(images.device)
+    mask: Bool[Tensor, "batch size size"] = cells.spread_over_pixels(torch.from_numpy(hidden).to(images.device))
     return torch.where(mask[:, None], fills, images)
 
 
@@ -157,8 +157,9 @@ class StoredModel:
 
     def __init__(self, options: argparse.Namespace, task: CellTask) -> None:
         self.device = torch.device(options.device)
-        self.model = ViTForImageClassification.from_pretrained(options.out, dtype=torch.float32)
-        self.model.to(self.device).eval()
+        self.model = (
+            ViTForImageClassification.from_pretrained(options.out, dtype=torch.float32).to(options.device).eval()
+        )
         self.task = task
         examples = task.make_examples(options.count, options.seed)
         self.scenes = cells.stack_scenes([example.scene for example in examples])

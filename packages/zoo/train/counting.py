@@ -15,7 +15,7 @@ from clearhead_zoo.tasks import counting, make_generator
 
 
 def main() -> None:
-    options = parse_options(__doc__, name="counting", steps=4000)
+    options = parse_options(__doc__, name="counting", steps=1500)
     steps = train_and_store(options, counting)
     figures = measure_stored_model(StoredModel(options, counting), options.seed)
     facts = {

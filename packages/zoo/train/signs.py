@@ -18,7 +18,7 @@ LETTER_NAMES = ("first", "second", "third")
 
 
 def main() -> None:
-    options = parse_options(__doc__, name="signs", steps=6000)
+    options = parse_options(__doc__, name="signs", steps=1500)
     steps = train_and_store(options, signs)
     figures = measure_stored_model(StoredModel(options, signs), options.seed)
     facts = {
