@@ -22,7 +22,7 @@ from clearhead.errors import InputError, unknown_value_error
 from clearhead.targets import GeneratedToken
 
 #: Names of the tasks that have a zoo model of the same name.
-ZOO_TASKS = ("logic", "recall", "spell", "shapes-vqa", "shapes-vilt", "shapes-detr", "pets-hans")
+ZOO_TASKS = ("logic", "recall", "spell", "shapes-vqa", "shapes-vilt", "shapes-detr", "pets-hans", "counting", "signs")
 
 
 @register_dataset(
