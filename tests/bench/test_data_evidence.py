@@ -142,6 +142,15 @@ def test_units_of_another_input_raise() -> None:
         find_evidence_units(example, build_numbered_units(3, "text"))
 
 
+def test_neighbouring_patches_of_a_box_have_no_coverage_at_all() -> None:
+    """The `truth` protocol excludes patches with a little evidence, so a rounding error must not count as such."""
+    grid = [(column / 8, row / 8, (column + 1) / 8, (row + 1) / 8) for row in range(8) for column in range(8)]
+    for first in range(62):
+        coverage = compute_box_coverage([ImageBox(grid[cell]) for cell in range(first, first + 3)], grid)
+        assert np.flatnonzero(coverage).tolist() == [first, first + 1, first + 2]
+        assert coverage[first : first + 3] == pytest.approx(1.0)
+
+
 def test_patch_is_marked_above_coverage_threshold() -> None:
     units = build_patch_units((2, 2), special_names=["[CLS]"])
     mask = np.zeros((8, 8), dtype=bool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from clearhead_zoo.tasks import logic, recall, shapes
+from clearhead_zoo.tasks import counting, logic, recall, shapes, signs
 
 __all__ = ["list_models_with_examples", "make_example_input"]
 
@@ -52,11 +52,21 @@ def _make_recall_example(number: int) -> dict[str, Any]:
     return {"text": recall.make_examples(1, number, pairs=(3, 8))[0].text}
 
 
+def _make_counting_example(number: int) -> dict[str, Any]:
+    return {"image": counting.make_examples(1 + number % counting.MAX_COUNT, number)[-1].image}
+
+
+def _make_sign_example(number: int) -> dict[str, Any]:
+    return {"image": signs.make_examples(1 + number % len(signs.LABELS), number)[-1].image}
+
+
 _EXAMPLE_MAKERS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "counting": _make_counting_example,
     "logic": _make_logic_example,
     "recall": _make_recall_example,
     "recall-4k": _make_recall_example,
     "shapes-detr": _make_scene_example,
     "shapes-vilt": _make_question_example,
     "shapes-vqa": _make_region_example,
+    "signs": _make_sign_example,
 }

@@ -11,6 +11,8 @@ from clearhead.errors import InputError
 from clearhead.units import Box, Units
 
 FULL_VIEW: Box = (0.0, 0.0, 1.0, 1.0)
+#: Smaller coverages are rounding errors of differences of areas (at most 1e-15 on the zoo's tasks).
+MIN_COVERAGE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -256,7 +258,8 @@ def compute_box_coverage(items: "Sequence[EvidenceItem]", boxes: Sequence[Box]) 
     covered_area = _compute_covered_areas(covered, x, y, box_array)
     box_area = (box_array[:, 2] - box_array[:, 0]) * (box_array[:, 3] - box_array[:, 1])
     valid_area = box_area - _compute_covered_areas(ignored & ~covered, x, y, box_array)
-    return np.divide(covered_area, valid_area, out=np.zeros(len(box_array)), where=valid_area > 1e-12)
+    coverage = np.divide(covered_area, valid_area, out=np.zeros(len(box_array)), where=valid_area > 1e-12)
+    return np.where(coverage > MIN_COVERAGE, coverage, 0.0)
 
 
 def _collect_edges(items: Sequence[EvidenceItem], axis: int) -> Float[np.ndarray, "edge"]:

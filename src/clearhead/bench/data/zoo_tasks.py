@@ -22,7 +22,7 @@ from clearhead.errors import InputError, unknown_value_error
 from clearhead.targets import GeneratedToken
 
 #: Names of the tasks that have a zoo model of the same name.
-ZOO_TASKS = ("logic", "recall", "spell", "shapes-vqa", "shapes-vilt", "shapes-detr", "pets-hans")
+ZOO_TASKS = ("logic", "recall", "spell", "shapes-vqa", "shapes-vilt", "shapes-detr", "pets-hans", "counting", "signs")
 
 
 @register_dataset(
@@ -173,6 +173,25 @@ def _make_hans_example(row: Any) -> Example:
     return Example(row.id, row.image, _import_task("hans").LABELS.index(row.label), ((box,),), target=row.label)
 
 
+def _draw_cell_rows(task: str, count: int, seed: int) -> Sequence[Any]:
+    """Generate images of cells (`counting`, `signs`); all of them have evidence."""
+    return _import_task(task).make_examples(count, seed)
+
+
+def _make_cell_example(task: str, row: Any) -> Example:
+    """Create an example whose one evidence set is the boxes of the cells that decide the label."""
+    width, height = row.image.size
+    boxes = tuple(ImageBox.from_pixels(box, width, height) for box in row.boxes)
+    evidence = (tuple(box for box in boxes if box is not None),)
+    return Example(row.id, row.image, _import_task(task).LABELS.index(row.label), evidence, target=row.label)
+
+
+def _list_cell_labels(task: str) -> tuple[str, ...]:
+    """Return the labels of a task of images of cells."""
+    labels: tuple[str, ...] = _import_task(task).LABELS
+    return labels
+
+
 _TASK_BUILDERS: dict[
     str, tuple[Callable[..., Sequence[Any]], Callable[[Any], Example], Callable[[], tuple[str, ...]]]
 ] = {
@@ -197,4 +216,12 @@ _TASK_BUILDERS: dict[
         lambda: _import_task("shapes").SHAPES,
     ),
     "pets-hans": (_draw_hans_rows, _make_hans_example, lambda: _import_task("hans").LABELS),
+    **{
+        task: (
+            partial(_draw_cell_rows, task),
+            partial(_make_cell_example, task),
+            partial(_list_cell_labels, task),
+        )
+        for task in ("counting", "signs")
+    },
 }
