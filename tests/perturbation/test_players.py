@@ -12,7 +12,7 @@ from clearhead import Method
 from clearhead.adapters import InputOptions
 from clearhead.perturbation.image_fill import make_black_image
 from clearhead.perturbation.multi_stream import make_players
-from tests import joint_models, models
+from tests import models, vision_language_models
 from tests.methods import replica_comparison
 
 TEXT = "She hates the book because it isn't good"
@@ -335,6 +335,6 @@ def test_model_without_tokenizer_deletes_tokens_and_rejects_mask() -> None:
 
 
 def test_unsupported_streams_are_listed_with_reason() -> None:
-    ex = joint_models.explainer("visual_bert")
+    ex = vision_language_models.explainer("llava")
     line = next(line for line in ex.methods() if line.name == "occlusion")
-    assert not line.applies and "(text, regions) together is not supported" in line.why_not
+    assert not line.applies and "(text, image) together is not supported" in line.why_not

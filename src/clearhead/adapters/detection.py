@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -263,6 +264,10 @@ class ObjectDetectionAdapter(BaseDetectionAdapter):
         return super().example_size if fixed is None else (int(fixed[0]), int(fixed[1]))
 
     @property
+    def stream_readers(self) -> dict[str, tuple[Any, str]]:
+        return {"image": (SimpleNamespace(processor=self.processor, patch_size=None), "pixel_values")}
+
+    @property
     def grad_parameters(self) -> list[nn.Parameter]:
         """The object queries: the decoder starts from them, not from the picture."""
         names = ("query_position_embeddings", "query_refpoint_embeddings")
@@ -306,6 +311,10 @@ class YolosAdapter(BaseDetectionAdapter):
     """YOLOS: a vision transformer whose last tokens are the detections."""
 
     class_suffixes: ClassVar[tuple[str, ...]] = ("YolosForObjectDetection",)
+
+    @property
+    def stream_readers(self) -> dict[str, tuple[Any, str]]:
+        return {"image": (self, "pixel_values")}
 
     @property
     def example_size(self) -> tuple[int, int]:

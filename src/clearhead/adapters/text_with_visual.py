@@ -182,6 +182,10 @@ class TextWithRegionsAdapter(TextWithVisualAdapter):
     processor_class = "AutoTokenizer"
 
     @property
+    def stream_readers(self) -> dict[str, tuple[Any, str]]:
+        return {"text": (self, "input_ids"), "regions": (self, self.visual_grad_input_name)}
+
+    @property
     @abstractmethod
     def region_feature_size(self) -> int:
         """How many numbers describe a region."""

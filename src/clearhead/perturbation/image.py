@@ -65,23 +65,26 @@ class ImagePlayers(MaskablePlayers):
         self.num_players = int(self.player_of_pixel.max()) + 1
         self.replacement_pixels = self._make_replacement_pixels()
 
-    @property
-    def patch_size(self) -> tuple[int, int]:
-        """Height and width of a patch in pixels."""
-        return to_pair(self.adapter.patch_size)
-
     def _assign_pixels_to_patches(self) -> Int[Tensor, "height width"]:
-        """Return the unit of each pixel; −1 beyond the last complete patch, which the model does not process."""
+        """Return the unit of each pixel; −1 beyond the last complete patch, which the model does not process.
+
+        The cells of a feature map (`patch_size` is None) cover the whole image.
+        """
         assert self.units.grid is not None and self.units.boxes is not None
+        num_pixels = self.pixels.shape[1:]
+        if self.adapter.patch_size is None:
+            row, column = (
+                torch.arange(size) * count // size for size, count in zip(num_pixels, self.units.grid, strict=True)
+            )
+        else:
+            row, column = (
+                torch.arange(size) // patch
+                for size, patch in zip(num_pixels, to_pair(self.adapter.patch_size), strict=True)
+            )
         rows, columns = self.units.grid
-        height, width = self.patch_size
         first = next(i for i, box in enumerate(self.units.boxes) if box is not None)
-        patches = first + torch.arange(rows * columns).reshape(rows, columns)
-        patch_of_pixel = torch.full(self.pixels.shape[1:], -1)
-        patch_of_pixel[: rows * height, : columns * width] = patches.repeat_interleave(height, 0).repeat_interleave(
-            width, 1
-        )
-        return patch_of_pixel
+        is_processed = (row < rows)[:, None] & (column < columns)
+        return torch.where(is_processed, first + row[:, None] * columns + column, -1)
 
     def _number_patches_from_zero(self) -> Int[Tensor, "height width"]:
         """Number the patches as players, from 0; −1 for pixels outside them."""

@@ -1,7 +1,7 @@
-"""Masking of inputs: texts by their tokens, images by their patches, and several streams together.
+"""Masking of inputs: texts by their tokens, images by their patches or regions, and several streams together.
 
 In a model with several streams, the units of all streams are players of one game. The replacement of masked units is
-chosen for texts (`mask` …) or for images (`mean` …); the other streams use their defaults.
+chosen for texts (`mask` …), for images (`mean` …) or for regions (`remove` …); other streams use their defaults.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from clearhead.adapters.base import ModelAdapter, Sample
 from clearhead.errors import InputError, unknown_value_error
+from clearhead.perturbation.features import FEATURE_REPLACEMENTS, FeaturePlayers
 from clearhead.perturbation.hierarchy import Hierarchy, merge_hierarchies
 from clearhead.perturbation.image import IMAGE_REPLACEMENTS, ImagePlayers
 from clearhead.perturbation.players import MaskablePlayers
@@ -76,22 +77,37 @@ def find_masking_unsupported_reason(adapter: ModelAdapter, sample: Sample) -> st
         reader, input_name = adapter.stream_readers.get(units.stream, (adapter, ""))
         if not _supports_masking(reader, input_name, sample, units):
             return (
-                f"masking units of the input of {name} is not supported: only images, and texts read by a tokenizer of "
-                "transformers, can be masked"
+                f"masking units of the input of {name} is not supported: only images, vectors, and texts read by a "
+                "tokenizer of transformers, or with a TokenReader that has a mask_id, can be masked"
             )
     return None
 
 
 def _supports_masking(reader: Any, input_name: str, sample: Sample, units: Units) -> bool:
-    """Whether a stream is an image of pixels, or a text with one id or vector per unit."""
+    """Whether a stream is an image of pixels, vectors of regions, or a text with one id or vector per unit."""
     if units.grid is not None:
         pixels = sample.inputs.get(input_name or "pixel_values")
         return pixels is not None and pixels.dim() == 3
+    if _is_vector_stream(sample, input_name, units):
+        return True
     for name, num_dimensions in ((input_name or "input_ids", 1), ("inputs_embeds", 2)):
         tensor = sample.inputs.get(name)
         if tensor is not None and tensor.dim() == num_dimensions:
-            return units.kind in TEXT_LEVELS and len(tensor) == len(units) and hasattr(reader, "tokenizer_wrapper")
+            has_tokens = getattr(reader, "tokenizer_wrapper", None) is not None
+            return units.kind in TEXT_LEVELS and len(tensor) == len(units) and has_tokens
     return False
+
+
+def _is_vector_stream(sample: Sample, input_name: str, units: Units) -> bool:
+    """Whether the units of a stream are vectors in the model's input, and no tokens of a text."""
+    vectors = sample.inputs.get(input_name)
+    return (
+        vectors is not None
+        and vectors.dim() == 2
+        and len(vectors) == len(units)
+        and units.grid is None
+        and input_name != "inputs_embeds"
+    )
 
 
 class _StreamSample(Sample):
@@ -103,7 +119,8 @@ class MultiStreamPlayers(MaskablePlayers):
 
     Attributes:
         stream_players: The players of each stream.
-        stream_locations: For each stream, the name of its input, its axis and the indices of its units there.
+        stream_locations: For each stream, the names of the model's inputs by those of the stream's own sample, its axis
+            and the indices of its units there.
         player_slices: The range of players of each stream.
 
     Args:
@@ -119,18 +136,20 @@ class MultiStreamPlayers(MaskablePlayers):
     ) -> None:
         self.sample = sample
         self.stream_players: list[MaskablePlayers] = []
-        self.stream_locations: list[tuple[str, str, tuple[int, ...]]] = []
+        self.stream_locations: list[tuple[dict[str, str], str, tuple[int, ...]]] = []
         streams = [
             (axis_name, units, indices)
             for axis_name, axis in sample.axes.items()
             for units, indices in zip(axis.unit_groups, axis.indices, strict=True)
         ]
         readable = [units for _, units, _ in streams if units.stream in adapter.stream_readers]
+        vectors = [u for u in readable if _is_vector_stream(sample, adapter.stream_readers[u.stream][1], u)]
         _check_options(
             unit,
             replacement,
-            has_text=any(units.grid is None for units in readable),
+            has_text=any(units.kind in TEXT_LEVELS and units not in vectors for units in readable),
             has_image=any(units.grid is not None for units in readable),
+            has_vectors=bool(vectors),
         )
         for axis_name, units, indices in streams:
             if units.stream not in adapter.stream_readers or all(units.special):
@@ -139,7 +158,9 @@ class MultiStreamPlayers(MaskablePlayers):
             players = self._make_stream_players(reader, input_name, units, unit, replacement, image_unit)
             if players is not None:
                 self.stream_players.append(players)
-                self.stream_locations.append((input_name, axis_name, indices))
+                own_names = list(players.sample.inputs)
+                input_names = dict(zip(own_names, own_names if len(own_names) > 1 else [input_name], strict=True))
+                self.stream_locations.append((input_names, axis_name, indices))
         if not self.stream_players:
             raise InputError("nothing in this input can be masked: every unit is special")
         ends = [0, *accumulate(players.num_players for players in self.stream_players)]
@@ -155,6 +176,8 @@ class MultiStreamPlayers(MaskablePlayers):
         """Create the players of one stream; None if all its units are special."""
         if input_name not in self.sample.inputs:
             raise InputError(f"masking units of several streams needs the input {input_name}, which was not given")
+        if _is_vector_stream(self.sample, input_name, units):
+            return self._make_feature_players(input_name, units, replacement)
         name = "input_ids" if units.grid is None else "pixel_values"
         sample = _StreamSample({name: self.sample.inputs[input_name]}, {units.stream: UnitAxis.concat(units)})
         if units.grid is not None:
@@ -169,6 +192,19 @@ class MultiStreamPlayers(MaskablePlayers):
         text_unit = unit if unit in TEXT_LEVELS else "token"
         return TextPlayers(reader, sample, units, text_unit, text_replacement)
 
+    def _make_feature_players(self, input_name: str, units: Units, replacement: str | None) -> FeaturePlayers:
+        """Create the players of a stream of vectors, with all inputs that have one row per vector."""
+        prefix = input_name.split("_")[0]  # LXMERT's visual_feats, visual_pos, visual_attention_mask
+        names = [input_name] + [
+            name
+            for name, tensor in self.sample.inputs.items()
+            if name != input_name and name.startswith(f"{prefix}_") and len(tensor) == len(units)
+        ]
+        sample = _StreamSample(
+            {name: self.sample.inputs[name] for name in names}, {units.stream: UnitAxis.concat(units)}
+        )
+        return FeaturePlayers(sample, units, names, replacement if replacement in FEATURE_REPLACEMENTS else None)
+
     def _split_by_stream(self, keep: Bool[Tensor, "*coalition player"]) -> list[Bool[Tensor, "*coalition own"]]:
         """Split coalitions into those of the players of each stream."""
         return [keep[..., player_slice] for player_slice in self.player_slices]
@@ -176,11 +212,12 @@ class MultiStreamPlayers(MaskablePlayers):
     def keep_only(self, keep: Bool[Tensor, "player"]) -> Sample:
         """Return the sample with the other players of all streams masked."""
         inputs = dict(self.sample.inputs)
-        input_names = [input_name for input_name, _, _ in self.stream_locations]
-        for players, stream_keep, input_name in zip(
-            self.stream_players, self._split_by_stream(keep), input_names, strict=True
+        names_by_stream = [input_names for input_names, _, _ in self.stream_locations]
+        for players, stream_keep, input_names in zip(
+            self.stream_players, self._split_by_stream(keep), names_by_stream, strict=True
         ):
-            (inputs[input_name],) = players.keep_only(stream_keep).inputs.values()
+            masked = players.keep_only(stream_keep).inputs
+            inputs |= {input_names[name]: tensor for name, tensor in masked.items()}
         return replace(self.sample, inputs=inputs)
 
     def compute_mask_keys(self, keep: Bool[Tensor, "coalition player"]) -> list[bytes]:
@@ -192,8 +229,13 @@ class MultiStreamPlayers(MaskablePlayers):
         return [b"".join(keys) for keys in zip(*keys_by_stream, strict=True)]
 
     def count_units(self, keep: Bool[Tensor, "coalition player"]) -> list[int]:
-        """Return the same number for each coalition: masking removes no unit."""
-        return [sum(len(axis) for axis in self.sample.axes.values())] * len(keep)
+        """Return the number of units that are left, of all streams."""
+        num_fixed = sum(map(len, self.sample.axes.values())) - sum(len(p.sample.units) for p in self.stream_players)
+        counts = [
+            players.count_units(stream_keep)
+            for players, stream_keep in zip(self.stream_players, self._split_by_stream(keep), strict=True)
+        ]
+        return [num_fixed + sum(numbers) for numbers in zip(*counts, strict=True)]
 
     def spread_to_units(self, scores: Float[Tensor, "player"]) -> Float[Tensor, "unit"]:
         """Divide the scores within each stream, and concatenate the streams."""
@@ -248,7 +290,9 @@ class MultiStreamPlayers(MaskablePlayers):
         return torch.block_diag(*(players.make_windows(size).long() for players in self.stream_players)).bool()
 
 
-def _check_options(unit: str | None, replacement: str | None, has_text: bool, has_image: bool) -> None:
+def _check_options(
+    unit: str | None, replacement: str | None, has_text: bool, has_image: bool, has_vectors: bool
+) -> None:
     """Check that unit and replacement are possible for at least one of the streams."""
     units: list[str] = []
     replacements: list[str] = []
@@ -258,7 +302,11 @@ def _check_options(unit: str | None, replacement: str | None, has_text: bool, ha
     if has_image:
         units += ("patch", "superpixel")
         replacements += IMAGE_REPLACEMENTS
+    if has_vectors:
+        replacements += [name for name in FEATURE_REPLACEMENTS if name not in replacements]
     if unit is not None and unit not in units:
+        if not units:
+            raise InputError(f"unit={unit!r}: the units of this input cannot be grouped, so leave out unit=")
         raise unknown_value_error("unit", unit, units)
     if replacement in TEXT_REPLACEMENTS and replacement not in SPECIAL_TOKEN_REPLACEMENTS:
         raise InputError(

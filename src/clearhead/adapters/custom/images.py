@@ -62,6 +62,10 @@ class CustomImageAdapter(CustomModelAdapter):
     processor: ImageReader
 
     @property
+    def stream_readers(self) -> dict[str, tuple[Any, str]]:
+        return {self.stream: (self, "pixel_values")}
+
+    @property
     def patch_size(self) -> tuple[int, int]:
         return to_pair(self.processor.patch_size)
 

@@ -30,6 +30,8 @@ class TokenReader(InputReader):
         token_names: Names of the ids: a list, a dict (id → name or name → id) or a function.
         special_ids: Ids of special tokens, which are not part of the text.
         pad_id: Id of the padding token. None if only inputs of equal length share a batch.
+        mask_id: Id of the token that replaces masked tokens, for methods that mask parts of the input. None for
+            `pad_id`; without both, they do not apply.
         inputs: Function from the ids (batch × length) and the mask of real tokens to the model's arguments by name.
             None if the ids are its only argument.
         embedding_module: Name of the token embedding module, where it cannot be inferred.
@@ -40,6 +42,7 @@ class TokenReader(InputReader):
     token_names: Sequence[str] | Mapping[Any, Any] | Callable[[int], str] | None = None
     special_ids: Collection[int] = ()
     pad_id: int | None = None
+    mask_id: int | None = None
     inputs: Callable[[Tensor, Tensor], Mapping[str, Any]] | None = None
     embedding_module: str | None = None
     vector_size: int | None = None
@@ -57,6 +60,21 @@ class TokenReader(InputReader):
         return (
             {number: word for word, number in self.token_names.items()} if isinstance(self.token_names, Mapping) else {}
         )
+
+
+class ReaderTokenizer:
+    """What masking has to know about the tokens of a `TokenReader`, as `TokenizerWrapper` knows it of a tokenizer."""
+
+    tokenizer = None
+    config = None
+
+    def __init__(self, reader: TokenReader) -> None:
+        self.special_ids = set(reader.special_ids)
+        self._ids_by_role = {"mask": reader.pad_id if reader.mask_id is None else reader.mask_id}
+
+    def get_special_token_id(self, role: str) -> int | None:
+        """Return the id of the token with this role, such as "mask"; None if there is none."""
+        return self._ids_by_role.get(role)
 
 
 class CustomTokenAdapter(CustomModelAdapter):
@@ -79,6 +97,16 @@ class CustomTokenAdapter(CustomModelAdapter):
     @property
     def embedding_modules(self) -> Sequence[nn.Module] | None:  # type: ignore[override]
         return None if self.embedding_table is None else [self.embedding_table]
+
+    @property
+    def stream_readers(self) -> dict[str, tuple[Any, str]]:
+        return {self.stream: (self, self.input_argument)}
+
+    @property
+    def tokenizer_wrapper(self) -> ReaderTokenizer | None:
+        """The tokens that have a role; None if there is none that masked tokens can be replaced by."""
+        tokenizer = ReaderTokenizer(self.processor)
+        return None if tokenizer.get_special_token_id("mask") is None else tokenizer
 
     def choose_default_readout(self) -> Readout | None:
         return QUERY_STREAM if self.has_pooling_query else "first"
