@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from clearhead.capture.peft_layers import find_wrapping_layer
 from clearhead.capture.session import remove_hooks_on_exit
 from clearhead.capture.topology import ModelTopology
 from clearhead.errors import UnsupportedError
@@ -132,7 +133,9 @@ def sum_position_products(
 def _find_position_modules(topology: ModelTopology) -> list[nn.Module]:
     """The rotary modules, and those that look positions up."""
     rotary = [module for module in topology.modules if "RotaryEmbedding" in type(module).__name__]
-    looked_up = [module for module in topology.embeddings if _is_position_name(_get_last_name(topology, module))]
+    # Adapters change the embeddings: the graph starts after them, as it does in the merged model.
+    embeddings = [find_wrapping_layer(module, topology.peft_layers) for module in topology.embeddings]
+    looked_up = [module for module in embeddings if _is_position_name(_get_last_name(topology, module))]
     return [*rotary, *looked_up]
 
 
