@@ -127,7 +127,9 @@ def sum_position_products(
             "different sequences"
         )
     products = [(leaf.detach().repeat(num_targets, 1, 1) * gradients[name]).sum(-1) for name, leaf in leaves.items()]
-    return torch.stack(products).sum(0)
+    # Sorted, so that rounding does not depend on the order of the leaves: ModernBERT and Gemma 3 make rotary embeddings
+    # for each item of a set, whose order differs between processes.
+    return torch.stack(products).sort(0).values.sum(0)
 
 
 def _find_position_modules(topology: ModelTopology) -> list[nn.Module]:
