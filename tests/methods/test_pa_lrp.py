@@ -9,6 +9,7 @@ from torch import Tensor
 import clearhead
 from tests import models
 from tests.adapters import test_decoder as decoders
+from tests.adapters import test_encoder_decoder as encoder_decoders
 from tests.methods import modified_gradients, replica_comparison
 from tests.replicas import attn_lrp, pa_lrp
 from tests.replicas.input_x_gradient import unit_vectors
@@ -95,6 +96,13 @@ def test_model_without_positions_of_its_units_is_rejected(subject: str, reason: 
         ex.explain(models.inputs(subject)[0], "pa-lrp")
     (row,) = (row for row in ex.methods() if row.name == "pa-lrp")
     assert not row.applies and "position embeddings" in row.why_not
+
+
+def test_model_with_several_inputs_is_rejected() -> None:
+    """Encoder and decoder have positions of their own."""
+    ex = encoder_decoders.explainer("bart")
+    with pytest.raises(clearhead.UnsupportedError, match=r"several inputs \(input_ids, decoder_input_ids\).* attn-lrp"):
+        ex.explain("So", "pa-lrp", answer=" boring!")
 
 
 def test_model_is_unchanged_after_pa_lrp() -> None:

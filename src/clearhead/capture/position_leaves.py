@@ -8,7 +8,7 @@ left alone.
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,17 +34,25 @@ class MissingPositionsError(UnsupportedError):
 
 
 @contextmanager
-def replace_positions_by_leaves(topology: ModelTopology, graph_leaves: dict[str, Tensor]) -> Iterator[None]:
+def replace_positions_by_leaves(
+    topology: ModelTopology, input_names: Sequence[str], graph_leaves: dict[str, Tensor]
+) -> Iterator[None]:
     """Inside the `with`, position embeddings of the forward pass in this thread are leaves of the graph.
 
     Args:
         topology: The modules of the model.
+        input_names: The inputs that the graph starts from.
         graph_leaves: The leaves of the pass, by name. The first is that of the input, and has a row for each sample.
             Receives the new ones.
 
     Raises:
-        MissingPositionsError: The pass used no position embeddings.
+        MissingPositionsError: There are several inputs, each with positions of its own, or no position embeddings.
     """
+    if len(input_names) > 1:
+        raise MissingPositionsError(
+            f"there are several inputs ({', '.join(input_names)}), and position embeddings cannot be assigned to them. "
+            "Choose attn-lrp, which does without"
+        )
     thread_id = threading.get_ident()
 
     def make_leaf(positions: Tensor) -> Tensor:
@@ -77,22 +85,16 @@ def replace_positions_by_leaves(topology: ModelTopology, graph_leaves: dict[str,
         )
 
 
-def check_position_count(num_positions: int, num_units_by_stream: Mapping[str, int]) -> None:
-    """Check that the positions are those of the units of the one stream of a model.
+def check_position_count(num_positions: int, num_units: int) -> None:
+    """Check that there is one position for each unit.
 
     Args:
         num_positions: The number of positions of a pass.
-        num_units_by_stream: The number of units of each stream.
+        num_units: The number of its units.
 
     Raises:
-        MissingPositionsError: They are not.
+        MissingPositionsError: There is not.
     """
-    if len(num_units_by_stream) > 1:
-        raise MissingPositionsError(
-            f"there are several streams ({', '.join(sorted(num_units_by_stream))}), and positions cannot be assigned "
-            "to them. Choose attn-lrp, which does without"
-        )
-    (num_units,) = num_units_by_stream.values()
     if num_positions != num_units:
         raise MissingPositionsError(
             f"position embeddings cover {num_positions} positions, but there are {num_units} units (positions may be "

@@ -410,7 +410,7 @@ class Recorder:
                 tiling.kernel_log.has_recomputed_layers = True
             stack.enter_context(self.scope())
             if "position_x_gradient" in requires:
-                stack.enter_context(replace_positions_by_leaves(topology, graph_leaves))
+                stack.enter_context(replace_positions_by_leaves(topology, leaves, graph_leaves))
             if self.self_test is not None and self.self_test.detaches_gradients and torch.is_grad_enabled():
                 stack.enter_context(IgnoreDetachMode())
             output = self.model(**model_kwargs)

@@ -22,7 +22,11 @@ from clearhead.backward_rules.float64_mode import FLOAT64, Float64Mode, supports
 from clearhead.backward_rules.mode import RuleMode, apply_rules
 from clearhead.backward_rules.peft_merging import UnmergeableAdapterError
 from clearhead.capture.checks.self_test import RELATIVE_TOLERANCE_BY_DTYPE
-from clearhead.capture.position_leaves import MissingPositionsError, check_position_count, select_position_leaves
+from clearhead.capture.position_leaves import (
+    MissingPositionsError,
+    check_position_count,
+    select_position_leaves,
+)
 from clearhead.capture.recorder import Recorder
 from clearhead.capture.session import parameters_requiring_grad
 from clearhead.capture.tape import AttentionCall, Requirements, Tape
@@ -166,8 +170,8 @@ def _run_under_rules(
         tape = batch.to_unit_vectors(tape)
         if tape.position_x_gradient is not None:
             assert tape.inputs is not None
-            num_units_by_stream = {stream: vectors.shape[1] for stream, vectors in tape.inputs.items()}
-            check_position_count(tape.position_x_gradient.shape[1], num_units_by_stream)
+            (vectors,) = tape.inputs.values()
+            check_position_count(tape.position_x_gradient.shape[1], vectors.shape[1])
         _check_output_unchanged(context, rule_set, target_function.result)
     return tape, target_function.result
 
@@ -288,7 +292,7 @@ def _run_rule_trial(capabilities: "ModelCapabilities", method: Method) -> RuleTr
             recorder_under_rules = _recorder_under_rules(recorder, rule_set, batch)
             graph_leaves = recorder_under_rules.forward(batch.model_inputs, requires, batch.leaves)[2]
         for leaf in select_position_leaves(graph_leaves).values():
-            check_position_count(leaf.shape[1], {name: len(axis) for name, axis in batch.samples[0].axes.items()})
+            check_position_count(leaf.shape[1], batch.max_units)
 
     with recorder.session.running(with_gradients=True), parameters_requiring_grad(recorder.grad_parameters):
         try:
