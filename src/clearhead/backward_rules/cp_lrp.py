@@ -3,7 +3,8 @@
     softmax        constant: nothing reaches queries and keys
     gated unit     the gate f(z) is constant: all relevance goes to what it multiplies
 
-Ali et al. have no gated units; the rule is that of LXT's CP-LRP. Without gated units the rules are LibraGrad's.
+Ali et al. change attention and norms only; the rules of activations and gates are those of LXT's CP-LRP. Without gated
+units the rules are LibraGrad's.
 """
 
 from collections.abc import Callable

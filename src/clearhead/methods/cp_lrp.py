@@ -6,8 +6,8 @@ g is the gradient with four changes (`backward_rules/cp_lrp.py`): attention is a
 constants; activation functions have the factor f(z)/z; the denominator of norms is treated as a constant. Relevance is
 conserved except for what biases, positions and other constants absorb.
 
-Gates and activations other than ReLU are not in the paper: their rules are those of LXT's CP-LRP. Without gated units
-`libragrad` has the same scores.
+The authors change attention and norms only; the rules of activations and gates are those of LXT's CP-LRP. Without gated
+units `libragrad` has the same scores.
 """
 
 from clearhead.backward_rules.cp_lrp import CPLRPRules

@@ -7,8 +7,8 @@ get nothing; activation functions have the factor f(z)/z; gated units give half 
 denominator of norms is treated as a constant. The model is then linear around its input, and the sum of the scores is
 the target, except for what biases, positions and other constants add: exactly the target in a Llama.
 
-This is the plain form of the paper. Its FullGrad+ also attributes biases, and is not included. Without gated units
-`cp-lrp` has the same scores.
+The paper balances several gradient methods in this way. This is input × gradient; FullGrad+, which also attributes
+biases, is not included. Without gated units `cp-lrp` has the same scores.
 """
 
 from clearhead.backward_rules.libragrad import LibraGradRules

@@ -10,7 +10,7 @@ softmaxes keep add up to the target, also in models with positions.
 
 `e.components` has both terms, "token" and "position". Models without positions of these kinds (biases of relative
 positions), and those with several streams, are refused. `softmax="gradient"` is the published Jacobian, as in
-`attn-lrp`. The authors' code for Llama adds up absolute values of the relevance of positions; the paper does not.
+`attn-lrp`. The authors' code for Llama adds up absolute values of the relevance of positions instead.
 """
 
 from clearhead.backward_rules.attn_lrp import SoftmaxForm
