@@ -4,7 +4,7 @@
 
 g is the gradient with three changes (`backward_rules/gim.py`): a softmax is differentiated as that of z / T, the
 denominators of norms are treated as constants, and products of two activations give half of the gradient to each
-factor. So values get a half, queries and keys a quarter each, and so do both factors of a gated unit.
+factor. So queries and keys get a quarter each, and values and both factors of a gated unit a half each.
 
 With T = 1 the softmax has its own gradient. The scores do not add up to the target. The baseline is the default one of
 path methods; `baseline="zero"` gives input × gradient. The authors' package has the embedding of a blank.

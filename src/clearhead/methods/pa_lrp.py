@@ -9,7 +9,7 @@ of its relevance to the cosines and sines and half to the queries and keys. With
 softmaxes keep add up to the target, also in models with positions.
 
 `e.components` has both terms, "token" and "position". Models without positions of these kinds (biases of relative
-positions), and those with several streams, are refused. `softmax="gradient"` is the published Jacobian, as in
+positions), and those with several inputs, are refused. `softmax="gradient"` is the published Jacobian, as in
 `attn-lrp`. The authors' code for Llama adds up absolute values of the relevance of positions instead.
 """
 
