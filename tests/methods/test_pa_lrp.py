@@ -105,6 +105,16 @@ def test_model_with_several_inputs_is_rejected() -> None:
         ex.explain("So", "pa-lrp", answer=" boring!")
 
 
+def test_explained_choice_of_multiple_choice_gets_its_own_positions() -> None:
+    ex = clearhead.load(*models.text_model("bert", "ForMultipleChoice"))
+    texts = ("I like the movie", ["it is wonderful and moving", "boring"])
+    for choice in range(2):
+        results = ex.explain(texts, ["pa-lrp", "attn-lrp"], target=choice)
+        components = results["pa-lrp"].components
+        np.testing.assert_allclose(components["token"], results["attn-lrp"].scores, atol=1e-12)
+        assert len(components["position"]) == len(components["token"]) and components["position"].all()
+
+
 def test_model_is_unchanged_after_pa_lrp() -> None:
     """Position parameters and modules are those of before, and have no gradients and no hooks."""
     ex, images = replica_comparison.explainer("vit/image"), models.inputs("vit/image")
