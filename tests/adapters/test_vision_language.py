@@ -66,6 +66,10 @@ def test_methods_apply_except_perturbation_and_unmapped_pixels(kind: str) -> Non
     rejected = {line.name: line.why_not for line in lines if not line.applies}
     for name in ("shap", "kernel-shap", "lime", "occlusion"):  # image patches cannot be removed like words
         assert "(text, image) together is not supported" in rejected.pop(name)
+    if kind != "idefics2":
+        assert "there are several inputs (input_ids, pixel_values), and position embeddings cannot" in rejected.pop(
+            "pa-lrp"
+        )
     of_pixels = {line.name for line in lines if "inputs" in METHOD_REGISTRY[line.name].declaration.requires}
     assert rejected.keys() == (of_pixels if kind == "idefics2" else set())
 

@@ -27,7 +27,7 @@ METHODS = [
     *(Method(name, rules="orig") for name in ("lrp", "partial-lrp", "transformer-attribution")),
     Method("lrp", positions=True),
     Method("transformer-attribution", normalise=True),
-    *map(Method, ("attn-lrp", "deeplift", "deeplift-shap", "input-x-gradient")),
+    *map(Method, ("attn-lrp", "cp-lrp", "pa-lrp", "libragrad", "gim", "deeplift", "deeplift-shap", "input-x-gradient")),
 ]
 BERT = ["query", "key", "value", "dense"]
 

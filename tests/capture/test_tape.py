@@ -11,17 +11,19 @@ from tests.invariants import cases
 from tests.models import inputs
 
 REQUIREMENTS = Requirement.__args__
+#: Requirements that are no tensors of attention calls.
+INPUT_REQUIREMENTS = {"inputs", "input_gradient", "position_x_gradient"}
 
 
 def expected_names(requirements):
     """The requested tensors, and for each gradient the tensor that it is taken of."""
     implied = {f"{name}_gradient": name for name in ("attention", "block_input", "hidden_state")}
-    implied["input_gradient"] = "inputs"
+    implied |= {"input_gradient": "inputs", "position_x_gradient": "inputs"}
     return set(requirements) | {implied[requirement] for requirement in requirements if requirement in implied}
 
 
 def recorded_names(tape):
-    input_names = {name for name in ("inputs", "input_gradient") if getattr(tape, name) is not None}
+    input_names = {name for name in INPUT_REQUIREMENTS if getattr(tape, name) is not None}
     calls = [{name for name, _ in call.iter_tensors()} for call in tape.calls]
     assert all(call == calls[0] for call in calls)
     return input_names | (calls[0] if calls else set())
@@ -34,7 +36,7 @@ def recorded_names(tape):
 def test_tape_holds_only_requested_tensors_detached(subject, requirements):
     tape = cases.explainer(subject).record(inputs(subject), requirements)
     assert recorded_names(tape) == expected_names(requirements)
-    has_call_tensors = bool(set(requirements) - {"inputs", "input_gradient"})
+    has_call_tensors = bool(set(requirements) - INPUT_REQUIREMENTS)
     assert [call.layer for call in tape.calls] == ([0, 1, 2] if has_call_tensors else [])
     for name, tensor in _tensors(tape):
         assert not tensor.requires_grad and tensor.grad_fn is None, f"{name} is still attached to the autograd graph"

@@ -31,6 +31,9 @@ WINDOWED = ("swin/image",)
 #: Architectures that ignore transformers' attention interface, so that their values cannot be captured.
 VALUES_HIDDEN = ("deberta/",)
 
+#: Subjects without position embeddings of their units, which a method may need.
+WITHOUT_POSITIONS = ("swin/image", "beit/image", "dinov2-registers/image")
+
 #: Small budgets for slow methods: the invariants hold for any budget.
 BUDGETS = {name: {"evaluations": 100} for name in ("kernel-shap", "lime", "shap")}
 BUDGETS |= {name: {"samples": 3} for name in ("deeplift-shap", "gradient-shap", "smoothgrad")}
@@ -110,6 +113,8 @@ def applies(name: str, subject: str) -> bool:
     """Whether a method must support the subject; otherwise it has to raise an error with a reason."""
     requirements = METHOD_REGISTRY[name].declaration.requires
     if subject.startswith(VALUES_HIDDEN) and requirements & {"values", "output_projection"}:
+        return False
+    if subject in WITHOUT_POSITIONS and "position_x_gradient" in requirements:
         return False
     return not (subject in WINDOWED and requirements & UNIT_ALIGNED_REQUIREMENTS)
 

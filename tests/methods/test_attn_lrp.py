@@ -8,77 +8,44 @@ import torch
 from torch import nn
 
 import clearhead
-from clearhead.adapters import InputOptions
 from tests import models
 from tests.adapters import test_decoder as decoders
-from tests.methods import replica_comparison
+from tests.methods import modified_gradients, replica_comparison
+from tests.methods.modified_gradients import PROMPTS, ROTARY_TOLERANCE
 from tests.replicas import attn_lrp as replica
-from tests.replicas.input_x_gradient import unit_vectors
 
 DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral")
-PROMPTS = decoders.PROMPTS[:2]
-#: transformers computes rotary embeddings in float32.
-ROTARY_TOLERANCE = 1e-6
 
 
-@pytest.mark.parametrize("profile", [None, "lxt"])
-def test_text_scores_equal_reference_implementation(profile: str | None) -> None:
-    """The profile of the authors' code has the Jacobian of the softmax itself."""
-    ex, texts = replica_comparison.explainer("bert/classify"), models.inputs("bert/classify")
-    model = ex.adapter.model
-    for e, text in zip(ex.explain(texts, "attn-lrp", target=2, profile=profile), texts, strict=True):
-        vectors = model.get_input_embeddings()(replica_comparison.model_inputs("bert/classify", text)["input_ids"])[0]
-        assert (
-            replica_comparison.gap(e.scores, replica.scores(model, replica.bert, vectors, 2, profile is None)) < 1e-10
-        )
+def compute(model: Any, forward: replica.Forward, vectors: torch.Tensor, label: int) -> np.ndarray:
+    return replica.scores(model, forward, vectors, label)
+
+
+def test_text_scores_equal_reference_implementation() -> None:
+    modified_gradients.assert_text_equals_replica("attn-lrp", compute)
+
+
+def test_profile_of_authors_has_jacobian_of_softmax_itself() -> None:
+    published = modified_gradients.multiply_out(replica.PublishedLayers)
+    modified_gradients.assert_text_equals_replica("attn-lrp", published, profile="lxt")
 
 
 def test_image_scores_equal_reference_implementation() -> None:
-    ex, images = replica_comparison.explainer("vit/image"), models.inputs("vit/image")
-    with decoders.Wide():
-        results = ex.explain(images, "attn-lrp", target=2)
-    for e, image in zip(results, images, strict=True):
-        pixels = replica_comparison.model_inputs("vit/image", image)["pixel_values"][0]
-        products = replica.scores(ex.adapter.model, replica.vit, pixels, 2)
-        assert replica_comparison.gap(e.scores, [sum(vector) for vector in unit_vectors(products, 4, 1)]) < 1e-10
+    modified_gradients.assert_image_equals_replica("attn-lrp", compute)
 
 
 @pytest.mark.parametrize("family", DECODERS)
 def test_decoder_scores_equal_reference_implementation(family: str) -> None:
-    """In one padded batch of different lengths; the next token is explained."""
-    ex = decoders.explainer(family)
-    with decoders.Wide():
-        results = ex.explain(PROMPTS, "attn-lrp")
-    for e, prompt in zip(results, PROMPTS, strict=True):
-        vectors, token_id = _embed_prompt(ex, prompt), e.target["index"]
-        forward = replica.gpt2 if family == "gpt2" else replica.llama
-        assert float(forward(replica.Layers(ex.adapter.model), vectors)[token_id]) == pytest.approx(
-            e.target["value"], rel=ROTARY_TOLERANCE
-        )
-        assert (
-            replica_comparison.gap(e.scores, replica.scores(ex.adapter.model, forward, vectors, token_id))
-            < ROTARY_TOLERANCE
-        )
-
-
-def _embed_prompt(ex: clearhead.Explainer, prompt: str) -> torch.Tensor:
-    (sample,) = ex.adapter.make_samples(prompt, InputOptions())
-    lookup, model_type = ex.adapter.model.get_input_embeddings(), ex.adapter.model.config.model_type
-    vectors = lookup(sample.inputs["input_ids"]).detach()
-    # In transformers 5.0 Gemma 2 scales its embeddings after the lookup.
-    return vectors if model_type != "gemma2" or hasattr(lookup, "embed_scale") else vectors * vectors.shape[-1] ** 0.5
+    modified_gradients.assert_decoder_equals_replica("attn-lrp", compute, family)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3"])
 def test_relevance_is_conserved_without_biases(family: str) -> None:
     """Relevance starts as the logit; what does not reach the token embeddings is kept by the softmaxes."""
     ex = decoders.explainer(family)
-    assert not any(name.endswith("bias") for name in ex.adapter.model.state_dict())
-    with decoders.Wide():
-        e = ex.explain(PROMPTS[1], "attn-lrp")
-    _, kept_by_softmax = replica.relevance(
-        ex.adapter.model, replica.llama, _embed_prompt(ex, PROMPTS[1]), e.target["index"]
-    )
+    e = modified_gradients.explain_bias_free_decoder(family, "attn-lrp")
+    vectors = modified_gradients.embed_prompt(ex, PROMPTS[1])
+    _, kept_by_softmax = replica.relevance(ex.adapter.model, replica.llama, vectors, e.target["index"])
     assert e.scores.sum() + kept_by_softmax == pytest.approx(e.target["value"], rel=ROTARY_TOLERANCE)
     assert abs(kept_by_softmax) > 0.01 * abs(e.target["value"]), (
         "the softmaxes must keep some relevance, or this test could not fail"

@@ -214,7 +214,7 @@ def load_checked_model() -> tuple[Any, clearhead.Explainer]:
     return model, ex
 
 
-@pytest.mark.parametrize("method", ["lrp", "attn-lrp"])
+@pytest.mark.parametrize("method", ["lrp", "attn-lrp", "pa-lrp"])
 def test_failure_under_rules_only_is_reported_with_its_cause(method: str) -> None:
     """The message quotes the error, whose cause need not be the dtype. The second call is rejected without a pass."""
     model, ex = load_checked_model()
@@ -232,7 +232,10 @@ def test_failure_under_rules_only_is_reported_with_its_cause(method: str) -> Non
             assert len(passes) == 3  # under the rules, without them, and under them again
 
 
-RULE_METHODS = ["lrp", "partial-lrp", "transformer-attribution", "attn-lrp", "deeplift", "deeplift-shap"]
+RULE_METHODS = [
+    *("lrp", "partial-lrp", "transformer-attribution", "attn-lrp", "cp-lrp", "pa-lrp", "libragrad", "gim"),
+    *("deeplift", "deeplift-shap"),
+]
 
 
 @pytest.mark.parametrize(

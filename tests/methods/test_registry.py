@@ -165,7 +165,7 @@ def test_unknown_values_of_method_options_are_rejected(method: str, option: str,
 
 def test_patent_notes_appear_in_table_documentation_and_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     """`ex.methods()`, the documentation and the command line show the note."""
-    patented = {"lrp", "partial-lrp", "transformer-attribution", "attn-lrp"}
+    patented = {"lrp", "partial-lrp", "transformer-attribution", "attn-lrp", "cp-lrp", "pa-lrp"}
     notes = {row.name: row.note for row in replica_comparison.explainer("bert/classify").methods()}
     assert {name for name, note in notes.items() if "patent" in note} == patented
     for name in patented:

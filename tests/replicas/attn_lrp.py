@@ -17,18 +17,22 @@ from torch.nn import functional
 from tests.replicas.path_softmax import mean_jacobian
 from tests.replicas.weights import weights
 
-Forward = Callable[["Made", Tensor], Tensor]
+Forward = Callable[["Layers", Tensor], Tensor]
 
 
-def scores(model: Any, forward: Forward, vectors: Tensor, label: int, path: bool = True) -> Float[np.ndarray, "*unit"]:
+def scores(
+    model: Any, forward: Forward, vectors: Tensor, label: int, layers: "Layers | None" = None
+) -> Float[np.ndarray, "*unit"]:
     """Σ_k x_ik g_ik over the embedding of a token; for an image, x ⊙ g of each pixel."""
-    products, _ = relevance(model, forward, vectors, label, path)
+    products, _ = relevance(model, forward, vectors, label, layers)
     return products.sum(-1) if products.ndim == 2 else products
 
 
-def relevance(model: Any, forward: Forward, vectors: Tensor, label: int, path: bool = True) -> tuple[np.ndarray, float]:
+def relevance(
+    model: Any, forward: Forward, vectors: Tensor, label: int, layers: "Layers | None" = None
+) -> tuple[np.ndarray, float]:
     """Return the relevance of the input, and of the constant terms in the expansions of softmaxes."""
-    layers, leaf = Layers(model, path), vectors.detach().double().clone().requires_grad_()
+    layers, leaf = layers or Layers(model), vectors.detach().double().clone().requires_grad_()
     y = forward(layers, leaf)[label]
     gradients = torch.autograd.grad(y, [leaf, *(tensor for pair in layers.softmaxes for tensor in pair)])
     kept_by_softmax = sum(
@@ -42,16 +46,12 @@ def halve_gradient(x: Tensor) -> Tensor:
     return x / 2 + x.detach() / 2
 
 
-def activate(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-    denominator = torch.where(z == 0, 1e-9, z).detach()  # at zero, the derivative
-    return z * (f(denominator) / denominator)
-
-
 class Layers:
-    """The layers of a model, by the names of their weights."""
+    """The layers of a model, by the names of their weights. Replicas of other rules override the operations."""
 
-    def __init__(self, model: Any, path: bool = True) -> None:
-        self.path = path
+    path = True
+
+    def __init__(self, model: Any) -> None:
         self.weights = weights(model)
         self.config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
         self.softmaxes: list[tuple[Tensor, Tensor]] = []
@@ -71,6 +71,26 @@ class Layers:
         scaled = x / (x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps).sqrt().detach()
         return scaled * (self.weights[f"{name}.weight"] + offset)
 
+    def activate(self, f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+        denominator = torch.where(z == 0, 1e-9, z).detach()  # at zero, the derivative
+        return z * (f(denominator) / denominator)
+
+    def gate(self, f: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
+        """A gated unit f(gate) ⊙ up."""
+        return halve_gradient(self.activate(f, gate)) * halve_gradient(up)
+
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        """A product with a weight of a mixture: of a head's values with attention, of an expert's output."""
+        return halve_gradient(a) @ halve_gradient(b)
+
+    def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + positions
+
+    def rotate(self, x: Tensor, theta: float) -> Tensor:
+        """Rotary embeddings: the k-th values of both halves are rotated by position · θ^(−2k/d)."""
+        cos, sin = rotary_factors(len(x), x.shape[-1], theta)
+        return x * cos + rotate_half(x) * sin
+
     def softmax(self, x: Tensor) -> Tensor:
         """A softmax; masked entries are left out before."""
         output = x.softmax(-1)
@@ -89,14 +109,20 @@ class Layers:
             shared = head * k.shape[1] // q.shape[1]
             attention_scores = scale * halve_gradient(q[:, head]) @ halve_gradient(k[:, shared]).T
             if cap is not None:
-                attention_scores = cap * activate(torch.tanh, attention_scores / cap)
+                attention_scores = cap * self.activate(torch.tanh, attention_scores / cap)
             rows = []
             for i in range(len(attention_scores)):
                 visible = list(range(len(k))) if mask is None else mask[i].nonzero().flatten().tolist()
                 attention = self.softmax(attention_scores[i, visible])
-                rows.append(halve_gradient(attention) @ halve_gradient(v[visible, shared]))
+                rows.append(self.multiply(attention, v[visible, shared]))
             heads.append(torch.stack(rows))
         return torch.stack(heads, 1).flatten(1)
+
+
+class PublishedLayers(Layers):
+    """With the softmax's own Jacobian."""
+
+    path = False
 
 
 def _split_heads(x: Tensor, width: int) -> Tensor:
@@ -108,15 +134,15 @@ def bert(layers: Layers, embeddings: Tensor) -> Tensor:
     token_types = layers.weights[f"{at}.token_type_embeddings.weight"][0]
     positions = layers.weights[f"{at}.position_embeddings.weight"][: len(embeddings)]
     width, eps = config.hidden_size // config.num_attention_heads, config.layer_norm_eps
-    x = layers.layer_norm(f"{at}.LayerNorm", embeddings + token_types + positions, eps)
+    x = layers.layer_norm(f"{at}.LayerNorm", layers.add_positions(embeddings + token_types, positions), eps)
     for layer in range(config.num_hidden_layers):
         at = f"bert.encoder.layer.{layer}"
         q, k, v = (_split_heads(layers.linear(f"{at}.attention.self.{n}", x), width) for n in ("query", "key", "value"))
         out = layers.linear(f"{at}.attention.output.dense", layers.attend(q, k, v, width**-0.5, None, None))
         x = layers.layer_norm(f"{at}.attention.output.LayerNorm", out + x, eps)
-        inner = activate(functional.gelu, layers.linear(f"{at}.intermediate.dense", x))
+        inner = layers.activate(functional.gelu, layers.linear(f"{at}.intermediate.dense", x))
         x = layers.layer_norm(f"{at}.output.LayerNorm", layers.linear(f"{at}.output.dense", inner) + x, eps)
-    pooled = activate(torch.tanh, layers.linear("bert.pooler.dense", x[0]))
+    pooled = layers.activate(torch.tanh, layers.linear("bert.pooler.dense", x[0]))
     return layers.linear("classifier", pooled)
 
 
@@ -125,20 +151,21 @@ def vit(layers: Layers, pixels: Tensor) -> Tensor:
     kernel = layers.weights[f"{at}.patch_embeddings.projection.weight"]
     bias = layers.weights[f"{at}.patch_embeddings.projection.bias"]
     patches = functional.conv2d(pixels[None], kernel, bias, stride=config.patch_size)[0].flatten(1).T
-    x = torch.cat([layers.weights[f"{at}.cls_token"][0], patches]) + layers.weights[f"{at}.position_embeddings"][0]
+    x = torch.cat([layers.weights[f"{at}.cls_token"][0], patches])
+    x = layers.add_positions(x, layers.weights[f"{at}.position_embeddings"][0])
     width, eps = config.hidden_size // config.num_attention_heads, config.layer_norm_eps
     for at in (f"vit.layers.{layer}" for layer in range(config.num_hidden_layers)):
         normed = layers.layer_norm(f"{at}.layernorm_before", x, eps)
         q, k, v = (_split_heads(layers.linear(f"{at}.attention.{n}_proj", normed), width) for n in "qkv")
         x = x + layers.linear(f"{at}.attention.o_proj", layers.attend(q, k, v, width**-0.5, None, None))
         normed = layers.layer_norm(f"{at}.layernorm_after", x, eps)
-        x = x + layers.linear(f"{at}.mlp.fc2", activate(functional.gelu, layers.linear(f"{at}.mlp.fc1", normed)))
+        x = x + layers.linear(f"{at}.mlp.fc2", layers.activate(functional.gelu, layers.linear(f"{at}.mlp.fc1", normed)))
     return layers.linear("classifier", layers.layer_norm("vit.layernorm", x, eps)[0])
 
 
 def gpt2(layers: Layers, embeddings: Tensor) -> Tensor:
     config, count = layers.config, len(embeddings)
-    x = embeddings + layers.weights["transformer.wpe.weight"][:count]
+    x = layers.add_positions(embeddings, layers.weights["transformer.wpe.weight"][:count])
     width, eps = config.n_embd // config.n_head, config.layer_norm_epsilon
     mask = torch.ones(count, count).tril()
 
@@ -152,7 +179,7 @@ def gpt2(layers: Layers, embeddings: Tensor) -> Tensor:
         )
         x = x + linear(f"{at}.attn.c_proj", layers.attend(q, k, v, width**-0.5, mask, None))
         inner = linear(f"{at}.mlp.c_fc", layers.layer_norm(f"{at}.ln_2", x, eps))
-        x = x + linear(f"{at}.mlp.c_proj", activate(lambda z: functional.gelu(z, approximate="tanh"), inner))
+        x = x + linear(f"{at}.mlp.c_proj", layers.activate(lambda z: functional.gelu(z, approximate="tanh"), inner))
     last = layers.layer_norm("transformer.ln_f", x, eps)[-1]
     return last @ layers.weights["transformer.wte.weight"].T
 
@@ -176,8 +203,8 @@ def llama(layers: Layers, embeddings: Tensor) -> Tensor:
         theta = _theta(config, layer_type)
         cap = getattr(config, "attn_logit_softcapping", None)
         out = layers.attend(
-            _apply_rotary(q, theta),
-            _apply_rotary(k, theta),
+            layers.rotate(q, theta),
+            layers.rotate(k, theta),
             v,
             scale,
             _make_attention_mask(config, layer_type, count),
@@ -195,12 +222,12 @@ def llama(layers: Layers, embeddings: Tensor) -> Tensor:
         x = x + (layers.rms_norm(f"{at}.post_feedforward_layernorm", out, offset) if gemma else out)
     logits = layers.linear("lm_head", layers.rms_norm("model.norm", x, offset)[-1])
     cap = getattr(config, "final_logit_softcapping", None)
-    return logits if cap is None else cap * activate(torch.tanh, logits / cap)
+    return logits if cap is None else cap * layers.activate(torch.tanh, logits / cap)
 
 
 def _gated_mlp(layers: Layers, at: str, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     gate, up = (layers.linear(f"{at}.mlp.{name}_proj", x) for name in ("gate", "up"))
-    return layers.linear(f"{at}.mlp.down_proj", halve_gradient(activate(f, gate)) * halve_gradient(up))
+    return layers.linear(f"{at}.mlp.down_proj", layers.gate(f, gate, up))
 
 
 def _experts(layers: Layers, at: str, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
@@ -213,10 +240,8 @@ def _experts(layers: Layers, at: str, x: Tensor, f: Callable[[Tensor], Tensor]) 
         total = torch.zeros_like(token)
         for expert, weight in zip(best.tolist(), weights, strict=True):
             gate, up = (layers.weights[f"{at}.experts.gate_up_proj"][expert] @ token).chunk(2)
-            out = layers.weights[f"{at}.experts.down_proj"][expert] @ (
-                halve_gradient(activate(f, gate)) * halve_gradient(up)
-            )
-            total = total + halve_gradient(weight) * halve_gradient(out)
+            out = layers.weights[f"{at}.experts.down_proj"][expert] @ layers.gate(f, gate, up)
+            total = total + layers.multiply(weight[None], out[None])
         rows.append(total)
     return torch.stack(rows)
 
@@ -235,10 +260,13 @@ def _make_attention_mask(config: Any, layer_type: str, count: int) -> Tensor:
     return mask
 
 
-def _apply_rotary(x: Tensor, theta: float) -> Tensor:
-    """Rotary embeddings: the k-th values of the first and the second half are rotated by position · θ^(−2k/d)."""
-    half = x.shape[-1] // 2
-    angles = torch.arange(len(x)).double()[:, None] * theta ** (-torch.arange(half).double() / half)
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-    first, second = x[..., :half], x[..., half:]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+def rotary_factors(count: int, width: int, theta: float) -> tuple[Tensor, Tensor]:
+    """cos and sin of the angles, position × 1 × width."""
+    half = width // 2
+    angles = torch.arange(count).double()[:, None] * theta ** (-torch.arange(half).double() / half)
+    return torch.cat([angles.cos()] * 2, -1)[:, None], torch.cat([angles.sin()] * 2, -1)[:, None]
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat([-second, first], -1)

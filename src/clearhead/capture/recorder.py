@@ -35,6 +35,11 @@ from clearhead.capture.dispatch import (
     release_calls_on_exit,
 )
 from clearhead.capture.peft_layers import find_wrapping_layer
+from clearhead.capture.position_leaves import (
+    replace_positions_by_leaves,
+    select_position_leaves,
+    sum_position_products,
+)
 from clearhead.capture.session import (
     ModelSession,
     parameters_requiring_grad,
@@ -256,7 +261,8 @@ class Recorder:
                     keep_maps,
                 )
                 input_leaves = {leaf: graph_leaves[leaf] for leaf in leaves if leaf in graph_leaves}
-                grad_inputs = input_leaves if "input_gradient" in requirements else {}
+                position_leaves = select_position_leaves(graph_leaves)
+                grad_inputs = {**(input_leaves if "input_gradient" in requirements else {}), **position_leaves}
                 if target_values.dim() == 1:
                     gradients = _backward(target_values, dispatcher, grad_inputs, graph_leaves)
                 elif any(call.tiled is not None for call in calls):
@@ -270,6 +276,10 @@ class Recorder:
                 leaf: repeat_for_targets(detach_and_upcast(tensor), dispatcher.num_targets)
                 for leaf, tensor in input_leaves.items()
             }
+        if position_leaves:
+            tape.position_x_gradient = sum_position_products(
+                position_leaves, {name: gradients.pop(name) for name in position_leaves}, dispatcher.num_targets
+            )
         if "input_gradient" in requirements:
             tape.input_gradient = gradients
         return tape
@@ -422,6 +432,8 @@ class Recorder:
                 stack.enter_context(checkpointed_layers(topology.layers, nullcontext))
                 tiling.kernel_log.has_recomputed_layers = True
             stack.enter_context(self.scope())
+            if "position_x_gradient" in requires:
+                stack.enter_context(replace_positions_by_leaves(topology, leaves, graph_leaves))
             if self.self_test is not None and self.self_test.detaches_gradients and torch.is_grad_enabled():
                 stack.enter_context(IgnoreDetachMode())
             output = self.model(**model_kwargs)

@@ -29,15 +29,17 @@ Requirement = Literal[
     "hidden_state_gradient",
     "inputs",
     "input_gradient",
+    "position_x_gradient",
 ]
 Requirements = frozenset[Requirement]
 
-#: The tensor that each gradient belongs to.
+#: The tensor that each gradient belongs to; that of positions is recorded with the inputs.
 GRADIENT_SOURCES: dict[Requirement, Requirement] = {
     "attention_gradient": "attention",
     "block_input_gradient": "block_input",
     "hidden_state_gradient": "hidden_state",
     "input_gradient": "inputs",
+    "position_x_gradient": "inputs",
 }
 #: The tensors of a call that can have a gradient.
 DIFFERENTIABLE_TENSORS = ("attention", "block_input", "hidden_state")
@@ -175,6 +177,8 @@ class Tape:
         calls: The calls, in the order of the forward pass.
         inputs: Input vectors (embeddings, pixels) by stream.
         input_gradient: ∂y/∂inputs by stream.
+        position_x_gradient: P ⊙ ∂y/∂P of the position embeddings P, summed over features, and over layers if they are
+            rotary.
         logits: Output of the model, with one row for each target and sample.
         value: The differentiated value y of each sample and target.
         truncated_tokens: How many tokens of each sample were cut off.
@@ -183,11 +187,12 @@ class Tape:
     calls: list[AttentionCall] = field(default_factory=list)
     inputs: "dict[str, Float[Tensor, 'batch unit feature']] | None" = None
     input_gradient: "dict[str, Float[Tensor, 'batch unit feature']] | None" = None
+    position_x_gradient: Float[Tensor, "batch position"] | None = None
     logits: Float[Tensor, "row label"] | None = None
     value: Float[Tensor, "*target sample"] | None = None
     truncated_tokens: tuple[int, ...] = ()
 
-    TENSOR_FIELDS = ("logits", "value")
+    TENSOR_FIELDS = ("position_x_gradient", "logits", "value")
     STREAM_FIELDS = ("inputs", "input_gradient")
 
     def to(self, device: torch.device | str) -> "Tape":
@@ -231,6 +236,8 @@ class Tape:
             left_out["inputs"] = None
         if "input_gradient" not in requires:
             left_out["input_gradient"] = None
+        if "position_x_gradient" not in requires:
+            left_out["position_x_gradient"] = None
         return replace(self, **left_out)
 
     def save(self, path: str | Path) -> Path:
@@ -328,6 +335,10 @@ def resolve_requirements(requirements: str | Iterable[str]) -> Requirements:
 
 
 #: Requirements whose tensors belong to attention calls; a pass without them leaves the model's attention alone.
-CALL_REQUIREMENTS: Requirements = frozenset(get_args(Requirement)) - {"inputs", "input_gradient"}
+CALL_REQUIREMENTS: Requirements = frozenset(get_args(Requirement)) - {
+    "inputs",
+    "input_gradient",
+    "position_x_gradient",
+}
 #: Requirements whose tensors have one row per unit, so that their length must be the number of units.
 UNIT_ALIGNED_REQUIREMENTS: Requirements = resolve_requirements(f"{name}_gradient" for name in DIFFERENTIABLE_TENSORS)

@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,6 +23,40 @@ IMAGE_BASELINES = ("zero", "black", "mean", "blur")
 NUMERIC_BASELINES = ("zero",)
 
 
+@dataclass(frozen=True, eq=False)
+class _FlatChoicesBatch(TargetBatch):
+    """A batch with one row of tokens for each row of vectors.
+
+    The inputs of multiple-choice models have an axis of choices, which the model flattens before it looks tokens up.
+    """
+
+    flat_inputs: Mapping[str, Tensor] | None = None
+
+    @cached_property
+    def model_inputs(self) -> Mapping[str, Any]:
+        """The inputs of the model, with flat rows of tokens."""
+        return {**super().model_inputs, **(self.flat_inputs or {})}
+
+
+def build_baselines(
+    batch: TargetBatch, inputs: Mapping[str, Tensor], recorder: Recorder, runs_model: bool = True
+) -> "Baselines":
+    """Return the baselines of the inputs that a pass has recorded.
+
+    Args:
+        batch: The batch.
+        inputs: Input vectors by leaf, for one target of each sample.
+        recorder: Recorder of the model.
+        runs_model: Whether the model is run at the baselines.
+    """
+    token_leaves = [leaf for leaf in inputs if not batch.model_inputs[leaf].is_floating_point()]
+    flat_inputs = {leaf: batch.model_inputs[leaf].reshape(inputs[leaf].shape[:-1]) for leaf in token_leaves}
+    flat_batch = _FlatChoicesBatch(
+        batch.adapter, batch.samples, batch.targets_by_sample, batch.seed, flat_inputs=flat_inputs
+    )
+    return Baselines(flat_batch, inputs, token_leaves, recorder, runs_model)
+
+
 class Baselines:
     """The baselines of one batch, each computed once.
 
@@ -29,14 +65,21 @@ class Baselines:
         inputs: Input vectors by leaf.
         token_inputs: The leaves that are embeddings of tokens.
         recorder: Recorder of the model.
+        runs_model: Whether the model is run at the baselines, so that its output there must be defined.
     """
 
     def __init__(
-        self, batch: TargetBatch, inputs: Mapping[str, Tensor], token_inputs: Sequence[str], recorder: Recorder
+        self,
+        batch: TargetBatch,
+        inputs: Mapping[str, Tensor],
+        token_inputs: Sequence[str],
+        recorder: Recorder,
+        runs_model: bool = True,
     ) -> None:
         self.batch = batch
         self.inputs = inputs
         self.recorder = recorder
+        self.runs_model = runs_model
         self.adapter = batch.adapter
         self.token_inputs = [*token_inputs, *(leaf for leaf in inputs if leaf == "inputs_embeds")]
         self.cache: dict[tuple[str | None, str], Tensor] = {}
@@ -99,7 +142,7 @@ class Baselines:
             baseline = make_black_image(getattr(self.adapter, "processor", None), x)
         else:
             baseline = blur_image(x)
-        if self._zero_is_padding(leaf) and not baseline.any():
+        if self.runs_model and self._zero_is_padding(leaf) and not baseline.any():
             raise UnsupportedError(
                 f"{type(self.recorder.model).__name__} treats an image of zeros as padding, so baseline={name!r} "
                 "cannot be used. Choose another, such as 'mean' or 'blur'"
@@ -137,7 +180,7 @@ class Baselines:
             vector = self._compute_mean_embedding(leaf).to(x)
         else:
             vector = self._embed_token(leaf, self._find_special_token_id(name)).to(x)
-        if not vector.any():
+        if self.runs_model and not vector.any():
             self._reject_zero_vector(name)
         baseline = vector.expand_as(x)
         if name == "zero":

@@ -53,8 +53,8 @@ class Explanation(DisplayMixin):
         per_head: Contributions of the heads of each layer (`per="head"`).
         factors: The factors whose product the scores are, for methods that have them, named in
             `provenance["factors"]`.
-        component_scores: The scores of the methods that a combined method combines, named in
-            `provenance["components"]`; see `components`.
+        component_scores: The scores of the methods that a combined method combines, or the terms that the scores are
+            the sum of, named in `provenance["components"]`; see `components`.
         image: The image as the model sees it, for image inputs.
         steps: Names of several explained outputs: generated tokens, detected objects.
 
@@ -94,7 +94,10 @@ class Explanation(DisplayMixin):
 
     @property
     def components(self) -> dict[str, Float[np.ndarray, "unit"]]:
-        """The scores of the methods that a combined method combines, by name; empty for other methods.
+        """The scores that a method combines, by name; empty for most methods.
+
+        These are the scores of other methods (`ensemble`), or the terms of a sum: what a token gets, and what its
+        position gets (`pa-lrp`).
 
         >>> e = ex.explain("A wonderful film", "ensemble")  # doctest: +SKIP
         >>> e.components["deeplift-shap"]  # doctest: +SKIP

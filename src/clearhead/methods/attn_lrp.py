@@ -13,9 +13,8 @@ attention is almost 0 or 1, so that queries and keys get nothing there, although
 """
 
 from clearhead.backward_rules.attn_lrp import AttnLRPRules, SoftmaxForm
-from clearhead.capture.tape import Tape
-from clearhead.methods._modified_backward import LRP_PATENT_NOTE, ModifiedBackwardMethod
-from clearhead.methods.base import MethodScores, compat_option, register_method
+from clearhead.methods._modified_backward import LRP_PATENT_NOTE, ModifiedGradientMethod
+from clearhead.methods.base import compat_option, register_method
 from clearhead.methods.cost import Cost
 from clearhead.methods.pass_type import PassType
 
@@ -34,7 +33,7 @@ from clearhead.methods.pass_type import PassType
     linear_in_target=True,
     note=LRP_PATENT_NOTE,
 )
-class AttnLRP(ModifiedBackwardMethod):
+class AttnLRP(ModifiedGradientMethod):
     """Input × gradient under the rules of AttnLRP.
 
     Attributes:
@@ -48,9 +47,3 @@ class AttnLRP(ModifiedBackwardMethod):
     def rule_set(self) -> AttnLRPRules:
         """The modified gradients of `backward_rules/attn_lrp.py`."""
         return AttnLRPRules(self.softmax)
-
-    def compute_scores(self, tape: Tape) -> MethodScores:
-        """r_i = Σ_k x_ik · g_ik with the modified gradient g."""
-        assert tape.inputs is not None and tape.input_gradient is not None
-        stream = self.unit_context.stream
-        return MethodScores((tape.inputs[stream] * tape.input_gradient[stream]).sum(-1)[:, None])

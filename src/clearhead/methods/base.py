@@ -176,7 +176,8 @@ class MethodScores:
         per_head: Scores by layer and head, under the same condition.
         base_value: The value of the target that the scores add to, such as that at the baseline.
         factors: Named factors that the scores are the product of, if there is a single read-out.
-        components: The scores of the methods that a combined method combines, by name, if there is a single read-out.
+        components: The scores of the methods that a combined method combines, or the terms that the scores are the sum
+            of, by name, if there is a single read-out.
         diagnostics: Figures measured per sample during the computation, for the certificate: a completeness gap, an
             integration error.
         resolved_options: Values chosen per sample for options left open, for the provenance: the masking value.

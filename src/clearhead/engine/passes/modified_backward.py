@@ -22,15 +22,21 @@ from clearhead.backward_rules.float64_mode import FLOAT64, Float64Mode, supports
 from clearhead.backward_rules.mode import RuleMode, apply_rules
 from clearhead.backward_rules.peft_merging import UnmergeableAdapterError
 from clearhead.capture.checks.self_test import RELATIVE_TOLERANCE_BY_DTYPE
+from clearhead.capture.position_leaves import (
+    MissingPositionsError,
+    check_position_count,
+    select_position_leaves,
+)
 from clearhead.capture.recorder import Recorder
 from clearhead.capture.session import parameters_requiring_grad
 from clearhead.capture.tape import AttentionCall, Requirements, Tape
+from clearhead.engine.baselines import build_baselines
 from clearhead.engine.method_run import MethodResult, MethodRun
 from clearhead.engine.passes.base import CleanPass, PassContext, PassCount, PassStrategy
 from clearhead.engine.target_batch import TargetBatch, TargetFunction, TargetValues
 from clearhead.errors import UnsupportedError
 from clearhead.machine_failures import is_machine_failure
-from clearhead.methods._modified_backward import ModifiedBackwardMixin
+from clearhead.methods._modified_backward import BaselineDifferenceMethod, ModifiedBackwardMixin
 from clearhead.methods.base import Method
 from clearhead.methods.pass_type import PassType
 from clearhead.targets import Target
@@ -159,9 +165,42 @@ def _run_under_rules(
     )
     with _named_unsupported_errors(method_runs, batch):
         recorder = _recorder_under_rules(context.recorder, rule_set, batch)
-        tape = batch.to_unit_vectors(_run_pass(context, recorder, method_runs, target_function, on_call))
+        tape = _run_pass(context, recorder, method_runs, target_function, on_call)
+        _assign_input_deltas(context, method_runs, tape)
+        tape = batch.to_unit_vectors(tape)
+        if tape.position_x_gradient is not None:
+            assert tape.inputs is not None
+            (vectors,) = tape.inputs.values()
+            check_position_count(tape.position_x_gradient.shape[1], vectors.shape[1])
         _check_output_unchanged(context, rule_set, target_function.result)
     return tape, target_function.result
+
+
+def _assign_input_deltas(context: PassContext, method_runs: Sequence[MethodRun], tape: Tape) -> None:
+    """Set x − x′ of the methods that multiply the difference from a baseline; the model is not run at x′."""
+    batch = context.batch
+    methods = [
+        instance
+        for method_run in method_runs
+        for instance in method_run.instances
+        if isinstance(instance, BaselineDifferenceMethod)
+    ]
+    if not methods:
+        return
+    assert tape.inputs is not None
+    inputs = {leaf: x.chunk(batch.targets_per_sample)[0] for leaf, x in tape.inputs.items()}
+    baselines = build_baselines(batch, inputs, context.recorder, runs_model=False)
+    deltas_by_name: dict[str | None, dict[str, Tensor]] = {}
+    for method in methods:
+        if method.baseline not in deltas_by_name:
+            deltas = {leaf: x - baselines.get(method.baseline, leaf) for leaf, x in inputs.items()}
+            repeated = {
+                leaf: delta.repeat(batch.targets_per_sample, *(1,) * (delta.dim() - 1))
+                for leaf, delta in deltas.items()
+            }
+            unit_deltas = batch.adapter.to_unit_vectors(repeated, batch.truncated_samples)
+            deltas_by_name[method.baseline] = unit_deltas
+        method.input_delta = deltas_by_name[method.baseline][method.unit_context.stream]
 
 
 def _run_ordinary_pass(
@@ -245,19 +284,22 @@ def _run_rule_trial(capabilities: "ModelCapabilities", method: Method) -> RuleTr
     assert recorder.self_test is not None
     batch = TargetBatch(adapter, [capabilities.test_sample] * 2, [[Target(lambda output: output)]] * 2)
     rule_set = _get_rule_method(MethodRun(method, batch, recorder.self_test)).rule_set.make_probe_variant()
+    requires: Requirements = method.declaration.requires & {"position_x_gradient"}
     reason = None
 
     def run_under_rules() -> None:
         with translate_inplace_errors():
             recorder_under_rules = _recorder_under_rules(recorder, rule_set, batch)
-            recorder_under_rules.forward(batch.model_inputs, frozenset(), batch.leaves)
+            graph_leaves = recorder_under_rules.forward(batch.model_inputs, requires, batch.leaves)[2]
+        for leaf in select_position_leaves(graph_leaves).values():
+            check_position_count(leaf.shape[1], batch.max_units)
 
     with recorder.session.running(with_gradients=True), parameters_requiring_grad(recorder.grad_parameters):
         try:
             run_under_rules()
         except UnmergeableAdapterError:
             raise
-        except MissingRuleError as error:
+        except (MissingRuleError, MissingPositionsError) as error:
             reason = f"in {adapter.model_class_name}, {error}"
         except RuntimeError as error:
             run_plainly = partial(recorder.forward, batch.model_inputs, frozenset(), batch.leaves)
@@ -349,12 +391,12 @@ def _get_tolerance(adapter: ModelAdapter, rule_set: RuleSet) -> float:
 
 @contextmanager
 def _named_unsupported_errors(method_runs: Sequence[MethodRun], batch: TargetBatch) -> Iterator[None]:
-    """Name the method and the model in errors about operations without a rule, or that change inputs in place."""
+    """Name the method and the model in errors about missing rules or positions, and in-place changes of inputs."""
     adapter = batch.adapter
     try:
         with translate_inplace_errors():
             yield
-    except MissingRuleError as error:
+    except (MissingRuleError, MissingPositionsError) as error:
         raise UnsupportedError(
             f"{method_runs[0].method.name} cannot explain {adapter.name}: in {adapter.model_class_name}, {error}"
         ) from None

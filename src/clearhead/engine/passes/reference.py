@@ -4,10 +4,9 @@ The explained class is that of the input itself. References that several methods
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,7 +17,7 @@ from clearhead.backward_rules.base import MissingRuleError, translate_inplace_er
 from clearhead.backward_rules.paired_pass import DeepLiftMode, InputTraceMode, PairedMode, reject_custom_functions
 from clearhead.capture.checks.custom_attention import iter_float_tensors
 from clearhead.capture.tape import Tape, resolve_requirements
-from clearhead.engine.baselines import Baselines
+from clearhead.engine.baselines import build_baselines
 from clearhead.engine.memory_budget import start_budgeted_pass
 from clearhead.engine.method_run import MethodResult, MethodRun
 from clearhead.engine.passes.base import CleanPass, PassContext, PassCount, PassStrategy
@@ -158,21 +157,6 @@ def _compute_scores(method_run: MethodRun, values: TargetValues) -> dict[str, Me
     }
 
 
-@dataclass(frozen=True, eq=False)
-class _FlatChoicesBatch(TargetBatch):
-    """A batch with one row of tokens for each row of vectors.
-
-    The inputs of multiple-choice models have an axis of choices, which the model flattens before it looks tokens up.
-    """
-
-    flat_inputs: Mapping[str, Tensor] | None = None
-
-    @cached_property
-    def model_inputs(self) -> Mapping[str, Any]:
-        """The inputs of the model, with flat rows of tokens."""
-        return {**super().model_inputs, **(self.flat_inputs or {})}
-
-
 class ReferenceRunner:
     """Traces one batch at the input, and compares it with references.
 
@@ -191,12 +175,8 @@ class ReferenceRunner:
         self.trace = InputTraceMode()
         tape, self.values = self._run_pass(nullcontext() if multiplier_source == "captum" else self.trace, batch, None)
         self.inputs = {leaf: x.chunk(batch.targets_per_sample)[0] for leaf, x in (tape.inputs or {}).items()}
+        self.baselines = build_baselines(batch, self.inputs, context.recorder)
         token_leaves = [leaf for leaf in self.inputs if not batch.model_inputs[leaf].is_floating_point()]
-        flat_inputs = {leaf: batch.model_inputs[leaf].reshape(self.inputs[leaf].shape[:-1]) for leaf in token_leaves}
-        flat_batch = _FlatChoicesBatch(
-            batch.adapter, batch.samples, batch.targets_by_sample, batch.seed, flat_inputs=flat_inputs
-        )
-        self.baselines = Baselines(flat_batch, self.inputs, token_leaves, context.recorder)
         self.random_references = RandomReferences(batch, self.inputs, token_leaves, self.baselines, context.recorder)
         fixed_targets = [self._fix_classes(i, target) for i, target in enumerate(batch.targets)]
         self.fixed_batch = replace(
