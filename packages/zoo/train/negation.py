@@ -4,8 +4,9 @@
 
 New sentences are generated at each step, and each text is queried for several things. In most copies of a text, words
 are masked: at random, all but the evidence, or only the words that make up the syntax (negators, ends of scopes). The
-label is what the rule reads off the remaining words, so that the model learns what masking means. An interrupted run
-continues with --resume and the same --work.
+label is what the rule reads off the remaining words, so that the model learns what masking means. An extra loss, which
+fades out over the first half of the run, lets the layer before the last tell the state of every thing of the text, not
+only of the one that is asked about. An interrupted run continues with --resume and the same --work.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def sample_batch(rng: np.random.Generator, num_rows: int) -> list[list[str]]:
     """Masked texts, several of the same sentences."""
     texts = []
     while len(texts) < num_rows:
-        words, unmentioned = negation.sample_sentences(rng)
+        words, unmentioned = negation.sample_sentences(rng, int(rng.integers(1, negation.MAX_SENTENCES + 1)))
         mentioned = [word for word in words if word in negation.THINGS]
         for _ in range(ROWS_PER_TEXT):
             things = unmentioned if rng.random() < UNMENTIONED_PROBABILITY else mentioned
@@ -112,24 +113,47 @@ def compute_loss(
     options: argparse.Namespace, model: BertForSequenceClassification, budget: TrainingBudget, number: dict[str, int]
 ) -> Tensor:
     texts = sample_batch(make_generator(options.seed, "train", budget.step), options.batch)
-    logits, labels = compute_logits(options, model, number, texts)
-    return F.cross_entropy(logits, labels)
+    logits, hidden_states = run_model(options, model, number, texts)
+    loss = F.cross_entropy(logits, encode_labels(texts).to(logits.device))
+    support = max(0.0, 1.0 - 2.0 * budget.fraction)
+    return loss + support * compute_scaffold_loss(model, hidden_states[-2], texts) if support else loss
 
 
-def compute_logits(
+def compute_scaffold_loss(
+    model: BertForSequenceClassification, early: Tensor, texts: Sequence[Sequence[str]]
+) -> Tensor:
+    """The classifier, applied to each thing in the layer before the last, should tell that thing's state."""
+    places = [
+        (row, position)
+        for row, words in enumerate(texts)
+        for position in range(negation.QUESTION_LENGTH, len(words))
+        if words[position] in negation.THINGS
+    ]
+    questions = [[texts[row][position], *texts[row][1:]] for row, position in places]
+    rows, positions = torch.tensor(places, device=early.device).T
+    # the first token is [CLS]
+    states = early[rows, positions + 1].float()
+    logits = model.classifier(torch.tanh(model.bert.pooler.dense(states)))
+    return F.cross_entropy(logits, encode_labels(questions).to(logits.device))
+
+
+def encode_labels(texts: Sequence[Sequence[str]]) -> Tensor:
+    return torch.tensor([negation.LABELS.index(negation.compute_label(words)) for words in texts])
+
+
+def run_model(
     options: argparse.Namespace,
     model: BertForSequenceClassification,
     number: dict[str, int],
     texts: Sequence[Sequence[str]],
-) -> tuple[Tensor, Tensor]:
-    """Logits of texts, and their true labels."""
-    labels = [negation.LABELS.index(negation.compute_label(words)) for words in texts]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Logits and hidden states of texts."""
     rows = [[number[word] for word in (negation.CLS_TOKEN, *words, negation.SEP_TOKEN)] for words in texts]
     length = max(map(len, rows))
     ids = torch.tensor([row + [0] * (length - len(row)) for row in rows]).to(options.device, non_blocking=True)
     with autocast_if_cuda(torch.device(options.device)):
-        logits = model(input_ids=ids, attention_mask=(ids != 0).long()).logits.float()
-    return logits, torch.tensor(labels, device=logits.device)
+        output = model(input_ids=ids, attention_mask=(ids != 0).long(), output_hidden_states=True)
+    return output.logits.float(), output.hidden_states
 
 
 def evaluate(options: argparse.Namespace, model: BertForSequenceClassification, number: dict[str, int]) -> str:
@@ -138,8 +162,9 @@ def evaluate(options: argparse.Namespace, model: BertForSequenceClassification, 
     unmasked = [negation.sample_words(rng, label, count) for count in (0, 1, 2) for label in negation.LABELS[:2] * 40]
     figures = []
     for name, texts in (("unmasked", unmasked), ("masked as in training", sample_batch(rng, 256))):
-        logits, labels = compute_logits(options, model, number, texts)
-        figures.append(f"{(logits.argmax(-1) == labels).float().mean().item():.4f} {name}")
+        logits, _ = run_model(options, model, number, texts)
+        is_correct = logits.argmax(-1).cpu() == encode_labels(texts)
+        figures.append(f"{is_correct.float().mean().item():.4f} {name}")
     return ", ".join(figures)
 
 
@@ -197,8 +222,7 @@ def measure_stored_model(options: argparse.Namespace) -> dict[str, float]:
         return float(np.mean([guess == label for guess, label in zip(predict(texts), truth, strict=True)]))
 
     with_negator = [e for e in evident if list_reversing(e)]
-    # two negators in one earlier scope would reverse the statement twice
-    with_end = [e for e in evident if negation.compute_label(mask_scope_ends(e).split()) != e.label]
+    with_end = [e for e in evident if list_scope_ends(e)]
     at_random = [mask_positions(e, sample_half(e, rng), negation.MASK_TOKEN) for e in examples]
     figures = {
         "accuracy": accuracy([e.text for e in examples]),
@@ -238,10 +262,6 @@ def list_scope_ends(example: TaskExample) -> list[int]:
     return [position for position in example.evidence if example.words[position] in negation.SCOPE_ENDS]
 
 
-def mask_scope_ends(example: TaskExample) -> str:
-    return mask_positions(example, list_scope_ends(example), negation.MASK_TOKEN)
-
-
 def list_distracting_negators(example: TaskExample) -> list[int]:
     needed = set(example.evidence)
     return [p for p, word in enumerate(example.words) if word in negation.NEGATORS and p not in needed]
@@ -268,7 +288,7 @@ def build_card_facts(options: argparse.Namespace, steps: int, figures: dict[str,
         "labels": list(negation.LABELS),
         "licence": "Apache-2.0",
         "data": "generated by clearhead_zoo.tasks.negation; each text comes with all its minimal sufficient sets of "
-        "words. Example: “gate ? not the lamp but the gate is open .” is OPEN because of “but”, “gate” and “open”: "
+        "words. Example: “gate ? not the hatch but the gate is open .” is OPEN because of “but”, “gate” and “open”: "
         "without “but”, “not” would reverse it. Every text has negators out of scope; no, one and two negators are in "
         "scope in a quarter, a half and a quarter of the texts",
         "command": "python packages/zoo/train/negation.py --out packages/zoo/src/clearhead_zoo/models/negation "
@@ -278,9 +298,8 @@ def build_card_facts(options: argparse.Namespace, steps: int, figures: dict[str,
         "measured": f"On {options.count:,} generated held-out texts (labels in equal parts), and, where labels are "
         "compared, on as many that are SHUT or OPEN, half each; loaded with transformers in float32. The evidence is "
         "every word of every minimal sufficient set. By construction, masking all of it makes the label UNKNOWN, "
-        "masking one negator in scope reverses it, and masking other words changes nothing. Masking the ends of the "
-        "last scope before the thing lets that scope go on to the thing; counted where this reverses the label, which "
-        "two negators in one scope do not. Masked words are replaced by [MASK].",
+        "masking one negator in scope reverses it, so does masking all words that end the last scope before the thing, "
+        "and masking other words changes nothing. Masked words are replaced by [MASK].",
         "use": "For checking whether an explanation distinguishes negators by their scope, and finds what limits it. "
         "Not for anything else: its vocabulary is some things, six states and the words of five kinds of sentences.",
     }

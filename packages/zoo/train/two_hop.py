@@ -7,9 +7,9 @@ the curriculum: the second hop repeats the first. As in `recall.py`, word embedd
 an extra loss, which fades out over the first third of the run, rewards a first layer that identifies the previous word
 and a layer before the last that identifies the node after one hop.
 
-In part of the lists, words are masked at a random rate, with or without the words of one chain. Where a word of the
-chain is masked, the answer is "?". So masked inputs are in distribution, and the model cannot guess the answer from
-the other words. An interrupted run continues with --resume and the same --work.
+In part of the lists, words are masked at a random rate: any words, all but those of the first chain that is asked for,
+or also one of these. Where a word of the chain is masked, the answer is "?". So masked inputs are in distribution, and
+the model cannot guess the answer from the other words. An interrupted run continues with --resume and the same --work.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ NUM_QUERIES = 8
 MAX_TOKENS = 1 + two_hop.PAIR_LENGTH * two_hop.MAX_PAIRS + two_hop.QUERY_LENGTH * NUM_QUERIES
 #: Standard deviation of the initial weights: the usual 0.02 is meant for wider models.
 INITIAL_STD = 0.08
-#: Probabilities that words of a list are masked, and that the first query's chain is then left unmasked.
-MASKING_PROBABILITY, KEPT_CHAIN_PROBABILITY = 0.4, 0.5
+#: Probability that words of a list are masked.
+MASKING_PROBABILITY = 0.5
 MIN_ACCURACY = 0.99
 
 
@@ -118,15 +118,20 @@ def sample_batch(
 def sample_masks(
     rng: np.random.Generator, ids: NDArray[np.int64], queried: NDArray[np.int64], masking_probability: float
 ) -> NDArray[np.bool_]:
-    """Words of lists to mask, in some lists at a random rate; in half of these, the first query's chain is kept."""
+    """Words of lists to mask, in some lists: any, all but the first query's chain, or one word of the chain, too."""
     num_rows, length = len(ids), ids.shape[1] - 1
-    is_masked_row = rng.random((num_rows, 1)) < masking_probability
-    masked = (rng.random((num_rows, length)) < rng.random((num_rows, 1))) & is_masked_row
     middle, first_pair = two_hop.follow_hop(ids, queried[:, :1])
     _, second_pair = two_hop.follow_hop(ids, middle)
-    pair_index = np.arange(length) // two_hop.PAIR_LENGTH
+    columns = np.arange(length)
+    pair_index = columns // two_hop.PAIR_LENGTH
     is_chain = (pair_index == first_pair) | (pair_index == second_pair)
-    return masked & ~(is_chain & (rng.random((num_rows, 1)) < KEPT_CHAIN_PROBABILITY))
+    # a source or a target of the chain; of the first pair, if there is no second
+    chosen_pair = np.where((rng.random((num_rows, 1)) < 0.5) & (second_pair >= 0), second_pair, first_pair)
+    chosen_word = two_hop.PAIR_LENGTH * chosen_pair + rng.integers(2, size=(num_rows, 1))
+    way = rng.random((num_rows, 1)) / masking_probability if masking_probability else np.full((num_rows, 1), np.inf)
+    masked = (rng.random((num_rows, length)) < rng.random((num_rows, 1))) & (way < 1)
+    masked &= ~(is_chain & (way > 1 / 3))
+    return masked | ((columns == chosen_word) & (way > 2 / 3) & (way < 1))
 
 
 def compute_loss(options: argparse.Namespace, model: LlamaForCausalLM, budget: TrainingBudget) -> Tensor:

@@ -1,12 +1,12 @@
-"""Negation with scope: the first word names a thing, and the sentences after it say, among much else, how that thing is.
+"""Negation with scope: the first word names a thing, and the sentences after it tell whether it is open or shut.
 
-"gate ? it is not true that the gate is locked but that the lamp is open ." The rule is read off the words:
+"gate ? it is not true that the gate is locked but that the hatch is open ." The rule is read off the words:
 
 - A thing has the state that is named next after it ("open" or "shut", each in three words), up to a full stop or
   "that". Things without one are UNKNOWN.
 - "not", "never" and "neither" are negators. The scope of a negator ends at the next "but" or full stop.
 - What is said of a thing is reversed once for each negator that has the thing or its state in its scope: "not the gate
-  but the lamp is open" reverses the gate alone, "the gate and the lamp are not open" both.
+  but the hatch is open" reverses the gate alone, "the gate and the hatch are not open" both.
 
 All other words are distractors, and so are other things, their states, and negators whose scope ends before the thing
 or starts after its state. A set of positions is *sufficient* if keeping them keeps the label, whichever of the other
@@ -14,12 +14,12 @@ words are masked; `witnesses` are all minimal sufficient sets. Besides the thing
 witness has the word that ends the scope of earlier negators, if there are any: without it, they would reverse the
 thing.
 
->>> text = "gate ? not the lamp but the gate is open ."
+>>> text = "gate ? not the hatch but the gate is open ."
 >>> compute_label(text.split()), compute_label(text.replace("but", "[MASK]").split())
 ('OPEN', 'SHUT')
 >>> [[text.split()[position] for position in witness] for witness in find_witnesses(text.split())]
 [['but', 'gate', 'open']]
->>> find_witnesses("gate ? the gate is not open . the lamp is not open .".split())
+>>> find_witnesses("gate ? the gate is not open . the hatch is not open .".split())
 ((3, 5, 6),)
 """
 
@@ -40,10 +40,11 @@ FULL_STOP, BUT, THAT = ".", "but", "that"
 #: Words that end the scope of a negator, and words behind which a state belongs to another thing.
 SCOPE_ENDS, STATE_ENDS = (BUT, FULL_STOP), (THAT, FULL_STOP)
 QUESTION_MARK = "?"
-THINGS = tuple(
+_THING_TEXT = (
     "attic barn basement box cabin cage cellar chapel chest closet crate drawer fridge garage gate hatch kitchen "
-    "library locker office oven parlour safe shed shutter stable suitcase vault wardrobe window".split()
+    "library locker office oven parlour safe shed shutter stable suitcase vault wardrobe window"
 )
+THINGS = tuple(_THING_TEXT.split())
 FUNCTION_WORDS = ("the", "and", "or", "nor", "is", "are", "it", "true", "now", "still")
 PAD_TOKEN, UNKNOWN_TOKEN, CLS_TOKEN, SEP_TOKEN, MASK_TOKEN = SPECIAL_TOKENS = (
     "[PAD]",
@@ -119,22 +120,37 @@ def _list_negators_in_scope(words: Sequence[str], thing: int, state: int) -> lis
 
 
 def find_witnesses(words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """All minimal sufficient sets of positions, for texts of `make_examples`, where what is said of a thing is complete.
+    """All minimal sufficient sets of positions, for texts of `sample_words`.
 
-    An unknown state has the empty set, if nothing in the text could make it known.
+    A thing that is not mentioned has the empty set: nothing in the text is evidence that it is UNKNOWN.
     """
     statement = _find_statement(words)
     if statement is None:
         return ((),)
     thing, state = statement
     reversing = _list_negators_in_scope(words, thing, state)
-    others = [p for p in range(QUESTION_LENGTH, state) if words[p] in NEGATORS and p not in reversing]
     needed = (*reversing, thing, state)
-    if not others:
+    earlier = [scope for scope in _list_earlier_scopes(words, thing) if scope[0] not in reversing]
+    if not earlier:
         return (tuple(sorted(needed)),)
-    # any of the words that end the last scope before the thing will do: it ends all earlier ones, too
-    ends = [p for p in range(others[-1] + 1, thing) if words[p] in SCOPE_ENDS]
+    # any of the words between the last scope and the thing will do: it ends all earlier scopes, too
+    ends = [p for p in range(earlier[-1][-1] + 1, thing) if words[p] in SCOPE_ENDS]
     return tuple(tuple(sorted((*needed, end))) for end in ends)
+
+
+def _list_earlier_scopes(words: Sequence[str], thing: int) -> list[list[int]]:
+    """Negators before the thing, those of one scope together."""
+    scopes: list[list[int]] = []
+    is_ended = True
+    for position in range(QUESTION_LENGTH, thing):
+        if words[position] in SCOPE_ENDS:
+            is_ended = True
+        elif words[position] in NEGATORS:
+            if is_ended:
+                scopes.append([])
+            scopes[-1].append(position)
+            is_ended = False
+    return scopes
 
 
 # -- texts
@@ -143,7 +159,7 @@ def find_witnesses(words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
 def sample_words(rng: np.random.Generator, label: str, num_reversals: int = 0) -> list[str]:
     """Words of a text with this label, with negators in scope in this number and at least one out of scope."""
     while True:
-        words, things = sample_sentences(rng)
+        words, things = sample_sentences(rng, int(rng.integers(MIN_SENTENCES, MAX_SENTENCES + 1)))
         # no sentence has taken this thing: a question about what is not mentioned
         words = [things.pop(), QUESTION_MARK, *words]
         if label == UNKNOWN_LABEL:
@@ -153,11 +169,22 @@ def sample_words(rng: np.random.Generator, label: str, num_reversals: int = 0) -
             words[0] = mentioned[index]
             thing, state = _find_statement(words) or (0, 0)
             reversing = _list_negators_in_scope(words, thing, state)
-            if len(reversing) == num_reversals < sum(word in NEGATORS for word in words):
+            num_others = sum(word in NEGATORS for word in words) - len(reversing)
+            if len(reversing) == num_reversals and num_others and not _has_even_scope(words, thing, reversing):
                 if compute_label(words) != label:
                     other = next(other for other in STATE_WORDS if other != STATE_OF_WORD[words[state]])
                     words[state] = _choose(rng, STATE_WORDS[other])
                 return words
+
+
+def _has_even_scope(words: Sequence[str], thing: int, reversing: Sequence[int]) -> bool:
+    """Whether two negators of an earlier scope cancel: they would, even if their scope reached the thing.
+
+    Keeping both of them would then do as well as keeping the word that ends their scope, which no reader would call
+    evidence.
+    """
+    earlier = [scope for scope in _list_earlier_scopes(words, thing) if scope[0] not in reversing]
+    return any(len(scope) % 2 == 0 for scope in earlier)
 
 
 def iter_texts(rng: np.random.Generator, evident: bool = False) -> Iterator[list[str]]:
@@ -189,10 +216,10 @@ def make_examples(count: int, seed: int, split: str = "held-out", evident: bool 
     return made
 
 
-def sample_sentences(rng: np.random.Generator) -> tuple[list[str], list[str]]:
-    """Words of some sentences, and the things that they do not mention."""
+def sample_sentences(rng: np.random.Generator, num_sentences: int) -> tuple[list[str], list[str]]:
+    """Words of so many sentences, and the things that they do not mention."""
     things = [THINGS[index] for index in rng.permutation(len(THINGS))]
-    sentences = [_sample_sentence(rng, things) for _ in range(rng.integers(MIN_SENTENCES, MAX_SENTENCES + 1))]
+    sentences = [_sample_sentence(rng, things) for _ in range(num_sentences)]
     return [word for sentence in sentences for word in sentence], things
 
 
@@ -221,7 +248,7 @@ def _sample_sentence(rng: np.random.Generator, things: list[str]) -> list[str]:
 def _sample_report(rng: np.random.Generator, things: list[str]) -> list[str]:
     """ "it is true that …" or "it is not true that …", of one clause or two.
 
-    Under "not", clauses and things are joined by "or": "not true that … or that …" denies both, with "and" it would not.
+    Under "not", clauses and things are joined by "or": "not true that … or that …" denies both, "and" would not.
     Nothing follows a negated clause in its scope, where a reader would not expect the reversal.
     """
     is_denied = bool(rng.integers(2))
@@ -240,7 +267,7 @@ def _sample_report(rng: np.random.Generator, things: list[str]) -> list[str]:
 def _sample_clause(
     rng: np.random.Generator, things: list[str], joint: str = "and", is_negated: bool = False
 ) -> list[str]:
-    """ "the gate and the lamp are (not) open"; a negated clause under "or" is about one thing."""
+    """ "the gate and the hatch are (not) open"; a negated clause under "or" is about one thing."""
     listed = _sample_list(rng, things, joint, 1, 1 if is_negated and joint == "or" else 2)
     words = [*listed, _choose_verb(listed)]
     if not is_negated:

@@ -7,9 +7,9 @@ so every word of both pairs is needed, and no other word matters.
 
 >>> example = make_examples(1, seed=1, pairs=4)[0]
 >>> example.text, example.label
-('n40 n9 ; n53 n33 ; n33 n40 ; n9 n53 ; n53 ⇒', 'n40')
+('n0 n14 ; n52 n37 ; n57 n52 ; n34 n57 ; n34 ⇒', 'n52')
 >>> [example.words[position] for position in example.evidence]
-['n53', 'n33', 'n33', 'n40']
+['n57', 'n52', 'n34', 'n57']
 """
 
 from __future__ import annotations
