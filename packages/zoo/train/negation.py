@@ -4,9 +4,13 @@
 
 New sentences are generated at each step, and each text is queried for several things. In most copies of a text, words
 are masked: at random, all but the evidence, or only the words that make up the syntax (negators, ends of scopes). The
-label is what the rule reads off the remaining words, so that the model learns what masking means. An extra loss, which
-fades out over the first half of the run, lets the layer before the last tell the state of every thing of the text, not
-only of the one that is asked about. An interrupted run continues with --resume and the same --work.
+label is what the rule reads off the remaining words, so that the model learns what masking means.
+
+A state word and a negator say nothing about the label by themselves, only together, so that the model would not find
+either for long. An extra loss, which fades out over the first half of the run, rewards a layer before the last that
+tells of every thing of the text which state is named, and, separately, whether it is reversed. Position embeddings
+start as sines, by which attention can find the next state or the last negator. An interrupted run continues with
+--resume and the same --work.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from cards import write_card
+from jaxtyping import Float, Int
 from known import (
     autocast_if_cuda,
     build_word_tokenizer,
@@ -29,7 +34,7 @@ from known import (
     run_training,
     write_model_files,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
@@ -37,10 +42,13 @@ from clearhead.training import TrainingBudget
 from clearhead_zoo.tasks import TaskExample, make_generator, negation
 
 MAX_TOKENS = 80
-#: Rows of a batch that are made of the same sentences, with different questions and masks.
-ROWS_PER_TEXT = 8
+#: Rows of a batch with the same sentences, but with different questions and masks.
+ROWS_PER_TEXT = 2
 UNMENTIONED_PROBABILITY = 0.05
 SYNTAX_WORDS = {*negation.NEGATORS, *negation.SCOPE_ENDS, *negation.STATE_ENDS}
+#: Of the initial position embeddings; words start with a standard deviation of 0.08.
+SINE_AMPLITUDE = 0.3
+NOT_NAMED, IGNORED = 2, -100
 MIN_ACCURACY = 0.99
 
 
@@ -49,7 +57,7 @@ def main() -> None:
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
     config = build_config(options)
-    model = BertForSequenceClassification(BertConfig(**config)).to(options.device)
+    model = ScaffoldedModel(config).to(options.device)
     budget = make_training_budget(options)
     number = {word: place for place, word in enumerate(negation.build_vocabulary())}
     tensors = run_training(
@@ -60,6 +68,7 @@ def main() -> None:
         uses_muon=lambda name: ".layer." in name,
         check=lambda: evaluate(options, model, number),
     )
+    tensors = {name.removeprefix("model."): x for name, x in tensors.items() if name.startswith("model.")}
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     special = dict(zip(names, negation.SPECIAL_TOKENS, strict=True))
     template = f"{negation.CLS_TOKEN} $A {negation.SEP_TOKEN}"
@@ -79,6 +88,28 @@ def parse_options() -> argparse.Namespace:
     if options.smoke:
         options.steps, options.seconds, options.batch, options.count = 40, None, 32, 120
     return options
+
+
+class ScaffoldedModel(nn.Module):
+    """The model, and a classifier for the extra loss, which is not stored."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.model = BertForSequenceClassification(BertConfig(**config))
+        self.scaffold = nn.Linear(config["hidden_size"], 5)
+        width = config["hidden_size"]
+        angles = torch.arange(MAX_TOKENS)[:, None] / 100 ** (torch.arange(width // 2) / (width // 2))
+        with torch.no_grad():
+            waves = torch.cat([angles.sin(), angles.cos()], dim=1)
+            self.model.bert.embeddings.position_embeddings.weight.copy_(SINE_AMPLITUDE * waves)
+
+    def forward(
+        self, input_ids: Int[Tensor, "row token"]
+    ) -> tuple[Float[Tensor, "row label"], Float[Tensor, "row token 5"]]:
+        """Logits of the labels, and of the scaffold's classes for each token of the layer before the last."""
+        attention_mask = (input_ids != 0).long()
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True)
+        return output.logits.float(), self.scaffold(output.hidden_states[-2]).float()
 
 
 def sample_batch(rng: np.random.Generator, num_rows: int) -> list[list[str]]:
@@ -110,31 +141,34 @@ def mask_words(words: list[str], rng: np.random.Generator) -> list[str]:
 
 
 def compute_loss(
-    options: argparse.Namespace, model: BertForSequenceClassification, budget: TrainingBudget, number: dict[str, int]
+    options: argparse.Namespace, model: ScaffoldedModel, budget: TrainingBudget, number: dict[str, int]
 ) -> Tensor:
     texts = sample_batch(make_generator(options.seed, "train", budget.step), options.batch)
-    logits, hidden_states = run_model(options, model, number, texts)
+    logits, scaffold_logits = run_model(options, model, number, texts)
     loss = F.cross_entropy(logits, encode_labels(texts).to(logits.device))
     support = max(0.0, 1.0 - 2.0 * budget.fraction)
-    return loss + support * compute_scaffold_loss(model, hidden_states[-2], texts) if support else loss
+    return loss + support * compute_scaffold_loss(scaffold_logits, texts) if support else loss
 
 
 def compute_scaffold_loss(
-    model: BertForSequenceClassification, early: Tensor, texts: Sequence[Sequence[str]]
-) -> Tensor:
-    """The classifier, applied to each thing in the layer before the last, should tell that thing's state."""
-    places = [
-        (row, position)
-        for row, words in enumerate(texts)
-        for position in range(negation.QUESTION_LENGTH, len(words))
-        if words[position] in negation.THINGS
-    ]
-    questions = [[texts[row][position], *texts[row][1:]] for row, position in places]
-    rows, positions = torch.tensor(places, device=early.device).T
-    # the first token is [CLS]
-    states = early[rows, positions + 1].float()
-    logits = model.classifier(torch.tanh(model.bert.pooler.dense(states)))
-    return F.cross_entropy(logits, encode_labels(questions).to(logits.device))
+    scaffold_logits: Float[Tensor, "row token 5"], texts: Sequence[Sequence[str]]
+) -> Float[Tensor, ""]:
+    """Each thing should tell which state is named after it (or none), and whether negators reverse it."""
+    rows, columns, states, reversals = [], [], [], []
+    for row, words in enumerate(texts):
+        for position in range(negation.QUESTION_LENGTH, len(words)):
+            if words[position] in negation.THINGS:
+                statement = negation.find_statement([words[position], *words[1:]])
+                rows.append(row)
+                columns.append(position + 1)  # after [CLS]
+                named = negation.STATE_OF_WORD[words[statement.state]] if statement else None
+                states.append(NOT_NAMED if named is None else negation.LABELS.index(named))
+                reversals.append(IGNORED if statement is None else int(statement.is_reversed))
+    chosen = scaffold_logits[rows, columns]
+    device = chosen.device
+    return F.cross_entropy(chosen[:, :3], torch.tensor(states, device=device)) + F.cross_entropy(
+        chosen[:, 3:], torch.tensor(reversals, device=device), ignore_index=IGNORED
+    )
 
 
 def encode_labels(texts: Sequence[Sequence[str]]) -> Tensor:
@@ -142,21 +176,17 @@ def encode_labels(texts: Sequence[Sequence[str]]) -> Tensor:
 
 
 def run_model(
-    options: argparse.Namespace,
-    model: BertForSequenceClassification,
-    number: dict[str, int],
-    texts: Sequence[Sequence[str]],
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Logits and hidden states of texts."""
+    options: argparse.Namespace, model: ScaffoldedModel, number: dict[str, int], texts: Sequence[Sequence[str]]
+) -> tuple[Float[Tensor, "row label"], Float[Tensor, "row token 5"]]:
     rows = [[number[word] for word in (negation.CLS_TOKEN, *words, negation.SEP_TOKEN)] for words in texts]
     length = max(map(len, rows))
     ids = torch.tensor([row + [0] * (length - len(row)) for row in rows]).to(options.device, non_blocking=True)
     with autocast_if_cuda(torch.device(options.device)):
-        output = model(input_ids=ids, attention_mask=(ids != 0).long(), output_hidden_states=True)
-    return output.logits.float(), output.hidden_states
+        logits, scaffold_logits = model(ids)
+    return logits, scaffold_logits
 
 
-def evaluate(options: argparse.Namespace, model: BertForSequenceClassification, number: dict[str, int]) -> str:
+def evaluate(options: argparse.Namespace, model: ScaffoldedModel, number: dict[str, int]) -> str:
     """Accuracy on new texts of the training stream, unmasked and as in training."""
     rng = make_generator(options.seed + 1, "train")
     unmasked = [negation.sample_words(rng, label, count) for count in (0, 1, 2) for label in negation.LABELS[:2] * 40]

@@ -26,6 +26,7 @@ thing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -83,30 +84,40 @@ def compute_label(words: Sequence[str]) -> str:
     >>> compute_label("gate ? the [MASK] is not open .".split())
     'UNKNOWN'
     """
-    statement = _find_statement(words)
+    statement = find_statement(words)
     if statement is None:
         return UNKNOWN_LABEL
-    thing, state = statement
-    is_reversed = len(_list_negators_in_scope(words, thing, state)) % 2 == 1
-    named = STATE_OF_WORD[words[state]]
-    return named if not is_reversed else next(other for other in STATE_WORDS if other != named)
+    named = STATE_OF_WORD[words[statement.state]]
+    return named if not statement.is_reversed else next(other for other in STATE_WORDS if other != named)
 
 
-def _find_statement(words: Sequence[str]) -> tuple[int, int] | None:
-    """Positions of the thing and of its state; a thing is mentioned at most once."""
+@dataclass(frozen=True)
+class Statement:
+    """Positions of a thing, of its state, and of the negators that have either in their scope."""
+
+    thing: int
+    state: int
+    negators: tuple[int, ...]
+
+    @property
+    def is_reversed(self) -> bool:
+        return len(self.negators) % 2 == 1
+
+
+def find_statement(words: Sequence[str]) -> Statement | None:
+    """What is said of the thing that the first word names, which is mentioned at most once; None for UNKNOWN."""
     if words[0] not in words[QUESTION_LENGTH:]:
         return None
     thing = words.index(words[0], QUESTION_LENGTH)
     for position in range(thing + 1, len(words)):
         if words[position] in STATE_OF_WORD:
-            return thing, position
+            return Statement(thing, position, _list_negators_in_scope(words, thing, position))
         if words[position] in STATE_ENDS:
             return None
     return None
 
 
-def _list_negators_in_scope(words: Sequence[str], thing: int, state: int) -> list[int]:
-    """Positions of the negators that have the thing or its state in their scope."""
+def _list_negators_in_scope(words: Sequence[str], thing: int, state: int) -> tuple[int, ...]:
     in_scope: list[int] = []
     reversing: list[int] = []
     for position in range(QUESTION_LENGTH, state):
@@ -116,7 +127,7 @@ def _list_negators_in_scope(words: Sequence[str], thing: int, state: int) -> lis
             in_scope = []
         if position == thing:
             reversing = in_scope
-    return sorted({*reversing, *in_scope})
+    return tuple(sorted({*reversing, *in_scope}))
 
 
 def find_witnesses(words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -124,25 +135,23 @@ def find_witnesses(words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
 
     A thing that is not mentioned has the empty set: nothing in the text is evidence that it is UNKNOWN.
     """
-    statement = _find_statement(words)
+    statement = find_statement(words)
     if statement is None:
         return ((),)
-    thing, state = statement
-    reversing = _list_negators_in_scope(words, thing, state)
-    needed = (*reversing, thing, state)
-    earlier = [scope for scope in _list_earlier_scopes(words, thing) if scope[0] not in reversing]
+    needed = (*statement.negators, statement.thing, statement.state)
+    earlier = _list_earlier_scopes(words, statement)
     if not earlier:
         return (tuple(sorted(needed)),)
     # any of the words between the last scope and the thing will do: it ends all earlier scopes, too
-    ends = [p for p in range(earlier[-1][-1] + 1, thing) if words[p] in SCOPE_ENDS]
+    ends = [p for p in range(earlier[-1][-1] + 1, statement.thing) if words[p] in SCOPE_ENDS]
     return tuple(tuple(sorted((*needed, end))) for end in ends)
 
 
-def _list_earlier_scopes(words: Sequence[str], thing: int) -> list[list[int]]:
-    """Negators before the thing, those of one scope together."""
+def _list_earlier_scopes(words: Sequence[str], statement: Statement) -> list[list[int]]:
+    """Negators whose scope ends before the thing, those of one scope together."""
     scopes: list[list[int]] = []
     is_ended = True
-    for position in range(QUESTION_LENGTH, thing):
+    for position in range(QUESTION_LENGTH, statement.thing):
         if words[position] in SCOPE_ENDS:
             is_ended = True
         elif words[position] in NEGATORS:
@@ -150,7 +159,7 @@ def _list_earlier_scopes(words: Sequence[str], thing: int) -> list[list[int]]:
                 scopes.append([])
             scopes[-1].append(position)
             is_ended = False
-    return scopes
+    return [scope for scope in scopes if scope[0] not in statement.negators]
 
 
 # -- texts
@@ -167,24 +176,19 @@ def sample_words(rng: np.random.Generator, label: str, num_reversals: int = 0) -
         mentioned = [word for word in words[QUESTION_LENGTH:] if word in THINGS]
         for index in rng.permutation(len(mentioned)):
             words[0] = mentioned[index]
-            thing, state = _find_statement(words) or (0, 0)
-            reversing = _list_negators_in_scope(words, thing, state)
-            num_others = sum(word in NEGATORS for word in words) - len(reversing)
-            if len(reversing) == num_reversals and num_others and not _has_even_scope(words, thing, reversing):
-                if compute_label(words) != label:
-                    other = next(other for other in STATE_WORDS if other != STATE_OF_WORD[words[state]])
-                    words[state] = _choose(rng, STATE_WORDS[other])
-                return words
-
-
-def _has_even_scope(words: Sequence[str], thing: int, reversing: Sequence[int]) -> bool:
-    """Whether two negators of an earlier scope cancel: they would, even if their scope reached the thing.
-
-    Keeping both of them would then do as well as keeping the word that ends their scope, which no reader would call
-    evidence.
-    """
-    earlier = [scope for scope in _list_earlier_scopes(words, thing) if scope[0] not in reversing]
-    return any(len(scope) % 2 == 0 for scope in earlier)
+            statement = find_statement(words)
+            if statement is None or len(statement.negators) != num_reversals:
+                continue
+            if sum(word in NEGATORS for word in words) == num_reversals:
+                continue
+            # If two negators of an earlier scope cancelled, keeping both of them would do as well as keeping the word
+            # that ends their scope, and no reader would call them evidence.
+            if any(len(scope) % 2 == 0 for scope in _list_earlier_scopes(words, statement)):
+                continue
+            if compute_label(words) != label:
+                other = next(other for other in STATE_WORDS if other != STATE_OF_WORD[words[statement.state]])
+                words[statement.state] = _choose(rng, STATE_WORDS[other])
+            return words
 
 
 def iter_texts(rng: np.random.Generator, evident: bool = False) -> Iterator[list[str]]:
