@@ -8,9 +8,10 @@ label is what the rule reads off the remaining words, so that the model learns w
 
 A state word and a negator say nothing about the label by themselves, only together, so that the model would not find
 either for long. An extra loss, which fades out over the first half of the run, rewards a layer before the last that
-tells of every thing of the text which state is named, and, separately, whether it is reversed. Position embeddings
-start as sines, by which attention can find the next state or the last negator. An interrupted run continues with
---resume and the same --work.
+tells of every thing of the text which state is named, and, separately, whether it is reversed and whether the thing is
+the one that is asked about, and a last layer that tells the same of that thing. Position embeddings start as sines, by
+which attention can find the next state or the last negator. An interrupted run continues with --resume and the same
+--work.
 """
 
 from __future__ import annotations
@@ -46,8 +47,10 @@ MAX_TOKENS = 80
 ROWS_PER_TEXT = 2
 UNMENTIONED_PROBABILITY = 0.05
 SYNTAX_WORDS = {*negation.NEGATORS, *negation.SCOPE_ENDS, *negation.STATE_ENDS}
-#: Of the initial position embeddings; words start with a standard deviation of 0.08.
-SINE_AMPLITUDE = 0.3
+#: Of the initial embeddings: positions and words start about as large, since words are also compared with each other.
+SINE_AMPLITUDE, WORD_STD = 0.2, 0.16
+#: Classes of the extra loss: which state is named, whether it is reversed, and whether the thing is asked about.
+SCAFFOLD_SIZES = (3, 2, 2)
 NOT_NAMED, IGNORED = 2, -100
 MIN_ACCURACY = 0.99
 
@@ -80,9 +83,9 @@ def main() -> None:
 
 
 def parse_options() -> argparse.Namespace:
-    parser = make_shared_parser(__doc__, name="negation", steps=8000, lr=1e-3)
+    parser = make_shared_parser(__doc__, name="negation", steps=6000, lr=2e-3)
     parser.add_argument("--batch", type=int, default=256, help="texts per step")
-    parser.add_argument("--width", type=int, default=128, help="width of the model")
+    parser.add_argument("--width", type=int, default=64, help="width of the model")
     parser.add_argument("--depth", type=int, default=4, help="layers")
     options = parser.parse_args()
     if options.smoke:
@@ -96,20 +99,22 @@ class ScaffoldedModel(nn.Module):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self.model = BertForSequenceClassification(BertConfig(**config))
-        self.scaffold = nn.Linear(config["hidden_size"], 5)
+        self.scaffold = nn.Linear(config["hidden_size"], sum(SCAFFOLD_SIZES))
         width = config["hidden_size"]
         angles = torch.arange(MAX_TOKENS)[:, None] / 100 ** (torch.arange(width // 2) / (width // 2))
         with torch.no_grad():
             waves = torch.cat([angles.sin(), angles.cos()], dim=1)
             self.model.bert.embeddings.position_embeddings.weight.copy_(SINE_AMPLITUDE * waves)
+            self.model.bert.embeddings.word_embeddings.weight.mul_(WORD_STD / config["initializer_range"])
 
     def forward(
         self, input_ids: Int[Tensor, "row token"]
-    ) -> tuple[Float[Tensor, "row label"], Float[Tensor, "row token 5"]]:
-        """Logits of the labels, and of the scaffold's classes for each token of the layer before the last."""
+    ) -> tuple[Float[Tensor, "row label"], Float[Tensor, "row token hint"]]:
+        """Logits of the labels, and of the scaffold's classes for [CLS] in the last layer and others in that before."""
         attention_mask = (input_ids != 0).long()
         output = self.model(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True)
-        return output.logits.float(), self.scaffold(output.hidden_states[-2]).float()
+        states = torch.cat([output.hidden_states[-1][:, :1], output.hidden_states[-2][:, 1:]], dim=1)
+        return output.logits.float(), self.scaffold(states).float()
 
 
 def sample_batch(rng: np.random.Generator, num_rows: int) -> list[list[str]]:
@@ -151,24 +156,42 @@ def compute_loss(
 
 
 def compute_scaffold_loss(
-    scaffold_logits: Float[Tensor, "row token 5"], texts: Sequence[Sequence[str]]
+    scaffold_logits: Float[Tensor, "row token hint"], texts: Sequence[Sequence[str]]
 ) -> Float[Tensor, ""]:
-    """Each thing should tell which state is named after it (or none), and whether negators reverse it."""
-    rows, columns, states, reversals = [], [], [], []
+    """Each thing should tell which state is named (or none), if it is reversed, and if the thing is asked about.
+
+    [CLS] should tell the same of the thing that is asked about.
+    """
+    rows, columns, truth = [], [], []
     for row, words in enumerate(texts):
-        for position in range(negation.QUESTION_LENGTH, len(words)):
-            if words[position] in negation.THINGS:
-                statement = negation.find_statement([words[position], *words[1:]])
-                rows.append(row)
-                columns.append(position + 1)  # after [CLS]
-                named = negation.STATE_OF_WORD[words[statement.state]] if statement else None
-                states.append(NOT_NAMED if named is None else negation.LABELS.index(named))
-                reversals.append(IGNORED if statement is None else int(statement.is_reversed))
-    chosen = scaffold_logits[rows, columns]
-    device = chosen.device
-    return F.cross_entropy(chosen[:, :3], torch.tensor(states, device=device)) + F.cross_entropy(
-        chosen[:, 3:], torch.tensor(reversals, device=device), ignore_index=IGNORED
-    )
+        # columns count from [CLS], which stands for the asked thing
+        things = [(0, words[0])] + [
+            (position + 1, word)
+            for position, word in enumerate(words)
+            if position >= negation.QUESTION_LENGTH and word in negation.THINGS
+        ]
+        for column, thing in things:
+            statement = negation.find_statement([thing, *words[1:]])
+            rows.append(row)
+            columns.append(column)
+            truth.append(
+                (
+                    NOT_NAMED
+                    if statement is None
+                    else negation.LABELS.index(negation.STATE_OF_WORD[words[statement.state]]),
+                    IGNORED if statement is None else int(statement.is_reversed),
+                    int(thing == words[0]),
+                )
+            )
+    hints = scaffold_logits[rows, columns].split(SCAFFOLD_SIZES, dim=-1)
+    classes = torch.tensor(truth, device=scaffold_logits.device).T
+    # as much weight for the asked things as for all others together
+    is_asked = torch.tensor(columns, device=scaffold_logits.device) == 0
+    loss = torch.zeros((), device=scaffold_logits.device)
+    for chosen in (is_asked, ~is_asked):
+        for logits, target in zip(hints, classes, strict=True):
+            loss = loss + F.cross_entropy(logits[chosen], target[chosen], ignore_index=IGNORED)
+    return loss
 
 
 def encode_labels(texts: Sequence[Sequence[str]]) -> Tensor:
@@ -177,7 +200,7 @@ def encode_labels(texts: Sequence[Sequence[str]]) -> Tensor:
 
 def run_model(
     options: argparse.Namespace, model: ScaffoldedModel, number: dict[str, int], texts: Sequence[Sequence[str]]
-) -> tuple[Float[Tensor, "row label"], Float[Tensor, "row token 5"]]:
+) -> tuple[Float[Tensor, "row label"], Float[Tensor, "row token hint"]]:
     rows = [[number[word] for word in (negation.CLS_TOKEN, *words, negation.SEP_TOKEN)] for words in texts]
     length = max(map(len, rows))
     ids = torch.tensor([row + [0] * (length - len(row)) for row in rows]).to(options.device, non_blocking=True)

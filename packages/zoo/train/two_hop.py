@@ -82,8 +82,8 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     parser = make_shared_parser(__doc__, name="two-hop", steps=4000, lr=2e-3)
     parser.add_argument("--batch", type=int, default=512, help="lists per step")
-    parser.add_argument("--width", type=int, default=128, help="width of the model")
-    parser.add_argument("--depth", type=int, default=4, help="layers")
+    parser.add_argument("--width", type=int, default=64, help="width of the model")
+    parser.add_argument("--depth", type=int, default=3, help="layers")
     options = parser.parse_args()
     if options.smoke:
         options.steps, options.seconds, options.batch, options.count = 40, None, 16, 48
