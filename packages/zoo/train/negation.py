@@ -3,8 +3,9 @@
     python packages/zoo/train/negation.py --out packages/zoo/src/clearhead_zoo/models/negation
 
 New sentences are generated at each step, and each text is queried for several things. In most copies of a text, words
-are masked: at random, all but the evidence, or only the words that make up the syntax (negators, ends of scopes). The
-label is what the rule reads off the remaining words, so that the model learns what masking means.
+are masked: at random, all but the evidence, only words that make up the syntax (negators, ends of scopes), or only one
+word of the evidence. The label is what the rule reads off the remaining words, so that the model learns what masking
+means.
 
 A state word and a negator say nothing about the label by themselves, only together, so that the model would not find
 either for long. An extra loss, which fades out over the first half of the run, rewards a layer before the last that
@@ -118,31 +119,55 @@ class ScaffoldedModel(nn.Module):
 
 
 def sample_batch(rng: np.random.Generator, num_rows: int) -> list[list[str]]:
-    """Masked texts, several of the same sentences."""
-    texts = []
+    """Masked texts, several of the same sentences; half of the sentences are made as those to be measured on."""
+    texts: list[list[str]] = []
     while len(texts) < num_rows:
-        words, unmentioned = negation.sample_sentences(rng, int(rng.integers(1, negation.MAX_SENTENCES + 1)))
-        mentioned = [word for word in words if word in negation.THINGS]
-        for _ in range(ROWS_PER_TEXT):
-            things = unmentioned if rng.random() < UNMENTIONED_PROBABILITY else mentioned
-            asked = things[rng.integers(len(things))]
+        if rng.random() < 0.5:
+            num_reversals = negation.REVERSAL_COUNTS[int(rng.integers(len(negation.REVERSAL_COUNTS)))]
+            asked, _, *words = negation.sample_words(rng, negation.LABELS[int(rng.integers(2))], num_reversals)
+            unmentioned = [thing for thing in negation.THINGS if thing not in words]
+        else:
+            words, unmentioned = negation.sample_sentences(rng, int(rng.integers(1, negation.MAX_SENTENCES + 1)))
+            asked = unmentioned[0]
+        for row in range(ROWS_PER_TEXT):
+            mentioned = [word for word in words if word in negation.THINGS]
+            if row > 0 or asked not in mentioned:
+                things = unmentioned if rng.random() < UNMENTIONED_PROBABILITY else mentioned
+                asked = things[int(rng.integers(len(things)))]
             texts.append(mask_words([asked, negation.QUESTION_MARK, *words], rng))
     return texts[:num_rows]
 
 
 def mask_words(words: list[str], rng: np.random.Generator) -> list[str]:
-    """Mostly the words as they are or with some masked, but never the question."""
+    """The words as they are or with some masked, but never the question."""
     way = rng.random()
-    if way < 0.4:
+    if way < 0.35:
         return words
     masked = rng.random(len(words)) < rng.random()
-    if way < 0.6:  # all but one witness and, sometimes, some other words
+    if way < 0.5:  # all but one witness and, sometimes, some other words
         witnesses = negation.find_witnesses(words)
-        masked[list(witnesses[rng.integers(len(witnesses))])] = False
-    elif way < 0.8:
+        masked[list(witnesses[int(rng.integers(len(witnesses)))])] = False
+    elif way < 0.65:
         masked &= [word in SYNTAX_WORDS for word in words]
+    elif way < 0.85:
+        masked[:] = False
+        masked[sample_needed_words(words, rng)] = True
     masked[: negation.QUESTION_LENGTH] = False
     return [negation.MASK_TOKEN if is_masked else word for word, is_masked in zip(words, masked, strict=True)]
+
+
+def sample_needed_words(words: list[str], rng: np.random.Generator) -> list[int]:
+    """One word of the evidence, or all words that end the last scope before the thing, to be masked alone."""
+    statement = negation.find_statement(words)
+    if statement is None:
+        return []
+    needed = [statement.thing, statement.state, *statement.negators]
+    choices = [[position] for position in needed]
+    ends = {position for witness in negation.find_witnesses(words) for position in witness}.difference(needed)
+    if ends:
+        # the only words whose effect is seen in no other way
+        choices += [sorted(ends)] * len(choices)
+    return choices[int(rng.integers(len(choices)))]
 
 
 def compute_loss(
@@ -259,7 +284,7 @@ def measure_stored_model(options: argparse.Namespace) -> dict[str, float]:
 
     @torch.no_grad()
     def predict(texts: Sequence[str]) -> list[str]:
-        labels = []
+        labels: list[str] = []
         for chunk in iter_chunks(range(len(texts)), 250):
             inputs = tokenizer([texts[place] for place in chunk], return_tensors="pt", padding=True).to(options.device)
             labels += [negation.LABELS[guess] for guess in model(**inputs).logits.argmax(-1).tolist()]

@@ -218,7 +218,7 @@ def measure_stored_model(options: argparse.Namespace) -> dict[str, float]:
 
     @torch.no_grad()
     def predict(texts: Sequence[str]) -> list[str]:
-        answers = []
+        answers: list[str] = []
         for chunk in iter_chunks(range(len(texts)), 250):
             inputs = tokenizer([texts[place] for place in chunk], return_tensors="pt", padding=True).to(options.device)
             last = inputs["attention_mask"].sum(1) - 1

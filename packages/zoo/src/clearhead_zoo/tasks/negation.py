@@ -228,7 +228,7 @@ def sample_sentences(rng: np.random.Generator, num_sentences: int) -> tuple[list
 
 
 def _choose(rng: np.random.Generator, words: Sequence[str]) -> str:
-    return words[rng.integers(len(words))]
+    return words[int(rng.integers(len(words)))]
 
 
 def _sample_sentence(rng: np.random.Generator, things: list[str]) -> list[str]:
