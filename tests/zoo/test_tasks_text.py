@@ -16,7 +16,17 @@ from hypothesis import strategies as st
 
 clearhead_zoo = pytest.importorskip("clearhead_zoo", reason="clearhead-zoo is not installed")
 
-from clearhead_zoo.tasks import SPLITS, TaskExample, logic, make_generator, recall, replace_spans, spell  # noqa: E402
+from clearhead_zoo.tasks import (  # noqa: E402
+    SPLITS,
+    TaskExample,
+    logic,
+    make_generator,
+    negation,
+    recall,
+    replace_spans,
+    spell,
+    two_hop,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "packages" / "zoo" / "train"
@@ -47,7 +57,7 @@ def get_evidence_texts(example: TaskExample) -> list[str]:
 # -- all tasks
 
 
-@pytest.mark.parametrize("task", [recall, logic], ids=["recall", "logic"])
+@pytest.mark.parametrize("task", [recall, logic, two_hop, negation], ids=["recall", "logic", "two-hop", "negation"])
 def test_examples_are_deterministic_and_splits_are_disjoint(task: Any) -> None:
     make = task.make_examples
     assert make(20, seed=3) == make(20, seed=3)
@@ -57,7 +67,7 @@ def test_examples_are_deterministic_and_splits_are_disjoint(task: Any) -> None:
         make(1, seed=3, split="test")
 
 
-@pytest.mark.parametrize("task", [recall, logic], ids=["recall", "logic"])
+@pytest.mark.parametrize("task", [recall, logic, two_hop, negation], ids=["recall", "logic", "two-hop", "negation"])
 def test_evidence_positions_match_character_spans(task: Any) -> None:
     for example in task.make_examples(100, seed=1):
         assert list(example.words) == example.text.split()
@@ -70,7 +80,8 @@ def test_evidence_positions_match_character_spans(task: Any) -> None:
 
 
 def test_tasks_do_not_import_torch() -> None:
-    code = "import sys; from clearhead_zoo.tasks import logic, recall, spell; assert 'torch' not in sys.modules"
+    tasks = "logic, negation, recall, spell, two_hop"
+    code = f"import sys; from clearhead_zoo.tasks import {tasks}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -322,13 +333,21 @@ def test_more_than_98_percent_of_the_dictionary_aligns() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "options"), [("recall", []), ("recall", ["--noise", "0.25", "--depth", "2"]), ("logic", []), ("spell", [])]
+    ("name", "options"),
+    [
+        ("recall", []),
+        ("recall", ["--noise", "0.25", "--depth", "2"]),
+        ("logic", []),
+        ("spell", []),
+        ("two-hop", []),
+        ("negation", []),
+    ],
 )
 def test_training_script_runs_from_end_to_end(name: str, options: list[str], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     command = [
         sys.executable,
-        str(SCRIPTS / f"{name}.py"),
+        str(SCRIPTS / f"{name.replace('-', '_')}.py"),
         "--smoke",
         "--device",
         "cpu",

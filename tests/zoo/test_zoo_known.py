@@ -12,16 +12,35 @@ clearhead_zoo = pytest.importorskip("clearhead_zoo", reason="clearhead-zoo is no
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from clearhead_zoo.tasks import TaskExample, logic, make_generator, recall, replace_spans, spell  # noqa: E402
+from clearhead_zoo.tasks import (  # noqa: E402
+    TaskExample,
+    logic,
+    make_generator,
+    negation,
+    recall,
+    replace_spans,
+    spell,
+    two_hop,
+)
 
 AUTO_CLASSES = {
     "logic": "AutoModelForSequenceClassification",
     "recall": "AutoModelForCausalLM",
     "recall-4k": "AutoModelForCausalLM",
     "spell": "AutoModelForSeq2SeqLM",
+    "two-hop": "AutoModelForCausalLM",
+    "negation": "AutoModelForSequenceClassification",
 }
+TASKS = {"logic": logic, "recall": recall, "recall-4k": recall, "two-hop": two_hop, "negation": negation}
 #: Per model: minimal accuracy, and minimal gap between accuracy with masked control words and with masked evidence.
-MIN_ACCURACY_AND_GAP = {"logic": (0.97, 0.9), "recall": (0.97, 0.9), "recall-4k": (0.97, 0.9), "spell": (0.93, 0.3)}
+MIN_ACCURACY_AND_GAP = {
+    "logic": (0.97, 0.9),
+    "recall": (0.97, 0.9),
+    "recall-4k": (0.97, 0.9),
+    "spell": (0.93, 0.3),
+    "two-hop": (0.99, 0.98),
+    "negation": (0.99, 0.98),
+}
 #: Test lists as (count, pairs). The longest cost half a second each.
 LISTS = {
     "recall": ((24, 2), (24, 60), (24, 150), (24, recall.compute_max_pairs(512))),
@@ -66,11 +85,10 @@ def test_checkpoint_has_no_missing_or_unused_weights(name: str) -> None:
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
 
 
-@pytest.mark.parametrize("name", ["logic", "recall", "recall-4k"])
+@pytest.mark.parametrize("name", TASKS)
 def test_tokenizer_offsets_equal_word_spans(name: str) -> None:
-    task = logic if name == "logic" else recall
     _, tokenizer = load_model(name)
-    for example in task.make_examples(5, seed=7):
+    for example in TASKS[name].make_examples(5, seed=7):
         offsets = tokenizer(example.text, return_offsets_mapping=True)["offset_mapping"]
         assert [tuple(pair) for pair in offsets if pair[1]] == list(example.spans)
 
@@ -166,6 +184,64 @@ def test_recall_depends_only_on_the_queried_pair(name: str) -> None:
         )
         >= 0.9
     )
+
+
+# -- two-hop
+
+
+def test_two_hop_needs_each_word_of_both_pairs_and_no_other() -> None:
+    model_and_tokenizer = load_model("two-hop")
+    rng = make_generator(SEED, "held-out")
+    examples = two_hop.make_examples(64, seed=SEED, pairs=12)
+
+    def predict(positions: list[list[int]]) -> list[str]:
+        texts = [mask_positions(e, p, two_hop.MASK_TOKEN) for e, p in zip(examples, positions, strict=True)]
+        return predict_next_tokens(model_and_tokenizer, texts)
+
+    def compute_accuracy(positions: list[list[int]]) -> float:
+        return float(np.mean([g == e.label for g, e in zip(predict(positions), examples, strict=True)]))
+
+    others = [[p for p in range(len(e.spans)) if p not in {*e.evidence, *e.question_positions}] for e in examples]
+    assert compute_accuracy([[] for _ in examples]) >= 0.95
+    assert compute_accuracy(others) >= 0.95
+    assert compute_accuracy([[p for p in rest if rng.random() < 0.5] for rest in others]) >= 0.95
+    for number in range(4):
+        guesses = predict([[example.evidence[number]] for example in examples])
+        assert np.mean([guess == two_hop.UNKNOWN_ANSWER for guess in guesses]) >= 0.95
+
+
+# -- negation
+
+
+@torch.no_grad()
+def test_negation_model_reads_scopes_as_the_rule_does() -> None:
+    model, tokenizer = load_model("negation")
+    examples = negation.make_examples(96, seed=SEED, evident=True)
+
+    def predict(positions: list[list[int]]) -> list[str]:
+        texts = [mask_positions(e, p, negation.MASK_TOKEN) for e, p in zip(examples, positions, strict=True)]
+        inputs = tokenizer(texts, return_tensors="pt", padding=True)
+        return [negation.LABELS[guess] for guess in model(**inputs).logits.argmax(-1).tolist()]
+
+    def list_evidence(words: Sequence[str]) -> list[list[int]]:
+        return [[p for p in example.evidence if example.words[p] in words] for example in examples]
+
+    plain = predict([[] for _ in examples])
+    assert np.mean([guess == e.label for guess, e in zip(plain, examples, strict=True)]) >= 0.95
+    distracting = [
+        [p for p, word in enumerate(e.words) if word in negation.NEGATORS and p not in e.evidence] for e in examples
+    ]
+    assert np.mean([g == e.label for g, e in zip(predict(distracting), examples, strict=True)]) >= 0.95
+    # one negator in scope, or all ends of the last scope before the thing: the label is reversed
+    negators = [positions[:1] for positions in list_evidence(negation.NEGATORS)]
+    for masked in (negators, list_evidence(negation.SCOPE_ENDS)):
+        is_reversed = [
+            {guess, example.label} == {"SHUT", "OPEN"}
+            for guess, example, positions in zip(predict(masked), examples, masked, strict=True)
+            if positions
+        ]
+        assert len(is_reversed) > 20 and np.mean(is_reversed) >= 0.95
+    assert np.mean([g == negation.UNKNOWN_LABEL for g in predict([[*e.evidence] for e in examples])]) >= 0.95
 
 
 # -- spell

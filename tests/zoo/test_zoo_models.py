@@ -34,6 +34,7 @@ MAX_BYTES = {
     "counting": 4e6,
     "logic": 1e6,
     "masked": 45e6,
+    "negation": 3e6,
     "pets": 20e6,
     "pets-clip": 18.5e6,
     "pets-hans": 20e6,
@@ -48,6 +49,7 @@ MAX_BYTES = {
     "signs": 4e6,
     "spell": 5e6,
     "topics": 25e6,
+    "two-hop": 3e6,
 }
 #: All of them together: the first fifteen within 220 MB, the three code models, and small models with known evidence.
 MAX_TOTAL_BYTES = 250e6

@@ -98,6 +98,31 @@ def _make_recall_example(row: Any) -> Example:
     return Example(row.id, row.text, label, evidence, question, target=GeneratedToken(0), continuation=row.label)
 
 
+def _draw_two_hop_rows(count: int, seed: int) -> Sequence[Any]:
+    """Generate two-hop look-ups in lists of pairs."""
+    return _import_task("two_hop").make_examples(count, seed)
+
+
+def _make_two_hop_example(row: Any) -> Example:
+    """Create an example that explains the first generated token; its evidence set is the words of both pairs."""
+    label = _import_task("two_hop").list_answers().index(row.label)
+    question = _to_char_spans(row, row.question_positions)
+    evidence = _list_witnesses(row)
+    return Example(row.id, row.text, label, evidence, question, target=GeneratedToken(0), continuation=row.label)
+
+
+def _draw_negation_rows(count: int, seed: int) -> Sequence[Any]:
+    """Generate texts that tell whether a thing is open or shut; texts that do not mention the thing are left out."""
+    return _import_task("negation").make_examples(count, seed, evident=True)
+
+
+def _make_negation_example(row: Any) -> Example:
+    """Create an example with an evidence set per witness; the question's words are excluded."""
+    label = _import_task("negation").LABELS.index(row.label)
+    question = _to_char_spans(row, row.question_positions)
+    return Example(row.id, row.text, label, _list_witnesses(row), question, target=row.label)
+
+
 def _draw_spell_rows(count: int, seed: int) -> Sequence[Any]:
     """Draw `count` words, and one phoneme of each."""
     spell = _import_task("spell")
@@ -206,6 +231,8 @@ _TASK_BUILDERS: dict[
         _make_recall_example,
         lambda: tuple(_import_task("recall").list_values()),
     ),
+    "two-hop": (_draw_two_hop_rows, _make_two_hop_example, lambda: tuple(_import_task("two_hop").list_answers())),
+    "negation": (_draw_negation_rows, _make_negation_example, lambda: _import_task("negation").LABELS),
     "spell": (_draw_spell_rows, _make_spell_example, lambda: _import_task("spell").PHONEMES),
     "shapes-vqa": (partial(_draw_shapes_rows, 64), _make_shapes_vqa_example, lambda: _import_task("shapes").ANSWERS),
     "shapes-vilt": (partial(_draw_shapes_rows, 64), _make_shapes_vilt_example, lambda: _import_task("shapes").ANSWERS),
