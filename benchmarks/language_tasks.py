@@ -67,6 +67,10 @@ DEFAULT_METHODS = (
 #: Options that differ from the defaults, to save time.
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {"integrated-gradients": {"steps": 20}}
 NUM_RANDOM_REMOVALS = 2
+#: Number of prompts that are explained and stored together.
+CHUNK_SIZES = {"factual": 6, "subject-verb": 24, "needle": 1}
+#: In the store, the name of the rows that belong to no method.
+CONTROLS = "controls"
 #: Measured values, and the bounds of those that have bounds.
 METHOD_FIELDS = {
     "average_precision": RATE_BOUNDS,
@@ -177,9 +181,9 @@ def find_marked_span(prompt: Prompt) -> Span:
     return span
 
 
-def measure_controls(values: RemovalValues, prompt: Prompt, index: int) -> Row:
+def measure_controls(values: RemovalValues, index: int) -> Row:
     """Measure what does not depend on a method: the model's output, and the drops of marked and random units."""
-    rng = random.Random(index)
+    prompt, rng = values.prompt, random.Random(index)
     marked = find_marked_span(prompt)
     words = [span for span in find_word_spans(prompt["text"], prompt.get("passage_length")) if span != marked]
     controls = {
@@ -228,8 +232,9 @@ def rank_unit(scores: list[float], index: int) -> int:
     return sum(score >= scores[index] for score in scores)
 
 
-def measure_method(e: clearhead.Explanation, values: RemovalValues, prompt: Prompt) -> Row:
+def measure_method(e: clearhead.Explanation, values: RemovalValues) -> Row:
     """Compare the scores of one method with the marked word."""
+    prompt = values.prompt
     marked = find_marked_span(prompt)
     words = find_word_spans(prompt["text"])
     scores = sum_scores(e, words)
@@ -259,29 +264,47 @@ def read_store(store: Path) -> list[Row]:
 
 def run_task(explainer: clearhead.Explainer, task: str, methods: list[str], first: int | None, store: Path) -> None:
     """Run methods on the prompts of a task, and append the results that the store does not have."""
-    stored = {(row["task"], row["prompt"], row["method"]) for row in read_store(store) if "method" in row}
-    for index, prompt in enumerate(read_prompts(task)[:first]):
-        missing = [method for method in methods if (task, index, method) not in stored]
-        needs_controls = (task, index, "controls") not in stored
-        if not missing and not needs_controls:
-            continue
-        started, values = time.monotonic(), RemovalValues(explainer, prompt)
+    stored = {(row["prompt"], row["method"]) for row in read_store(store) if row.get("task") == task}
+    prompts = read_prompts(task)[:first]
+    for start in range(0, len(prompts), CHUNK_SIZES[task]):
+        started = time.monotonic()
+        groups: dict[tuple[int | None, tuple[str, ...]], dict[int, RemovalValues]] = {}
+        for index in range(start, min(start + CHUNK_SIZES[task], len(prompts))):
+            missing = tuple(method for method in [CONTROLS, *methods] if (index, method) not in stored)
+            values = RemovalValues(explainer, prompts[index])
+            groups.setdefault((values.against_id, missing), {})[index] = values
         rows = []
-        if needs_controls:
-            rows.append({"method": "controls", **measure_controls(values, prompt, index)})
-        if missing:
-            explanations = explainer.explain(
-                prompt["text"],
-                [clearhead.Method(method, **METHOD_OPTIONS.get(method, {})) for method in missing],
-                answer=prompt["answer"],
-                target=clearhead.GeneratedToken(0, values.answer_id, values.against_id),
-            )
-            for method, e in zip(missing, explanations.values(), strict=True):
-                rows.append({"method": method, **measure_method(e, values, prompt)})
+        for (_, missing), group in groups.items():
+            rows += measure_group(explainer, group, missing)
         with store.open("a", encoding="utf-8") as file:
             for row in rows:
-                file.write(json.dumps({"task": task, "prompt": index, **row}) + "\n")
-        print(f"{task} {index}: {time.monotonic() - started:.1f} s", flush=True)
+                file.write(json.dumps({"task": task, **row}) + "\n")
+        if rows:
+            print(f"{task}, prompts from {start}: {time.monotonic() - started:.1f} s", flush=True)
+
+
+def measure_group(
+    explainer: clearhead.Explainer, group: dict[int, RemovalValues], methods: tuple[str, ...]
+) -> list[Row]:
+    """Measure methods, and controls, on prompts that have the same second token to explain against."""
+    rows = []
+    if CONTROLS in methods:
+        for index, values in group.items():
+            rows.append({"prompt": index, "method": CONTROLS, **measure_controls(values, index)})
+    names = [method for method in methods if method != CONTROLS]
+    if names:
+        all_values = list(group.values())
+        explanations = explainer.explain(
+            [values.prompt["text"] for values in all_values],
+            [clearhead.Method(name, **METHOD_OPTIONS.get(name, {})) for name in names],
+            answer=[values.prompt["answer"] for values in all_values],
+            target=clearhead.GeneratedToken(0, against=all_values[0].against_id),
+        )
+        for name, method_explanations in zip(names, explanations.values(), strict=True):
+            for (index, values), e in zip(group.items(), method_explanations, strict=True):
+                assert e.target["index"] == values.answer_id
+                rows.append({"prompt": index, "method": name, **measure_method(e, values)})
+    return rows
 
 
 def describe_run() -> Row:
@@ -324,7 +347,7 @@ def summarise_task(task: str, rows: list[Row]) -> Row:
     for row in rows:
         if row.get("task") == task:
             by_method.setdefault(row["method"], {})[row["prompt"]] = row
-    controls = by_method.pop("controls")
+    controls = by_method.pop(CONTROLS)
     solved = find_solved_prompts(task, controls)
     controls = {index: {**row, "is_solved": solved[index]} for index, row in controls.items()}
     summary: Row = {"num_prompts": len(read_prompts(task))}
@@ -377,7 +400,7 @@ def main() -> None:
     parser.add_argument("--store", type=Path, required=True, help="JSON lines; results are appended")
     parser.add_argument("--task", choices=TASK_FILES, action="append", help="default: all tasks")
     parser.add_argument(
-        "--methods", default=DEFAULT_METHODS, help="methods, separated by commas; “none”: controls only"
+        "--methods", default=DEFAULT_METHODS, help="methods, separated by commas; none: only the controls"
     )
     parser.add_argument("--first", type=int, help="number of prompts of each task; default: all")
     parser.add_argument("--results", type=Path, help="write the summary of the store to this file")
