@@ -153,14 +153,14 @@ FACTS = [
 ]  # fmt: skip
 FILLER_SUBJECTS = [
     "The baker", "A young clerk", "The mayor", "The old gardener", "A group of visitors", "The postman",
-    "The librarian", "A tall stranger", "The owner of the hotel", "The captain", "Nobody in the office", "The night watchman",
-    "Every member of the club", "The new engineer", "A boy with a hat", "The judge",
+    "The librarian", "A tall stranger", "The owner of the hotel", "The captain", "Nobody in the office",
+    "The night watchman", "Every member of the club", "The new engineer", "A boy with a hat", "The judge",
 ]  # fmt: skip
 FILLER_VERBS = [
     "looked at the clock", "wrote a long letter", "repaired the fence", "talked about the weather",
-    "read the newspaper", "walked along the river", "waited for the bus", "cleaned the stairs", "opened the windows", "counted the chairs",
-    "forgot the umbrella", "carried a heavy bag", "asked for directions", "painted the wall", "slept on the bench",
-    "told a funny story", "fed the ducks", "searched for a pencil",
+    "read the newspaper", "walked along the river", "waited for the bus", "cleaned the stairs", "opened the windows",
+    "counted the chairs", "forgot the umbrella", "carried a heavy bag", "asked for directions", "painted the wall",
+    "slept on the bench", "told a funny story", "fed the ducks", "searched for a pencil",
 ]  # fmt: skip
 FILLER_ENDINGS = [
     "before the meeting started", "while the rain fell on the roof", "because there was nothing else to do",

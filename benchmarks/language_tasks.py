@@ -338,7 +338,8 @@ def summarise_field(task: str, field: str, values: dict[int, float]) -> Row | No
     groups = np.array([prompts[index].get("pair", index) for index in values])
     bounds = {**METHOD_FIELDS, **CONTROL_FIELDS}[field]
     interval = compute_mean_interval(np.array([*values.values()], dtype=float), bounds=bounds, groups=groups)
-    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.count}
+    bounds_or_none = (interval.low, interval.high) if interval.has_bounds else (None, None)
+    return {"mean": interval.mean, "low": bounds_or_none[0], "high": bounds_or_none[1], "n": interval.count}
 
 
 def summarise_task(task: str, rows: list[Row]) -> Row:
