@@ -3,7 +3,7 @@
     python benchmarks/language_tasks.py --model FOLDER_OR_GGUF --store FILE.jsonl [--task needle] [--methods a,b]
         [--first N] [--results FILE.json]
 
-Results are appended to the store after each prompt; a second call continues. `--results` writes the summary of the
+Results are appended to the store as they come; a second call continues. `--results` writes the summary of the
 store, which `language_tasks_page.py` turns into docs/language-tasks.md.
 
 Tasks (each prompt has exactly one marked word; the files were committed before any method was run on them):
@@ -56,6 +56,7 @@ import numpy as np
 import torch
 
 import clearhead
+from clearhead.adapters import InputOptions
 from clearhead.stats import RATE_BOUNDS, compute_mean_interval, compute_rank_ranges
 
 FOLDER = Path(__file__).parent
@@ -67,7 +68,7 @@ DEFAULT_METHODS = (
 #: Options that differ from the defaults, to save time.
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {"integrated-gradients": {"steps": 20}}
 NUM_RANDOM_REMOVALS = 2
-#: Number of prompts that are explained and stored together.
+#: Number of prompts that are explained together, where they have the same token to explain against.
 CHUNK_SIZES = {"factual": 6, "subject-verb": 24, "needle": 1}
 #: In the store, the name of the rows that belong to no method.
 CONTROLS = "controls"
@@ -151,10 +152,11 @@ class RemovalValues:
     def compute_log_probabilities(self, text: str) -> torch.Tensor:
         """Return the log-probabilities of the token after a text."""
         if text not in self.log_probabilities:
-            tokenizer, model = self.explainer.adapter.processor, self.explainer.adapter.model
-            ids = torch.tensor([tokenizer(text)["input_ids"]])
+            adapter = self.explainer.adapter
+            (sample,) = adapter.make_samples(text, InputOptions(continuation=self.prompt["answer"]))
+            ids = sample.inputs["input_ids"][None, : -len(sample.continuation_ids)]
             with torch.no_grad():
-                self.log_probabilities[text] = model(input_ids=ids).logits[0, -1].float().log_softmax(-1)
+                self.log_probabilities[text] = adapter.model(input_ids=ids).logits[0, -1].float().log_softmax(-1)
         return self.log_probabilities[text]
 
     def compute_value(self, text: str) -> float:
@@ -273,13 +275,12 @@ def run_task(explainer: clearhead.Explainer, task: str, methods: list[str], firs
             missing = tuple(method for method in [CONTROLS, *methods] if (index, method) not in stored)
             values = RemovalValues(explainer, prompts[index])
             groups.setdefault((values.against_id, missing), {})[index] = values
-        rows = []
         for (_, missing), group in groups.items():
-            rows += measure_group(explainer, group, missing)
-        with store.open("a", encoding="utf-8") as file:
-            for row in rows:
-                file.write(json.dumps({"task": task, **row}) + "\n")
-        if rows:
+            rows = measure_group(explainer, group, missing)
+            with store.open("a", encoding="utf-8") as file:
+                for row in rows:
+                    file.write(json.dumps({"task": task, **row}) + "\n")
+        if any(missing for _, missing in groups):
             print(f"{task}, prompts from {start}: {time.monotonic() - started:.1f} s", flush=True)
 
 
