@@ -45,7 +45,8 @@ well, and the drop also counts words whose removal makes the text unusual.
 """
 TASK_NOTES = {
     "factual": "Short prompts: a method that ranks at random often has the marked word among the top two.",
-    "subject-verb": "The second noun has the other number in one sentence of each pair.",
+    "subject-verb": "The second noun has the other number in one sentence of each pair. The head noun is the second word "
+    "of most sentences, so `position`, which prefers the first words, often has it among the top two.",
     "needle": "Words of the question count as candidates, although no answer is possible without them. Only words and "
     "sentences of the passage are removed. **AP, passage** is the average precision among the words of the passage; "
     "**needle first**: how often the sum of the scores is highest for the sentence with the fact; **drop, sentence**: "
