@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from language_tasks import METHOD_OPTIONS
+from language_tasks import DEFAULT_METHODS, METHOD_OPTIONS
 
 PAGE_PATH = Path(__file__).parents[1] / "docs" / "language-tasks.md"
 Results = dict[str, Any]
@@ -45,8 +45,8 @@ well, and the drop also counts words whose removal makes the text unusual.
 """
 TASK_NOTES = {
     "factual": "Short prompts: a method that ranks at random often has the marked word among the top two.",
-    "subject-verb": "The second noun has the other number in one sentence of each pair. The head noun is the second word "
-    "of most sentences, so `position`, which prefers the first words, often has it among the top two.",
+    "subject-verb": "The second noun has the other number in one sentence of each pair. The head noun is the second "
+    "word of most sentences, so `position`, which prefers the first words, often has it among the top two.",
     "needle": "Words of the question count as candidates, although no answer is possible without them. Only words and "
     "sentences of the passage are removed. **AP, passage** is the average precision among the words of the passage; "
     "**needle first**: how often the sum of the scores is highest for the sentence with the fact; **drop, sentence**: "
@@ -117,6 +117,9 @@ def render_task(task: str, summary: Results) -> str:
         cells = [format_interval(summary[subset]["methods"][method].get(field)) for subset, field in columns.values()]
         count = methods[method]["average_precision"]["n"]
         lines.append(f"| `{method}` | {count} | {summary['all']['ranks'][method]} | {' | '.join(cells)} |")
+    absent = [f"`{name}`" for name in DEFAULT_METHODS.split(",") if name not in methods]
+    if absent:
+        lines += ["", f"Not measured on this task, because of their run time: {', '.join(absent)}."]
     return "\n".join([*lines, ""])
 
 
