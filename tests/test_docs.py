@@ -1,5 +1,6 @@
 """The documentation agrees with the code."""
 
+import json
 import re
 from pathlib import Path
 
@@ -40,6 +41,25 @@ def test_known_answers_page_is_rendered_from_stored_results(monkeypatch: pytest.
     results = known_answers.read_stored_results(ROOT / "docs" / "known-answers.json")
     page = known_answers.render_page(results, known_answers.build_tables(results))
     assert (ROOT / "docs" / "known-answers.md").read_text("utf-8") == page, "run packages/zoo/train/known_answers.py"
+
+
+def test_language_tasks_page_is_rendered_from_stored_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import language_tasks
+    import language_tasks_page
+
+    results = json.loads((ROOT / "benchmarks" / "results" / "language-tasks.json").read_text("utf-8"))
+    page = (ROOT / "docs" / "language-tasks.md").read_text("utf-8")
+    assert page == language_tasks_page.render_page(results), "run benchmarks/language_tasks_page.py"
+    for task, summary in results["summary"].items():
+        for method, figures in summary["all"]["methods"].items():
+            rows = [row for row in results["rows"] if (row["task"], row["method"]) == (task, method)]
+            prompts = {row["prompt"] for row in rows}
+            assert len(prompts) == len(rows) == figures["average_precision"]["n"], (task, method)
+            assert prompts == set(range(len(rows))), "the first prompts of a file in random order"
+            mean = sum(row["average_precision"] for row in rows) / len(rows)
+            assert figures["average_precision"]["mean"] == pytest.approx(mean, abs=1e-4)
+    assert set(results["summary"]) == set(language_tasks.TASK_FILES)
 
 
 def test_readme_python_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
