@@ -269,7 +269,7 @@ class TestAnswerSpans:
         ("raw_input", "target", "message"),
         [
             ("She hates the book", None, r"\(question, text\), but got one text"),
-            (QUESTION, AnswerSpan("middle"), "no 'middle'"),
+            (QUESTION, AnswerSpan("middle"), "not 'middle'"),
             (QUESTION, AnswerSpan("start", "the doctor"), "does not occur in the text"),
             (QUESTION, AnswerSpan("start", 99), "token 99 does not exist"),
             (QUESTION, Contrast("book", "long"), "a contrast needs a position"),

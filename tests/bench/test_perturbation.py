@@ -266,8 +266,8 @@ def test_protocol_selects_examples_and_explained_class() -> None:
         ({"fractions": (0.5, 0.2)}, "ascending"),
         ({"fractions": (0.0, 0.2)}, "clean input"),
         ({"of": "words"}, "removable"),
-        ({"protect": (1, 2, 3)}, "two numbers"),
-        ({"protect": (-1, 2)}, "two numbers"),
+        ({"protect": (1, 2, 3)}, "number of tokens to protect"),
+        ({"protect": (-1, 2)}, "number of tokens to protect"),
     ],
 )
 def test_invalid_settings_raise(settings: dict[str, Any], message: str) -> None:

@@ -516,7 +516,7 @@ def light_worker(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_dead_worker_process_raises(light_worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clearhead.bench.engines.run_process_task", os._exit)
     tasks: Any = [1]
-    with pytest.raises(ClearheadError, match=r"a worker process ended .* run the same command again"):
+    with pytest.raises(ClearheadError, match=r"a worker process ended .* Run the same command again"):
         list(get_engine("processes")(light_worker, tasks, 1, None))
 
 

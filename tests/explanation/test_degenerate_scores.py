@@ -78,7 +78,7 @@ def test_first_token_takes_most(share: float, next_share: float, warns: bool) ->
     warning = degenerate_scores.check_first_unit(scores, DECODER_UNITS, "deeplift")
     assert (warning is not None) == warns
     if warning:
-        assert f"the first token, “The”, takes {100 * share:.0f} %" in warning
+        assert f"the first token, “The”, has {100 * share:.0f} %" in warning
         assert "try method='ensemble' or 'attn-lrp'" in warning, "not the method itself"
 
 

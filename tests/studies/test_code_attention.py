@@ -135,7 +135,7 @@ def test_invalid_input_raises():
         make_cloze_questions(explainer("bert/classify"), TEXTS, "python")
     with pytest.raises(InputError, match="unknown language 'cobol'"):
         make_cloze_questions(explainer("roberta/mask"), TEXTS, "cobol")
-    with pytest.raises(InputError, match="none of 1 texts is usable"):
+    with pytest.raises(InputError, match="none of 1 texts can be used"):
         make_cloze_questions(explainer("roberta/mask"), ["def broken(:"], "python")
     with pytest.raises(InputError, match="2 functions have 1 translations"):
         make_translation_questions(TEXTS, ["x"], "python")
