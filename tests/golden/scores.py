@@ -23,6 +23,7 @@ METHODS = (
     "attn-lrp",
     "beyond-intuition-head",
     "beyond-intuition-token",
+    "calibrated",
     "cat",
     "deeplift",
     "deeplift-shap",
@@ -52,6 +53,7 @@ METHODS = (
 #: Options that keep the number of passes small.
 BUDGETS: dict[str, dict[str, int]] = {
     **{name: {"evaluations": 100} for name in ("kernel-shap", "lime", "shap")},
+    "calibrated": {"evaluations": 24},
     **{name: {"samples": 3} for name in ("deeplift-shap", "gradient-shap", "smoothgrad")},
     **{name: {"steps": 3} for name in ("integrated-gradients", "layer-conductance", "tam")},
     **{name: {"steps": 3} for name in ("beyond-intuition-head", "beyond-intuition-token")},

@@ -21,6 +21,7 @@ from clearhead.engine.passes import STRATEGIES
 from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import UnsupportedError
 from clearhead.methods.base import CROSS_STREAM_REGISTRY, Method
+from clearhead.methods.pass_type import PassType
 from clearhead.targets import Target
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class ModelCapabilities:
         requires = method.declaration.requires
         if reason := _find_missing_package(method):
             return reason
-        if method.components:
+        if method.pass_type is PassType.COMBINED:
             reasons = {component.name: self.find_unsupported_reason(component) for component in method.components}
             if None in reasons.values():
                 return None
@@ -173,9 +174,11 @@ class ModelCapabilities:
 
     def is_batch_safe(self, method: Method) -> bool:
         """Whether a method computes the same for a sample in a batch as for the sample alone."""
-        if method.components:
-            applicable = (c for c in method.components if self.find_unsupported_reason(c) is None)
-            return all(map(self.is_batch_safe, applicable))
+        applicable = (c for c in method.components if self.find_unsupported_reason(c) is None)
+        if not all(map(self.is_batch_safe, applicable)):
+            return False
+        if method.pass_type is PassType.COMBINED:
+            return True
         return STRATEGIES[method.pass_type].is_batch_safe(self, method)
 
     def check_readouts(

@@ -123,7 +123,7 @@ class MultiStreamExplanation(DisplayMixin):
         return next((explanation.image for explanation in self if explanation.image is not None), None)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("scores", "units", "tokens", "matrix", "stream", "heat_map", "per_layer", "per_head"):
+        if name in ("scores", "units", "tokens", "matrix", "stream", "heat_map", "per_layer", "per_head", "intervals"):
             named = " or ".join(f"e[{stream!r}].{name}" for stream in self.by_stream)
             raise InputError(f"this explanation has several streams: use {named}")
         raise AttributeError(name)

@@ -142,6 +142,14 @@ class ImagePlayers(MaskablePlayers):
         unit_scores = torch.zeros(len(self.units), dtype=scores.dtype)
         return unit_scores.index_add_(0, self.patch_of_pixel[has_player], pixel_scores)
 
+    def add_up_units(self, unit_scores: Float[Tensor, "unit"]) -> Float[Tensor, "player"]:
+        """Divide the score of each patch among players in proportion to the pixels that they share."""
+        has_player = self.player_of_pixel >= 0
+        patches = self.patch_of_pixel[has_player]
+        pixel_scores = (unit_scores / torch.bincount(patches, minlength=len(self.units)).clamp(min=1))[patches]
+        scores = unit_scores.new_zeros(self.num_players)
+        return scores.index_add_(0, self.player_of_pixel[has_player], pixel_scores)
+
     def spread_fixed_leaves(self, leaf_scores: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:
         """Return zeros: every leaf is a player."""
         return torch.zeros(len(self.units), dtype=leaf_scores.dtype)  # every leaf is a player

@@ -4,7 +4,7 @@ In a model with several streams, the units of all streams are players of one gam
 chosen for texts (`mask` …) or for images (`mean` …); the other streams use their defaults.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -195,6 +195,22 @@ class MultiStreamPlayers(MaskablePlayers):
                 players.spread_to_units(scores[player_slice])
                 for players, player_slice in zip(self.stream_players, self.player_slices, strict=True)
             ]
+        )
+
+    def add_up_units(self, unit_scores: Float[Tensor, "unit"]) -> Float[Tensor, "player"]:
+        """Add up the scores within each stream; the units of the streams are concatenated."""
+        lengths = [len(indices) for _, _, indices in self.stream_locations]
+        return torch.cat(
+            [
+                players.add_up_units(scores)
+                for players, scores in zip(self.stream_players, unit_scores.split(lengths), strict=True)
+            ]
+        )
+
+    def add_up_axes(self, scores_by_axis: "Mapping[str, Float[Tensor, 'padded']]") -> Float[Tensor, "player"]:
+        """Add up the scores of the units of each player, by the indices of the streams along their axes."""
+        return self.add_up_units(
+            torch.cat([scores_by_axis[axis_name][list(indices)] for _, axis_name, indices in self.stream_locations])
         )
 
     def spread_fixed_leaves(self, leaf_scores: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:

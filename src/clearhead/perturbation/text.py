@@ -241,6 +241,12 @@ class TextPlayers(MaskablePlayers):
         sizes = torch.bincount(self.player_of_unit[self.player_of_unit >= 0], minlength=self.num_players)
         return (scores / sizes)[self.player_of_unit.clamp(min=0)].masked_fill(self.player_of_unit < 0, 0)
 
+    def add_up_units(self, unit_scores: Float[Tensor, "unit"]) -> Float[Tensor, "player"]:
+        """Add up the scores of the tokens of each player."""
+        is_player = self.player_of_unit >= 0
+        scores = unit_scores.new_zeros(self.num_players)
+        return scores.index_add_(0, self.player_of_unit[is_player], unit_scores[is_player])
+
     def spread_fixed_leaves(self, leaf_scores: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:
         """Divide the score of each merged unit equally among its tokens."""
         return (leaf_scores / torch.bincount(self.merged_unit_of_unit))[self.merged_unit_of_unit]
