@@ -258,6 +258,7 @@ def _list_arrays(explanation: clearhead.Explanation) -> dict[str, np.ndarray]:
         "per_head": explanation.per_head,
         "factors": explanation.factors,
         "base_value": explanation.base_value,
+        "intervals": explanation.intervals,
     }
     return {name: np.atleast_1d(array) for name, array in arrays.items() if array is not None}
 

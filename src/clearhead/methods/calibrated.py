@@ -9,9 +9,9 @@ the additive model come from the data. r steers the estimate, but cannot decide 
 exact Shapley values for any r. A component that does not apply to the model is left out; without both, s is 1.
 
 Coalitions are evaluated together with their complements, without repetition, the sizes in the proportions of
-KernelSHAP's kernel. After 16 evaluations and then again and again, the scores and their 90 % intervals are computed
-(`_shapley_posterior`), and it ends as soon as no interval's half-width is larger than `tolerance` times the largest
-score or the explained difference, whichever is larger; at the latest after `evaluations`.
+KernelSHAP's kernel. After 16 of them, and then again and again, the scores and their 90 % intervals are computed
+(`_shapley_posterior`). It ends as soon as no half-width is larger than `tolerance` times the largest absolute score,
+and at the latest after `evaluations`.
 
 `e.intervals` has the bounds. They are about the Shapley values of the masked model, not about whether those explain it
 well. The level is a mean over units: on models of the zoo with up to 12 units, the intervals cover the exact values
@@ -78,8 +78,8 @@ class Calibrated(PerturbationMethod):
 
     Attributes:
         evaluations: Maximum number of coalitions, at least 16.
-        tolerance: Largest half-width at which it ends early, as a fraction of the largest score or of the explained
-            difference; 0 to use all evaluations.
+        tolerance: Largest half-width at which it ends early, as a fraction of the largest absolute score; 0 to use all
+            evaluations.
         prior: The method whose scores are r, or "none".
     """
 
@@ -135,7 +135,7 @@ class Calibrated(PerturbationMethod):
         while True:
             posterior = _estimate(sampler, half_differences, full - base, guess, scales)
             num_evaluated = len(ends) + 2 * len(half_differences)
-            reason = self._find_stop_reason(posterior, full - base, num_evaluated, limit, sampler.num_remaining)
+            reason = self._find_stop_reason(posterior, num_evaluated, limit, sampler.num_remaining)
             if reason is not None:
                 return _build_player_scores(posterior, float(base), reason)
             step = min(max(_MIN_STEP, int(_STEP_SHARE * num_evaluated)), limit - num_evaluated)
@@ -154,19 +154,13 @@ class Calibrated(PerturbationMethod):
         return game.component_scores.get(self.prior, zeros), scales
 
     def _find_stop_reason(
-        self,
-        posterior: ShapleyPosterior,
-        total: Float[Tensor, ""],
-        num_evaluated: int,
-        limit: int,
-        num_remaining: int,
+        self, posterior: ShapleyPosterior, num_evaluated: int, limit: int, num_remaining: int
     ) -> str | None:
         """Return why no more coalitions are evaluated; None if more are."""
         if not num_remaining:
             return "all coalitions were evaluated"
         half_width = _compute_multiplier(posterior) * float(posterior.variances.max().sqrt())
-        size = max(float(posterior.mean.abs().max()), abs(float(total)))
-        if self.tolerance and half_width <= self.tolerance * size:
+        if self.tolerance and half_width <= self.tolerance * float(posterior.mean.abs().max()):
             return "every interval is narrower than the tolerance"
         if num_evaluated + 2 > limit:
             return "the maximum number of evaluations was reached"
