@@ -77,7 +77,7 @@ def draw_data(count, num_pairs, seed, guess_is_zero=False):
 def test_scores_and_covariance_equal_reference_implementation(count: int, num_pairs: int) -> None:
     data = draw_data(count, num_pairs, seed=count)
     posterior = compute_shapley_posterior(*data)
-    scores, covariance, weight = calibrated.estimate(
+    scores, covariance, weight = calibrated.scores(
         *(part.numpy() if isinstance(part, torch.Tensor) else part for part in data)
     )
     assert replica_comparison.gap(posterior.mean, scores) < 1e-9

@@ -7,7 +7,7 @@ import numpy as np
 GRID = [-8 + 32 * i / 48 for i in range(49)]
 
 
-def estimate(
+def scores(
     coalitions: Sequence[Sequence[bool]],
     differences: Sequence[float],
     weights: Sequence[float],
@@ -63,11 +63,11 @@ def estimate(
     probabilities = np.exp(np.array(log_probabilities) - max(log_probabilities))
     probabilities[probabilities <= 1e-3] = 0
     probabilities /= probabilities.sum()
-    scores = sum(p * mean for p, (mean, _, _) in zip(probabilities, fits, strict=True))
+    estimate = sum(p * mean for p, (mean, _, _) in zip(probabilities, fits, strict=True))
     scores_covariance = np.zeros((m, m))
     for p, (mean, covariance, _) in zip(probabilities, fits, strict=True):
-        scores_covariance += p * (covariance + np.outer(mean - scores, mean - scores))
-    return scores, scores_covariance, sum(p * c for p, (_, _, c) in zip(probabilities, fits, strict=True))
+        scores_covariance += p * (covariance + np.outer(mean - estimate, mean - estimate))
+    return estimate, scores_covariance, sum(p * c for p, (_, _, c) in zip(probabilities, fits, strict=True))
 
 
 def _predict_without(k: int, covariance: np.ndarray, h: np.ndarray, y: np.ndarray) -> float:

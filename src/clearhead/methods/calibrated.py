@@ -14,8 +14,10 @@ KernelSHAP's kernel. After 16 of them, and then again and again, the scores and 
 and at the latest after `evaluations`.
 
 `e.intervals` has the bounds. They are about the Shapley values of the masked model, not about whether those explain it
-well. The level is a mean over units: on models of the zoo with up to 12 units, the intervals cover the exact values
-of 86 to 93 % of all units, but after few evaluations those of the largest scores less often (LARGE).
+well, and the level is a mean over units. On four models of the zoo and inputs of up to 12 units, the intervals after at
+most 64 evaluations cover the exact values of 87 to 90 % of the units, but 80 to 85 % of the largest scores of inputs.
+An interaction that no drawn pair shows has no effect on the intervals: where few coalitions change the output, as in
+the words of a logical rule, they can be narrow and wrong. `tolerance=0` prevents that such intervals end it too early.
 
 The idea has three relatives. BayesSHAP (Slack et al., 2021) has intervals without a prior guess; control variates
 (Goldwasser & Hooker, 2024) reduce the variance of Shapley estimates by a cheaper model; Leverage SHAP (Musco & Witter,
@@ -70,7 +72,7 @@ _NO_PRIOR = "none"
     target="any",
     rounding_amplification=10.0,  # ratios of probabilities on a grid
     measures="average effect of adding each unit to random subsets of the others, with an interval",
-    misleads="masked inputs are no real inputs, and intervals of the largest scores are too narrow after few passes",
+    misleads="masked inputs are no real inputs, and the intervals miss interactions that no evaluated input shows",
     axioms=("complete",),
 )
 class Calibrated(PerturbationMethod):
@@ -84,7 +86,7 @@ class Calibrated(PerturbationMethod):
     """
 
     evaluations: int = 64
-    tolerance: float = 0.1
+    tolerance: float = 0.05
     prior: str = "deeplift-shap"
 
     @classmethod
