@@ -29,7 +29,7 @@ import numpy as np
 FEWER_STEPS = {
     "shap": {"evaluations": 40},
     "kernel-shap": {"evaluations": 40},
-    "calibrated": {"evaluations": 40},
+    "calibrated": {"evaluations": 16},
     "lime": {"evaluations": 40},
     "integrated-gradients": {"steps": 4},
     "layer-conductance": {"steps": 4},
