@@ -1,5 +1,6 @@
 """Calibrated Shapley values: the replica, convergence to exact values, coverage of the intervals, the stopping rule."""
 
+from dataclasses import replace
 from itertools import product
 from math import comb
 
@@ -308,5 +309,8 @@ def test_intervals_that_cannot_be_computed_are_dropped_with_the_reason() -> None
     first, second = (ex.explain(models.TEXTS[0], "calibrated", seed=seed) for seed in (0, 1))
     absolute = first.words(absolute=True)
     assert absolute.intervals is None and "signed scores" in absolute.provenance["missing_intervals"]
+    unknown_covariance = replace(first, covariance=None).words()
+    assert unknown_covariance.intervals is None
+    assert "covariance of" in unknown_covariance.provenance["missing_intervals"]
     difference = first - second
     assert difference.intervals is None and "difference" in difference.provenance["missing_intervals"]

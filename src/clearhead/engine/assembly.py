@@ -29,7 +29,7 @@ from clearhead.targets import compute_probabilities
 from clearhead.units import POOLING_QUERY, Units
 
 #: The largest number of units whose covariance is kept, as it grows with their square.
-MAX_COVARIANCE_UNITS = 128
+MAX_COVARIANCE_UNITS = 256
 
 
 @dataclass

@@ -60,7 +60,7 @@ class Explanation(DisplayMixin):
             missing where scores were added up without their covariance, or subtracted:
             `provenance["missing_intervals"]` says why.
         covariance: The covariance of the scores, from which the intervals of words and regions are computed; kept for
-            up to 128 units.
+            up to 256 units.
         image: The image as the model sees it, for image inputs.
         steps: Names of several explained outputs: generated tokens, detected objects.
 
@@ -274,8 +274,8 @@ class Explanation(DisplayMixin):
             reason = "the intervals are about signed scores, and absolute values were added up"
         elif self.covariance is None:
             reason = (
-                f"the covariance of {len(self)} scores is not kept: explain with unit='word' or another larger unit, "
-                "which is then masked as a whole"
+                f"the covariance of {len(self)} scores is not kept: explain with a larger unit (unit='word' or "
+                "unit='superpixel'), which is then masked as a whole"
             )
         if reason:
             provenance = {**self.provenance, "missing_intervals": reason}
