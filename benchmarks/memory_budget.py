@@ -29,6 +29,7 @@ import numpy as np
 FEWER_STEPS = {
     "shap": {"evaluations": 40},
     "kernel-shap": {"evaluations": 40},
+    "calibrated": {"evaluations": 16},
     "lime": {"evaluations": 40},
     "integrated-gradients": {"steps": 4},
     "layer-conductance": {"steps": 4},
@@ -48,6 +49,7 @@ FEWEST_STEPS = {
     },
     "shap": {"evaluations": 8},
     "kernel-shap": {"evaluations": 8},
+    "calibrated": {"evaluations": 16},
     "lime": {"evaluations": 8},
     "deeplift-shap": {"samples": 1},
 }

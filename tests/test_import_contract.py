@@ -18,7 +18,7 @@ KNOWN_VIOLATIONS = Path(__file__).with_name("import_violations.txt")
 #: Package of the contract → its modules, by prefix (after `clearhead.`); the longest prefix decides.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "errors": ("errors",),
-    "units": ("units",),
+    "units": ("units", "sample"),
     "targets": ("targets",),
     "stats": ("stats",),
     "images": ("images",),

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import torch
 
-from clearhead.adapters.base import InputOptions, ModelAdapter, NamedInputs, Sample
+from clearhead.adapters.base import InputOptions, ModelAdapter, NamedInputs
 from clearhead.adapters.generation import GenerativeAdapter
 from clearhead.capture.recorder import Recorder
 from clearhead.capture.tape import Tape
@@ -28,6 +28,7 @@ from clearhead.explanation.multi_stream import AnyExplanation
 from clearhead.methods.base import METHOD_REGISTRY, Method, parse_methods
 from clearhead.profiles import get_profile
 from clearhead.request import ExplainOptions, ExplainRequest, make_request
+from clearhead.sample import Sample
 from clearhead.targets import Target, TargetLike, make_target
 
 MethodLike = str | Method

@@ -26,6 +26,7 @@ NAMES = ("bert", "albert", "roberta", "modernbert", "deberta")
 #: ModernBERT computes its softmax in float32 even in a float64 model.
 TOLERANCES = {"modernbert": 1e-5}
 STOCHASTIC_METHODS = ("random", "kernel-shap", "shap", "lime", "gradient-shap", "smoothgrad", "deeplift-shap")
+STOCHASTIC_METHODS += ("calibrated",)
 
 
 @cache

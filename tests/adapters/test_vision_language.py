@@ -64,7 +64,8 @@ def test_next_token_equals_model_output(kind: str) -> None:
 def test_methods_apply_except_perturbation_and_unmapped_pixels(kind: str) -> None:
     lines = tiny.explainer(kind).methods()
     rejected = {line.name: line.why_not for line in lines if not line.applies}
-    for name in ("shap", "kernel-shap", "lime", "occlusion"):  # image patches cannot be removed like words
+    # image patches cannot be removed like words
+    for name in ("shap", "kernel-shap", "calibrated", "lime", "occlusion"):
         assert "(text, image) together is not supported" in rejected.pop(name)
     if kind != "idefics2":
         assert "there are several inputs (input_ids, pixel_values), and position embeddings cannot" in rejected.pop(

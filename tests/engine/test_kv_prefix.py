@@ -25,6 +25,7 @@ MODELS = {
     "sliding window": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**SHAPE, sliding_window=4)),
 }
 METHODS = ["occlusion", clearhead.Method("shap", evaluations=40), clearhead.Method("kernel-shap", evaluations=60)]
+METHODS += [clearhead.Method("calibrated", evaluations=30)]
 
 
 def make_model(name):

@@ -23,6 +23,7 @@ METHODS = (
     "attn-lrp",
     "beyond-intuition-head",
     "beyond-intuition-token",
+    "calibrated",
     "cat",
     "cp-lrp",
     "deeplift",
@@ -56,6 +57,7 @@ METHODS = (
 #: Options that keep the number of passes small.
 BUDGETS: dict[str, dict[str, int]] = {
     **{name: {"evaluations": 100} for name in ("kernel-shap", "lime", "shap")},
+    "calibrated": {"evaluations": 24},
     **{name: {"samples": 3} for name in ("deeplift-shap", "gradient-shap", "smoothgrad")},
     **{name: {"steps": 3} for name in ("integrated-gradients", "layer-conductance", "tam")},
     **{name: {"steps": 3} for name in ("beyond-intuition-head", "beyond-intuition-token")},
@@ -260,6 +262,7 @@ def _list_arrays(explanation: clearhead.Explanation) -> dict[str, np.ndarray]:
         "per_head": explanation.per_head,
         "factors": explanation.factors,
         "base_value": explanation.base_value,
+        "intervals": explanation.intervals,
     }
     return {name: np.atleast_1d(array) for name, array in arrays.items() if array is not None}
 

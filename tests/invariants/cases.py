@@ -36,6 +36,7 @@ WITHOUT_POSITIONS = ("swin/image", "beit/image", "dinov2-registers/image")
 
 #: Small budgets for slow methods: the invariants hold for any budget.
 BUDGETS = {name: {"evaluations": 100} for name in ("kernel-shap", "lime", "shap")}
+BUDGETS["calibrated"] = {"evaluations": 24}
 BUDGETS |= {name: {"samples": 3} for name in ("deeplift-shap", "gradient-shap", "smoothgrad")}
 BUDGETS |= {
     name: {"steps": 3}

@@ -348,7 +348,9 @@ def test_read_out_row_of_matrix_equals_scores(method):
 def test_declarations_are_complete_and_consistent(name):
     declaration = METHOD_REGISTRY[name].declaration
     assert declaration.name == name and declaration.citation and declaration.family and declaration.taxonomy
-    needs_backward = any(requirement.endswith("gradient") for requirement in declaration.requires)
+    components = [component.declaration for component in clearhead.Method(name).components]
+    requirements = [requirement for d in (declaration, *components) for requirement in d.requires]
+    needs_backward = any(requirement.endswith("gradient") for requirement in requirements)
     assert (declaration.cost.backward > 0) == needs_backward, (
         f"{name}: {declaration.cost} does not match its requirements"
     )

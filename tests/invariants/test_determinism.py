@@ -15,7 +15,8 @@ from tests import models
 from tests.invariants import cases, separate_process
 
 #: Methods that draw random numbers.
-RANDOM_METHODS = {"random", "ensemble", "kernel-shap", "lime", "smoothgrad", "gradient-shap", "deeplift-shap"}
+RANDOM_METHODS = {"random", "ensemble", "calibrated", "kernel-shap", "lime", "smoothgrad", "gradient-shap"}
+RANDOM_METHODS |= {"deeplift-shap"}
 RANDOM_METHODS |= {"beyond-intuition-head", "beyond-intuition-token", "tam"}  # with feedback="smoothed"
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from tests.adapters import test_encoder_decoder as encoder_decoder
 from tests.adapters import test_similarity as similarity
 from tests.adapters.test_cross_attention import logits_of
 
-METHODS = ["occlusion", *(Method(name, evaluations=40) for name in ("shap", "kernel-shap", "lime"))]
+METHODS = ["occlusion", *(Method(name, evaluations=40) for name in ("shap", "kernel-shap", "lime", "calibrated"))]
 TEXT, FOIL = "She hates the book", "I like the movie"
 
 
@@ -87,7 +87,7 @@ def test_embeddings_next_to_an_image_cannot_be_masked() -> None:
         ex.explain(embedded_inputs, method="occlusion")
 
 
-@pytest.mark.parametrize("method", METHODS[1:3], ids=str)
+@pytest.mark.parametrize("method", [*METHODS[1:3], METHODS[4]], ids=str)
 def test_scores_of_both_streams_are_complete(method) -> None:
     ex, image, *_ = clip_inputs()
     explanation = ex.explain(text=TEXT, image=image, method=method)

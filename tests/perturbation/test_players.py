@@ -10,9 +10,10 @@ import transformers
 import clearhead
 from clearhead import Method
 from clearhead.adapters import InputOptions
+from clearhead.adapters.base import NamedInputs
 from clearhead.perturbation.image_fill import make_black_image
 from clearhead.perturbation.multi_stream import make_players
-from tests import models, vision_language_models
+from tests import joint_models, models, vision_language_models
 from tests.methods import replica_comparison
 
 TEXT = "She hates the book because it isn't good"
@@ -338,3 +339,34 @@ def test_unsupported_streams_are_listed_with_reason() -> None:
     ex = vision_language_models.explainer("llava")
     line = next(line for line in ex.methods() if line.name == "occlusion")
     assert not line.applies and "(text, image) together is not supported" in line.why_not
+
+
+@pytest.mark.parametrize(
+    ("subject", "unit"), [("bert/classify", "token"), ("bert/classify", "word"), ("vit/image", "superpixel")]
+)
+def test_scores_of_units_are_added_up_to_players(subject: str, unit: str) -> None:
+    """No part of a score gets lost, except for units that are never masked; spreading it again keeps the sum."""
+    adapter, sample = load_sample(subject, models.inputs(subject)[0])
+    players = make_players(adapter, sample, unit)
+    (name,) = sample.axes
+    scores = torch.rand(len(sample.units) + 3, generator=torch.Generator().manual_seed(0)).double()  # with padding
+    totals = players.add_up_axes({name: scores})
+    content = torch.tensor(sample.units.content_indices())
+    assert float(totals.sum()) == pytest.approx(float(scores[content].sum()))
+    assert float(players.spread_to_units(totals).sum()) == pytest.approx(float(totals.sum()))
+    ones = players.add_up_axes({name: torch.ones_like(scores)})
+    if unit == "token":
+        assert torch.equal(totals, scores[content]) and torch.equal(ones, torch.ones_like(ones))
+
+
+def test_scores_of_several_streams_are_added_up_to_players() -> None:
+    ex, raw = joint_models.explainer("vilt"), joint_models.inputs("vilt")[0]
+    e = ex.explain(**raw, method=Method("calibrated", evaluations=16, tolerance=0.0, prior="input-x-gradient"))
+    sample = ex.adapter.make_samples(NamedInputs(**raw), InputOptions())[0]
+    players = make_players(ex.adapter, sample)
+    assert e["text"].intervals is not None and e["image"].intervals.shape == (len(e["image"]), 2)
+    scores = {name: torch.zeros(len(axis)).double() for name, axis in sample.axes.items()}
+    for part, (_, axis_name, indices) in zip(e, players.stream_locations, strict=True):
+        scores[axis_name][list(indices)] = torch.as_tensor(part.components["input-x-gradient"]).double()
+    content = [part.components["input-x-gradient"][part.units.content_indices()] for part in e]
+    np.testing.assert_allclose(players.add_up_axes(scores), np.concatenate(content), atol=1e-9)

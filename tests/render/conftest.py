@@ -32,6 +32,17 @@ HOSTILE_STRINGS = [
 ]
 
 
+def with_intervals(explanation: Explanation, half_widths: Sequence[float]) -> Explanation:
+    """The explanation with intervals of these half-widths and independent scores."""
+    half_widths = np.asarray(half_widths, dtype=np.float32)
+    return replace(
+        explanation,
+        intervals=np.stack([explanation.scores - half_widths, explanation.scores + half_widths], 1),
+        covariance=np.diag((half_widths / 2) ** 2),
+        provenance={**explanation.provenance, "interval_level": 0.9, "interval_multiplier": 2.0},
+    )
+
+
 def make_explanation(
     names: Sequence[str],
     scores: Sequence[float] | np.ndarray,

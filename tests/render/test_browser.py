@@ -15,7 +15,7 @@ from clearhead.render import bundle, html, text_labels
 from clearhead.render.text_layout import escape_invisible
 from clearhead.render.view_model import build_view_model
 from tests.render.browser import OpenPage, open_all_details, render_links_page
-from tests.render.conftest import HOSTILE_STRINGS
+from tests.render.conftest import HOSTILE_STRINGS, make_explanation, with_intervals
 from tests.render.example_results import every
 from tests.render.test_multi_stream import with_hostile_steps
 from tests.render.test_view_model import make_attention_view, make_multi_stream_attention_view, repeat_over_heads
@@ -121,6 +121,13 @@ class TestText:
         assert table.locator("th > bdi:first-child").all_inner_texts()[: len(expected)] == expected
         strongest = page.locator(".ch-scores", has_text="Strongest units").locator("th > bdi:first-child")
         assert strongest.all_inner_texts() == expected[:6]
+
+    def test_half_widths_of_intervals_are_shown(self, open_page: OpenPage) -> None:
+        explanation = with_intervals(make_explanation(["good", "bad", "film"], [0.5, -1.0, 0.1]), [0.25, 0.5, 0.0])
+        page = open_page(html.render_explanations_page(explanation))
+        table = page.locator(".ch-scores", has_text="Strongest units ± 90 % interval")
+        expected = [text_labels.format_score(explanation, index, 1.0) for index in (1, 0, 2)]
+        assert table.locator("td:last-child").all_inner_texts() == expected
 
     def test_tooltip_and_keyboard_show_scores_of_every_method(
         self, open_page: OpenPage, text: dict[str, Explanation]

@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from clearhead import Explanation, InputError
 from clearhead.render.mpl.explanation import plot_explanation
 from tests import models
-from tests.render.conftest import Change, make_explanation
+from tests.render.conftest import Change, make_explanation, with_intervals
 
 TEXT_KINDS = ("bars", "table", "text", "layers", "heads")
 IMAGE_KINDS = ("bars", "table", "layers", "overlay", "heads")
@@ -129,3 +130,14 @@ def test_svg_keeps_text_and_is_deterministic(text: dict[str, Explanation], tmp_p
         text["generic"].plot("bars").get_figure(root=True).savefig(tmp_path / name, metadata={"Date": None})  # type: ignore[union-attr]
     svg = (tmp_path / "one.svg").read_text()
     assert "##ca</text>" in svg and svg == (tmp_path / "two.svg").read_text()
+
+
+def test_intervals_are_drawn_whole() -> None:
+    plain = make_explanation(["good", "bad"], [0.5, 1.0])
+    axes = plot_explanation(with_intervals(plain, [0.75, 0.5]), "bars").axes[0]
+    (lines,) = [c for c in axes.collections if isinstance(c, LineCollection)]
+    bounds = [(segment[0, 0], segment[1, 0]) for segment in lines.get_segments()]
+    assert bounds == [(-0.25, 1.25), (0.5, 1.5)]
+    assert axes.get_xlim()[0] < -0.25 and axes.get_xlim()[1] > 1.5
+    assert axes.get_xlabel() == "score ± 90 % interval"
+    assert plot_explanation(plain, "bars").axes[0].get_xlim()[0] == 0

@@ -8,7 +8,7 @@ from clearhead.render import text_labels
 from clearhead.render.terminal import render_aggregate, render_comparison, render_explanation
 from clearhead.render.terminal import render_coloured_text as coloured
 from clearhead.render.text_layout import escape_invisible
-from tests.render.conftest import HOSTILE_STRINGS, Change
+from tests.render.conftest import HOSTILE_STRINGS, Change, make_explanation, with_intervals
 
 
 def render_to_string(renderable: RenderableType, colours: bool = True, width: int = 100) -> str:
@@ -102,3 +102,11 @@ def test_regression_explanation_is_rendered(regression: Explanation) -> None:
         assert row["label"] in output and text_labels.format_number(row["logit"]) in output
     assert f"output of {regression.target['name']}" in output and "the predicted value" in output
     assert render_to_string(Comparison({"a": regression, "b": regression}), colours=False)
+
+
+def test_half_widths_of_intervals_are_shown() -> None:
+    explanation = make_explanation(["good", "bad"], [0.5, -1.0])
+    assert "±" not in render_to_string(render_explanation(explanation), colours=False)
+    output = render_to_string(render_explanation(with_intervals(explanation, [0.25, 0.125])), colours=False)
+    assert "± 90 % interval" in output
+    assert "0.50 ± 0.25" in output and "−1.00 ± 0.12" in output

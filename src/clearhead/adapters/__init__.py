@@ -17,6 +17,6 @@ from clearhead.adapters import (  # noqa: F401  (importing an adapter registers 
     token_heads,
     vision_language,
 )
-from clearhead.adapters.base import InputOptions, ModelAdapter, Sample, make_adapter, register_adapter
+from clearhead.adapters.base import InputOptions, ModelAdapter, make_adapter, register_adapter
 
-__all__ = ["InputOptions", "ModelAdapter", "Sample", "make_adapter", "register_adapter"]
+__all__ = ["InputOptions", "ModelAdapter", "make_adapter", "register_adapter"]

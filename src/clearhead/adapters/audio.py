@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import InputOptions, ModelAdapter, Readout, Sample, register_adapter, unbatch_inputs
+from clearhead.adapters.base import InputOptions, ModelAdapter, Readout, register_adapter, unbatch_inputs
 from clearhead.adapters.readers.image import denormalize_image
 from clearhead.capture.sources.custom_modules import CustomAttentionResult, register_attention
 from clearhead.errors import InputError
+from clearhead.sample import Sample
 from clearhead.units import Units, build_patch_units
 
 

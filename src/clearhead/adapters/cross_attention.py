@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import InputOptions, Sample, register_adapter
+from clearhead.adapters.base import InputOptions, register_adapter
 from clearhead.adapters.readers.image import to_pair
 from clearhead.adapters.readers.regions import ImageRegions, make_region_units
 from clearhead.adapters.text_with_visual import (
@@ -19,6 +19,7 @@ from clearhead.adapters.text_with_visual import (
     VisualInput,
 )
 from clearhead.errors import InputError
+from clearhead.sample import Sample
 from clearhead.targets import Target
 from clearhead.units import UnitAxis, Units
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from clearhead.adapters.base import (
     InputOptions,
-    Sample,
     find_module_device,
     register_adapter,
     unbatch_inputs,
@@ -26,6 +25,7 @@ from clearhead.adapters.readers.text import EncodedText
 from clearhead.adapters.text import TextAdapter
 from clearhead.capture.checks.self_test import RELATIVE_TOLERANCE_BY_DTYPE
 from clearhead.errors import InputError, UnsupportedError
+from clearhead.sample import Sample
 from clearhead.targets import Target
 from clearhead.units import UnitAxis, Units
 

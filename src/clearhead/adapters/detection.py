@@ -18,13 +18,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.adapters.base import Readout, Sample, register_adapter, unwrap_base_model
+from clearhead.adapters.base import Readout, register_adapter, unwrap_base_model
 from clearhead.adapters.image import ImageAdapter
 from clearhead.adapters.readers.image import denormalize_image, patchify
 from clearhead.capture.session import remove_hooks_on_exit
 from clearhead.capture.topology import is_deformable_attention
 from clearhead.errors import InputError, UnsupportedError
 from clearhead.machine_failures import is_machine_failure
+from clearhead.sample import Sample
 from clearhead.targets import DetectionQuery, MaskedToken, PositionTarget, Target, describe_spec
 from clearhead.units import UnitAxis, Units, build_patch_units
 

@@ -17,7 +17,6 @@ from clearhead.adapters.base import (
     InputOptions,
     NamedInputs,
     Readout,
-    Sample,
     list_class_names,
     register_adapter,
     unwrap_base_model,
@@ -26,6 +25,7 @@ from clearhead.adapters.similarity import Embeddings, PairAdapter, format_units_
 from clearhead.adapters.towers import END_OF_TEXT, POOLING_PROBE, TextTower, split_towers
 from clearhead.capture.checks.self_test import count_calls_from_config
 from clearhead.errors import InputError, UnsupportedError
+from clearhead.sample import Sample
 from clearhead.targets import Target
 from clearhead.units import POOLING_QUERY, UnitAxis, Units
 

@@ -10,11 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.adapters.base import InputOptions, Sample, register_adapter, unbatch_inputs, unwrap_base_model
+from clearhead.adapters.base import InputOptions, register_adapter, unbatch_inputs, unwrap_base_model
 from clearhead.adapters.generation import GenerativeAdapter, PromptSample, make_units_from_ids
 from clearhead.adapters.readers.text import TokenizerWrapper, pad_to_length
 from clearhead.capture.checks.self_test import RELATIVE_TOLERANCE_BY_DTYPE
 from clearhead.errors import InputError, UnsupportedError
+from clearhead.sample import Sample
 from clearhead.units import UnitAxis, Units
 
 _CROSS_ATTENTION_PATTERN = re.compile(r"encoder_attn|encdec|cross", re.IGNORECASE)

@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.adapters.base import ModelAdapter, Readout, Sample, unwrap_base_model
+from clearhead.adapters.base import ModelAdapter, Readout, unwrap_base_model
 from clearhead.adapters.readers.text import TokenizerWrapper
 from clearhead.errors import InputError, UnsupportedError
+from clearhead.sample import Sample
 from clearhead.targets import Contrast, GeneratedToken, Label, Predicted, Target
 from clearhead.units import UnitAxis, Units
 

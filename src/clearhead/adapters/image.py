@@ -14,7 +14,6 @@ from clearhead.adapters.base import (
     InputOptions,
     ModelAdapter,
     Readout,
-    Sample,
     list_class_names,
     register_adapter,
     unbatch_inputs,
@@ -23,6 +22,7 @@ from clearhead.adapters.base import (
 from clearhead.adapters.readers.image import denormalize_image, patchify, preprocess_image, to_pair
 from clearhead.capture.checks.self_test import count_calls_from_config
 from clearhead.errors import InputError, UnsupportedError
+from clearhead.sample import Sample
 from clearhead.targets import Target
 from clearhead.units import build_patch_units
 

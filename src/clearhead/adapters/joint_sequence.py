@@ -10,7 +10,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.adapters.base import InputOptions, Readout, Sample, list_class_names, register_adapter, unwrap_base_model
+from clearhead.adapters.base import (
+    InputOptions,
+    Readout,
+    list_class_names,
+    register_adapter,
+    unwrap_base_model,
+)
 from clearhead.adapters.readers.regions import ImageRegions, make_region_units
 from clearhead.adapters.text_with_visual import (
     TextWithImageAdapter,
@@ -19,6 +25,7 @@ from clearhead.adapters.text_with_visual import (
     VisualInput,
 )
 from clearhead.errors import InputError, UnsupportedError
+from clearhead.sample import Sample
 from clearhead.targets import Target
 from clearhead.units import UnitAxis, Units
 

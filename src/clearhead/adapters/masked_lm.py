@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.adapters.base import Readout, Sample, register_adapter
+from clearhead.adapters.base import Readout, register_adapter
 from clearhead.adapters.cross_attention import BridgeTowerAdapter
 from clearhead.adapters.joint_sequence import ViltAdapter
 from clearhead.adapters.text import TextAdapter
 from clearhead.adapters.text_with_visual import TextWithVisualAdapter, VisualInput
 from clearhead.errors import InputError
+from clearhead.sample import Sample
 from clearhead.targets import Target
 from clearhead.units import Units
 

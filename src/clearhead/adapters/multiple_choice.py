@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import InputOptions, Readout, Sample, register_adapter, unbatch_inputs
+from clearhead.adapters.base import InputOptions, Readout, register_adapter, unbatch_inputs
 from clearhead.adapters.text import TextAdapter
 from clearhead.adapters.token_heads import TextHeadAdapter
 from clearhead.errors import InputError
+from clearhead.sample import Sample
 from clearhead.targets import Contrast, Label, Predicted, Target, describe_spec
 
 

@@ -14,10 +14,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
-from clearhead.adapters.base import InputOptions, ModelAdapter, Readout, Sample, register_adapter, unwrap_base_model
+from clearhead.adapters.base import InputOptions, ModelAdapter, Readout, register_adapter, unwrap_base_model
 from clearhead.adapters.text import TextEncoderAdapter
 from clearhead.capture.checks.self_test import count_calls_from_config
 from clearhead.errors import InputError, UnsupportedError
+from clearhead.sample import Sample
 from clearhead.targets import Contrast, LabelLookup, Predicted, Target, describe_spec
 from clearhead.units import UnitAxis, Units
 

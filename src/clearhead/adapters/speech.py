@@ -9,10 +9,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.adapters.audio import WhisperClassificationAdapter
-from clearhead.adapters.base import InputOptions, Sample, register_adapter
+from clearhead.adapters.base import InputOptions, register_adapter
 from clearhead.adapters.encoder_decoder import EncoderDecoderAdapter
 from clearhead.adapters.generation import PromptSample
 from clearhead.errors import InputError
+from clearhead.sample import Sample
 from clearhead.units import UnitAxis
 
 

@@ -11,7 +11,6 @@ from clearhead.adapters.base import (
     InputOptions,
     ModelAdapter,
     Readout,
-    Sample,
     list_class_names,
     register_adapter,
     unbatch_inputs,
@@ -20,6 +19,7 @@ from clearhead.adapters.base import (
 from clearhead.adapters.readers.text import EncodedText, TokenizerWrapper, find_rope_parameters, pad_to_length
 from clearhead.capture.checks.self_test import count_calls_from_config
 from clearhead.errors import InputError, UnsupportedError
+from clearhead.sample import Sample
 from clearhead.targets import Target
 from clearhead.units import Units, build_numbered_units
 

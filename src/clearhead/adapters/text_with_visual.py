@@ -16,7 +16,6 @@ from clearhead.adapters.base import (
     ModelAdapter,
     NamedInputs,
     Readout,
-    Sample,
     compute_readout_weights,
     list_class_names,
     unbatch_inputs,
@@ -27,6 +26,7 @@ from clearhead.adapters.readers.regions import ImageRegions, make_region_units, 
 from clearhead.adapters.readers.text import TokenizerWrapper, pad_to_length
 from clearhead.adapters.text import TextAdapter
 from clearhead.errors import InputError, UnsupportedError
+from clearhead.sample import Sample
 from clearhead.targets import Target
 from clearhead.units import Units, build_patch_units
 

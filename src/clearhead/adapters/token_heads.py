@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import InputOptions, Readout, Sample, register_adapter, unwrap_base_model
+from clearhead.adapters.base import InputOptions, Readout, register_adapter, unwrap_base_model
 from clearhead.adapters.text import TextAdapter
 from clearhead.errors import InputError, UnsupportedError
+from clearhead.sample import Sample
 from clearhead.targets import AnswerSpan, MaskedToken, PositionTarget, Target, TokenLabel, describe_spec
 from clearhead.units import Units
 

@@ -14,7 +14,6 @@ from clearhead.adapters.base import (
     InputOptions,
     ModelAdapter,
     Readout,
-    Sample,
     compute_readout_weights,
     unbatch_inputs,
     unwrap_base_model,
@@ -23,6 +22,7 @@ from clearhead.adapters.image import ImageAdapter, PatchLayout, find_patch_layou
 from clearhead.adapters.readers.image import denormalize_image, open_image
 from clearhead.adapters.text import TextAdapter
 from clearhead.errors import InputError, UnsupportedError
+from clearhead.sample import Sample
 from clearhead.targets import Target
 from clearhead.units import build_patch_units
 

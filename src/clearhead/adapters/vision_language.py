@@ -16,7 +16,6 @@ from torch import Tensor
 from clearhead.adapters.base import (
     InputOptions,
     NamedInputs,
-    Sample,
     list_class_names,
     register_adapter,
     unwrap_base_model,
@@ -35,6 +34,7 @@ from clearhead.adapters.readers.text import TokenizerWrapper, pad_to_length
 from clearhead.capture.checks.self_test import count_calls_from_config
 from clearhead.errors import InputError, UnsupportedError
 from clearhead.methods.base import METHOD_REGISTRY
+from clearhead.sample import Sample
 from clearhead.targets import Target
 from clearhead.units import UnitAxis, Units
 

@@ -9,12 +9,13 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import InputOptions, NamedInputs, Sample
+from clearhead.adapters.base import InputOptions, NamedInputs
 from clearhead.bench.data.base import Example
 from clearhead.bench.protocols.base import BenchmarkProtocol
 from clearhead.bench.zero_shot import ZeroShotTarget
 from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import InputError
+from clearhead.sample import Sample
 from clearhead.targets import Target, make_target
 
 if TYPE_CHECKING:

@@ -21,12 +21,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import Sample
 from clearhead.concepts.densray import build_direction
 from clearhead.concepts.directions import Direction, HeldOutMetrics, LayerIndex
 from clearhead.concepts.hidden_states import LayerStates, Progress, compute_layer_states
 from clearhead.errors import InputError, unknown_value_error
 from clearhead.explainer import Explainer
+from clearhead.sample import Sample
 from clearhead.targets import Target, TargetLike, make_target
 
 POOLING_MODES = ("class", "mean", "token", "flat")

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import InputOptions, ModelAdapter, Sample
+from clearhead.adapters.base import InputOptions, ModelAdapter
 from clearhead.concepts.directions import EMBEDDINGS, Direction, Directions, LayerIndex
 from clearhead.concepts.hidden_states import read_samples
 from clearhead.concepts.layer_hooks import (
@@ -32,6 +32,7 @@ from clearhead.concepts.layer_hooks import (
 )
 from clearhead.errors import ClearheadWarning, InputError, UnsupportedError
 from clearhead.explainer import Explainer
+from clearhead.sample import Sample
 from clearhead.targets import Target
 from clearhead.units import Units
 

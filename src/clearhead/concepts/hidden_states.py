@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import InputOptions, Sample
+from clearhead.adapters.base import InputOptions
 from clearhead.adapters.text import TextAdapter
 from clearhead.capture.tape import AttentionCall
 from clearhead.concepts.directions import EMBEDDINGS, LayerIndex
@@ -18,6 +18,7 @@ from clearhead.engine.batching import iter_batch_indices, with_progress
 from clearhead.engine.target_batch import TargetBatch, TargetFunction
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
+from clearhead.sample import Sample
 from clearhead.targets import Target, TargetLike, make_target
 
 #: True for a progress bar on standard error, or a function that wraps a list.

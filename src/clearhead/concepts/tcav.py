@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import Sample
 from clearhead.concepts.cav import (
     MIN_HELD_OUT_ACCURACY,
     ConceptActivations,
@@ -41,6 +40,7 @@ from clearhead.concepts.significance import (
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
 from clearhead.explanation.explanation import to_json_value
+from clearhead.sample import Sample
 from clearhead.targets import TargetLike
 
 

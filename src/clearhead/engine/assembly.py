@@ -13,20 +13,24 @@ from jaxtyping import Float
 from torch import Tensor
 
 import clearhead
-from clearhead.adapters.base import InputOptions, ModelAdapter, Sample
+from clearhead.adapters.base import InputOptions, ModelAdapter
 from clearhead.capture.checks.self_test import SelfTest
 from clearhead.engine.combination import MethodSelection
 from clearhead.engine.method_run import MethodResult, MethodRun
 from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import ClearheadWarning
 from clearhead.explanation.degenerate_scores import find_degenerate_scores, find_measured_problems
-from clearhead.explanation.explanation import Explanation
+from clearhead.explanation.explanation import Explanation, compute_intervals
 from clearhead.explanation.multi_stream import AnyExplanation, MultiStreamExplanation
 from clearhead.methods.base import MethodScores
 from clearhead.profiles import Profile
 from clearhead.request import ComputeOptions
+from clearhead.sample import Sample
 from clearhead.targets import compute_probabilities
 from clearhead.units import POOLING_QUERY, Units
+
+#: The largest number of units whose covariance is kept, as it grows with their square.
+MAX_COVARIANCE_UNITS = 256
 
 
 @dataclass
@@ -321,6 +325,8 @@ class _StreamAssembler:
             "per_head": None,
             "factors": None,
             "component_scores": None,
+            "intervals": None,
+            "covariance": None,
         }
         if not is_single:
             return arrays
@@ -334,6 +340,13 @@ class _StreamAssembler:
         if scores.components:
             component_scores = torch.stack([*scores.components.values()], 1)
             arrays["component_scores"] = self._select_units(component_scores, i, indexer)
+        if scores.covariances and scores.resolved_options and self.postprocess is None:
+            covariance = self._pad_to_length(scores.covariances[i], self.lengths[0])
+            covariance = self._pad_to_length(covariance.mT, self.lengths[0])[indexer][:, indexer]
+            multiplier = scores.resolved_options["interval_multiplier"][i]
+            arrays["intervals"] = compute_intervals(arrays["scores"], covariance.numpy(), multiplier)
+            if len(units) <= MAX_COVARIANCE_UNITS:
+                arrays["covariance"] = _to_numpy(covariance).astype(arrays["scores"].dtype)
         return arrays
 
     def _select_row_and_matrix(

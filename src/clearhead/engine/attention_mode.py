@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from clearhead.adapters.base import Sample
 from clearhead.capture.attention.reductions import MapReduction
 from clearhead.capture.attention.tiling import (
     TORCH_TILES_NAME,
@@ -24,6 +23,7 @@ from clearhead.errors import UnsupportedError
 from clearhead.methods._tiled import TiledMethod
 from clearhead.methods.base import CROSS_STREAM_REGISTRY, METHOD_REGISTRY, Method
 from clearhead.methods.pass_type import PassType
+from clearhead.sample import Sample
 
 if TYPE_CHECKING:
     from clearhead.engine.capabilities import ModelCapabilities

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from clearhead.adapters.base import Sample
 from clearhead.errors import InputError
+from clearhead.sample import Sample
 
 
 def iter_batch_indices(samples: Sequence[Sample], batch_size: int) -> Iterator[list[int]]:

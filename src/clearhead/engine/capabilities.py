@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from clearhead.adapters.base import InputOptions, ModelAdapter, Sample
+from clearhead.adapters.base import InputOptions, ModelAdapter
 from clearhead.backward_rules.base import RuleSet
 from clearhead.capture.attention.tiling import TilingConfig
 from clearhead.capture.checks.self_test import SelfTest
@@ -21,6 +21,8 @@ from clearhead.engine.passes import STRATEGIES
 from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import UnsupportedError
 from clearhead.methods.base import CROSS_STREAM_REGISTRY, Method
+from clearhead.methods.pass_type import PassType
+from clearhead.sample import Sample
 from clearhead.targets import Target
 
 if TYPE_CHECKING:
@@ -107,7 +109,7 @@ class ModelCapabilities:
         requires = method.declaration.requires
         if reason := _find_missing_package(method):
             return reason
-        if method.components:
+        if method.pass_type is PassType.COMBINED:
             reasons = {component.name: self.find_unsupported_reason(component) for component in method.components}
             if None in reasons.values():
                 return None
@@ -190,9 +192,11 @@ class ModelCapabilities:
         Returns:
             False if samples must be run one by one.
         """
-        if method.components:
-            applicable = (c for c in method.components if self.find_unsupported_reason(c) is None)
-            return all(map(self.is_batch_safe, applicable))
+        applicable = (c for c in method.components if self.find_unsupported_reason(c) is None)
+        if not all(map(self.is_batch_safe, applicable)):
+            return False
+        if method.pass_type is PassType.COMBINED:
+            return True
         return STRATEGIES[method.pass_type].is_batch_safe(self, method)
 
     def check_readouts(

@@ -1,7 +1,7 @@
-"""Combined methods: their components are run as methods of the call, and their scores are combined afterwards."""
+"""Methods with components, which are run as methods of the call: combined ones, and those that have a prior."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from clearhead.capture.checks.self_test import SelfTest
@@ -20,8 +20,8 @@ class MethodSelection:
     Attributes:
         requested: The methods whose explanations are returned.
         pass_methods: The methods whose passes are run: each method once, with components in place of combined methods.
-        components: The components of each combined method that apply to the model.
-        omitted: For each combined method, why other components do not apply, by their name.
+        components: The components that apply to the model, of each method that has components.
+        omitted: For each of these methods, why other components do not apply, by their name.
     """
 
     requested: list[Method]
@@ -31,7 +31,7 @@ class MethodSelection:
 
 
 def select_methods(capabilities: ModelCapabilities, methods: Sequence[Method]) -> MethodSelection:
-    """Replace combined methods by their components that apply to the model.
+    """Add the components that apply to the model; they replace combined methods, which have no passes of their own.
 
     Args:
         capabilities: What is known about the model, after its self-test.
@@ -43,6 +43,7 @@ def select_methods(capabilities: ModelCapabilities, methods: Sequence[Method]) -
     for method in methods:
         if method.pass_type is not PassType.COMBINED:
             pass_methods[method] = None
+        if not method.components:
             continue
         reasons = {component: capabilities.find_unsupported_reason(component) for component in method.components}
         components[method] = [component for component, reason in reasons.items() if reason is None]
@@ -61,12 +62,26 @@ def collect_requested(
     """Return run and result of each requested method, from those of the methods that were run."""
     by_method = {run.method: (run, result) for run, result in zip(method_runs, results, strict=True)}
     for method, components in selection.components.items():
+        if method.pass_type is not PassType.COMBINED:
+            method_run, result = by_method[method]
+            by_method[method] = (method_run, _add_components(method_run, result))
+            continue
         combined_run = MethodRun(method, batch, self_test)
         for component in components:
             combined_run.add_component(by_method[component][0])
         by_method[method] = (combined_run, _combine(combined_run, {c.name: by_method[c][1] for c in components}))
     requested = [by_method[method] for method in selection.requested]
     return [run for run, _ in requested], [result for _, result in requested]
+
+
+def _add_components(method_run: MethodRun, result: MethodResult) -> MethodResult:
+    """Add the scores of the components to those of a method with its own passes."""
+    by_name = method_run.component_results
+    scores = {
+        stream: replace(stream_scores, components={name: r.scores[stream].scores[:, 0] for name, r in by_name.items()})
+        for stream, stream_scores in result.scores.items()
+    }
+    return replace(result, scores=scores)
 
 
 def _combine(combined_run: MethodRun, results: Mapping[str, MethodResult]) -> MethodResult:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from clearhead.adapters.base import Sample
 from clearhead.capture.recorder import BatchedBackwardError
 from clearhead.engine.assembly import BatchRequest, PassResult, assemble_explanations
 from clearhead.engine.attention_mode import choose_attention_mode
@@ -18,6 +17,7 @@ from clearhead.errors import InputError, UnsupportedError
 from clearhead.explanation.multi_stream import AnyExplanation
 from clearhead.methods.base import Method
 from clearhead.profiles.base import Profile
+from clearhead.sample import Sample
 from clearhead.targets import Target
 
 

@@ -15,11 +15,11 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from clearhead.adapters.base import Sample
 from clearhead.adapters.decoder import CausalLMAdapter
 from clearhead.capture.checks.self_test import RELATIVE_TOLERANCE_BY_DTYPE
 from clearhead.engine.memory_budget import limit_rows
 from clearhead.engine.target_batch import TargetBatch
+from clearhead.sample import Sample
 from clearhead.targets import Target
 
 if TYPE_CHECKING:

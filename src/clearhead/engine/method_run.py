@@ -51,6 +51,7 @@ class MethodRun:
     Attributes:
         is_attention_captured: Whether attention was captured in a pass of this method, for this or another method.
         kernel_logs: How tiled passes captured attention.
+        component_results: What the components of the method returned, by name, before its own passes.
     """
 
     def __init__(self, method: Method, batch: TargetBatch, self_test: SelfTest) -> None:
@@ -58,6 +59,7 @@ class MethodRun:
         self.requires = method.declaration.requires
         self.is_attention_captured = method.pass_type.materialises_attention
         self.kernel_logs: list[KernelLog] = []
+        self.component_results: dict[str, MethodResult] = {}
         self.num_heads_by_module = {site.module: site.num_heads for site in self_test.call_sites}
         layers = method.get_option("layers", method.declaration.layers)
         stream_pairs = {(site.query_stream, site.key_stream) for site in self_test.call_sites}

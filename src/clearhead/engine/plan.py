@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from clearhead.adapters.base import Sample
 from clearhead.capture.attention.tiling import TORCH_TILES_NAME
 from clearhead.capture.tape import CALL_REQUIREMENTS, GRADIENT_SOURCES, Requirements
 from clearhead.engine.attention_mode import AttentionMode
@@ -20,6 +19,7 @@ from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import UnsupportedError
 from clearhead.methods.base import Method
 from clearhead.methods.pass_type import PassType
+from clearhead.sample import Sample
 from clearhead.targets import Target
 
 logger = logging.getLogger("clearhead")
@@ -108,6 +108,12 @@ class BatchPlan:
                 clean_pass = run_clean_pass(self.clean_context, self.clean_runs, self.clean_requires)
         results: dict[int, MethodResult] = {}
         for group in self.groups:
+            for method_run in group.method_runs:
+                method_run.component_results = {
+                    component.method.name: results[id(component)]
+                    for component in self.method_runs
+                    if component.method in method_run.method.components
+                }
             with budgeted_passes(group.strategy.pass_type.value, self.batch.num_rows, self.batch.max_units):
                 group_results = group.strategy.run(group.context, group.method_runs, clean_pass)
             results |= {id(run): result for run, result in zip(group.method_runs, group_results, strict=True)}
@@ -244,6 +250,7 @@ def make_batch_plan(
         supports_tiling = strategy.supports_tiling and all(run.supports_tiling for run in runs)
         tiling = attention_mode.tiling if supports_tiling else None
         groups.append(PassGroup(strategy, PassContext(capabilities, batch, tiling), runs))
+    groups.sort(key=lambda group: any(run.method.components for run in group.method_runs))  # after their components
     return BatchPlan(batch, method_runs, attention_mode, clean_context, clean_requires, clean_runs, groups)
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.adapters.base import Sample
 from clearhead.capture.recorder import Recorder
 from clearhead.engine.baselines import Baselines
 from clearhead.engine.target_batch import TargetBatch
+from clearhead.sample import Sample
 
 
 class RandomReferences:

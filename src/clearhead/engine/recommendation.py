@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import numpy as np
 
-from clearhead.adapters.base import ModelAdapter, Sample
+from clearhead.adapters.base import ModelAdapter
 from clearhead.adapters.decoder import CausalLMAdapter
 from clearhead.adapters.detection import BaseDetectionAdapter
 from clearhead.adapters.encoder_decoder import EncoderDecoderAdapter
@@ -19,6 +19,7 @@ from clearhead.engine.attention_mode import MAX_FULL_LENGTH, compute_max_length
 from clearhead.engine.capabilities import ModelCapabilities
 from clearhead.errors import UnsupportedError
 from clearhead.methods.base import METHOD_REGISTRY, Method
+from clearhead.sample import Sample
 
 #: The method with the best mean over the known-answer models (docs/known-answers.md).
 RECOMMENDED_METHOD = "ensemble"

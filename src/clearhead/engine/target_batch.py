@@ -13,11 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import ModelAdapter, Sample
+from clearhead.adapters.base import ModelAdapter
 from clearhead.capture.recorder import HeadRows
 from clearhead.capture.tape import Tape
 from clearhead.errors import InputError
 from clearhead.methods.base import UnitContext
+from clearhead.sample import Sample
 from clearhead.targets import Target, compute_class_target_values
 
 #: Content of at least this size is hashed in threads.

@@ -58,6 +58,7 @@ _ACCURACY_OPTIONS = {
     "gradient-shap": "samples=",
     "shap": "evaluations=",
     "kernel-shap": "evaluations=",
+    "calibrated": "evaluations=",
     "lime": "evaluations=",
 }
 #: The longest unit name that is quoted.

@@ -53,8 +53,14 @@ class Explanation(DisplayMixin):
         per_head: Contributions of the heads of each layer (`per="head"`).
         factors: The factors whose product the scores are, for methods that have them, named in
             `provenance["factors"]`.
-        component_scores: The scores of the methods that a combined method combines, or the terms that the scores are
-            the sum of, named in `provenance["components"]`; see `components`.
+        component_scores: The scores of the methods that a combined method combines, or that another one starts from, or
+            the terms that the scores are the sum of, named in `provenance["components"]`; see `components`.
+        intervals: Lower and upper bound of each score, for methods that estimate them (`calibrated`) and a single
+            target. `provenance["interval_level"]` is how often they are meant to contain the exact score. They are
+            missing where scores were added up without their covariance, or subtracted:
+            `provenance["missing_intervals"]` says why.
+        covariance: The covariance of the scores, from which the intervals of words and regions are computed; kept for
+            up to 256 units.
         image: The image as the model sees it, for image inputs.
         steps: Names of several explained outputs: generated tokens, detected objects.
 
@@ -77,6 +83,8 @@ class Explanation(DisplayMixin):
     per_head: Float[np.ndarray, "layer head unit"] | None = None
     factors: Float[np.ndarray, "factor unit"] | None = None
     component_scores: Float[np.ndarray, "component unit"] | None = None
+    intervals: Float[np.ndarray, "unit 2"] | None = None
+    covariance: Float[np.ndarray, "unit unit"] | None = None
     image: UInt8[np.ndarray, "height width 3"] | None = RenderedOnAccess()  # type: ignore[assignment]  # noqa: RUF009
     steps: tuple[str, ...] | None = None
 
@@ -96,8 +104,8 @@ class Explanation(DisplayMixin):
     def components(self) -> dict[str, Float[np.ndarray, "unit"]]:
         """The scores that a method combines, by name; empty for most methods.
 
-        These are the scores of other methods (`ensemble`), or the terms of a sum: what a token gets, and what its
-        position gets (`pa-lrp`).
+        These are the scores of other methods (`ensemble`), the prior of `calibrated`, or the terms of a sum: what a
+        token gets, and what its position gets (`pa-lrp`).
 
         >>> e = ex.explain("A wonderful film", "ensemble")  # doctest: +SKIP
         >>> e.components["deeplift-shap"]  # doctest: +SKIP
@@ -273,12 +281,36 @@ class Explanation(DisplayMixin):
             per_head=add_up(self.per_head),
             factors=None,  # a sum of products is not a product of sums
             component_scores=add_up(self.component_scores),
+            **self._aggregate_intervals(add_up(self.scores), weights, absolute),
         )
         if not absolute:
             return aggregated._with_warnings_of(self)
         changes = {"signed": False, "linear_in_target": False, "absolute": True}
-        provenance = {**self.provenance, **changes}
+        provenance = {**aggregated.provenance, **changes}
         return replace(aggregated, base_value=None, provenance=provenance)._with_warnings_of(self)
+
+    def _aggregate_intervals(
+        self, sums: Float[np.ndarray, "larger"], weights: Float[np.ndarray, "unit larger"], absolute: bool
+    ) -> dict[str, Any]:
+        """Return the intervals and the covariance of larger units, or the provenance with why there are none."""
+        if self.intervals is None:
+            return {}
+        reason = ""
+        if absolute:
+            reason = "the intervals are about signed scores, and absolute values were added up"
+        elif self.covariance is None:
+            reason = (
+                f"the covariance of {len(self)} scores is not kept: explain with a larger unit (unit='word' or "
+                "unit='superpixel'), which is then masked as a whole"
+            )
+        if reason:
+            provenance = {**self.provenance, "missing_intervals": reason}
+            return {"intervals": None, "covariance": None, "provenance": provenance}
+        covariance = weights.T @ self.covariance @ weights
+        return {
+            "intervals": compute_intervals(sums, covariance, self.provenance["interval_multiplier"]),
+            "covariance": covariance,
+        }
 
     def _find_degenerate_scores(self) -> list[str]:
         return find_degenerate_scores(self.scores, self.units, self.target, self.certificate, self.provenance)
@@ -417,13 +449,20 @@ class Explanation(DisplayMixin):
             method=method,
             scores=self.scores - other.scores,
             target=target,
-            provenance={**self.provenance, "signed": True, "minus": dict(other.provenance)},
+            provenance={
+                **self.provenance,
+                "signed": True,
+                "minus": dict(other.provenance),
+                **({} if self.intervals is None else {"missing_intervals": "the scores are a difference of two"}),
+            },
             base_value=subtract(self.base_value, other.base_value),
             matrix=subtract(self.matrix, other.matrix),
             per_layer=subtract(self.per_layer, other.per_layer),
             per_head=subtract(self.per_head, other.per_head),
             factors=None,
             component_scores=subtract(self.component_scores, other.component_scores),
+            intervals=None,
+            covariance=None,
         )
         return difference._with_warnings_of(self, other)
 
@@ -593,8 +632,22 @@ class Explanation(DisplayMixin):
         )
 
 
-_ARRAY_FIELDS = ("matrix", "per_layer", "per_head", "factors", "component_scores")
+_ARRAY_FIELDS = ("matrix", "per_layer", "per_head", "factors", "component_scores", "intervals", "covariance")
 _JSON_FIELDS = ("method", "target", "prediction", "base_value", "certificate", "provenance")
+
+
+def compute_intervals(
+    scores: Float[np.ndarray, "unit"], covariance: Float[np.ndarray, "unit unit"], multiplier: float
+) -> Float[np.ndarray, "unit 2"]:
+    """Return the lower and upper bound of each score.
+
+    Args:
+        scores: The scores.
+        covariance: Their covariance.
+        multiplier: The half-width of an interval in standard deviations.
+    """
+    half_widths = (multiplier * np.sqrt(np.maximum(np.diagonal(covariance), 0))).astype(scores.dtype)
+    return np.stack([scores - half_widths, scores + half_widths], axis=1)
 
 
 def _sum_with_nan(

@@ -144,7 +144,7 @@ class MultiStreamExplanation(DisplayMixin):
 
     def __getattr__(self, name: str) -> Any:
         """Refuse what only a single stream has, such as `scores`, with the expression to use instead."""
-        if name in ("scores", "units", "tokens", "matrix", "stream", "heat_map", "per_layer", "per_head"):
+        if name in ("scores", "units", "tokens", "matrix", "stream", "heat_map", "per_layer", "per_head", "intervals"):
             named = " or ".join(f"e[{stream!r}].{name}" for stream in self.by_stream)
             raise InputError(f"this explanation has several streams: use {named}")
         raise AttributeError(name)

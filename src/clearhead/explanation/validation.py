@@ -20,6 +20,8 @@ _ARRAY_SHAPES: dict[str, tuple[int | str | None, ...]] = {
     "per_head": (None, None, "unit"),
     "factors": (None, "unit"),
     "component_scores": (None, "unit"),
+    "intervals": ("unit", 2),
+    "covariance": ("unit", "unit"),
     "image": (None, None, 3),
 }
 

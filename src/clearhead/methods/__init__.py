@@ -9,6 +9,7 @@ from clearhead.methods import (  # noqa: F401  (importing a module registers its
     attn_lrp,
     beyond_intuition_head,
     beyond_intuition_token,
+    calibrated,
     cat,
     cp_lrp,
     deeplift,

@@ -1,7 +1,7 @@
 """Base class of perturbation methods: they evaluate the target with some units masked, as a cooperative game."""
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +19,21 @@ PINV_RTOL = 1e-9
 CoalitionGenerator = Generator[Bool[Tensor, "coalition player"], Float[Tensor, "coalition"], "PlayerScores"]
 
 
+@dataclass(frozen=True)
+class ScoreIntervals:
+    """The uncertainty of the scores of the players.
+
+    Attributes:
+        level: How often the intervals are meant to contain the exact scores.
+        multiplier: The half-width of an interval in standard deviations.
+        compute_covariance: Returns the covariance of weighted sums of the scores.
+    """
+
+    level: float
+    multiplier: float
+    compute_covariance: "Callable[[Float[Tensor, 'unit player']], Float[Tensor, 'unit unit']]"
+
+
 @dataclass
 class PlayerScores:
     """Scores of the players of one game.
@@ -28,12 +43,16 @@ class PlayerScores:
         base_value: The value that the scores add to; None if they do not sum to the target's value.
         fixed_leaf_scores: Scores of leaves of the hierarchy that are never masked, such as special tokens.
         diagnostics: Figures about the computation, for the certificate.
+        intervals: The uncertainty of the scores, for methods that estimate it.
+        resolved_options: What the method decided for this input, for the provenance.
     """
 
     scores: Float[Tensor, "player"]
     base_value: float | None = None
     fixed_leaf_scores: Float[Tensor, "leaf"] | None = None
     diagnostics: dict[str, float] | None = None
+    intervals: ScoreIntervals | None = None
+    resolved_options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -45,12 +64,14 @@ class CoalitionGame:
         seed: Random seed, derived from the content of the input.
         get_windows: Returns the masks of all windows of a given size.
         get_hierarchy: Returns the hierarchy of the units (`perturbation.hierarchy.Hierarchy`).
+        component_scores: The scores of the players by the method's components that apply to the model, by name.
     """
 
     num_players: int
     seed: int
     get_windows: Callable[[int], Bool[Tensor, "window player"]]
     get_hierarchy: Callable[[], Any]
+    component_scores: "Mapping[str, Float[Tensor, 'player']]" = field(default_factory=dict)
 
     @property
     def empty_coalition(self) -> Bool[Tensor, "player"]:
@@ -94,6 +115,10 @@ class PerturbationMethod(AttributionMethod):
         if evaluations is None:
             return cls.declaration.cost
         return Cost(forward=1 + evaluations, is_upper_bound=True, note="batched")
+
+    def count_masked_inputs(self, num_units: int) -> int:
+        """Return the maximum number of masked inputs for an input of this many units."""
+        return self.get_cost(vars(self)).count_inputs(num_units) - 1  # without the clean pass
 
     def iter_coalitions(self, game: CoalitionGame) -> CoalitionGenerator:
         """Yield batches of coalitions, receive their values, and return the scores of the players.

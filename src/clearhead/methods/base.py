@@ -180,7 +180,9 @@ class MethodScores:
             of, by name, if there is a single read-out.
         diagnostics: Figures measured per sample during the computation, for the certificate: a completeness gap, an
             integration error.
-        resolved_options: Values chosen per sample for options left open, for the provenance: the masking value.
+        resolved_options: Values chosen per sample for options left open, for the provenance: the masking value. With
+            `covariances`, "interval_multiplier" is the half-width of an interval in standard deviations.
+        covariances: The covariance of the scores of each sample, on the CPU, for methods that estimate intervals.
     """
 
     scores: Float[Tensor, "batch row unit"]
@@ -190,7 +192,8 @@ class MethodScores:
     factors: "dict[str, Float[Tensor, 'batch unit']] | None" = None
     components: "dict[str, Float[Tensor, 'batch unit']] | None" = None
     diagnostics: "dict[str, Float[Tensor, 'batch']] | None" = None
-    resolved_options: dict[str, list[str]] | None = None
+    resolved_options: dict[str, list[Any]] | None = None
+    covariances: "list[Float[Tensor, 'unit unit']] | None" = None
 
     def cpu(self) -> "MethodScores":
         """Return a copy with all tensors on the CPU.

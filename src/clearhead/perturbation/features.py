@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.adapters.base import Sample
 from clearhead.errors import unknown_value_error
 from clearhead.perturbation.hierarchy import Hierarchy, build_spatial_hierarchy
 from clearhead.perturbation.players import MaskablePlayers, make_membership_mask, pack_bits
+from clearhead.sample import Sample
 from clearhead.units import Units
 
 FEATURE_REPLACEMENTS = ("remove", "mean")
@@ -96,6 +96,10 @@ class FeaturePlayers(MaskablePlayers):
     def spread_fixed_leaves(self, leaf_scores: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:
         """Return zeros: every leaf is a player."""
         return torch.zeros(len(self.units), dtype=leaf_scores.dtype)
+
+    def add_up_units(self, unit_scores: Float[Tensor, "unit"]) -> Float[Tensor, "player"]:
+        """Return the scores of the units that are players."""
+        return unit_scores[self.player_of_unit >= 0]
 
     def build_hierarchy(self) -> Hierarchy:
         """Halve the image along its longer side, by the centres of the regions; units without boxes by their order."""

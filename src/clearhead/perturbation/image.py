@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from clearhead.adapters.base import Sample
 from clearhead.adapters.readers.image import to_pair
 from clearhead.errors import InputError, UnsupportedError, unknown_value_error
 from clearhead.perturbation.hierarchy import Hierarchy, build_spatial_hierarchy
 from clearhead.perturbation.image_fill import blur_image, make_black_image
 from clearhead.perturbation.players import MaskablePlayers, make_membership_mask, pack_bits
+from clearhead.sample import Sample
 from clearhead.units import Units
 
 IMAGE_REPLACEMENTS = ("mean", "blur", "black")
@@ -154,6 +154,14 @@ class ImagePlayers(MaskablePlayers):
         pixel_scores = (scores / torch.bincount(players, minlength=self.num_players))[players]
         unit_scores = torch.zeros(len(self.units), dtype=scores.dtype)
         return unit_scores.index_add_(0, self.patch_of_pixel[has_player], pixel_scores)
+
+    def add_up_units(self, unit_scores: Float[Tensor, "unit"]) -> Float[Tensor, "player"]:
+        """Divide the score of each patch among players in proportion to the pixels that they share."""
+        has_player = self.player_of_pixel >= 0
+        patches = self.patch_of_pixel[has_player]
+        pixel_scores = (unit_scores / torch.bincount(patches, minlength=len(self.units)).clamp(min=1))[patches]
+        scores = unit_scores.new_zeros(self.num_players)
+        return scores.index_add_(0, self.player_of_pixel[has_player], pixel_scores)
 
     def spread_fixed_leaves(self, leaf_scores: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:
         """Return zeros: every leaf is a player."""

@@ -4,7 +4,7 @@ In a model with several streams, the units of all streams are players of one gam
 chosen for texts (`mask` …), for images (`mean` …) or for regions (`remove` …); other streams use their defaults.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -13,13 +13,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.adapters.base import ModelAdapter, Sample
+from clearhead.adapters.base import ModelAdapter
 from clearhead.errors import InputError, unknown_value_error
 from clearhead.perturbation.features import FEATURE_REPLACEMENTS, FeaturePlayers
 from clearhead.perturbation.hierarchy import Hierarchy, merge_hierarchies
 from clearhead.perturbation.image import IMAGE_REPLACEMENTS, ImagePlayers
 from clearhead.perturbation.players import MaskablePlayers
 from clearhead.perturbation.text import SPECIAL_TOKEN_REPLACEMENTS, TEXT_REPLACEMENTS, TextPlayers
+from clearhead.sample import Sample
 from clearhead.units import TEXT_LEVELS, UnitAxis, Units
 
 
@@ -244,6 +245,22 @@ class MultiStreamPlayers(MaskablePlayers):
                 players.spread_to_units(scores[player_slice])
                 for players, player_slice in zip(self.stream_players, self.player_slices, strict=True)
             ]
+        )
+
+    def add_up_units(self, unit_scores: Float[Tensor, "unit"]) -> Float[Tensor, "player"]:
+        """Add up the scores within each stream; the units of the streams are concatenated."""
+        lengths = [len(indices) for _, _, indices in self.stream_locations]
+        return torch.cat(
+            [
+                players.add_up_units(scores)
+                for players, scores in zip(self.stream_players, unit_scores.split(lengths), strict=True)
+            ]
+        )
+
+    def add_up_axes(self, scores_by_axis: "Mapping[str, Float[Tensor, 'padded']]") -> Float[Tensor, "player"]:
+        """Add up the scores of the units of each player, by the indices of the streams along their axes."""
+        return self.add_up_units(
+            torch.cat([scores_by_axis[axis_name][list(indices)] for _, axis_name, indices in self.stream_locations])
         )
 
     def spread_fixed_leaves(self, leaf_scores: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:

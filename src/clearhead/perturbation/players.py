@@ -1,7 +1,7 @@
 """Players: the parts of an input that can be masked, in the terms of cooperative game theory (Shapley values)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.adapters.base import Sample
 from clearhead.perturbation.hierarchy import Hierarchy
+from clearhead.sample import Sample
 
 
 class MaskablePlayers(ABC):
@@ -84,6 +84,19 @@ class MaskablePlayers(ABC):
         Returns:
             One score per unit.
         """
+
+    @abstractmethod
+    def add_up_units(self, unit_scores: Float[Tensor, "unit"]) -> Float[Tensor, "player"]:
+        """Add up the scores of the units of each player; those of fixed units are left out."""
+
+    def add_up_axes(self, scores_by_axis: "Mapping[str, Float[Tensor, 'padded']]") -> Float[Tensor, "player"]:
+        """Add up the scores of the units of each player.
+
+        Args:
+            scores_by_axis: The scores of the units of each attention axis; padding at the end is left out.
+        """
+        ((name, axis),) = self.sample.axes.items()
+        return self.add_up_units(scores_by_axis[name][: len(axis)])
 
     def spread_by_axis(
         self, scores: Float[Tensor, "player"], fixed_scores: Float[Tensor, "leaf"] | None

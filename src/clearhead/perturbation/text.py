@@ -13,11 +13,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.adapters.base import Sample, find_module_device
+from clearhead.adapters.base import find_module_device
 from clearhead.adapters.generation import PromptSample
 from clearhead.errors import InputError, unknown_value_error
 from clearhead.perturbation.hierarchy import Hierarchy, build_text_hierarchy, get_unit_texts
 from clearhead.perturbation.players import MaskablePlayers, make_membership_mask, pack_bits
+from clearhead.sample import Sample
 from clearhead.units import TEXT_LEVELS, UnitAxis, Units, build_numbered_units
 
 SPECIAL_TOKEN_REPLACEMENTS = ("mask", "pad", "unk", "eos", "bos")
@@ -250,6 +251,12 @@ class TextPlayers(MaskablePlayers):
         """Divide each player's score equally among its tokens; fixed tokens get zero."""
         sizes = torch.bincount(self.player_of_unit[self.player_of_unit >= 0], minlength=self.num_players)
         return (scores / sizes)[self.player_of_unit.clamp(min=0)].masked_fill(self.player_of_unit < 0, 0)
+
+    def add_up_units(self, unit_scores: Float[Tensor, "unit"]) -> Float[Tensor, "player"]:
+        """Add up the scores of the tokens of each player."""
+        is_player = self.player_of_unit >= 0
+        scores = unit_scores.new_zeros(self.num_players)
+        return scores.index_add_(0, self.player_of_unit[is_player], unit_scores[is_player])
 
     def spread_fixed_leaves(self, leaf_scores: Float[Tensor, "leaf"]) -> Float[Tensor, "unit"]:
         """Divide the score of each merged unit equally among its tokens."""

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.adapters.base import InputOptions, Sample
+from clearhead.adapters.base import InputOptions
 from clearhead.adapters.custom.base import QUERY_STREAM
 from clearhead.adapters.decoder import CausalLMAdapter
 from clearhead.adapters.generation import GenerativeAdapter, PromptSample
@@ -31,6 +31,7 @@ from clearhead.interventions.attention_patch import (
     run_patched_forward,
 )
 from clearhead.interventions.last_row import LastRowRunner
+from clearhead.sample import Sample
 from clearhead.targets import Target, compute_probabilities, make_target
 from clearhead.units import Units
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from clearhead.adapters.base import InputOptions, Sample
+from clearhead.adapters.base import InputOptions
 from clearhead.capture.tape import AttentionCall, Tape
 from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import InputError, UnsupportedError, unknown_value_error
@@ -16,6 +16,7 @@ from clearhead.explanation.multi_stream import AnyExplanation
 from clearhead.links import AttentionLinks
 from clearhead.probes.attention_view import AttentionView, compute_attention_view
 from clearhead.probes.head_patterns import compute_head_statistics
+from clearhead.sample import Sample
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.adapters.base import InputOptions, Sample
+from clearhead.adapters.base import InputOptions
 from clearhead.adapters.custom.tokens import CustomTokenAdapter
 from clearhead.errors import InputError, UnsupportedError, unknown_value_error
 from clearhead.interventions.attention_patch import AttentionPatch, AttentionWeights, VisibleKeys, run_patched_forward
@@ -27,6 +27,7 @@ from clearhead.perturbation.text import TextPlayers
 from clearhead.probes.base import ProbeBatch, ProbeContext, Progress
 from clearhead.probes.divergences import compute_tau_b
 from clearhead.probes.probe_result import ProbeResult, compute_estimates
+from clearhead.sample import Sample
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer

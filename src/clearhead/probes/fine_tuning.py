@@ -18,13 +18,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.adapters.base import Sample
 from clearhead.capture.topology import ModelTopology
 from clearhead.engine.batching import iter_batch_indices
 from clearhead.errors import InputError, UnsupportedError
 from clearhead.interventions.attention_patch import AttentionPatch, run_training_forward
 from clearhead.probes.base import ProbeContext, ProbeScope
 from clearhead.probes.divergences import compute_js_divergence, compute_total_variation
+from clearhead.sample import Sample
 from clearhead.training import ExponentialMovingAverage, TrainingBudget, train
 
 if TYPE_CHECKING:

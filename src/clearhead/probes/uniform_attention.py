@@ -15,12 +15,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from clearhead.adapters.base import Sample
 from clearhead.errors import InputError
 from clearhead.interventions.attention_patch import AttentionPatch, AttentionWeights, ReplacementFunction, VisibleKeys
 from clearhead.probes.base import ProbeBatch, ProbeContext, ProbeScope, Progress
 from clearhead.probes.divergences import compute_total_variation
 from clearhead.probes.probe_result import ProbeResult, compute_estimates
+from clearhead.sample import Sample
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import torch
 
-from clearhead.adapters.base import ModelAdapter, Sample
+from clearhead.adapters.base import ModelAdapter
 from clearhead.adapters.token_heads import QASample, QuestionAnsweringAdapter
 from clearhead.engine.target_batch import TargetBatch
 from clearhead.errors import InputError
 from clearhead.profiles.base import MethodSettings, Profile, register_profile
 from clearhead.profiles.model_filters import MASKED_LANGUAGE_MODELS, TEXT_ONLY_MODELS
 from clearhead.profiles.postprocess import drop_special
+from clearhead.sample import Sample
 from clearhead.targets import FixedClassTarget, Target
 from clearhead.units import UnitAxis
 

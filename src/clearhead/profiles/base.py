@@ -18,8 +18,9 @@ from clearhead.targets import TargetLike
 from clearhead.units import Units
 
 if TYPE_CHECKING:
-    from clearhead.adapters.base import ModelAdapter, Sample
+    from clearhead.adapters.base import ModelAdapter
     from clearhead.profiles.model_filters import ModelFilter
+    from clearhead.sample import Sample
     from clearhead.targets import Target
 
 #: Maps the scores of one stream, its units, and the read-out positions with their weights to the author's scores.

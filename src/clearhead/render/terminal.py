@@ -211,25 +211,33 @@ def _arrange_columns(*parts: RenderableType | None) -> Columns:
 
 def _render_top_units(explanation: Explanation) -> Table:
     words = text_labels.find_containing_words(explanation)
+    places = text_labels.find_top_units(explanation, 6)
+    full = compute_vmax(explanation)
     rows = [
         (text_labels.format_unit_label(explanation, place), words.get(place, ""), float(explanation.scores[place]))
-        for place in text_labels.find_top_units(explanation, 6)
+        for place in places
     ]
-    return _render_bar_table(rows, compute_vmax(explanation), "Strongest units")
+    figures = [text_labels.format_score(explanation, place, full) for place in places]
+    title = text_labels.format_scores_title(explanation, "Strongest units")
+    return _render_bar_table(rows, full, title, figures)
 
 
-def _render_bar_table(rows: Sequence[tuple[str, str, float]], full: float, title: str) -> Table:
-    """Names, bars from a common zero line, and the figures."""
+def _render_bar_table(
+    rows: Sequence[tuple[str, str, float]], full: float, title: str, figures: Sequence[str] | None = None
+) -> Table:
+    """Names, bars from a common zero line, and the figures: by default the scores."""
+    if figures is None:
+        figures = [text_labels.format_aligned_number(score, full) for *_, score in rows]
     signed = any(score < 0 for *_, score in rows)
     table = Table.grid(padding=(0, 2, 0, 0))
     table.title, table.title_justify, table.title_style = title, "left", "bold"
-    for label, context, score in rows:
+    for (label, context, score), figure in zip(rows, figures, strict=True):
         named = Text(label).append(f" {context}" if context else "", style="dim")
         named.truncate(28, overflow="ellipsis")
         table.add_row(
             named,
             _render_bar(score / full, signed),
-            Text(text_labels.format_aligned_number(score, full), justify="right"),
+            Text(figure, justify="right"),
         )
     return table
 

@@ -58,6 +58,33 @@ def format_aligned_number(value: float, max_abs_value: float) -> str:
     return text.replace("-", "−")
 
 
+def format_score(explanation: Explanation, unit_index: int, max_abs_value: float) -> str:
+    """Format the score of a unit, with the half-width of its interval if it has one.
+
+    Args:
+        explanation: The explanation.
+        unit_index: Index of the unit.
+        max_abs_value: The largest absolute score of the column.
+    """
+    text = format_aligned_number(float(explanation.scores[unit_index]), max_abs_value)
+    if explanation.intervals is None:
+        return text
+    low, high = explanation.intervals[unit_index]
+    return f"{text} ± {format_aligned_number(float(high - low) / 2, max_abs_value)}"
+
+
+def format_scores_title(explanation: Explanation, title: str) -> str:
+    """Add the level of the intervals to the title of a table of scores.
+
+    Args:
+        explanation: The explanation.
+        title: The title without it.
+    """
+    if explanation.intervals is None:
+        return title
+    return f"{title} ± {100 * explanation.provenance['interval_level']:.0f} % interval"
+
+
 def format_percent(probability: float) -> str:
     """Format a probability as a percentage; it is never rounded to 0 % or 100 %.
 
@@ -303,7 +330,7 @@ def format_citation(explanation: AnyExplanation) -> str:
 
 
 def format_certificate_line(explanation: AnyExplanation) -> str:
-    """Summarise the certificate in one line: capture error, dtype, device, read-out, truncated tokens."""
+    """Summarise the certificate in one line: capture error, dtype, device, read-out, passes, truncated tokens."""
     certificate = explanation.certificate
     facts = []
     if certificate.get("capture_error") is not None:
@@ -314,6 +341,8 @@ def format_certificate_line(explanation: AnyExplanation) -> str:
     if certificate.get("readout"):
         checked = " (checked)" if certificate.get("readout_checked") else ""
         facts.append(f"read-out {certificate['readout']}{checked}")
+    if reason := explanation.provenance.get("stopped_because"):
+        facts.append(f"{certificate['checks']['evaluations']:.0f} masked inputs: {reason}")
     num_truncated = certificate.get("truncated_tokens")
     if num_truncated:
         facts.append(f"{num_truncated} tokens truncated")

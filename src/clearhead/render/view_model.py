@@ -382,7 +382,9 @@ def _drop_encoded_arrays(explanation: AnyExplanation) -> AnyExplanation:
 
 def _drop_stream_arrays(part: Explanation) -> Explanation:
     large = part.matrix is not None and part.matrix.size > MAX_EXACT_ELEMENTS
-    return replace(part, per_layer=None, per_head=None, factors=None, matrix=None if large else part.matrix)
+    return replace(
+        part, per_layer=None, per_head=None, factors=None, covariance=None, matrix=None if large else part.matrix
+    )
 
 
 def escape_invisible_in_code(code: str) -> str:

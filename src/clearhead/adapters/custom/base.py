@@ -15,12 +15,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.adapters.base import ModelAdapter, Sample
+from clearhead.adapters.base import ModelAdapter
 from clearhead.capture.sources.custom_modules import find_custom_modules
 from clearhead.capture.tape import UNIT_ALIGNED_REQUIREMENTS
 from clearhead.errors import InputError
 from clearhead.methods.base import METHOD_REGISTRY
 from clearhead.methods.pass_type import PassType
+from clearhead.sample import Sample
 from clearhead.targets import Target
 from clearhead.units import POOLING_QUERY, UnitAxis, Units
 

@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.adapters.base import InputOptions, Readout, Sample
+from clearhead.adapters.base import InputOptions, Readout
 from clearhead.adapters.custom.base import QUERY_STREAM, CustomModelAdapter, InputReader
 from clearhead.adapters.image import compute_patch_grid
 from clearhead.adapters.readers.image import denormalize_image, open_image, patchify, to_pair
 from clearhead.errors import InputError
+from clearhead.sample import Sample
 from clearhead.units import build_patch_units
 
 

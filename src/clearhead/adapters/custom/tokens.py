@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from clearhead.adapters.base import InputOptions, Readout, Sample
+from clearhead.adapters.base import InputOptions, Readout
 from clearhead.adapters.custom.base import QUERY_STREAM, CustomModelAdapter, InputReader
 from clearhead.adapters.readers.text import pad_to_length
 from clearhead.capture.checks.self_test import RELATIVE_TOLERANCE_BY_DTYPE
@@ -18,6 +18,7 @@ from clearhead.capture.session import remove_hooks_on_exit
 from clearhead.errors import InputError, UnsupportedError
 from clearhead.methods.base import METHOD_REGISTRY
 from clearhead.methods.pass_type import PassType
+from clearhead.sample import Sample
 from clearhead.units import Units, align_pieces, build_numbered_units
 
 

@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from clearhead.adapters.base import ModelAdapter, Sample
+from clearhead.adapters.base import ModelAdapter
 from clearhead.errors import InputError, unknown_value_error
 from clearhead.perturbation.multi_stream import ImagePlayers
+from clearhead.sample import Sample
 from clearhead.units import UnitAxis, Units
 
 TEXT_FILLS = ("delete", "mask", "pad", "attention", "pad+attention")

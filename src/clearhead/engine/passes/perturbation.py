@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.adapters.base import Sample
 from clearhead.engine.kv_prefix import KVPrefix, iter_prefix_chunks
 from clearhead.engine.memory_budget import limit_rows, start_budgeted_pass
 from clearhead.engine.method_run import MethodResult, MethodRun
@@ -25,6 +24,7 @@ from clearhead.methods._perturbation import CoalitionGame, CoalitionGenerator, P
 from clearhead.methods.base import Method, MethodScores
 from clearhead.methods.pass_type import PassType
 from clearhead.perturbation.multi_stream import MaskablePlayers, find_masking_unsupported_reason, make_players
+from clearhead.sample import Sample
 from clearhead.targets import Target
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class PerturbationStrategy(PassStrategy):
         """Masked inputs in full batches; how many exactly, the games decide round by round."""
         batch = context.batch
         num_inputs = sum(
-            method_run.method.cost.count_inputs(sum(map(len, sample.axes.values()))) - 1  # without the clean pass
+            _get_instance(method_run).count_masked_inputs(sum(map(len, sample.axes.values())))
             for method_run in method_runs
             for sample in batch.truncated_samples
         )
@@ -84,12 +84,18 @@ class PerturbationStrategy(PassStrategy):
         ]
 
 
+def _get_instance(method_run: MethodRun) -> PerturbationMethod:
+    """The instance of a method: the streams of an input play one game."""
+    instance = next(iter(method_run.per_stream.values()))
+    assert isinstance(instance, PerturbationMethod)
+    return instance
+
+
 class _CoalitionRun:
     """One method on one input with one target."""
 
     def __init__(self, method_run: MethodRun, batch: TargetBatch, row: int) -> None:
-        instance = next(iter(method_run.per_stream.values()))  # the streams of an input play one game
-        assert isinstance(instance, PerturbationMethod)
+        instance = _get_instance(method_run)
         self.row = row
         self.players = make_players(
             batch.adapter,
@@ -103,11 +109,17 @@ class _CoalitionRun:
             instance.unit_context.seeds[row],
             self.players.make_windows,
             self.players.build_hierarchy,
+            {name: self._add_up_scores(result) for name, result in method_run.component_results.items()},
         )
         self.coalitions: CoalitionGenerator = instance.iter_coalitions(game)
         self.requested_coalitions: Bool[Tensor, "coalition player"] | None = next(self.coalitions)
         self.evaluated_keys: set[tuple[Any, ...]] = set()
         self.player_scores: PlayerScores
+
+    def _add_up_scores(self, result: MethodResult) -> Float[Tensor, "player"]:
+        """The scores of the players by a component; missing ones are zero."""
+        by_axis = {stream: scores.scores[self.row, 0].double().cpu() for stream, scores in result.scores.items()}
+        return self.players.add_up_axes(by_axis).nan_to_num(0, 0, 0)
 
     def receive(self, values: Float[Tensor, "coalition"]) -> None:
         """Hand the values of the requested coalitions to the method, which requests others or returns the scores."""
@@ -297,10 +309,17 @@ def _build_scores(
         total = torch.stack([stream_scores.sum(1) for stream_scores in scores.values()]).sum(0)
         residual = base_value + total - values.values.double().cpu()
         diagnostics["completeness_gap"] = compute_completeness_gap(residual, scores.values()).tolist()
-    resolved_options = {
+    resolved_options: dict[str, list[Any]] = {
         "replacement": [game.players.replacement for game in games],
         "players": [game.players.unit for game in games],
     }
+    for name in games[0].player_scores.resolved_options:
+        resolved_options[name] = [game.player_scores.resolved_options[name] for game in games]
+    covariances = _compute_covariances(games, scores)
+    if games[0].player_scores.intervals is not None:
+        all_intervals = [game.player_scores.intervals for game in games if game.player_scores.intervals is not None]
+        resolved_options["interval_level"] = [intervals.level for intervals in all_intervals]
+        resolved_options["interval_multiplier"] = [intervals.multiplier for intervals in all_intervals]
     results = {}
     for stream, stream_scores in scores.items():
         readout = method_run.per_stream[stream].unit_context.readout
@@ -309,5 +328,23 @@ def _build_scores(
             base_value=base_value.to(readout) if is_complete else None,
             diagnostics={name: torch.tensor(figures, dtype=torch.float64) for name, figures in diagnostics.items()},
             resolved_options=resolved_options,
+            covariances=covariances.get(stream),
         )
     return results
+
+
+def _compute_covariances(
+    games: Sequence[_CoalitionRun], streams: Iterable[str]
+) -> "dict[str, list[Float[Tensor, 'unit unit']]]":
+    """The covariances of the scores of the units of each stream, one per game; none without intervals."""
+    covariances: dict[str, list[Tensor]] = {stream: [] for stream in streams}
+    for game in games:
+        intervals = game.player_scores.intervals
+        if intervals is None:
+            return {}
+        # the score of a unit is a weighted sum of those of the players
+        columns = [game.players.spread_by_axis(row, None) for row in torch.eye(game.players.num_players).double()]
+        for stream, stream_covariances in covariances.items():
+            groups = torch.stack([column[stream] for column in columns], dim=1)
+            stream_covariances.append(intervals.compute_covariance(groups))
+    return covariances

@@ -12,16 +12,23 @@ export const scoreBar = (fraction, isSigned, isPlain = false) => {
   return h("div", { class: "ch-bar", "aria-hidden": "true", style: { "--zero": `${zeroPercent}%` } }, width > 0 && fill);
 };
 
-// Units as bars. scale: { labels, special, scores, vmax, containingWords }
+// A score, with the half-width of its interval if it has one.
+const formatScoreWithInterval = (scale, index) => {
+  const text = formatAligned(scale.scores[index], scale.vmax), bounds = scale.intervals?.[index];
+  return bounds && !isMissing(bounds[0]) ? `${text} ± ${formatAligned((bounds[1] - bounds[0]) / 2, scale.vmax)}` : text;
+};
+
+// Units as bars. scale: { labels, special, scores, vmax, containingWords, intervals, intervalLevel }
 export const scoreBars = (caption, scale, indices, formatScore) => {
   const isSigned = indices.some((index) => scale.scores[index] < 0);
-  return h("table", { class: "ch-scores" }, h("caption", null, caption), h("tbody", null, indices.map((index) => {
+  const intervalNote = scale.intervals ? ` ± ${formatNumber(100 * scale.intervalLevel, 3)} % interval` : "";
+  return h("table", { class: "ch-scores" }, h("caption", null, caption + intervalNote), h("tbody", null, indices.map((index) => {
     const value = scale.scores[index], containingWord = scale.containingWords?.[index];
     return h("tr", { "data-unit": index },
       h("th", { scope: "row", class: scale.special[index] && "ch-muted" },
         h("bdi", null, scale.labels[index]), containingWord && [" ", h("bdi", { class: "ch-containing-word" }, containingWord)]),
       h("td", null, scoreBar(value / scale.vmax, isSigned)),
-      h("td", { title: formatNumber(value, 6) }, formatScore ? formatScore(index) : formatAligned(value, scale.vmax)));
+      h("td", { title: formatNumber(value, 6) }, formatScore ? formatScore(index) : formatScoreWithInterval(scale, index)));
   })));
 };
 

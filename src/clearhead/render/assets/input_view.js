@@ -28,7 +28,8 @@ const getShownScores = (card, stream, state) => {
   const showsStep = state.step !== null && stepMatrix?.row_axis === "step";
   const scores = showsStep ? decodeRows(stepMatrix)[state.step] : explanation.scores, vmax = showsStep ? stepMatrix.vmax : streamView.vmax;
   if (!(state.showsWords && stream.word_level)) {
-    return { labels: stream.labels, special: explanation.units.special, lines: stream.lines, containingWords: stream.containing_words, evidence: stream.evidence, scores, vmax };
+    return { labels: stream.labels, special: explanation.units.special, lines: stream.lines, containingWords: stream.containing_words, evidence: stream.evidence, scores, vmax,
+      intervals: showsStep ? undefined : explanation.intervals, intervalLevel: explanation.provenance.interval_level };
   }
   const { labels, special, lines, parents } = stream.word_level, wordScores = labels.map(() => null);
   parents.forEach((word, index) => { if (!isMissing(scores[index])) wordScores[word] = (wordScores[word] ?? 0) + scores[index]; });

@@ -224,6 +224,8 @@ def _draw_bars_on_axes(axes: Axes, explanation: Explanation, places: Sequence[in
     known = np.nan_to_num(np.clip(values, -full, full))
     colours = [format_hex_colour(get_level_colour(_BAR_LEVEL if value >= 0 else -_BAR_LEVEL)) for value in known]
     axes.barh(rows, known, height=0.62, color=colours)
+    if explanation.intervals is not None:
+        axes.hlines(rows, *explanation.intervals[list(places)].T, color=TEXT_COLOUR, linewidth=0.9)
     axes.axvline(0, color=MUTED_COLOUR, linewidth=0.8)
     missing = rows[np.isnan(values)]
     axes.barh(missing, full * 0.06, height=0.62, color="#f0f0ee", edgecolor="#a9abb2", hatch="/////", linewidth=0)
@@ -233,16 +235,20 @@ def _draw_bars_on_axes(axes: Axes, explanation: Explanation, places: Sequence[in
     axes.set_yticks(rows, labels, parse_math=False)
     for label, place in zip(axes.get_yticklabels(), places, strict=True):
         label.set_color(MUTED_COLOUR if explanation.units.special[place] else TEXT_COLOUR)
-    low = -full * 1.02 if (known < 0).any() else 0
-    axes.set_xlim(low, full * 1.02)
+    lowest = -full if (known < 0).any() else 0.0
+    highest = full
+    if explanation.intervals is not None:
+        lowest = min(lowest, float(explanation.intervals[list(places)].min()))
+        highest = max(highest, float(explanation.intervals[list(places)].max()))
+    axes.set_xlim(lowest * 1.02, highest * 1.02)
     axes.set_ylim(len(places) - 0.4, -0.6)
-    for row, value in enumerate(values):
-        said = text_labels.format_aligned_number(value, full)
+    for row, place in enumerate(places):
+        said = text_labels.format_score(explanation, place, full)
         axes.annotate(
             said, (1.02, row), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=MUTED_COLOUR
         )
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("score", color=MUTED_COLOUR, fontsize=8)
+    axes.set_xlabel(text_labels.format_scores_title(explanation, "score"), color=MUTED_COLOUR, fontsize=8)
     _style_spines(axes, "bottom")
 
 

@@ -13,10 +13,10 @@ from clearhead.render.text_layout import escape_invisible
 from clearhead.render.view_model import ViewModel, build_image_view_model, make_view_model
 
 if TYPE_CHECKING:
-    from clearhead.adapters.base import Sample
     from clearhead.concepts.directions import Directions, LayerIndex
     from clearhead.concepts.significance import ConceptTest
     from clearhead.concepts.tcav import TcavResult
+    from clearhead.sample import Sample
     from clearhead.studies.gender.axis_maps import AxisMaps
     from clearhead.studies.gender.study import SentenceSetResult
 
