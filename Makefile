@@ -80,9 +80,9 @@ known-answers: .venv/.stamp ## every method on every known-answer model: cards a
 			--json build/truth/$${model%:*}.json || exit 1; done
 	.venv/bin/python packages/zoo/train/known_answers.py --from build/truth/*.json
 
-claim: .venv/.stamp ## the registered claim: train the other seeds, measure all methods, docs/claim-results.md (hours; resumable)
+claim: .venv/.stamp ## the registered claim: train the other seeds, measure all methods, docs/claim-results.md (DATA=folder; hours; resumable)
 	.venv/bin/python benchmarks/claim.py train --parallel $(WORKERS) --device $(DEVICE) $(if $(DATA),--data $(DATA))
-	.venv/bin/python benchmarks/claim.py measure --parallel $(WORKERS) --device $(DEVICE)
+	.venv/bin/python benchmarks/claim.py measure --parallel $(WORKERS) --device $(DEVICE) $(if $(DATA),--data $(DATA))
 	.venv/bin/python benchmarks/claim.py page
 
 leaderboard: .venv/.stamp ## every method on the zoo: docs/leaderboard.md (hours on a CPU; resumable)

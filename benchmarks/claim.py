@@ -6,13 +6,14 @@
     python benchmarks/claim.py page
 
 `train` trains the models of the seeds that the zoo does not keep, several side by side. `measure` explains held-out
-examples of every case with every method. Both stop after --minutes and continue where they stopped: training from its
-checkpoint, measuring with the next chunk of examples. `page` writes docs/claim-results.md from the stored figures.
+examples of every case with every method. Both stop after --minutes. Run again, `train` restarts what it ended, and
+`measure` continues with the next chunk of examples. `page` writes docs/claim-results.md from the stored figures.
 `make claim` runs all of them. --data is a folder with the data sets pets, sst2 and eraser-movies, and with spell.tsv
 (`packages/zoo/train/spell.py --prepare`).
 """
 
 import argparse
+import fcntl
 import json
 import os
 import platform
@@ -32,6 +33,7 @@ from claim_tasks import (
     ClaimCase,
     KnownAnswerCase,
     MethodScores,
+    compute_fingerprint,
     list_cases,
     make_training_command,
     read_scores,
@@ -41,7 +43,6 @@ from claim_tasks import (
 import clearhead
 from clearhead.bench.chunk_explanations import explain_examples, split_applicable
 from clearhead.bench.data.base import Example
-from clearhead.bench.protocols.known_evidence import KnownEvidence
 from clearhead.data.atomic_file import atomic_write
 
 #: Examples that are explained before the scores are stored.
@@ -61,9 +62,9 @@ def main() -> None:
     deadline = time.monotonic() + 60 * options.minutes
     cases = select_cases(options.cases)
     if options.step == "train":
-        train_models(cases, options, deadline)
+        sys.exit(not train_models(cases, options, deadline))
     elif options.step == "measure":
-        measure_cases(cases, options, deadline)
+        sys.exit(not measure_cases(cases, options, deadline))
     elif options.step == "measure-case":
         measure_case(cases[0], options, deadline)
     elif options.step == "status":
@@ -81,9 +82,10 @@ def select_cases(names: str) -> list[ClaimCase]:
     return [cases[name] for name in names.split(",")] if names else [*cases.values()]
 
 
-def train_models(cases: Sequence[ClaimCase], options: argparse.Namespace, deadline: float) -> None:
-    """Train the models that are not trained yet."""
+def train_models(cases: Sequence[ClaimCase], options: argparse.Namespace, deadline: float) -> bool:
+    """Train the models that are not trained yet, and return whether all are. A training that was ended starts again."""
     commands = {}
+    is_possible = True
     for case in cases:
         if case.is_trained or not isinstance(case, KnownAnswerCase):
             continue
@@ -91,25 +93,29 @@ def train_models(cases: Sequence[ClaimCase], options: argparse.Namespace, deadli
             commands[case.name] = [sys.executable, *make_training_command(case, options.device, options.data)]
         except FileNotFoundError as problem:
             print(f"{case.name}: not trained. {problem}", file=sys.stderr)
-    run_side_by_side(commands, options.parallel, deadline)
+            is_possible = False
+    return run_side_by_side(commands, options.parallel, deadline) and is_possible
 
 
-def measure_cases(cases: Sequence[ClaimCase], options: argparse.Namespace, deadline: float) -> None:
-    """Measure all cases that have a model, each in a process of its own."""
+def measure_cases(cases: Sequence[ClaimCase], options: argparse.Namespace, deadline: float) -> bool:
+    """Measure all cases that have a model, each in a process of its own; return whether all cases are measured."""
     commands = {}
+    is_possible = True
     for case in cases:
         if not case.is_trained:
             print(f"{case.name}: not trained yet", file=sys.stderr)
+            is_possible = False
             continue
         command = [sys.executable, __file__, "measure-case", "--cases", case.name, "--device", options.device]
         command += ["--methods", options.methods] if options.methods else []
         command += ["--data", str(options.data)] if options.data else []
         commands[case.name] = command
-    run_side_by_side(commands, options.parallel, deadline)
+    return run_side_by_side(commands, options.parallel, deadline) and is_possible
 
 
-def run_side_by_side(commands: dict[str, list[str]], num_parallel: int, deadline: float) -> None:
-    """Run commands in processes with one thread each; end them at the deadline."""
+def run_side_by_side(commands: dict[str, list[str]], num_parallel: int, deadline: float) -> bool:
+    """Run commands in processes with one thread each; end them at the deadline. Return whether all succeeded."""
+    num_succeeded = 0
     waiting = list(commands.items())
     running: dict[str, subprocess.Popen[bytes]] = {}
     started: dict[str, float] = {}
@@ -122,15 +128,16 @@ def run_side_by_side(commands: dict[str, list[str]], num_parallel: int, deadline
                 running[name] = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
             for name, process in list(running.items()):
                 if process.poll() is not None:
+                    has_succeeded = process.returncode == 0
+                    num_succeeded += has_succeeded
                     seconds = time.monotonic() - started[name]
-                    print(
-                        f"{name}: {'done' if process.returncode == 0 else 'failed'} after {seconds:.0f} s", flush=True
-                    )
+                    print(f"{name}: {'done' if has_succeeded else 'failed'} after {seconds:.0f} s", flush=True)
                     del running[name]
             if time.monotonic() >= deadline:
                 print(f"Time is up: {len(running) + len(waiting)} are not finished. Run the same command again.")
-                return
+                return False
             time.sleep(0.2)
+        return num_succeeded == len(commands)
     finally:
         for process in running.values():
             process.terminate()
@@ -143,16 +150,18 @@ def measure_case(case: ClaimCase, options: argparse.Namespace, deadline: float) 
     explainer = clearhead.load(str(case.model_dir), device=options.device, dtype="float32")
     examples = case.load_examples(options.data)
     applicable, reasons = split_applicable(explainer, [clearhead.Method(name) for name in resolve_methods()])
-    num_units = count_units(explainer, examples[0])
-    store = ScoreStore(case, describe_machine(explainer), reasons)
-    for method in applicable:
-        if not options.methods or str(method) in options.methods.split(","):
-            selected = examples[: case.count_examples(method.name, num_units)]
-            store.measure(explainer, selected, method, deadline)
+    with ScoreStore(case, describe_machine(explainer), reasons) as store:
+        for method in applicable:
+            store.expect(method, case.count_examples(method.name))
+        for method in applicable:
+            if not options.methods or str(method) in options.methods.split(","):
+                store.measure(explainer, examples, method, deadline)
 
 
 class ScoreStore:
     """The stored figures of one case; a method has those of the first examples, because they are measured in order.
+
+    One process at a time can have it open.
 
     Args:
         case: The case.
@@ -162,27 +171,58 @@ class ScoreStore:
 
     def __init__(self, case: ClaimCase, machine: str, reasons: dict[str, str]) -> None:
         self.case = case
-        self.machine = machine
-        self.reasons = dict(reasons)
-        self.methods = read_scores(case)
         self.protocol = case.protocol
+        self.fingerprint = compute_fingerprint(case)
+        stored = json.loads(case.scores_path.read_text()) if case.scores_path.exists() else {}
+        if stored and stored["fingerprint"] != self.fingerprint:
+            raise SystemExit(f"{case.scores_path} has figures of other weights or examples: delete it to measure again")
+        self.methods = read_scores(case)
+        self.reasons = reasons
+        self.provenance = {
+            name: sorted({*stored.get(name, []), value})
+            for name, value in (
+                ("machines", machine),
+                ("commits", read_commit()),
+                ("dates", time.strftime("%Y-%m-%d")),
+            )
+        }
+
+    def __enter__(self) -> "ScoreStore":
+        self.case.scores_path.parent.mkdir(parents=True, exist_ok=True)
+        self.lock_file = open(self.case.scores_path.with_suffix(".lock"), "w")
+        try:
+            fcntl.flock(self.lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"{self.case.name} is being measured by another process") from None
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.lock_file.close()
+        Path(self.lock_file.name).unlink()
+
+    def expect(self, method: clearhead.Method, num_examples: int) -> None:
+        """Note on how many examples a method is to be measured."""
+        if num_examples:
+            self.methods.setdefault(str(method), MethodScores(num_examples)).num_expected = num_examples
 
     def measure(
         self, explainer: clearhead.Explainer, examples: Sequence[Example], method: clearhead.Method, deadline: float
     ) -> None:
         """Explain the examples that are left with one method, chunk by chunk, and store the scores after each chunk."""
-        scores = self.methods.setdefault(str(method), MethodScores(0, 0.0, {}))
-        for start in range(scores.num_measured, len(examples), CHUNK_SIZE):
-            if time.monotonic() >= deadline:
-                return
-            chunk = examples[start : start + CHUNK_SIZE]
+        scores = self.methods.get(str(method), MethodScores(0))
+        while not scores.is_complete and time.monotonic() < deadline:
+            chunk = examples[scores.num_measured : min(scores.num_measured + CHUNK_SIZE, scores.num_expected)]
             started = time.perf_counter()
             explained = explain_examples(explainer, chunk, [method], self.protocol)
-            self.reasons |= explained.failure_reasons
+            by_index = explained.get_by_index(str(method))
+            reason = explained.failure_reasons.get(str(method), "")
+            succeeded = [chunk[index] for index in by_index]
+            measurements = self.protocol.measure(explainer, succeeded, {str(method): list(by_index.values())})
             scores.add(
                 [example.id for example in chunk],
-                self.case.select_values(self.protocol.measure(explainer, chunk, explained.by_method)),
+                self.case.select_values(measurements),
                 time.perf_counter() - started,
+                {example.id: reason for index, example in enumerate(chunk) if index not in by_index},
             )
             self._write()
 
@@ -191,26 +231,17 @@ class ScoreStore:
         quality_name, quality = next(iter(figures.items()))
         content = {
             "case": vars(self.case),
+            "fingerprint": self.fingerprint,
             "quality_name": quality_name,
             "quality": quality,
             "protocol": self.protocol.settings,
             "examples_seed": EXAMPLES_SEED,
-            "machine": self.machine,
-            "commit": read_commit(),
-            "date": time.strftime("%Y-%m-%d"),
-            "not_measured": self.reasons,
+            **self.provenance,
+            "not_applicable": self.reasons,
             "methods": {name: vars(scores) for name, scores in self.methods.items()},
         }
-        self.case.scores_path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(self.case.scores_path) as path:
             path.write_text(json.dumps(content, separators=(",", ":"), sort_keys=True) + "\n", encoding="utf-8")
-
-
-def count_units(explainer: clearhead.Explainer, example: Example) -> int:
-    """Return the number of units of all streams of an example."""
-    explanation = explain_examples(explainer, [example], [clearhead.Method("position")], KnownEvidence())
-    (positions,) = explanation.by_method["position"]
-    return sum(len(positions[stream].units) for stream in positions.streams)
 
 
 def describe_machine(explainer: clearhead.Explainer) -> str:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from claim_tasks import ClaimCase, KnownAnswerCase, MethodScores, read_scores
+from claim_tasks import ZOO_SEED, ClaimCase, KnownAnswerCase, MethodScores, read_scores
 from marked import render_table
 from numpy.typing import NDArray
 
+import clearhead_zoo
 from clearhead.methods.base import METHOD_REGISTRY
 from clearhead.stats import ALPHA, adjust_p_values_holm, compare_paired
 
@@ -35,14 +36,23 @@ class ClaimColumn:
     """The figures of all methods on one model and stream.
 
     Attributes:
-        heading: Task and stream, which the seeds of a task share.
+        task: Name of the task or model.
+        stream: The stream, or stream and replacement.
         seed: Seed of the model; None for the zoo's models of real data.
         values: Method → figure of each example; NaN on examples on which it was not measured.
+        has_default_failed: Whether the default method failed on an example, which counts as a lost column.
     """
 
-    heading: str
+    task: str
+    stream: str
     seed: int | None
     values: Mapping[str, Values]
+    has_default_failed: bool = False
+
+    @property
+    def heading(self) -> str:
+        """Task and stream, which the seeds of a task share."""
+        return f"{self.task}, {self.stream}"
 
     @property
     def attribution_methods(self) -> list[str]:
@@ -56,7 +66,9 @@ class ClaimColumn:
 
     def is_tied_for_best(self, method: str, rivals: Sequence[str] | None = None) -> bool:
         """Whether no rival is significantly better, with Holm's correction over the rivals (default: all methods)."""
-        others = [name for name in rivals or self.attribution_methods if name != method]
+        if method not in self.values or (method == DEFAULT_METHOD and self.has_default_failed):
+            return False
+        others = [name for name in (self.attribution_methods if rivals is None else rivals) if name != method]
         comparisons = [self.compare(method, other) for other in others]
         p_values = adjust_p_values_holm([p_value for _, p_value in comparisons])
         return not any(
@@ -101,7 +113,9 @@ def build_claim_columns(name: str, seed: int | None, methods: Mapping[str, Metho
             if any(figure is not None for figure in scores.columns.get(part, [])):
                 measured = np.array(scores.columns[part], dtype=np.float64)  # None becomes NaN
                 values[method] = np.pad(measured, (0, num_examples - len(measured)), constant_values=np.nan)
-        columns.append(ClaimColumn(f"{name}, {part}", seed, values))
+        default_scores = methods.get(DEFAULT_METHOD)
+        has_failed = default_scores is not None and bool(default_scores.failures)
+        columns.append(ClaimColumn(name, part, seed, values, has_failed))
     return columns
 
 
@@ -140,7 +154,7 @@ def evaluate_claim(columns: Sequence[ClaimColumn], removal_columns: Sequence[Cla
     task_means = compute_task_means(columns)
     return [
         _evaluate_ties(columns),
-        _evaluate_lowest_task(task_means),
+        _evaluate_lowest_task(columns),
         _evaluate_cheap_rivals(task_means),
         _evaluate_expensive_rival(columns),
         _evaluate_removal_against_baseline(removal_columns),
@@ -149,39 +163,58 @@ def evaluate_claim(columns: Sequence[ClaimColumn], removal_columns: Sequence[Cla
 
 
 def _evaluate_ties(columns: Sequence[ClaimColumn]) -> Verdict:
-    fraction = float(np.mean([column.is_tied_for_best(DEFAULT_METHOD) for column in columns]))
-    measured = f"{fraction:.0%} of {len(columns)}"
+    fraction = _compute_tied_fraction(columns)
+    zoo = [column for column in columns if column.seed == ZOO_SEED]
+    others = [column for column in columns if column.seed != ZOO_SEED]
+    measured = f"{fraction:.0%} of {len(columns)} (the zoo's seeds {_compute_tied_fraction(zoo):.0%} of {len(zoo)}, "
+    measured += f"others {_compute_tied_fraction(others):.0%} of {len(others)})"
     return Verdict("tied for best, columns", f"≥ {MIN_TIED_FRACTION:.0%}", measured, fraction >= MIN_TIED_FRACTION)
 
 
-def _evaluate_lowest_task(task_means: Mapping[str, Mapping[str, Sequence[float]]]) -> Verdict:
-    means = {heading: float(np.mean(seeds)) for heading, seeds in task_means[DEFAULT_METHOD].items()}
-    lowest = min(means, key=lambda heading: means[heading])
-    measured = f"{means[lowest]:.3f} ({lowest})"
-    return Verdict("lowest task, mean over seeds", f"≥ {MIN_TASK_MEAN}", measured, means[lowest] >= MIN_TASK_MEAN)
+def _compute_tied_fraction(columns: Sequence[ClaimColumn]) -> float:
+    if not columns:
+        return float("nan")
+    return float(np.mean([column.is_tied_for_best(DEFAULT_METHOD) for column in columns]))
+
+
+def _evaluate_lowest_task(columns: Sequence[ClaimColumn]) -> Verdict:
+    """A column without figures of the default method counts as zero."""
+    means: dict[str, list[float]] = {}
+    for column in columns:
+        values = column.values.get(DEFAULT_METHOD)
+        means.setdefault(column.heading, []).append(0.0 if values is None else float(np.nanmean(values)))
+    lowest = min(means, key=lambda heading: np.mean(means[heading]))
+    mean = float(np.mean(means[lowest]))
+    return Verdict(
+        "lowest task, mean over seeds", f"≥ {MIN_TASK_MEAN}", f"{mean:.3f} ({lowest})", mean >= MIN_TASK_MEAN
+    )
 
 
 def _evaluate_cheap_rivals(task_means: Mapping[str, Mapping[str, Sequence[float]]]) -> Verdict:
+    criterion = f"lead of the overall mean over every method of at most {MAX_RIVAL_PASSES} passes"
     rivals = [name for name in task_means if name not in (DEFAULT_METHOD, *CONTROLS) and is_cheap(name)]
+    if DEFAULT_METHOD not in task_means or not rivals:
+        return Verdict(criterion, "> 0", "not measured", False)
     leads = {}
     for rival in rivals:
         own_mean, rival_mean = compute_overall_means(task_means, DEFAULT_METHOD, rival)
         leads[rival] = own_mean - rival_mean
     nearest = min(leads, key=lambda name: leads[name])
-    criterion = f"lead of the overall mean over every method of at most {MAX_RIVAL_PASSES} passes"
     return Verdict(criterion, "> 0", f"{leads[nearest]:+.3f} ({nearest})", leads[nearest] > 0)
 
 
 def _evaluate_expensive_rival(columns: Sequence[ClaimColumn]) -> Verdict:
-    differences = np.concatenate(
-        [
-            column.values[DEFAULT_METHOD] - column.values[EXPENSIVE_RIVAL]
-            for column in columns
-            if EXPENSIVE_RIVAL in column.values
-        ]
-        or [np.array([np.nan])]
-    )
-    shared = differences[~np.isnan(differences)]
+    """Each example counts once: its difference is the mean over its streams."""
+    differences_by_model: dict[tuple[str, int | None], list[Values]] = {}
+    for column in columns:
+        if EXPENSIVE_RIVAL in column.values and DEFAULT_METHOD in column.values:
+            difference = column.values[DEFAULT_METHOD] - column.values[EXPENSIVE_RIVAL]
+            differences_by_model.setdefault((column.task, column.seed), []).append(difference)
+    shared = np.array([])
+    for differences in differences_by_model.values():
+        by_stream = np.array(differences)
+        has_value = ~np.isnan(by_stream).all(0)
+        shared = np.append(shared, np.nanmean(by_stream[:, has_value], 0))
     criterion = f"overall difference from {EXPENSIVE_RIVAL}, where it applies"
     if not len(shared):
         return Verdict(criterion, "not significantly below 0", "not measured", False)
@@ -215,40 +248,60 @@ def _format_columns(worse: Sequence[str], columns: Sequence[ClaimColumn]) -> str
 
 
 def write_page(cases: Sequence[ClaimCase]) -> None:
-    """Write the results page from the stored figures.
+    """Write the results page from the stored figures. As long as some are missing, it gives no verdict.
 
     Args:
         cases: The cases of the claim.
     """
-    stored = {case: json.loads(case.scores_path.read_text()) for case in cases if case.scores_path.exists()}
-    zoo_quality = {
-        case.task: float(content["quality"])
-        for case, content in stored.items()
-        if isinstance(case, KnownAnswerCase) and case.is_zoo_model
-    }
     columns: list[ClaimColumn] = []
     removal_columns: list[ClaimColumn] = []
-    left_out = [f"{case.name}: not measured" for case in cases if case not in stored]
-    for case, content in stored.items():
+    missing: list[str] = []
+    left_out: list[str] = []
+    contents = []
+    for case in cases:
+        if not case.scores_path.exists():
+            missing.append(f"{case.name}: not measured")
+            continue
+        content = json.loads(case.scores_path.read_text())
+        contents.append(content)
         scores = read_scores(case)
-        if DEFAULT_METHOD not in scores or scores[DEFAULT_METHOD].num_measured < case.num_examples:
-            left_out.append(f"{case.name}: `{DEFAULT_METHOD}` is not measured on all examples yet")
-        elif not isinstance(case, KnownAnswerCase):
-            removal_columns += build_claim_columns(case.name.removeprefix("removal-"), None, scores)
-        elif content["quality"] < MIN_QUALITY_RATIO * zoo_quality.get(case.task, 0.0):
+        missing += [
+            f"{case.name}: `{name}` on {method_scores.num_measured} of {method_scores.num_expected} examples"
+            for name, method_scores in scores.items()
+            if not method_scores.is_complete
+        ]
+        left_out += _describe_failures(case.name, scores)
+        if not isinstance(case, KnownAnswerCase):
+            removal_columns += build_claim_columns(case.model, None, scores)
+        elif content["quality"] < MIN_QUALITY_RATIO * _read_zoo_quality(case.task):
             left_out.append(f"{case.name}: {content['quality_name']} {content['quality']:.3f}")
         else:
             columns += build_claim_columns(case.task, case.seed, scores)
     if not columns:
-        raise SystemExit(f"`{DEFAULT_METHOD}` is measured on no model yet: run `claim.py measure` again")
-    page = render_page(columns, removal_columns, left_out, list(stored.values()))
-    RESULTS_PAGE.write_text(page, encoding="utf-8")
-    print(RESULTS_PAGE)
+        raise SystemExit("no known-answer model is measured yet: run `claim.py measure`")
+    RESULTS_PAGE.write_text(render_page(columns, removal_columns, missing, left_out, contents), encoding="utf-8")
+    print(f"{RESULTS_PAGE}: {len(missing)} missing figures" if missing else RESULTS_PAGE)
+
+
+def _read_zoo_quality(task: str) -> float:
+    """The first figure of the card of the zoo's model."""
+    return float(next(iter(clearhead_zoo.card(task)["figures"].values())))
+
+
+def _describe_failures(name: str, scores: Mapping[str, MethodScores]) -> list[str]:
+    """On how many examples methods failed, and the first reason."""
+    return [
+        f"{name}: `{method}` failed on {len(method_scores.failures)} examples "
+        f"({next(iter(method_scores.failures.values()))})"
+        for method, method_scores in scores.items()
+        if method_scores.failures
+    ]
 
 
 def render_page(
     columns: Sequence[ClaimColumn],
     removal_columns: Sequence[ClaimColumn],
+    missing: Sequence[str],
     left_out: Sequence[str],
     contents: Sequence[Mapping[str, Any]],
 ) -> str:
@@ -257,18 +310,23 @@ def render_page(
     Args:
         columns: Average precision on known-answer models.
         removal_columns: Removal gap on models of real data.
-        left_out: Cases that are left out, each with the reason.
+        missing: Figures that are not measured yet; with any of them there is no verdict.
+        left_out: Cases and examples that are left out, each with the reason.
         contents: The stored files.
     """
     verdicts = evaluate_claim(columns, removal_columns)
+    verdict_notes = []
+    if missing:
+        verdict_notes.append(f"**No verdict yet: {len(missing)} figures are missing** (listed at the end).")
     sections = [
         "# Results of the registered claim",
         "[The claim](claim.md) was written before these figures were measured.",
         "\n".join(f"- {line}" for line in _describe_provenance(contents)),
         "## Verdict",
+        *verdict_notes,
         render_table(
             ["criterion", "required", "measured", "met"],
-            [[v.criterion, v.required, v.measured, "yes" if v.is_met else "**no**"] for v in verdicts],
+            [[v.criterion, v.required, v.measured, _format_met(v.is_met, bool(missing))] for v in verdicts],
         ),
         "## Average precision of the known evidence",
         "Mean over seeds, and the smallest and largest seed. `tied`: fraction of the method's columns in which no "
@@ -284,14 +342,21 @@ def render_page(
         ),
         "## Left out",
         "\n".join(f"- {line}" for line in left_out) or "Nothing.",
+        *(["## Missing", "\n".join(f"- {line}" for line in missing)] if missing else []),
     ]
     return "\n\n".join(sections) + "\n"
 
 
+def _format_met(is_met: bool, is_preliminary: bool) -> str:
+    if is_preliminary:
+        return "–"
+    return "yes" if is_met else "**no**"
+
+
 def _describe_provenance(contents: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
-        f"{label}: {', '.join(sorted({str(content[key]) for content in contents}))}"
-        for label, key in (("date", "date"), ("commit", "commit"), ("machine", "machine"))
+        f"{name}: {', '.join(sorted({value for content in contents for value in content[name]}))}"
+        for name in ("dates", "commits", "machines")
     ] + ["command: `make claim`"]
 
 

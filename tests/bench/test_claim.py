@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import time
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import claim_tasks
 import numpy as np
 import pytest
 from claim_page import ClaimColumn, build_claim_columns, evaluate_claim
-from claim_tasks import REMOVAL_CASES, KnownAnswerCase, MethodScores, list_known_answer_cases, make_training_command
+from claim_tasks import REMOVAL_CASES, KnownAnswerCase, MethodScores, make_training_command
 
+import clearhead_zoo
 from clearhead.bench.protocols.base import Measurement
 
 
@@ -21,7 +23,7 @@ def make_column(task: str, seed: int, means: dict[str, float], count: int = 200)
     rng = np.random.default_rng([seed, len(task)])
     difficulty = rng.normal(scale=0.1, size=count)
     values = {name: mean + difficulty + rng.normal(scale=0.02, size=count) for name, mean in means.items()}
-    return ClaimColumn(f"{task}, text", seed, values)
+    return ClaimColumn(task, "text", seed, values)
 
 
 class FakeClock:
@@ -93,7 +95,7 @@ def test_tie_needs_shared_examples_only() -> None:
     column = make_column("logic", 0, GOOD)
     better_on_few = np.full(200, np.nan)
     better_on_few[:100] = column.values["ensemble"][:100] + 0.05
-    better = ClaimColumn("logic, text", 0, {**column.values, "lime": better_on_few})
+    better = ClaimColumn("logic", "text", 0, {**column.values, "lime": better_on_few})
     assert column.is_tied_for_best("ensemble")
     assert not better.is_tied_for_best("ensemble")
     assert better.compare("lime", "ensemble")[0] == pytest.approx(0.05)
@@ -104,7 +106,7 @@ def test_controls_are_no_rivals() -> None:
 
 
 def test_scores_keep_their_examples_when_a_stream_appears_late() -> None:
-    scores = MethodScores(0, 0.0, {})
+    scores = MethodScores(3)
     scores.add(["a", "b"], {("text", "a"): 0.5}, 1.0)
     scores.add(["c"], {("text", "c"): 0.25, ("image", "c"): 1.0}, 1.0)
     assert scores.columns == {"text": [0.5, None, 0.25], "image": [None, None, 1.0]}
@@ -121,12 +123,50 @@ def test_training_command_is_the_card_s_with_another_seed() -> None:
     assert options["--out"].endswith("logic-seed3")
 
 
-def test_each_task_has_the_zoo_s_seed_and_others() -> None:
-    cases = list_known_answer_cases()
-    for task in {case.task for case in cases}:
-        seeds = [case.seed for case in cases if case.task == task]
-        assert len(set(seeds)) == len(seeds) == claim_tasks.FEWER_SEEDS.get(task, claim_tasks.NUM_SEEDS)
-        assert sum(case.is_zoo_model for case in cases if case.task == task) == 1
+def test_registered_page_lists_the_tasks_and_models_that_are_measured() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "claim.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)
+    assert sorted(rows) == sorted(claim_tasks.TASK_SEEDS)
+    assert f"seed {claim_tasks.EXAMPLES_SEED}" in page
+    assert all(f"`{case.model}`" in page for case in REMOVAL_CASES)
+    assert all(seeds[0] == claim_tasks.ZOO_SEED for seeds in claim_tasks.TASK_SEEDS.values())
+    for task in set(claim_tasks.TASK_SEEDS) & set(clearhead_zoo.names()):
+        assert f"--seed {claim_tasks.ZOO_SEED} " in clearhead_zoo.card(task)["command"] + " "
+
+
+def test_failures_and_missing_figures_of_the_default_count_against_it() -> None:
+    scores = MethodScores(2)
+    scores.add(["a", "b"], {("text", "a"): 1.0}, 0.0, {"b": "out of range"})
+    rival = MethodScores(2)
+    rival.add(["a", "b"], {("text", "a"): 0.5, ("text", "b"): 0.5}, 0.0)
+    (column,) = build_claim_columns("logic", 0, {"ensemble": scores, "saliency": rival})
+    assert column.has_default_failed and not column.is_tied_for_best("ensemble")
+    (without,) = build_claim_columns("logic", 0, {"saliency": rival})
+    assert not without.is_tied_for_best("ensemble")
+    ties, lowest, *_ = evaluate_claim([make_column("recall", 0, GOOD), without], [])
+    assert not ties.is_met and not lowest.is_met and lowest.measured.startswith("0.000")
+
+
+def test_streams_of_an_example_are_no_separate_evidence() -> None:
+    text = make_column("logic", 0, {"ensemble": 0.9, "kernel-shap": 0.9, "saliency": 0.5})
+    image = ClaimColumn("logic", "image", 0, text.values)
+    assert evaluate_claim([text, image], [])[3].measured == evaluate_claim([text], [])[3].measured
+
+
+def test_figures_of_other_weights_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim_tasks, "SCORES_DIR", tmp_path)
+    case = KnownAnswerCase("logic", claim_tasks.ZOO_SEED)
+    case.scores_path.write_text(json.dumps({"fingerprint": "other", "methods": {}}))
+    with pytest.raises(SystemExit, match="other weights"):
+        claim.ScoreStore(case, "here", {})
+    case.scores_path.unlink()
+    with claim.ScoreStore(case, "here", {}), pytest.raises(SystemExit, match="by another process"):
+        claim.ScoreStore(case, "here", {}).__enter__()
+
+
+def test_two_pronunciations_of_a_word_are_two_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = KnownAnswerCase("spell", claim_tasks.ZOO_SEED).load_examples(None)
+    assert len({example.id for example in examples}) == len(examples) == claim_tasks.NUM_TEXT_EXAMPLES
 
 
 def test_interrupted_measurement_continues_and_page_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,20 +177,22 @@ def test_interrupted_measurement_continues_and_page_is_written(tmp_path: Path, m
     monkeypatch.setattr(claim_tasks, "EXAMPLES_SEED", 1)
     monkeypatch.setattr(claim, "CHUNK_SIZE", 4)
     monkeypatch.setattr(claim_page, "RESULTS_PAGE", tmp_path / "results.md")
-    case = KnownAnswerCase("logic", claim_tasks.read_zoo_seed("logic"))
+    case = KnownAnswerCase("logic", claim_tasks.ZOO_SEED)
     clock = FakeClock(num_ticks=1)
     monkeypatch.setattr(claim, "time", clock)
     claim.measure_case(case, options, deadline=1.0)
-    assert [scores.num_measured for scores in claim_tasks.read_scores(case).values()] == [4]
-    with pytest.raises(SystemExit, match="measured on no model yet"):
-        claim_page.write_page([case])
+    counts = {name: scores.num_measured for name, scores in claim_tasks.read_scores(case).items()}
+    assert {name: count for name, count in counts.items() if count} == {"rollout": 4}
+    claim_page.write_page([case])
+    assert "No verdict yet" in (tmp_path / "results.md").read_text()
     clock.num_ticks = 1000
     claim.measure_case(case, options, deadline=1.0)
     scores = claim_tasks.read_scores(case)
-    assert {name: score.num_measured for name, score in scores.items()} == dict.fromkeys(methods, 6)
+    assert {name: scores[name].num_measured for name in methods} == dict.fromkeys(methods, 6)
     before = json.loads(case.scores_path.read_text())["methods"]
     claim.measure_case(case, options, deadline=1.0)  # nothing is left to do
     assert json.loads(case.scores_path.read_text())["methods"] == before
     claim_page.write_page([case])
     page = (tmp_path / "results.md").read_text()
     assert "| logic, text | 0 | 6 |" in page and "overall difference from kernel-shap" in page
+    assert "`saliency` on" not in page and "`generic` on 0 of 6 examples" in page

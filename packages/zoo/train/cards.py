@@ -14,12 +14,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from clearhead.data.atomic_file import atomic_write
+
 #: The files that `write_card_files` writes.
 WRITTEN = ("card.json", "README.md")
 
 
 def write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    with atomic_write(path) as partial:
+        partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def write_card(folder: Path, card_facts: dict[str, Any]) -> dict[str, Any]:
@@ -45,8 +48,8 @@ def checksums(folder: Path) -> dict[str, str]:
 
 
 def write_card_files(folder: Path, card: dict[str, Any]) -> None:
-    write_json(folder / "card.json", card)
     (folder / "README.md").write_text(_format_readme(card), encoding="utf-8")
+    write_json(folder / "card.json", card)  # last: a folder with a card is complete
 
 
 def _count_elements(shape: list[int]) -> int:
