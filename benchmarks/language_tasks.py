@@ -45,6 +45,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ import torch
 
 import clearhead
 from clearhead.adapters import InputOptions
+from clearhead.data.atomic_file import atomic_write
 from clearhead.stats import RATE_BOUNDS, compute_mean_interval, compute_rank_ranges
 
 FOLDER = Path(__file__).parent
@@ -260,8 +262,25 @@ def measure_method(e: clearhead.Explanation, values: RemovalValues) -> Row:
 
 
 def read_store(store: Path) -> list[Row]:
-    """Read the rows of earlier calls."""
-    return [json.loads(line) for line in store.read_text("utf-8").splitlines()] if store.exists() else []
+    """Read the rows of earlier calls. A last line without an end is left out: the call was killed while writing it."""
+    if not store.exists():
+        return []
+    return [json.loads(line) for line in store.read_text("utf-8").splitlines(keepends=True) if line.endswith("\n")]
+
+
+def open_run(store: Path, model: str) -> None:
+    """Note the run in the store, and remove a line that an earlier run could not finish.
+
+    Raises:
+        SystemExit: The store has results of another model.
+    """
+    rows = read_store(store)
+    others = {row["run"]["model"] for row in rows if "run" in row} - {model}
+    if others:
+        raise SystemExit(f"{store} has results of {', '.join(sorted(others))}: use another --store for {model}")
+    lines = [json.dumps(row) + "\n" for row in [*rows, {"run": {"model": model, **describe_run()}}]]
+    with atomic_write(store) as path:
+        path.write_text("".join(lines), encoding="utf-8")
 
 
 def run_task(explainer: clearhead.Explainer, task: str, methods: list[str], first: int | None, store: Path) -> None:
@@ -362,9 +381,18 @@ def summarise_task(task: str, rows: list[Row]) -> Row:
             method: np.array([method_rows.get(index, {}).get("average_precision", np.nan) for index in sorted(kept)])
             for method, method_rows in by_method.items()
         }
-        figures["ranks"] = compute_rank_ranges(precisions)
+        figures["ranks"] = compute_rank_ranges(average_pairs(task, precisions, sorted(kept)))
         summary[subset] = figures
     return summary
+
+
+def average_pairs(task: str, values_by_method: dict[str, np.ndarray], indices: Sequence[int]) -> dict[str, np.ndarray]:
+    """Average the values of the two prompts of a pair, which are no independent evidence; NaN if one is missing."""
+    prompts = read_prompts(task)
+    groups = [prompts[index].get("pair", index) for index in indices]
+    _, group_of_prompt = np.unique(groups, return_inverse=True)
+    sizes = np.bincount(group_of_prompt)
+    return {method: np.bincount(group_of_prompt, weights=values) / sizes for method, values in values_by_method.items()}
 
 
 def summarise_rows(task: str, fields: dict[str, Any], rows: dict[int, Row], kept: set[int]) -> Row:
@@ -411,8 +439,7 @@ def main() -> None:
     if options.first != 0:
         torch.set_num_threads(1)
         explainer = load_decoder(options.model)
-        with options.store.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"run": describe_run()}) + "\n")
+        open_run(options.store, Path(options.model).name)
         for task in options.task or TASK_FILES:
             run_task(explainer, task, methods, options.first, options.store)
     if options.results is not None:

@@ -38,7 +38,8 @@ up to words. Scores are signed, and the highest counts.
 - **Top two**: how often the marked word has one of the two highest scores.
 - **Drop**: by how much the explained log-probability or log-odds falls when the word with the highest score is removed.
 - **n**: number of prompts. Slow methods run on the first prompts only; the order of the new files is random.
-- **Rank**: range of ranks by AP that paired tests cannot distinguish (`clearhead.stats.compute_rank_ranges`).
+- **Rank**: range of ranks by AP that paired tests cannot distinguish (`clearhead.stats.compute_rank_ranges`); a
+  pair of sentences counts once.
 
 Brackets are 95 % intervals. The marked word is what decides the answer for a reader. A model may use other words as
 well, and the drop also counts words whose removal makes the text unusual.
@@ -119,7 +120,7 @@ def render_task(task: str, summary: Results) -> str:
         lines.append(f"| `{method}` | {count} | {summary['all']['ranks'][method]} | {' | '.join(cells)} |")
     absent = [f"`{name}`" for name in DEFAULT_METHODS.split(",") if name not in methods]
     if absent:
-        lines += ["", f"Not measured on this task, because of their run time: {', '.join(absent)}."]
+        lines += ["", f"Not measured on this task: {', '.join(absent)}."]
     return "\n".join([*lines, ""])
 
 

@@ -266,7 +266,14 @@ class TestReplicas:
 @pytest.mark.parametrize("family", SAMPLED_ATTENTION)
 class TestSampledPoints:
     def test_attention_methods_raise(self, family: str) -> None:
-        assert set(list_applicable_methods(family)) == {*GRADIENT_METHODS, "ensemble", "position", "random"}
+        perturbation = {"occlusion", "shap", "kernel-shap", "calibrated", "lime"}
+        assert set(list_applicable_methods(family)) == {
+            *GRADIENT_METHODS,
+            *perturbation,
+            "ensemble",
+            "position",
+            "random",
+        }
         for name in ("generic", "attention", "grad-sam", "attcat"):
             with pytest.raises(UnsupportedError, match="sampled points of the image"):
                 explainer(family).explain(pixels(), name)

@@ -172,7 +172,7 @@ def test_good_guess_is_better_than_none() -> None:
 def test_additive_game_stops_as_soon_as_it_is_overdetermined(count: int, minimum: int) -> None:
     """Seven pairs determine the five free scores of six players, but leave too little to see that nothing else acts."""
     values, effects = draw_game(np.random.default_rng(0), count, misfit=0.0)
-    scores, half_widths, result, evaluated = run_game(values, evaluations=30)
+    scores, half_widths, result, evaluated = run_game(values, evaluations=30, tolerance=0.05)
     assert evaluated == minimum
     assert result.resolved_options["stopped_because"] == "every interval is narrower than the tolerance"
     np.testing.assert_allclose(scores, effects, atol=0.1 * np.abs(effects).max())
@@ -181,7 +181,7 @@ def test_additive_game_stops_as_soon_as_it_is_overdetermined(count: int, minimum
 
 def test_additive_game_with_a_proportional_guess_stops_at_the_minimum() -> None:
     values, effects = draw_game(np.random.default_rng(1), 12, misfit=0.0)
-    scores, half_widths, _, evaluated = run_game(values, 5 * effects, evaluations=64)
+    scores, half_widths, _, evaluated = run_game(values, 5 * effects, evaluations=64, tolerance=0.05)
     assert evaluated == 16
     np.testing.assert_allclose(scores, effects, atol=1e-6)
     assert half_widths.max() < 1e-4
@@ -190,7 +190,7 @@ def test_additive_game_with_a_proportional_guess_stops_at_the_minimum() -> None:
 @pytest.mark.parametrize("evaluations", [16, 40, 64, 101])
 def test_game_with_interactions_uses_all_evaluations(evaluations: int) -> None:
     values = np.random.default_rng(0).normal(size=2**12)
-    *_, result, evaluated = run_game(values, np.ones(12), evaluations=evaluations)
+    *_, result, evaluated = run_game(values, np.ones(12), evaluations=evaluations, tolerance=0.05)
     assert evaluated == evaluations // 2 * 2
     assert result.resolved_options["stopped_because"] == "the maximum number of evaluations was reached"
 
@@ -269,7 +269,7 @@ def test_prior_is_an_option() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"evaluations": 15}, r"evaluations=15 is not valid: give an integer of at least 16"),
+        ({"evaluations": 15}, r"evaluations=15 is not valid: use an integer of at least 16"),
         ({"tolerance": -0.1}, r"a number that is not negative"),
         ({"prior": "lime"}, r"prior='lime' is a perturbation-based or combined method"),
         ({"prior": "unknown"}, r"unknown"),

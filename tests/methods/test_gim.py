@@ -40,9 +40,10 @@ def test_temperature_scales_logits_in_backward_pass(temperature: float) -> None:
     modified_gradients.assert_text_equals_replica(method, compute)
 
 
-def test_temperature_of_zero_is_rejected() -> None:
-    with pytest.raises(clearhead.InputError, match="temperature=0 is not valid: give a number above 0"):
-        replica_comparison.explainer("bert/classify").explain("So", clearhead.Method("gim", temperature=0))
+@pytest.mark.parametrize("temperature", [0, 1e-300, -2.0, float("inf"), float("nan")])
+def test_temperatures_without_a_gradient_are_rejected(temperature: float) -> None:
+    with pytest.raises(clearhead.InputError, match="temperature="):
+        replica_comparison.explainer("bert/classify").explain("So", clearhead.Method("gim", temperature=temperature))
 
 
 @pytest.mark.parametrize("baseline", [None, "mean"])

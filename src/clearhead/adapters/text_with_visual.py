@@ -186,6 +186,11 @@ class TextWithRegionsAdapter(TextWithVisualAdapter):
         return {"text": (self, "input_ids"), "regions": (self, self.visual_grad_input_name)}
 
     @property
+    def region_input_names(self) -> tuple[str, ...]:
+        """The model's inputs with one row for each region."""
+        return tuple(self.pad_values)
+
+    @property
     @abstractmethod
     def region_feature_size(self) -> int:
         """How many numbers describe a region."""

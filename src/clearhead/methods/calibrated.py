@@ -10,14 +10,15 @@ exact Shapley values for any r. A component that does not apply to the model is 
 
 Coalitions are evaluated together with their complements, without repetition, the sizes in the proportions of
 KernelSHAP's kernel. After 16 of them, and then again and again, the scores and their 90 % intervals are computed
-(`_shapley_posterior`). It ends as soon as no half-width is larger than `tolerance` times the largest absolute score,
-and at the latest after `evaluations`.
+(`_shapley_posterior`). With a `tolerance` it ends as soon as no half-width is larger than this fraction of the largest
+absolute score; at the latest, and by default, after `evaluations`.
 
 `e.intervals` has the bounds. They are about the Shapley values of the masked model, not about whether those explain it
 well, and the level is a mean over units. On four models of the zoo and inputs of up to 12 units, the intervals after at
-most 64 evaluations cover the exact values of 87 to 90 % of the units, but 80 to 85 % of the largest scores of inputs.
-An interaction that no drawn pair shows has no effect on the intervals: where few coalitions change the output, as in
-the words of a logical rule, they can be narrow and wrong. `tolerance=0` prevents that such intervals end it too early.
+most 64 evaluations cover the exact values of 87 to 90 % of the units, but 80 to 85 % of the largest scores of inputs
+(70 to 83 % in games of three players that act only together). An interaction that no drawn pair shows has no effect on
+the intervals: where few coalitions change the output, as in the words of a logical rule, they can be narrow and wrong.
+Of 60 texts of `zoo:logic`, tolerance=0.05 ended 4 early, 3 of them with wrong scores: this is why the default is 0.
 
 The idea has three relatives. BayesSHAP (Slack et al., 2021) has intervals without a prior guess; control variates
 (Goldwasser & Hooker, 2024) reduce the variance of Shapley estimates by a cheaper model; Leverage SHAP (Musco & Witter,
@@ -80,13 +81,13 @@ class Calibrated(PerturbationMethod):
 
     Attributes:
         evaluations: Maximum number of coalitions, at least 16.
-        tolerance: Largest half-width at which it ends early, as a fraction of the largest absolute score; 0 to use all
-            evaluations.
+        tolerance: Largest half-width at which it ends early, as a fraction of the largest absolute score, such as 0.05;
+            0 to use all evaluations.
         prior: The method whose scores are r, or "none".
     """
 
     evaluations: int = 64
-    tolerance: float = 0.05
+    tolerance: float = 0.0
     prior: str = "deeplift-shap"
 
     @classmethod

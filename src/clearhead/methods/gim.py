@@ -10,12 +10,17 @@ With T = 1 the softmax has its own gradient. The scores do not add up to the tar
 path methods; `baseline="zero"` gives input × gradient. The authors' package has the embedding of a blank.
 """
 
+import math
+
 from clearhead.backward_rules.gim import GIMRules
 from clearhead.errors import InputError
 from clearhead.methods._modified_backward import BaselineDifferenceMethod
 from clearhead.methods.base import register_method
 from clearhead.methods.cost import Cost
 from clearhead.methods.pass_type import PassType
+
+#: At lower temperatures softmaxes are step functions, whose gradient is rounding errors.
+MIN_TEMPERATURE = 0.1
 
 
 @register_method(
@@ -44,8 +49,10 @@ class GIM(BaselineDifferenceMethod):
 
     def setup(self) -> None:
         """Check the temperature."""
-        if self.temperature == 0:
-            raise InputError("temperature=0 is not valid: give a number above 0, such as 2.0")
+        if not MIN_TEMPERATURE <= self.temperature < math.inf:
+            raise InputError(
+                f"temperature={self.temperature} is not valid: use a number of at least {MIN_TEMPERATURE}, such as 2.0"
+            )
 
     @property
     def rule_set(self) -> GIMRules:

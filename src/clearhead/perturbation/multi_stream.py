@@ -178,7 +178,7 @@ class MultiStreamPlayers(MaskablePlayers):
         if input_name not in self.sample.inputs:
             raise InputError(f"masking units of several streams needs the input {input_name}, which was not given")
         if _is_vector_stream(self.sample, input_name, units):
-            return self._make_feature_players(input_name, units, replacement)
+            return self._make_feature_players(reader, input_name, units, replacement)
         name = "input_ids" if units.grid is None else "pixel_values"
         sample = _StreamSample({name: self.sample.inputs[input_name]}, {units.stream: UnitAxis.concat(units)})
         if units.grid is not None:
@@ -193,14 +193,12 @@ class MultiStreamPlayers(MaskablePlayers):
         text_unit = unit if unit in TEXT_LEVELS else "token"
         return TextPlayers(reader, sample, units, text_unit, text_replacement)
 
-    def _make_feature_players(self, input_name: str, units: Units, replacement: str | None) -> FeaturePlayers:
+    def _make_feature_players(
+        self, reader: Any, input_name: str, units: Units, replacement: str | None
+    ) -> FeaturePlayers:
         """Create the players of a stream of vectors, with all inputs that have one row per vector."""
-        prefix = input_name.split("_")[0]  # LXMERT's visual_feats, visual_pos, visual_attention_mask
-        names = [input_name] + [
-            name
-            for name, tensor in self.sample.inputs.items()
-            if name != input_name and name.startswith(f"{prefix}_") and len(tensor) == len(units)
-        ]
+        other_names = getattr(reader, "region_input_names", ())
+        names = [input_name, *(name for name in other_names if name != input_name and name in self.sample.inputs)]
         sample = _StreamSample(
             {name: self.sample.inputs[name] for name in names}, {units.stream: UnitAxis.concat(units)}
         )
