@@ -22,7 +22,7 @@ const formatScoreWithInterval = (scale, index) => {
 export const scoreBars = (caption, scale, indices, formatScore) => {
   const isSigned = indices.some((index) => scale.scores[index] < 0);
   const intervalNote = scale.intervals ? ` ± ${formatNumber(100 * scale.intervalLevel, 3)} % interval` : "";
-  return h("table", { class: "ch-scores" }, h("caption", null, caption + intervalNote), h("tbody", null, indices.map((index) => {
+  return h("table", { class: scale.intervals ? "ch-scores ch-with-intervals" : "ch-scores" }, h("caption", null, caption + intervalNote), h("tbody", null, indices.map((index) => {
     const value = scale.scores[index], containingWord = scale.containingWords?.[index];
     return h("tr", { "data-unit": index },
       h("th", { scope: "row", class: scale.special[index] && "ch-muted" },
