@@ -29,9 +29,7 @@ class Sample:
     axes: dict[str, UnitAxis]
     num_truncated: int = 0
     mask_positions: tuple[int, ...] = ()
-    #: What samples of one batch must have in common, beside their kinds of inputs.
     batch_key: tuple[int, ...] = ()
-    #: The image as the model sees it; it may be set to a function that renders it.
     image: UInt8[np.ndarray, "height width 3"] | None = RenderedOnAccess()  # type: ignore[assignment]  # noqa: RUF009
 
     @property

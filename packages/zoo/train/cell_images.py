@@ -14,7 +14,7 @@ import torch
 from cards import write_card, write_json
 from jaxtyping import Bool, Float
 from known import autocast_if_cuda, make_shared_parser, make_training_budget, report_target, run_training
-from networks import NORM_EPSILON, ViT, get_stored_name
+from networks import ViT, build_vit_config, get_stored_name
 from numpy.typing import NDArray
 from pets import PROCESSOR_CONFIG
 from pets_hans import sample_fills
@@ -79,7 +79,7 @@ def train_and_store(options: argparse.Namespace, task: CellTask) -> int:
     )
     stored = {get_stored_name(name): tensor for name, tensor in tensors.items()}
     save_checkpoint(options.out / "model.safetensors", stored, dtype=torch.float16)
-    write_json(options.out / "config.json", build_config(options, task.LABELS))
+    write_json(options.out / "config.json", build_vit_config(options, task.LABELS, cells.IMAGE_SIZE, cells.CELL_SIZE))
     write_json(options.out / "preprocessor_config.json", PROCESSOR_CONFIG)
     return budget.step
 
@@ -125,8 +125,8 @@ def sample_hidden_cells(rng: np.random.Generator, scenes: cells.CellScenes) -> N
     rates = rng.random((len(scenes), 3))
     kind = rng.random(rates.shape)
     # hidden evidence teaches little about what is visible, so it is mostly left
-    none, some = np.array([0.6, 0.35, 0.35]), np.array([0.9, 0.7, 0.7])
-    rates = np.select([kind < none, kind < some], [0.0, rates], 1.0)
+    max_kind_of_none, max_kind_of_some = np.array([0.6, 0.35, 0.35]), np.array([0.9, 0.7, 0.7])
+    rates = np.select([kind < max_kind_of_none, kind < max_kind_of_some], [0.0, rates], 1.0)
     rates[rng.random(len(scenes)) < PLAIN_FRACTION] = 0.0
     return np.asarray(rng.random(scenes.kind.shape) < (groups * rates[:, None]).sum(axis=-1))
 
@@ -190,29 +190,6 @@ class StoredModel:
         """So many cells of each row among these, at random (all, if there are no more)."""
         order = np.where(among, rng.random(among.shape), 2.0).argsort(axis=1).argsort(axis=1)
         return np.asarray(among & (order < np.reshape(count, (-1, 1))))
-
-
-def build_config(options: argparse.Namespace, labels: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "architectures": ["ViTForImageClassification"],
-        "model_type": "vit",
-        "dtype": "float16",
-        "image_size": cells.IMAGE_SIZE,
-        "patch_size": cells.CELL_SIZE,
-        "num_channels": 3,
-        "hidden_size": options.width,
-        "intermediate_size": 4 * options.width,
-        "num_hidden_layers": options.depth,
-        "num_attention_heads": options.heads,
-        "qkv_bias": True,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "layer_norm_eps": NORM_EPSILON,
-        "initializer_range": 0.02,
-        "id2label": {str(index): label for index, label in enumerate(labels)},
-        "label2id": {label: index for index, label in enumerate(labels)},
-    }
 
 
 def write_model_card(

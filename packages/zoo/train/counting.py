@@ -39,19 +39,21 @@ def measure_stored_model(stored: StoredModel, seed: int) -> dict[str, float]:
     scenes, labels = stored.scenes, stored.labels
     rng = make_generator(seed, "held-out", 2**31)
     evidence = scenes.is_evidence
-    right = stored.predict() == labels
-    alone = {mode: stored.predict(~evidence, mode) == labels for mode in FILL_MODES}
-    one = stored.sample_cells(rng, evidence, np.ones(len(labels)))
-    some_count = rng.integers(labels + 1)
-    some = stored.sample_cells(rng, evidence, some_count)
+    is_correct = stored.predict() == labels
+    is_correct_alone = {mode: stored.predict(~evidence, mode) == labels for mode in FILL_MODES}
+    one_counted = stored.sample_cells(rng, evidence, np.ones(len(labels)))
+    hidden_count = rng.integers(labels + 1)
+    some_counted = stored.sample_cells(rng, evidence, hidden_count)
     controls = stored.sample_cells(rng, ~evidence, labels)
     counts = range(1, counting.MAX_COUNT + 1)
     return {
-        "accuracy": right.mean(),
-        **{f"accuracy, {count} counted": right[labels == count].mean() for count in counts},
-        **{f"accuracy, all but the evidence masked by {mode}": alone[mode].mean() for mode in FILL_MODES},
+        "accuracy": is_correct.mean(),
+        **{f"accuracy, {count} counted": is_correct[labels == count].mean() for count in counts},
+        **{f"accuracy, all but the evidence masked by {mode}": is_correct_alone[mode].mean() for mode in FILL_MODES},
         **{
-            f"accuracy, all but the evidence masked, {count} counted": alone[FILL_MODES[0]][labels == count].mean()
+            f"accuracy, all but the evidence masked, {count} counted": is_correct_alone[FILL_MODES[0]][
+                labels == count
+            ].mean()
             for count in counts
         },
         "accuracy, all other objects masked": (stored.predict(scenes.is_distractor) == labels).mean(),
@@ -64,9 +66,9 @@ def measure_stored_model(stored: StoredModel, seed: int) -> dict[str, float]:
             for mode in FILL_MODES
         },
         "predicts 0 when the evidence is erased": (stored.predict(scenes=scenes.erase_cells(evidence)) == 0).mean(),
-        "predicts one less when one counted object is masked": (stored.predict(one) == labels - 1).mean(),
+        "predicts one less when one counted object is masked": (stored.predict(one_counted) == labels - 1).mean(),
         "predicts the visible count when any number of counted objects is masked": (
-            stored.predict(some) == labels - some_count
+            stored.predict(some_counted) == labels - hidden_count
         ).mean(),
     }
 

@@ -19,6 +19,7 @@ import torch
 from cards import write_card
 from known import (
     autocast_if_cuda,
+    build_bert_config,
     build_word_tokenizer,
     iter_chunks,
     make_shared_parser,
@@ -39,7 +40,7 @@ MAX_TOKENS = 64
 def main() -> None:
     options = parse_options()
     torch.manual_seed(options.seed)
-    config = build_config(options)
+    config = build_bert_config(options, len(logic.build_vocabulary()), logic.LABELS, 4 * options.width, MAX_TOKENS)
     model = BertForSequenceClassification(BertConfig(**config)).to(options.device)
     clock = make_training_budget(options)
     number = {word: place for place, word in enumerate(logic.build_vocabulary())}
@@ -81,32 +82,6 @@ def mask_words(words: Sequence[str], rng: np.random.Generator) -> list[str]:
         return list(words)
     gone = rng.random(len(words)) < rng.random()
     return [words[0], *(logic.MASK_TOKEN if out else word for word, out in zip(words[1:], gone[1:], strict=True))]
-
-
-def build_config(options: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "architectures": ["BertForSequenceClassification"],
-        "model_type": "bert",
-        "dtype": "float16",
-        "vocab_size": len(logic.build_vocabulary()),
-        "hidden_size": options.width,
-        "intermediate_size": 4 * options.width,
-        "num_hidden_layers": options.depth,
-        "num_attention_heads": 4,
-        "max_position_embeddings": MAX_TOKENS,
-        "type_vocab_size": 1,
-        "hidden_act": "gelu",
-        # the texts never repeat: there is nothing to regularise
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "layer_norm_eps": 1e-6,
-        # the usual 0.02 is meant for wider models: this one would spend most of its steps getting off the ground
-        "initializer_range": 0.08,
-        "pad_token_id": 0,
-        "id2label": {str(number): label for number, label in enumerate(logic.LABELS)},
-        "label2id": {label: number for number, label in enumerate(logic.LABELS)},
-        "problem_type": "single_label_classification",
-    }
 
 
 def measure_stored_model(options: argparse.Namespace) -> dict[str, float]:

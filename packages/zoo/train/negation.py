@@ -27,6 +27,7 @@ from cards import write_card
 from jaxtyping import Float, Int
 from known import (
     autocast_if_cuda,
+    build_bert_config,
     build_word_tokenizer,
     iter_chunks,
     make_shared_parser,
@@ -60,7 +61,9 @@ def main() -> None:
     options = parse_options()
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
-    config = build_config(options)
+    config = build_bert_config(
+        options, len(negation.build_vocabulary()), negation.LABELS, 2 * options.width, MAX_TOKENS
+    )
     model = ScaffoldedModel(config).to(options.device)
     budget = make_training_budget(options)
     number = {word: place for place, word in enumerate(negation.build_vocabulary())}
@@ -244,32 +247,6 @@ def evaluate(options: argparse.Namespace, model: ScaffoldedModel, number: dict[s
         is_correct = logits.argmax(-1).cpu() == encode_labels(texts)
         figures.append(f"{is_correct.float().mean().item():.4f} {name}")
     return ", ".join(figures)
-
-
-def build_config(options: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "architectures": ["BertForSequenceClassification"],
-        "model_type": "bert",
-        "dtype": "float16",
-        "vocab_size": len(negation.build_vocabulary()),
-        "hidden_size": options.width,
-        "intermediate_size": 2 * options.width,
-        "num_hidden_layers": options.depth,
-        "num_attention_heads": 4,
-        "max_position_embeddings": MAX_TOKENS,
-        "type_vocab_size": 1,
-        "hidden_act": "gelu",
-        # the texts never repeat: there is nothing to regularise
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "layer_norm_eps": 1e-6,
-        # the usual 0.02 is meant for wider models
-        "initializer_range": 0.08,
-        "pad_token_id": 0,
-        "id2label": {str(number): label for number, label in enumerate(negation.LABELS)},
-        "label2id": {label: number for number, label in enumerate(negation.LABELS)},
-        "problem_type": "single_label_classification",
-    }
 
 
 def measure_stored_model(options: argparse.Namespace) -> dict[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -332,3 +332,29 @@ class ResNet(nn.Module):
             x = stage(x)
             maps.append(x)
         return self.classifier(x.mean(dim=(2, 3))), maps[2:]
+
+
+def build_vit_config(
+    shape: argparse.Namespace, labels: Sequence[str], image_size: int, patch_size: int
+) -> dict[str, Any]:
+    """The configuration of a ViT classifier for transformers; shape: its width, depth and heads."""
+    return {
+        "architectures": ["ViTForImageClassification"],
+        "model_type": "vit",
+        "dtype": "float16",
+        "image_size": image_size,
+        "patch_size": patch_size,
+        "num_channels": 3,
+        "hidden_size": shape.width,
+        "intermediate_size": 4 * shape.width,
+        "num_hidden_layers": shape.depth,
+        "num_attention_heads": shape.heads,
+        "qkv_bias": True,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "layer_norm_eps": NORM_EPSILON,
+        "initializer_range": 0.02,
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }

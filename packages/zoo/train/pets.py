@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from cards import write_card, write_json
 from jaxtyping import Float
-from networks import NORM_EPSILON, ResNet, ViT, get_stored_name
+from networks import ResNet, ViT, build_vit_config, get_stored_name
 from pictures import LabelledImages, augment_images, mix_images, normalise_pixels, read_images, resize_images
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -446,26 +446,7 @@ PROCESSOR_CONFIG = {
 
 
 def build_config(options: argparse.Namespace, labels: list[str]) -> dict[str, Any]:
-    return {
-        "architectures": ["ViTForImageClassification"],
-        "model_type": "vit",
-        "dtype": "float16",
-        "image_size": IMAGE_SIZE,
-        "patch_size": PATCH_SIZE,
-        "num_channels": 3,
-        "hidden_size": options.width,
-        "intermediate_size": 4 * options.width,
-        "num_hidden_layers": options.depth,
-        "num_attention_heads": options.heads,
-        "qkv_bias": True,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "layer_norm_eps": NORM_EPSILON,
-        "initializer_range": 0.02,
-        "id2label": {str(index): label for index, label in enumerate(labels)},
-        "label2id": {label: index for index, label in enumerate(labels)},
-    }
+    return build_vit_config(options, labels, IMAGE_SIZE, PATCH_SIZE)
 
 
 @torch.no_grad()

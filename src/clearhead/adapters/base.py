@@ -144,31 +144,20 @@ class ModelAdapter(ABC):
     model: Any
     processor: Any = None
     readout: Readout | None = None
-    #: What the model was asked for by; without that, its class.
     name: str = ""
-    #: What finds the regions of a picture (features and boxes), for models that read regions.
     region_detector: Callable[[Any], tuple[Any, Any]] | None = None
-    #: Whether passes in which nothing is captured go through torch.compile.
     is_compiled: bool = False
 
     stream: ClassVar[str]
-    #: The inputs that it takes by name; one of them alone need not be named.
     input_names: ClassVar[tuple[str, ...]]
-    #: The class of transformers that opens its processor.
     processor_class: ClassVar[str]
     grad_input_name: ClassVar[str]
-    #: What must be asked for by name when a model is loaded; None for what its class is made for.
     task: ClassVar[str | None] = None
-    #: Endings of the class names of models that this subject stands for.
     class_suffixes: ClassVar[tuple[str, ...]] = ()
-    #: The modules that look words up, where the model itself does not say.
     embedding_modules: ClassVar[Sequence[nn.Module] | None] = None
 
-    #: Whether the labels are words at a masked position.
     masked: ClassVar[bool] = False
-    #: Whether its scores are products of what the model puts out, so that rules for products hold for them.
     score_is_product: ClassVar[bool] = False
-    #: The scales that a target can have; the first is meant where none is given.
     target_scales: ClassVar[tuple[str, ...]] = CLASS_SCALES
 
     multi_label: bool = field(init=False)

@@ -5,12 +5,12 @@ Pure Python and numpy. Every example is a function of (seed, split), and the exa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["TaskExample", "join_words", "make_generator", "replace_spans"]
+__all__ = ["TaskExample", "join_words", "make_generator", "make_text_examples", "replace_spans"]
 
 SPLITS = ("train", "held-out")
 Span = tuple[int, int]
@@ -83,6 +83,30 @@ def join_words(words: Sequence[str]) -> tuple[str, tuple[Span, ...]]:
         spans.append((start, start + len(word)))
         start += len(word) + 1
     return " ".join(words), tuple(spans)
+
+
+def make_text_examples(
+    name: str,
+    texts: Iterable[Sequence[str]],
+    compute_label: Callable[[Sequence[str]], str],
+    find_witnesses: Callable[[Sequence[str]], tuple[tuple[int, ...], ...]],
+    num_question_words: int,
+) -> list[TaskExample]:
+    """Build examples from texts in words, whose first words are the question; ids are the name and a number."""
+    examples = []
+    for number, words in enumerate(texts):
+        text, spans = join_words(words)
+        examples.append(
+            TaskExample(
+                id=f"{name}-{number}",
+                text=text,
+                spans=spans,
+                label=compute_label(words),
+                witnesses=find_witnesses(words),
+                question_positions=tuple(range(num_question_words)),
+            )
+        )
+    return examples
 
 
 def replace_spans(text: str, spans: Iterable[Span], replacement: str) -> str:

@@ -35,11 +35,11 @@ def sample_scenes(rng: np.random.Generator, labels: Integers) -> CellScenes:
     num_distractors = rng.integers(MIN_DISTRACTORS, MAX_DISTRACTORS + 1, (rows, 1))
     is_distractor = ~is_counted & (order < labels[:, None] + num_distractors)
     # a third of the other objects are red, another third are circles
-    part = rng.integers(3, size=order.shape)
+    shared_property = rng.integers(3, size=order.shape)
     other_colour = (COUNTED_COLOUR + 1 + rng.integers(len(COLOURS) - 1, size=order.shape)) % len(COLOURS)
     other_shape = (COUNTED_SHAPE + 1 + rng.integers(len(SHAPES) - 1, size=order.shape)) % len(SHAPES)
-    colour = np.where(is_counted | (part == 0), COUNTED_COLOUR, other_colour)
-    shape = np.where(is_counted | (part == 1), COUNTED_SHAPE, other_shape)
+    colour = np.where(is_counted | (shared_property == 0), COUNTED_COLOUR, other_colour)
+    shape = np.where(is_counted | (shared_property == 1), COUNTED_SHAPE, other_shape)
     return make_scenes(rng, np.where(is_counted | is_distractor, shape, -1), colour, is_counted)
 
 

@@ -22,12 +22,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations, product
+from itertools import combinations, islice, product
 from typing import TypeAlias
 
 import numpy as np
 
-from clearhead_zoo.tasks import TaskExample, join_words, make_generator
+from clearhead_zoo.tasks import TaskExample, make_generator, make_text_examples
 
 
 @dataclass(frozen=True)
@@ -230,20 +230,8 @@ def iter_texts(rng: np.random.Generator, evident: bool = False) -> Iterator[list
 
 def make_examples(count: int, seed: int, split: str = "held-out", evident: bool = False) -> list[TaskExample]:
     """Texts with label and witnesses; evident: only those whose label has a reason in the text."""
-    made = []
-    for number, words in zip(range(count), iter_texts(make_generator(seed, split), evident), strict=False):
-        text, spans = join_words(words)
-        made.append(
-            TaskExample(
-                id=f"logic-{split}-{seed}-{number}",
-                text=text,
-                spans=spans,
-                label=compute_label(words),
-                witnesses=find_witnesses(words),
-                question_positions=(0,),
-            )
-        )
-    return made
+    texts = islice(iter_texts(make_generator(seed, split), evident), count)
+    return make_text_examples(f"logic-{split}-{seed}", texts, compute_label, find_witnesses, 1)
 
 
 def _get_rule(name: str) -> Rule:

@@ -27,10 +27,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
-from clearhead_zoo.tasks import TaskExample, join_words, make_generator
+from clearhead_zoo.tasks import TaskExample, make_generator, make_text_examples
 
 UNKNOWN_LABEL = "UNKNOWN"
 LABELS = ("SHUT", "OPEN", UNKNOWN_LABEL)
@@ -204,20 +205,8 @@ def iter_texts(rng: np.random.Generator, evident: bool = False) -> Iterator[list
 
 def make_examples(count: int, seed: int, split: str = "held-out", evident: bool = False) -> list[TaskExample]:
     """Texts with label and witnesses; evident: only those that say how the thing is."""
-    made = []
-    for number, words in zip(range(count), iter_texts(make_generator(seed, split), evident), strict=False):
-        text, spans = join_words(words)
-        made.append(
-            TaskExample(
-                id=f"negation-{split}-{seed}-{number}",
-                text=text,
-                spans=spans,
-                label=compute_label(words),
-                witnesses=find_witnesses(words),
-                question_positions=tuple(range(QUESTION_LENGTH)),
-            )
-        )
-    return made
+    texts = islice(iter_texts(make_generator(seed, split), evident), count)
+    return make_text_examples(f"negation-{split}-{seed}", texts, compute_label, find_witnesses, QUESTION_LENGTH)
 
 
 def sample_sentences(rng: np.random.Generator, num_sentences: int) -> tuple[list[str], list[str]]:

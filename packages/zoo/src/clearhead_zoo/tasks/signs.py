@@ -53,7 +53,7 @@ DARK_INK, BRIGHT_INK, MIN_BRIGHT_PLATE = 30, 235, 120
 def sample_scenes(rng: np.random.Generator, labels: Integers) -> CellScenes:
     """Scenes whose red sign has these words (indices into LABELS)."""
     rows = len(labels)
-    cells = np.arange(rows)[:, None]
+    row_indices = np.arange(rows)[:, None]
     # the first sign is the red one; no two are in the same row of the grid
     lines = rng.random((rows, GRID_SIZE)).argsort(axis=1)[:, :MAX_SIGNS]
     starts = lines * GRID_SIZE + rng.integers(GRID_SIZE - WORD_LENGTH + 1, size=lines.shape)
@@ -71,7 +71,7 @@ def sample_scenes(rng: np.random.Generator, labels: Integers) -> CellScenes:
         plate[rows_with_sign, place] = (LEFT_END, MIDDLE, RIGHT_END)
         plate_colour[rows_with_sign, place] = sign_colours[rows_with_sign, sign]
     is_evidence = np.zeros(kind.shape, dtype=bool)
-    is_evidence[cells, starts[:, :1] + np.arange(WORD_LENGTH)] = True
+    is_evidence[row_indices, starts[:, :1] + np.arange(WORD_LENGTH)] = True
 
     order = np.where(plate == NO_PLATE, rng.random(kind.shape), 2.0).argsort(axis=1).argsort(axis=1)
     is_shape = order < rng.integers(MIN_SHAPES, MAX_SHAPES + 1, (rows, 1))
